@@ -14,7 +14,7 @@ from .checks import exports_on_demand
 from .errors import BodyError, ConfigurationError, MissingExtra, WSGIFastError
 
 if TYPE_CHECKING:
-    from .bodies.classify import register_file_wrapper
+    from .bodies.wrappers import register_file_wrapper
     from .compression import Compression, compress_response
     from .middleware import WSGIFast
     from .static import StaticFiles
@@ -27,7 +27,7 @@ else:
             "compress_response": ".compression",
             "StaticFiles": ".static",
             "WSGIFast": ".middleware",
-            "register_file_wrapper": ".bodies.classify",
+            "register_file_wrapper": ".bodies.wrappers",
             # Not in __all__: it needs the extra. `gunicorn -k wsgifast.FastWorker` finds it.
             "FastWorker": ".workers",
         },

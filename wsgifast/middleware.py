@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .bodies.access_log import CHUNKS, SENT_AS
+from .bodies.body import Bare, Body, ClosedWith, File, Passed, Refusal, Segments, Stream
 from .bodies.chunks import excerpt, few_chunks
-from .bodies.classify import (
-    BARE,
-    FILE,
-    PASS,
-    REFUSED,
-    STREAM,
-    WHOLE,
-    WRAPPED_FILE,
-    WRAPPED_WHOLE,
-    Shape,
-    classify,
-)
-from .bodies.file_responses import FileResponses, pass_on, send_nothing
-from .bodies.files import FileSlice, SegmentedBody, close_body
-from .bodies.held_head import HeldHead
-from .bodies.request_bodies import call_limited, limit_request
+from .bodies.classify import classify
+from .bodies.file_responses import FileResponses, send_nothing, send_segments
+from .bodies.files import close_body
+from .bodies.requests import respond_within
 from .bodies.slow_shapes import Examined, Reports, check_rate
-from .bodies.streams import ClosedWith, Stream
+from .bodies.start_response import AppResponse, Respond, Stage
+from .bodies.stream import ConvertedStream
 from .checks import check_app, check_switches
-from .compression.decoding import BodyLimits, checked_limits
+from .compression.decoding import checked_limits
 from .compression.dictionaries import PagesDictionary
 from .compression.policy import Compression, compress_response, compression_for
 from .errors import BodyError, RequestError
@@ -42,6 +31,11 @@ from .sockets.options import owned_socket, set_nodelay
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
+
+
+# Answers in place of the compressed or original body, or returns None. It gets the response, its
+# blocks and their size.
+WholeStep = Callable[[AppResponse, Iterable[bytes], int], Iterable[bytes] | None]
 
 
 class WSGIFast:
@@ -157,118 +151,139 @@ class WSGIFast:
             )
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = _with_dictionary(self._call, self.compression.dictionary)
-        self._instrumented: WSGIApplication | None = None
-        self._recorded_by: object = None
-        if self.body_limits is not None:
-            self._unlimited = copy.copy(self)
-            self._unlimited.body_limits = None
-            self._unlimited.nodelay = False  # set before wsgi.input is replaced
+        # The stages around a call of the app, the outermost first.
+        stages: list[Stage] = []
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
-            # Bound methods: a call of one costs less than that of an object.
-            instrumented = Instrumented(copy.copy(self).__call__, app, recorder, spans)
-            self._instrumented = instrumented.answer
-            self._recorded_by = instrumented.recorded_by
+            stages.append(Instrumented(recorder, spans).respond)
+        if self.body_limits is not None:
+            stages.append(partial(respond_within, self.body_limits, refuse=_refuse))
+        if self.compression is not None:
+            stages.append(partial(_compressed, self.compression))
+        # Called in their order with a response whose bytes exist, before it may be compressed. The
+        # first that returns an iterable answers.
+        self._whole_steps: list[WholeStep] = []
+        self._respond: Respond = self._call_app
+        for stage in reversed(stages):
+            self._respond = partial(stage, self._respond)
 
-    def __call__(
-        self,
-        environ: WSGIEnvironment,
-        start_response: StartResponse,
-        _head: HeldHead | None = None,  # from Instrumented, which has made it
-    ) -> Iterable[bytes]:
-        if self._instrumented is not None and (
-            RECORDER not in environ or environ[RECORDER] is not self._recorded_by
-        ):
-            return self._instrumented(environ, start_response)
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if self.nodelay:
             self._set_nodelay(environ)
-        head = _head
-        if head is None:
-            head = HeldHead(self.app, environ, start_response)
-        if self.body_limits is not None:
-            return self._call_limited(head, self.body_limits)
-        if self.compression is not None:
-            head.may_compress(self.compression)
+        return self._respond(AppResponse(self.app, environ, start_response))
+
+    def _call_app(self, head: AppResponse) -> Iterable[bytes]:
+        """Call the app, and return what the server is to iterate."""
         body: Any = None
         try:
-            if RECORDER in environ:
-                body = call_noting_pattern(self._call, environ, head.start)
+            if RECORDER in head.environ:
+                body = call_noting_pattern(self._call, head.environ, head.start)
             else:
-                body = self._call(environ, head.start)
+                body = self._call(head.environ, head.start)
             head.holds = False
-            shape, content = classify(body, environ.get("wsgi.file_wrapper"))
-            if shape is WHOLE and head.status is not None and not head.forwarded:
-                return _send_whole(head, content)
-            return self._send(head, body, shape, content)
+            kind = type(body)
+            if (kind is list or kind is tuple) and head.status is not None and not head.forwarded:
+                return self._send_whole(head, body)
+            return self._send(head, classify(body, head.environ.get("wsgi.file_wrapper")))
         except BaseException as error:
             head.exc_info = None
             close_body(body)
             if not isinstance(error, Exception) or not head.is_over():
                 raise
-            return Stream(head, (), coalesce=False)
+            return ConvertedStream(head, (), coalesce=False)
 
-    def _call_limited(self, head: HeldHead, limits: BodyLimits) -> Iterable[bytes]:
-        """Call the app with a request body that is within the limits, or refuse the request."""
-        refuse = partial(_refuse, head)
-        try:
-            limited = limit_request(head.environ, limits)
-        except RequestError as error:
-            return refuse(error)
-        if limited is None:
-            return self._unlimited(head.environ, head.server_start, head)
-        return call_limited(self._unlimited, head, limited, refuse)
-
-    def _send(self, head: HeldHead, body: object, shape: Shape, content: Any) -> Iterable[bytes]:
-        """Return what the server is to iterate; see :func:`classify`."""
-        if shape is STREAM:
-            return self._send_stream(head, content)
-        if shape is REFUSED:
-            kind = type(body).__name__
-            shown = f"{head.app_name} returned {kind} as its body: {excerpt(body)}"
-            raise BodyError(f"{shown}; {content}")
+    def _send(self, head: AppResponse, body: Body) -> Iterable[bytes]:
+        """Send a body that has been classified."""
+        if isinstance(body, Stream):
+            return self._send_stream(head, body.owner)
+        if isinstance(body, Refusal):
+            shown = f"{type(body.owner).__name__} as its body: {excerpt(body.owner)}"
+            raise BodyError(f"{head.app_name} returned {shown}; {body.advice}")
         if head.status is None:
             raise head.not_started()
-        if shape is FILE or shape is WRAPPED_FILE:
-            # A Werkzeug range has no close() for its file.
-            is_range = shape is FILE and type(content) is FileSlice
-            owner = content if is_range or not hasattr(body, "close") else body
-            return self._files.send(head, content, owner)
-        if shape is PASS:
-            if head.coding is not None and (head.forwarded or type(content) is not SegmentedBody):
-                decision = head.coding.decide(head.code, head.headers)
-                if head.forwarded or (decision is not None and decision.coding is not None):
-                    return self._send_stream(head, content)
-                if decision is not None:
-                    head.headers = decision.headers
-            return pass_on(head, content)
-        if shape is BARE:
-            content = [head.convert(content)]  # alone it would be an iterable of its elements
+        if isinstance(body, File):
+            return self._files.send(head, body)
+        if isinstance(body, Segments):
+            if head.forwarded and head.compression is not None:
+                return self._send_stream(head, body.content)
+            return send_segments(head, body.content)
+        if isinstance(body, Passed):
+            return self._pass_on(head, body)
         if head.forwarded:  # write() was used, and may have sent a part
-            return self._send_stream(head, content)
-        if shape is WRAPPED_WHOLE:
-            if not head.no_body and _is_one_block(content, head.length):
-                size = len(content[0])
-                decision = None if head.compression is None else head.decide_whole(size)
-                sent: Iterable[bytes] = head.compress_whole(decision, content, size)
-                if sent is content:
-                    sent = body  # type: ignore[assignment]
-                elif decision is not None:
-                    sent = ClosedWith(sent, body)
-                head.forward()
-                head.environ[SENT_AS] = "as-is"
-                head.environ[CHUNKS] = 1
-                return sent
-            # By the wrappers' own iteration, which may encode or count each chunk.
-            return ClosedWith(_send_whole(head, list(body)), body)  # type: ignore[call-overload]
-        return _send_whole(head, content, "rescued")
+            is_bare = isinstance(body, Bare)
+            return self._send_stream(head, [body.content] if is_bare else body.owner)
+        if isinstance(body, Bare):
+            # Alone it would be an iterable of its elements.
+            return self._send_whole(head, [head.convert(body.content)], "rescued")
+        return self._send_wrapped(head, body)
 
-    def _send_stream(self, head: HeldHead, body: Iterable[Any]) -> Iterable[bytes]:
+    def _send_whole(
+        self,
+        head: AppResponse,
+        chunks: list[Any] | tuple[Any, ...],
+        sent_as: str = "as-is",
+    ) -> Iterable[bytes]:
+        """Send a list or tuple in few large chunks, with their length."""
+        count = len(chunks)
+        if count == 1 and type(chunks[0]) is bytes:
+            few: Iterable[bytes] = chunks
+            size = len(chunks[0])
+        else:
+            few, size = few_chunks(chunks, head.convert)
+            if few is not chunks:
+                sent_as = "joined" if count > 1 else "rescued"
+        if head.length != size and (size or not head.no_body):
+            if head.length is not None:
+                head.correct_length(size)
+            else:
+                head.set_length(size)
+        for step in self._whole_steps:
+            answer = step(head, few, size)
+            if answer is not None:
+                return answer
+        if head.compression is not None:
+            few = head.compress_whole(head.decide_whole(size), few, size)
+        if head.no_body:
+            return send_nothing(head, chunks)
+        head.forward()
+        environ = head.environ
+        environ[SENT_AS] = sent_as
+        environ[CHUNKS] = count
+        return few
+
+    def _send_wrapped(self, head: AppResponse, body: Body) -> Iterable[bytes]:
+        """Send a list or tuple that is in wrappers with a close() of their own."""
+        wrapped = body.owner
+        chunks = body.content
+        if head.no_body or not _is_one_block(chunks, head.length):
+            # By the wrappers' own iteration, which may encode or count each chunk.
+            chunks = list(wrapped)
+        sent = self._send_whole(head, chunks)
+        return wrapped if sent is body.content else ClosedWith(sent, wrapped)
+
+    def _pass_on(self, head: AppResponse, body: Passed) -> Iterable[bytes]:
+        """Pass on an object that the server itself recognises, unless it is compressed."""
+        if head.coding is not None:
+            if not head.forwarded:
+                head.decision = head.coding.decide_page(head.code, head.headers)
+            if head.forwarded or (head.decision is not None and head.decision.coding is not None):
+                return self._send_stream(head, body.owner)
+            if head.decision is not None:
+                head.headers = head.decision.headers
+        if head.no_body:
+            return send_nothing(head, body.owner)
+        if not head.forwarded:
+            head.forward()
+        head.environ[SENT_AS] = "file"
+        return body.iterate()
+
+    def _send_stream(self, head: AppResponse, body: Iterable[Any]) -> Iterable[bytes]:
         """Pass chunks on as they come."""
         if not head.forwarded:
             head.codes_stream = head.compression is not None
             if head.status is not None:
                 head.forward()
-        return Stream(head, body, coalesce=self.coalesce)
+        return ConvertedStream(head, body, coalesce=self.coalesce)
 
     def _set_nodelay(self, environ: WSGIEnvironment) -> None:
         """Set TCP_NODELAY once for each connection."""
@@ -298,36 +313,14 @@ def _is_one_block(chunks: Any, length: int | None) -> bool:
     )
 
 
-def _send_whole(
-    head: HeldHead, chunks: list[Any] | tuple[Any, ...], sent_as: str = "as-is"
-) -> Iterable[bytes]:
-    """Send a list or tuple in few large chunks, with their length."""
-    count = len(chunks)
-    if count == 1 and type(chunks[0]) is bytes:
-        few: Iterable[bytes] = chunks
-        size = len(chunks[0])
-    else:
-        few, size = few_chunks(chunks, head.convert)
-        if few is not chunks:
-            sent_as = "joined" if count > 1 else "rescued"
-    if head.length != size and (size or not head.no_body):
-        if head.length is not None:
-            head.correct_length(size)
-        else:
-            head.set_length(size)
-    if head.compression is not None:
-        few = head.compress_whole(head.decide_whole(size), few, size)
-    if head.no_body:
-        return send_nothing(head, chunks)
-    head.forward()
-    environ = head.environ
-    environ[SENT_AS] = sent_as
-    environ[CHUNKS] = count
-    return few
+def _compressed(compression: Compression, respond: Respond, head: AppResponse) -> Iterable[bytes]:
+    """Have a response compressed: a stage."""
+    head.enable_compression(compression)
+    return respond(head)
 
 
 def _refuse(
-    head: HeldHead, error: RequestError, exc_info: OptExcInfo | None = None
+    head: AppResponse, error: RequestError, exc_info: OptExcInfo | None = None
 ) -> Iterable[bytes]:
     """Answer a request that is refused, in place of the app."""
     status, headers, answer = error.answer(head.headers)
@@ -336,7 +329,10 @@ def _refuse(
     head.holds = True
     head.start(status, headers, exc_info)
     exc_info = None  # it refers to this frame
-    return _send_whole(head, [answer])
+    head.forward()
+    head.environ[SENT_AS] = "as-is"
+    head.environ[CHUNKS] = 1
+    return send_nothing(head, None) if head.no_body else [answer]
 
 
 def _with_dictionary(app: WSGIApplication, dictionary: PagesDictionary) -> WSGIApplication:

@@ -16,8 +16,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import partial
 from typing import Any
 
-from wsgifast.bodies.classify import iterated, known_file, unwrapped_body
 from wsgifast.bodies.files import FileSlice, Segment, SegmentedBody, segment_of
+from wsgifast.bodies.wrappers import iterated, known_file, unwrapped_body
 from wsgifast.checks import needs
 from wsgifast.compression.policy import Compression
 from wsgifast.django.middleware import PlannedResponse

@@ -8,8 +8,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.bodies.access_log import PATTERN
+from wsgifast.bodies.chunks import is_event_stream
 from wsgifast.bodies.slow_shapes import EXAMINED_CHUNKS, BodySeen, Chunks, Reports
-from wsgifast.bodies.streams import is_event_stream
 from wsgifast.http.framing import has_body
 from wsgifast.metrics.requests import Asked, LengthError, Recorder, Recording, asked_of_scope
 

@@ -19,10 +19,14 @@ import werkzeug.wsgi
 import whitenoise.responders
 from gunicorn.http.wsgi import FileWrapper as GunicornWrapper
 
+from tests.support.wsgi import classified
 from wsgifast import ConfigurationError, register_file_wrapper
-from wsgifast.bodies import classify as module
-from wsgifast.bodies.classify import Shape, classify, iterated, known_file
+from wsgifast.bodies import wrappers as module
+from wsgifast.bodies.body import Bare, Body, File, Passed, Refusal, Segments, Stream, Whole
 from wsgifast.bodies.files import FileSlice, SegmentedBody
+from wsgifast.bodies.wrappers import iterated, known_file
+
+SEGMENTED = SegmentedBody([], lambda: None)
 
 
 class ServersWrapper:
@@ -87,39 +91,39 @@ def generator() -> Iterator[bytes]:
 @pytest.mark.parametrize(
     ("body", "shape"),
     [
-        ([b"x"], Shape.WHOLE),
-        ([], Shape.WHOLE),
-        ((), Shape.WHOLE),
-        ("text", Shape.BARE),
-        (b"", Shape.BARE),
-        (bytearray(b"x"), Shape.BARE),
-        (memoryview(b"x"), Shape.BARE),
-        (io.BytesIO(b"x"), Shape.FILE),
-        (io.StringIO("x"), Shape.FILE),
-        (gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(b"x"))), Shape.FILE),
-        (ServersWrapper(), Shape.PASS),
-        (SegmentedBody([], lambda: None), Shape.PASS),
-        (generator(), Shape.STREAM),
-        (iter([b"x"]), Shape.STREAM),
-        (Lines(), Shape.STREAM),
-        (ListOfOnesOwn(), Shape.STREAM),
-        (BytesOfOnesOwn(b"x"), Shape.STREAM),
-        (MarkedUp("x"), Shape.BARE),
-        ({b"a": 1}, Shape.STREAM),
-        ({b"a"}, Shape.STREAM),
-        ({}, Shape.STREAM),
-        (Report(), Shape.STREAM),
-        (OnlyRead(), Shape.FILE),
-        (Shouting(b"x"), Shape.STREAM),
-        (Closing(b"x"), Shape.FILE),
-        (Overridden(), Shape.STREAM),
-        (tempfile.SpooledTemporaryFile(), Shape.FILE),
-        (wsgiref.util.FileWrapper(Shouting(b"x")), Shape.STREAM),
-        (wsgiref.util.FileWrapper(OnlyRead()), Shape.STREAM),  # type: ignore[arg-type]
+        ([b"x"], Whole),
+        ([], Whole),
+        ((), Whole),
+        ("text", Bare),
+        (b"", Bare),
+        (bytearray(b"x"), Bare),
+        (memoryview(b"x"), Bare),
+        (io.BytesIO(b"x"), File),
+        (io.StringIO("x"), File),
+        (gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(b"x"))), File),
+        (ServersWrapper(), Passed),
+        (SEGMENTED, Segments),
+        (generator(), Stream),
+        (iter([b"x"]), Stream),
+        (Lines(), Stream),
+        (ListOfOnesOwn(), Stream),
+        (BytesOfOnesOwn(b"x"), Stream),
+        (MarkedUp("x"), Bare),
+        ({b"a": 1}, Stream),
+        ({b"a"}, Stream),
+        ({}, Stream),
+        (Report(), Stream),
+        (OnlyRead(), File),
+        (Shouting(b"x"), Stream),
+        (Closing(b"x"), File),
+        (Overridden(), Stream),
+        (tempfile.SpooledTemporaryFile(), File),
+        (wsgiref.util.FileWrapper(Shouting(b"x")), Stream),
+        (wsgiref.util.FileWrapper(OnlyRead()), Stream),  # type: ignore[arg-type]
     ],
 )
-def test_body_has_its_shape(body: Any, shape: Shape) -> None:
-    assert classify(body, ServersWrapper) == (shape, body)
+def test_body_has_its_shape(body: Any, shape: type[Body]) -> None:
+    assert classified(body, ServersWrapper) == (shape, body)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +138,8 @@ def test_body_has_its_shape(body: Any, shape: Shape) -> None:
     ],
 )
 def test_object_that_is_no_body_is_refused_with_advice(body: Any, advice: str) -> None:
-    shape, said = classify(body)
-    assert shape is Shape.REFUSED
+    shape, said = classified(body)
+    assert shape is Refusal
     assert advice in said
 
 
@@ -147,8 +151,8 @@ def test_async_bodies_are_refused() -> None:
 
     unawaited = coroutine()
     for body in (unawaited, events()):
-        shape, said = classify(body)
-        assert shape is Shape.REFUSED
+        shape, said = classified(body)
+        assert shape is Refusal
         assert "asgifast.ASGIFast" in said
     unawaited.close()
 
@@ -164,9 +168,9 @@ class Wrapper:
 def test_registered_wrapper_is_unwrapped() -> None:
     file = io.BytesIO()
     wrapper = Wrapper(file)
-    assert classify(wrapper) == (Shape.STREAM, wrapper)
+    assert classified(wrapper) == (Stream, wrapper)
     register_file_wrapper(Wrapper, lambda wrapper: wrapper.inner)
-    assert classify(wrapper) == (Shape.FILE, file)
+    assert classified(wrapper) == (File, file)
 
 
 @pytest.mark.parametrize("arguments", [("Wrapper", len), (Wrapper, "inner")])
@@ -175,7 +179,7 @@ def test_wrong_registration_is_refused(arguments: tuple[type, Callable[..., obje
         register_file_wrapper(*arguments)
 
 
-@pytest.mark.parametrize("name", [*module._FILE_WRAPPERS, *module._FILE_RANGES, *module._WRAPPERS])
+@pytest.mark.parametrize("name", [*module.FILE_WRAPPERS, *module._FILE_RANGES, *module._WRAPPERS])
 @pytest.mark.parametrize("has_read", [False, True])
 def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) -> None:
     """As a later release of its package might have it."""
@@ -191,21 +195,21 @@ def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) 
     assert list(iterated(body)) == [b"chunk"]
     if name.endswith("SegmentedBlocks"):  # our own
         return
-    assert classify(body) == (Shape.STREAM, body)
+    assert classified(body) == (Stream, body)
     assert known_file(body) is None
     # One that has been given another method.
     own = types.SimpleNamespace(args=(), func=None)
     body._next = own
     assert list(iterated(body)) == [b"chunk"]
-    assert classify(body) == (Shape.STREAM, body)
+    assert classified(body) == (Stream, body)
 
 
 def test_wrapper_with_a_replaced_read_is_iterated() -> None:
     bottle = pytest.importorskip("bottle")
     body = bottle.WSGIFileWrapper(io.BytesIO(b"x"))
-    assert classify(body) == (Shape.FILE, body.fp)
+    assert classified(body) == (File, body.fp)
     body.read = Shouting(b"x").read
-    assert classify(body) == (Shape.STREAM, body)
+    assert classified(body) == (Stream, body)
 
 
 WRAPPERS: dict[str, Callable[[IO[bytes]], Any]] = {
@@ -225,7 +229,7 @@ def file(tmp_path: Path) -> Iterator[IO[bytes]]:
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_known_wrappers_are_unwrapped(name: str, file: IO[bytes]) -> None:
-    assert classify(WRAPPERS[name](file), WRAPPERS[name]) == (Shape.FILE, file)
+    assert classified(WRAPPERS[name](file), WRAPPERS[name]) == (File, file)
 
 
 # An app's own answer to Range: bytes 100 to 299 of the file.
@@ -257,8 +261,8 @@ def test_range_of_a_framework_is_a_slice_of_its_file(
     body = RANGES[name](file)
     if wrapped and hasattr(body, "read"):
         body = GunicornWrapper(body)
-    shape, found = classify(body)
-    assert shape is Shape.FILE
+    shape, found = classified(body)
+    assert shape is File
     assert isinstance(found, FileSlice)
     assert found.rest()[1:] == (100, 200)
     assert b"".join(found) == DATA[100:300]
@@ -269,7 +273,7 @@ def test_range_of_a_framework_is_a_slice_of_its_file(
 @pytest.mark.parametrize("name", ["whitenoise", "servestatic", "falcon"])
 def test_range_of_no_real_file_is_read(name: str) -> None:
     body = RANGES[name](io.BytesIO(DATA))
-    assert classify(body) == (Shape.FILE, body)
+    assert classified(body) == (File, body)
     assert body.read(1000) == DATA[100:300]
 
 
@@ -277,7 +281,7 @@ def test_range_of_no_real_file_is_read(name: str) -> None:
 def test_range_that_was_read_from_is_its_rest(name: str, file: IO[bytes]) -> None:
     body = RANGES[name](file)
     assert body.read(50) == DATA[100:150]
-    assert b"".join(classify(body)[1]) == DATA[150:300]
+    assert b"".join(classified(body)[1]) == DATA[150:300]
 
 
 def test_werkzeug_range_that_is_no_run_of_a_file_is_iterated(file: IO[bytes]) -> None:
@@ -291,7 +295,7 @@ def test_werkzeug_range_that_is_no_run_of_a_file_is_iterated(file: IO[bytes]) ->
         werkzeug.wsgi._RangeWrapper([DATA], 100, 200),
     ]
     for body in bodies:
-        assert classify(body) == (Shape.STREAM, body)
+        assert classified(body) == (Stream, body)
     file.seek(0)
     too_long = werkzeug.wsgi._RangeWrapper(wrap(file), 100, len(DATA))
-    assert classify(too_long) == (Shape.STREAM, too_long)
+    assert classified(too_long) == (Stream, too_long)

@@ -10,7 +10,8 @@ from wsgiref.util import FileWrapper
 
 import pytest
 
-from wsgifast.bodies.classify import FILE, STREAM, classify
+from tests.support.wsgi import classified
+from wsgifast.bodies.body import File, Stream
 from wsgifast.bodies.files import segment_of
 
 SIZE = 200_000
@@ -65,10 +66,10 @@ def path(tmp_path: Path) -> Path:
 )
 def test_iteration_counts_outside_a_wrapper_alone(path: Path, make: Callable[[Path], Any]) -> None:
     with make(path) as file:
-        assert classify(file, FileWrapper)[0] is STREAM
-        assert classify(FileWrapper(file), None)[0] is STREAM  # somebody else's
-        shape, content = classify(FileWrapper(file), FileWrapper)
-        assert (shape, content) == (FILE, file)
+        assert classified(file, FileWrapper)[0] is Stream
+        assert classified(FileWrapper(file), None)[0] is Stream  # somebody else's
+        shape, content = classified(FileWrapper(file), FileWrapper)
+        assert (shape, content) == (File, file)
         segment = segment_of(content)
         assert segment is not None
         assert segment.size == SIZE
@@ -77,12 +78,12 @@ def test_iteration_counts_outside_a_wrapper_alone(path: Path, make: Callable[[Pa
 @pytest.mark.parametrize("make", [OwnRead, OwnFileno])
 def test_own_reading_counts_inside_a_wrapper(path: Path, make: Callable[[Path], Any]) -> None:
     with make(path) as file:
-        shape, _ = classify(FileWrapper(file), FileWrapper)
-        assert shape is STREAM
+        shape, _ = classified(FileWrapper(file), FileWrapper)
+        assert shape is Stream
         assert segment_of(file) is None
 
 
 def test_file_in_memory_is_judged_by_its_read() -> None:
     file = OwnIterInMemory(b"x" * SIZE)
-    assert classify(FileWrapper(file), FileWrapper) == (FILE, file)
-    assert classify(file, FileWrapper)[0] is not FILE
+    assert classified(FileWrapper(file), FileWrapper) == (File, file)
+    assert classified(file, FileWrapper)[0] is not File

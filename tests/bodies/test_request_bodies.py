@@ -18,7 +18,7 @@ from tests.support.notes import Notes
 from tests.support.servers import LiveServer
 from tests.support.wsgi import Closing, Server, answering, new_environ, returning
 from wsgifast import WSGIFast
-from wsgifast.bodies.request_bodies import LimitedInput
+from wsgifast.bodies.requests import LimitedInput
 from wsgifast.errors import BodyTooLarge
 
 if TYPE_CHECKING:

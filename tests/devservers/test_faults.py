@@ -15,7 +15,7 @@ from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from tests.support.wsgi import Closing, answering, exc_info
 from wsgifast import WSGIFast
-from wsgifast.bodies import response_writer
+from wsgifast.bodies import writer as response_writer
 
 from .serving import Served, each_threaded, path_of, router, serve, talking
 

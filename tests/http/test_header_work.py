@@ -22,7 +22,7 @@ from tests.support.wsgi import Server, new_environ
 from wsgifast import Compression, StaticFiles, WSGIFast
 from wsgifast.bodies.content_coding import ContentCoding
 from wsgifast.bodies.files import request_facts
-from wsgifast.bodies.request_bodies import limit_request
+from wsgifast.bodies.requests import limit_request
 from wsgifast.compression.decoding import BodyLimits
 from wsgifast.compression.response import decide
 from wsgifast.errors import RequestError

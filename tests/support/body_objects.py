@@ -94,6 +94,8 @@ class Spec:
         """Whether it may be sent in parts: a file on disk that is what it seems to be."""
         wraps = ("bare", "server", "werkzeug", "closing", "response", "inner")
         silent = {"close", "name", "write", "__len__", "__getitem__", "getvalue", "getbuffer"}
+        if self.wrap == "server":  # which reads the file, and never iterates it
+            silent |= {"readline", "readlines", "__iter__", "__next__"}
         # Python looks for these in classes alone.
         on_instance = {name for name in self.on_instance if not name.startswith("__")}
         if self.kind not in BASES:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from wsgifast import WSGIFast
+from wsgifast.bodies.body import Body, Refusal, Stream
+from wsgifast.bodies.classify import classify
 from wsgifast.bodies.files import close_body
 
 if TYPE_CHECKING:
@@ -144,3 +146,11 @@ def ask_compressed(
     validated: Any = wsgiref.validate.validator(WSGIFast(app, compress=options))
     server = Server(validated, environ)
     return server, server.finish()
+
+
+def classified(body: Any, server_wrapper: object = None) -> tuple[type[Body], Any]:
+    """Return the kind of a body, and its content; of a refused one, the advice."""
+    found = classify(body, server_wrapper)
+    if isinstance(found, Refusal):
+        return Refusal, found.advice
+    return type(found), found.owner if isinstance(found, Stream) else found.content

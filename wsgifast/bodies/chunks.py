@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..checks import app_name
@@ -18,6 +18,8 @@ JOINED_WHOLE_BYTES = 1024 * 1024
 JOINED_BLOCK_BYTES = 256 * 1024
 
 
+# The readers of these types wait for each event.
+_EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
 # RFC 9110 5.6.6: a parameter's value is a token or a quoted string.
 _PARAMETER = re.compile(r""";[ \t]*([^\s"=;]*)=(?:"((?:[^"\\]|\\.)*)"|([^\s"=;]*))""")
 
@@ -173,3 +175,10 @@ def excerpt(value: object) -> str:
     """Return a value's repr for an error message, shortened."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def is_event_stream(headers: Sequence[tuple[str, str]]) -> bool:
+    """Whether each chunk has to be sent at once, by the Content-Type or X-Accel-Buffering."""
+    content_type = Headers(headers).get("content-type") or ""
+    buffering = Headers(headers).get("x-accel-buffering") or ""
+    return content_type.lower().startswith(_EVENT_STREAMS) or buffering.lower() == "no"

@@ -1,139 +1,60 @@
 """Classify the body that an app returned, by its type: nothing is read or sent.
 
-PEP 3333 asks for an iterable of byte strings. Apps return strings, files, wrappers and worse. The
-bodies inside the wrappers of frameworks and servers are recognised by the wrapper's exact type.
-Types are compared by name, so that no framework is imported. Subclasses are left alone, since they
-may iterate in another way.
+PEP 3333 asks for an iterable of byte strings. Apps return strings, files, wrappers and worse.
 """
 
 from __future__ import annotations
 
 import inspect
-import io
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
-from functools import lru_cache, partial
-from operator import attrgetter
-from types import GeneratorType
+from functools import partial
 from typing import Any
 
-from ..errors import ConfigurationError
-from ..sockets.sending import READING, has_reading_of_its_own
-from .files import FileSlice, SegmentedBody, close_body, is_standard, segment_of
+from .body import Bare, Body, File, Passed, Refusal, Segments, Stream, Whole
+from .files import FileSlice, SegmentedBody, close_body, segment_of
+from .wrappers import FILE_WRAPPERS, examined_file, is_whole, name_of, unwrapped_body
 
 _BARE = (str, bytes, bytearray, memoryview)
 _UNORDERED = (OrderedDict, dict, set, frozenset)
-# Wrappers around a file: the attribute with the file.
-_FILE_WRAPPERS = {
-    "bottle.WSGIFileWrapper": "fp",
-    "cherrypy.lib.file_generator": "input",
-    "django.core.files.base.ContentFile": "file",
-    "django.core.files.base.File": "file",
-    "django.core.files.images.ImageFile": "file",
-    "django.core.files.uploadedfile.InMemoryUploadedFile": "file",
-    "django.core.files.uploadedfile.TemporaryUploadedFile": "file",
-    "django.db.models.fields.files.FieldFile": "file",
-    "django.db.models.fields.files.ImageFieldFile": "file",
-    "falcon.app_helpers.CloseableStreamIterator": "_stream",
-    "gunicorn.http.wsgi.FileWrapper": "filelike",
-    "pyramid.response.FileIter": "file",
-    "waitress.buffers.ReadOnlyFileBasedBuffer": "file",
-    "webob.static.FileIter": "file",
-    "werkzeug.wsgi.FileWrapper": "file",
-    "wsgifast.commands.doctor.recording.FileWrapper": "filelike",
-    "wsgiref.util.FileWrapper": "filelike",
-}
-# File objects that end before the file that they read, for a framework's own answer to Range: the
-# attribute with the file. Their `remaining` is the number of bytes left.
-_FILE_RANGES = {
-    "falcon.routing.static._BoundedFile": "fh",
-    "servestatic.responders.SlicedFile": "fileobj",
-    "whitenoise.responders.SlicedFile": "fileobj",
-}
-# Wrappers around any iterable that add a close() of their own: what returns the iterable.
-_WRAPPERS: dict[str, Callable[[Any], object]] = {
-    "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
-    "cherrypy._cpwsgi._TrappedResponse": attrgetter("iter_response"),
-    "sentry_sdk.integrations.wsgi._ScopedResponse": attrgetter("_response"),
-    "werkzeug.wsgi.ClosingIterator": lambda body: _closing_iterators(body),
-    "wsgifast.bodies.files.SegmentedBlocks": attrgetter("body"),
-    "wsgifast.bodies.streams.ClosedWith": attrgetter("blocks"),
-}
-# Generators that encode text and pass bytes on: their module, and the argument that they iterate.
-_ENCODERS = {
-    "ResponseEncoder.encode_stream.<locals>.encoder": ("cherrypy.lib.encoding", "body"),
-    "_iter_encoded": ("werkzeug.wrappers.response", "iterable"),
-}
-# Those of them whose close() only closes the body inside.
-_TRANSPARENT = {"sentry_sdk.integrations.wsgi._ScopedResponse": "_response"}
-_FILES = (io.BufferedRandom, io.BufferedReader, io.FileIO)
-# What a wrapper of a file may call on itself while it is iterated.
-_ITERATING = READING | {"chunks"}
-_WHOLE: tuple[type, ...] = (list, tuple, type(iter([])), type(iter(())))
-# Wrappers that users have registered.
-_registered: dict[type, Callable[[Any], object]] = {}
-# For each class seen so far, the function that returns what an instance wraps; None for no wrapper.
-_getters: dict[type, Callable[[Any], object] | None] = {}
-# An app may make classes for as long as it runs; beyond so many they are looked up each time.
-_MOST_CLASSES = 500
 
 
-class Shape(Enum):
-    """The kinds of bodies, by how they are handled."""
-
-    WHOLE = "a list or tuple: every chunk exists already"
-    WRAPPED_WHOLE = "a list or tuple in known wrappers that have a close() of their own"
-    BARE = "text or bytes in place of an iterable of them"
-    FILE = "a file whose read() gives what its iteration does, or that cannot be iterated"
-    WRAPPED_FILE = "a file in known wrappers that have a close() of their own"
-    PASS = "an object that the server itself recognises"
-    STREAM = "any other iterable: its chunks are made while it is iterated"
-    REFUSED = "no body at all"
-
-
-# Looking up a global is faster than looking up an attribute of the class.
-WHOLE, WRAPPED_WHOLE, BARE, FILE, WRAPPED_FILE, PASS, STREAM, REFUSED = Shape
-
-
-def classify(body: Any, server_wrapper: object = None) -> tuple[Shape, Any]:
+def classify(body: Any, server_wrapper: object = None) -> Body:
     """Classify a body.
 
     :param server_wrapper: the server's `wsgi.file_wrapper`, if it has one.
-    :returns: the shape, and with it the body; for a list or a file, that inside any known wrapper;
-        for a refused body, what the app's author should return instead.
     """
     kind = type(body)
     if kind is list or kind is tuple:
-        return WHOLE, body
+        return Whole(body, body)
     inner = unwrapped_body(body)
     if inner is not body and is_whole(inner):
-        return WRAPPED_WHOLE, inner
+        return Whole(inner, body)
     if isinstance(body, _BARE) and _iterates_as(kind, _BARE):
-        return BARE, body
+        return Bare(body, body)
     if type(inner) is SegmentedBody:
-        if inner is body:
-            return PASS, body
-        # The wrapper around it closes it.
-        return PASS, SegmentedBody(inner.segments, partial(close_body, body))
+        if inner is not body:  # the wrapper around it closes it
+            inner = SegmentedBody(inner.segments, partial(close_body, body))
+        return Segments(inner, body)
     # A server's own wrapper is never iterated: it calls read(), or uses fileno().
-    file = known_file(inner, iterated=type(inner) is not server_wrapper)
-    if file is not None:
-        return (FILE if inner is body else WRAPPED_FILE), file
-    if kind is server_wrapper and _name(body) not in _FILE_WRAPPERS:
-        return PASS, body  # of a known one the file inside is used
+    found = examined_file(inner, iterated=type(inner) is not server_wrapper)
+    if found is not None:
+        file, segment = found
+        # A Werkzeug range has no close() for its file.
+        is_range = inner is body and type(file) is FileSlice
+        return File(file, body, segment, file if is_range or not hasattr(body, "close") else body)
+    if kind is server_wrapper and name_of(kind) not in FILE_WRAPPERS:
+        return Passed(body, body)  # of a known one the file inside is used
     if not can_be_iterated(kind):
         if callable(getattr(body, "read", None)):
-            return FILE, body
-        return REFUSED, _advice(body)
+            return File(body, body, segment_of(body), body)
+        return Refusal(body, body, _advice(body))
     if (
         isinstance(body, _UNORDERED)
         and _iterates_as(kind, _UNORDERED)
         and not all(isinstance(chunk, bytes) for chunk in body)  # which servers send
     ):
-        return REFUSED, _advice(body)
-    return STREAM, body
+        return Refusal(body, body, _advice(body))
+    return Stream(inner, body)
 
 
 def can_be_iterated(kind: type) -> bool:
@@ -158,268 +79,3 @@ def _advice(body: object) -> str:
     if inspect.iscoroutine(body) or inspect.isasyncgen(body):
         return "an async app needs an ASGI server: wrap it with asgifast.ASGIFast"
     return "return a list of bytes, or any iterable of bytes"
-
-
-def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> None:
-    """Register a class that wraps a file, so that the file itself is sent.
-
-    :param wrapper: the class. Its subclasses are not included, since they may iterate differently.
-    :param get_file: a function that returns the file of an instance. The body is the file from its
-        current position. When the body has been sent, the instance's close() is called, or the
-        file's close() if the instance has none.
-    :raises ConfigurationError: if `wrapper` is not a class or `get_file` cannot be called.
-    """
-    if not isinstance(wrapper, type):
-        raise ConfigurationError(f"register_file_wrapper takes a class, not {wrapper!r}")
-    if not callable(get_file):
-        raise ConfigurationError(f"get_file must be callable, not {get_file!r}")
-    _registered[wrapper] = get_file
-
-
-def unwrapped_body(body: object) -> object:
-    """Return the iterable inside a body's known wrappers, or the body itself.
-
-    It is still the body whose close() has to be called.
-    """
-    try:
-        while True:
-            kind = type(body)
-            getter = _getters[kind] if kind in _getters else _getter_for(kind)
-            inner = None if getter is None else getter(body)
-            if inner is None:
-                return body
-            body = inner
-    except Exception:  # noqa: BLE001 - a release has another attribute: the body can be iterated
-        return body
-
-
-def is_whole(inner: object) -> bool:
-    """Whether every chunk exists already, so that iterating the body does not wait."""
-    return type(inner) in _WHOLE
-
-
-def iterated(body: Any) -> Iterable[Any]:
-    """Return an iterable of a body's chunks without the work that its framework repeats for each.
-
-    Django looks the charset up for every chunk of text, which takes longer than encoding it. It is
-    still the body whose close() has to be called.
-    """
-    if _getter_for(type(body)) is _streamed_by_django:
-        chunks = getattr(body, "_iterator", None)
-        if body.is_async or chunks is None or "make_bytes" in vars(body):
-            return body  # type: ignore[no-any-return]
-        return _encoded_as_by_django(body, chunks)
-    if _name(body) == "werkzeug.wsgi.ClosingIterator":
-        inner = _closing_iterators(body)
-        return body if inner is None else inner  # type: ignore[no-any-return]
-    iterable: Iterable[Any] = body
-    return iterable
-
-
-def known_file(inner: object, *, iterated: bool = True) -> object | None:
-    """Return the file whose rest an object of a known class yields; None for any other object.
-
-    Also None if the file is not of a standard class: then the object is iterated, so that read() is
-    called as its author expects.
-
-    :param iterated: False if the object calls its file's read() alone.
-    """
-    try:
-        file: Any = _unwrapped(inner)
-        if file is None:
-            if _name(inner) == "werkzeug.wsgi._RangeWrapper":
-                return _werkzeug_range(inner)
-            file = inner
-        attribute = _FILE_RANGES.get(_name(file))
-        if attribute is not None:
-            return _file_range(file, attribute)
-        is_read = type(inner) in _registered and callable(file.read)
-        if is_read or is_standard(file, iterated=iterated):
-            found: object = file
-            return found
-    except Exception:  # noqa: BLE001 - a closed file, or a release with other attributes
-        pass
-    return None
-
-
-def closes_no_more_than(body: object, file: object) -> bool:
-    """Whether a body's close() is known to close only the file.
-
-    Otherwise it may run the app's code, which may remove the file.
-    """
-    close = getattr(body, "close", None)
-    return close is None or _closes_no_more(close, file)
-
-
-def _closes_no_more(close: Any, file: Any) -> bool:
-    owner = getattr(close, "__self__", None)
-    if owner is file:
-        return _is_of_pythons_file(close)
-    if owner is None or getattr(close, "__func__", None) is not getattr(type(owner), "close", None):
-        return False
-    module = getattr(close, "__module__", "")
-    if module == "django.http.response":
-        return all(_closes_no_more(closer, file) for closer in owner._resource_closers)
-    if module == "django.http.request":
-        return True  # it closes uploads
-    attribute = _FILE_WRAPPERS.get(_name(owner)) or _TRANSPARENT.get(_name(owner))
-    return attribute is not None and closes_no_more_than(getattr(owner, attribute), file)
-
-
-def closes_file_alone(close: Any) -> bool:
-    """Whether a body's close() closes a file of Python's own, and runs nothing of the app's."""
-    slice_ = getattr(close, "__self__", None)
-    if type(slice_) is FileSlice:
-        return closes_file_alone(getattr(slice_.owner, "close", None))
-    return _is_of_pythons_file(close)
-
-
-def _is_of_pythons_file(close: Any) -> bool:
-    file = getattr(close, "__self__", None)
-    if type(file) not in _FILES:  # nothing is asked of the app's own objects
-        return False
-    raw = getattr(file, "raw", file)
-    return type(raw) is io.FileIO and "close" not in vars(raw) and close.__name__ == "close"
-
-
-def _getter_for(kind: type) -> Callable[[Any], object] | None:
-    if kind in _getters:
-        return _getters[kind]
-    if kind is GeneratorType:
-        getter: Callable[[Any], object] | None = _encoded_by
-    else:
-        getter = _WRAPPERS.get(_name_of(kind)) or _django_getter(kind)
-    if len(_getters) < _MOST_CLASSES:
-        _getters[kind] = getter
-    return getter
-
-
-def _encoded_by(generator: Any) -> object | None:
-    """Return what a framework's generator encodes, if it has not been started."""
-    encoder = _ENCODERS.get(generator.__qualname__)
-    if encoder is None or inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
-        return None
-    module, argument = encoder
-    frame = generator.gi_frame
-    return frame.f_locals[argument] if frame.f_globals.get("__name__") == module else None
-
-
-def _django_getter(kind: type) -> Callable[[Any], object] | None:
-    responses: Any = sys.modules.get("django.http.response")
-    iterates = getattr(kind, "__iter__", None)
-    if responses is None or iterates is None:
-        return None
-    if iterates is responses.HttpResponse.__iter__:
-        return attrgetter("_container")
-    template: Any = sys.modules.get("django.template.response")
-    if template is not None and iterates is template.SimpleTemplateResponse.__iter__:
-        return lambda response: response._container if response.is_rendered else None
-    streaming = responses.StreamingHttpResponse
-    if all(
-        getattr(kind, name, None) is getattr(streaming, name)
-        for name in ("__iter__", "make_bytes", "streaming_content")
-    ):
-        return _streamed_by_django
-    return None
-
-
-def _closing_iterators(body: Any) -> Any | None:
-    """Return what Werkzeug's ClosingIterator iterates; None if another function takes the next."""
-    following = getattr(body, "_next", None)
-    if type(following) is partial and following.func is next and len(following.args) == 1:
-        return following.args[0]
-    return None
-
-
-def _streamed_by_django(response: Any) -> object | None:
-    if "make_bytes" in vars(response):
-        return None
-    file: object = getattr(response, "file_to_stream", None)
-    if file is None:
-        file = response._iterator
-    return file
-
-
-def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[bytes]:
-    """Encode as make_bytes() does; the charset cannot change once the head has been sent."""
-    charset = response.charset
-    for value in chunks:
-        if type(value) is bytes:
-            yield value
-        elif isinstance(value, str):
-            yield value.encode(charset)
-        else:
-            yield response.make_bytes(value)
-
-
-def _unwrapped(body: object) -> object | None:
-    """Return the file in a wrapper, or in nested ones (Django's FieldFile); None for no wrapper."""
-    file = None
-    while True:
-        get_file = _registered.get(type(body))
-        if get_file is None:
-            name = _name(body)
-            attribute = _FILE_WRAPPERS.get(name)
-            if attribute is None:
-                return file
-            file = getattr(body, attribute)
-            if not _iterates_as_its_class(body, file):
-                return None
-            if name.startswith("django.") and file.tell() != 0:
-                return None  # iterating one of Django's begins at the file's start
-        else:
-            file = get_file(body)
-        body = file
-
-
-def _iterates_as_its_class(wrapper: object, file: object) -> bool:
-    """Whether a wrapper has no method on the instance but its file's own ones."""
-    own = getattr(wrapper, "__dict__", {})
-    return all(own[name] == getattr(file, name, None) for name in _ITERATING & own.keys())
-
-
-def _name(value: object) -> str:
-    kind: Any = type(value)  # mypy takes the class object for one without a hash
-    return _name_of(kind)
-
-
-@lru_cache(_MOST_CLASSES)
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _file_range(body: Any, attribute: str) -> object | None:
-    """Return the rest of a range as a slice of its file, or the body itself if it has to be read;
-    None if it has to be iterated."""
-    file: Any = getattr(body, attribute)
-    if not is_standard(file) or has_reading_of_its_own(body):
-        return None
-    if getattr(body, "seeked", None) is False:  # ServeStatic seeks at the first read
-        file.seek(body.start)
-    segment = segment_of(file)
-    if segment is not None and segment.size >= body.remaining:
-        return FileSlice(segment._replace(size=body.remaining), body)
-    to_read: object = body
-    return to_read
-
-
-def _werkzeug_range(body: Any) -> FileSlice | None:
-    """Return Werkzeug's range as a slice of its file; None if it has to be iterated."""
-    wrapper = body.iterable
-    if type(wrapper) is type(iter(_Indexed())):
-        # Python's own iterator over a wrapper with __getitem__ alone, such as gunicorn's.
-        wrapper = wrapper.__reduce__()[1][0]
-    file: Any = _unwrapped(wrapper)
-    segment = segment_of(file)
-    if segment is None or segment.offset or body.read_length or body.byte_range is None:
-        return None
-    if body.start_byte + body.byte_range > segment.size:
-        return None
-    return FileSlice(segment._replace(offset=body.start_byte, size=body.byte_range), file)
-
-
-class _Indexed:
-    """An iterable without __iter__."""
-
-    def __getitem__(self, index: int) -> bytes:
-        raise IndexError

@@ -1,17 +1,22 @@
-"""The responses with a file: its Range and preconditions, its coding, and who sends it."""
+"""The responses with a file: its Range and preconditions, its coding, and who sends it.
+
+The steps of :class:`FileResponses` are tried in their order. Each may answer; otherwise the file is
+sent as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from ..files.app_files import FrontServer, is_made_for_one_answer, plan_file_body
+from ..compression.response import Decision
+from ..files.app_files import FrontServer, describe_file_body, is_made_for_one_answer
 from ..files.coded_copies import COPIES, MAX_FILE_BYTES
+from ..files.plan import UNCONDITIONAL, Plan
 from ..http.headers import Headers
 from ..sockets.sending import FileSegment
 from .access_log import SENT_AS
-from .classify import closes_no_more_than
-from .content_coding import ContentCoding
+from .body import ClosedWith, File
 from .files import (
     FileReader,
     FileSlice,
@@ -21,25 +26,74 @@ from .files import (
     in_file_wrapper,
     known_size,
     request_facts,
-    segment_of,
     size_left,
 )
-from .held_head import HeldHead
-from .streams import ClosedWith
+from .start_response import AppResponse
+from .wrappers import closes_no_more_than
 
 
-class FileResponses(NamedTuple):
-    """Sends the files that an app returns; see :class:`wsgifast.WSGIFast` for the options."""
+class _Request:
+    """A response with a file that sendfile can send.
 
-    ranges: bool
-    conditional: bool
-    front_server: FrontServer | None
+    :ivar owner: closed when the file has been sent.
+    :ivar may_plan: whether the app has answered GET or HEAD with 200.
+    :ivar is_answer: whether the app has chosen a part of the file: an inner StaticFiles or
+        WSGIFast, or an app that has applied Range by itself.
+    :ivar decision: about compression; None to send the file as it is.
+    :ivar coding: to compress the file in; None to send it as it is.
+    """
 
-    def send(self, head: HeldHead, file: Any, owner: Any) -> Iterable[bytes]:
-        """Send a file from its position: by its descriptor, or by reading it.
+    __slots__ = (
+        "coding",
+        "decision",
+        "facts",
+        "file",
+        "head",
+        "is_answer",
+        "may_plan",
+        "owner",
+        "segment",
+    )
 
-        :param owner: closed when the file has been sent.
-        """
+    decision: Decision | None
+    coding: str | None
+
+    def __init__(self, head: AppResponse, file: Any, segment: FileSegment, owner: Any) -> None:
+        self.head = head
+        self.file = file
+        self.segment = segment
+        self.owner = owner
+        self.facts = facts = request_facts(head.environ)
+        self.may_plan = head.code == 200 and facts.method in ("GET", "HEAD")
+        self.is_answer = type(file) is FileSlice
+        self.decision = self.coding = None
+
+    def is_single_use(self) -> bool:
+        """Return whether the file exists for this response only."""
+        return is_made_for_one_answer(self.file, self.segment.fd, self.head.began_ns)
+
+
+class FileResponses:
+    """Sends the files that an app returns; see :class:`wsgifast.WSGIFast` for the options.
+
+    :ivar steps: called in their order with a request. The first that returns an iterable answers.
+    """
+
+    def __init__(
+        self, *, ranges: bool, conditional: bool, front_server: FrontServer | None
+    ) -> None:
+        self._options: dict[str, Any] = {"ranges": ranges, "conditional": conditional}
+        self._front_server = front_server
+        self.steps: list[Callable[[_Request], Iterable[bytes] | None]] = [self._copy]
+        if front_server is not None:
+            self.steps.insert(0, self._by_front_server)
+        if ranges or conditional:
+            self.steps.append(self._conditional)
+        self.steps.append(self._coded)
+
+    def send(self, head: AppResponse, body: File) -> Iterable[bytes]:
+        """Send a file from its position: by its descriptor, or by reading it."""
+        file, owner, segment = body.content, body.closed, body.segment
         if head.forwarded and not head.no_body:
             # write() was used. The server counts what was written towards the Content-Length; its
             # sendfile may not, so the rest is sent in blocks too.
@@ -47,96 +101,113 @@ class FileResponses(NamedTuple):
             size = None if head.length is None else head.counter().missing
             rest = FileReader(file, size, head.convert, owner)
             return rest if head.coding is None else ClosedWith(head.coding.flushed(rest), rest)
-        segment = segment_of(file)
         if head.length is not None and corrects_length(owner):
             size = size_left(file)
             if size and size < head.length:
                 head.correct_length(size)
         if segment is None or (head.length is not None and head.length > segment.size):
-            in_memory = known_size(file)
-            if head.length is None:
-                head.set_length(in_memory)
-            reader = FileReader(file, head.length, head.convert, owner)
-            if head.coding is not None:
-                # One that is too short fails behind its head, as it does uncompressed.
-                is_all_there = in_memory is not None and in_memory >= (head.length or 0)
-                size = head.length if is_all_there else None
-                return _send_coded(head, head.coding, reader, size)
-            if head.no_body:
-                return send_nothing(head, owner)
-            return _wrap(head, reader)
+            return _send_read(head, file, owner)
         if head.length is not None:
             segment = segment._replace(size=head.length)
-        answer = self._answer(head, file, segment, owner)
-        if answer is not None:
-            return answer
+        request = _Request(head, file, segment, owner)
+        for step in self.steps:
+            answer = step(request)
+            if answer is not None:
+                return answer
         if head.length is None:
             head.set_length(segment.size)
         if head.no_body:
             return send_nothing(head, owner)
         return _wrap(head, FileSlice(segment, owner))
 
-    def _answer(
-        self, head: HeldHead, file: Any, segment: FileSegment, owner: Any
-    ) -> Iterable[bytes] | None:
-        """Compress a file, and apply Range and preconditions to a 200; None to send it as it is."""
-        facts = request_facts(head.environ)
-        may_plan = head.code == 200 and facts.method in ("GET", "HEAD")
-        # A slice is an answer already: of an inner StaticFiles or WSGIFast, or of an app that has
-        # applied Range by itself.
-        is_answer = type(file) is FileSlice
+    def _by_front_server(self, request: _Request) -> Iterable[bytes] | None:
+        """Name the file in a header, and let the server in front of this one send it."""
+        head, file, owner = request.head, request.file, request.owner
+        assert self._front_server is not None
         if (
-            self.front_server is not None
-            and may_plan
-            and not is_answer
-            and not is_made_for_one_answer(file, segment.fd, head.began_ns)
-            and closes_no_more_than(owner, file)
+            not request.may_plan
+            or request.is_answer
+            or request.is_single_use()
+            or not closes_no_more_than(owner, file)
         ):
-            headers = self.front_server.hand_over(head.headers, file, segment)
-            if headers is not None:
-                head.headers = headers
-                return send_nothing(head, owner, "accel")
-        options: dict[str, Any] = {"ranges": self.ranges, "conditional": self.conditional}
-        began_ns = head.began_ns
-        coding = head.coding
-        name = None if coding is None else _file_coding(head, coding, segment)
-        copy = plan = None
-        if name is not None and may_plan and not is_made_for_one_answer(file, segment.fd, began_ns):
-            copy = COPIES.get(segment, name)
-        if coding is not None and name is not None and copy is not None and copy.body is not None:
-            asked = facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
-            plan = plan_file_body(asked, head.headers, file, segment, copy=copy, **options)
-            if plan is not None and plan.segments:
-                coding.note(name, segment.size, sum(map(len, plan.segments)))
-        elif may_plan and not is_answer and (self.ranges or self.conditional):
-            plan = plan_file_body(facts, head.headers, file, segment, began_ns=began_ns, **options)
-        is_body_left = plan is None or plan.status in (200, 206, 416)
-        if coding is not None and name is not None and copy is None and is_body_left:
-            if head.length is None:
-                head.set_length(segment.size)
-            return _send_coded(head, coding, FileSlice(segment, owner), segment.size)
-        if plan is None:
             return None
-        if plan.status != 200:  # the app's own phrase stays
-            head.status = plan.status_line
-            head.code = plan.status
-        head.headers = Headers(plan.headers)
-        if coding is not None and plan.status == 304:
-            head.headers = coding.begin(304, head.headers)
-        parts = plan.segments_of(segment.fd, segment.offset)
-        if not parts:
-            return send_nothing(head, owner)
-        if isinstance(parts[0], bytes) and len(parts) == 1:
-            head.forward()
-            head.environ[SENT_AS] = "copy"
-            return ClosedWith(parts, owner)  # type: ignore[arg-type]  # the copy is in memory
-        body = file_body(parts, owner)
-        if isinstance(body, SegmentedBody):
-            return pass_on(head, body)
-        return _wrap(head, body)
+        headers = self._front_server.hand_over(head.headers, file, request.segment)
+        if headers is None:
+            return None
+        head.headers = headers
+        return send_nothing(head, owner, "accel")
+
+    def _copy(self, request: _Request) -> Iterable[bytes] | None:
+        """Decide about compression, and send the compressed copy of the file if there is one."""
+        head, segment = request.head, request.segment
+        coding = head.coding
+        if coding is None:
+            return None
+        request.decision = decision = coding.decide(head.code, head.headers, segment.size)
+        if decision is None:
+            return None
+        if decision.coding is None:
+            head.headers = decision.headers
+            return None
+        head.headers = head.headers.with_vary()
+        if segment.size > MAX_FILE_BYTES:
+            return None
+        request.coding = decision.coding
+        if not request.may_plan or request.is_single_use():
+            return None
+        copy = COPIES.get(segment, decision.coding)
+        if copy is None:
+            return None
+        request.coding = None
+        if copy.body is None:
+            return None
+        facts = request.facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
+        described = describe_file_body(
+            facts, head.headers, request.file, segment, copy=copy, **self._options
+        )
+        if described is None:
+            return None
+        plan = described.plan()
+        if plan.segments:
+            coding.note(decision.coding, segment.size, sum(map(len, plan.segments)))
+        return _send_plan(request, plan)
+
+    def _conditional(self, request: _Request) -> Iterable[bytes] | None:
+        """Answer Range and the preconditions; otherwise add the headers of such a file."""
+        if not request.may_plan or request.is_answer:
+            return None
+        head = request.head
+        described = describe_file_body(
+            request.facts,
+            head.headers,
+            request.file,
+            request.segment,
+            began_ns=head.began_ns,
+            **self._options,
+        )
+        if described is None:
+            return None
+        if described.facts[2:8] != UNCONDITIONAL:
+            plan = described.plan()
+            # What is compressed is sent whole.
+            if plan.status in (304, 412) or (plan.status != 200 and request.coding is None):
+                return _send_plan(request, plan)
+        if request.coding is None:
+            head.headers = described.headers
+        return None
+
+    def _coded(self, request: _Request) -> Iterable[bytes] | None:
+        """Compress the file while it is sent."""
+        if request.coding is None:
+            return None
+        head, size = request.head, request.segment.size
+        if head.length is None:
+            head.set_length(size)
+        reader = FileSlice(request.segment, request.owner)
+        return _send_coded(head, reader, size, request.decision)
 
 
-def send_nothing(head: HeldHead, body: Any, sent_as: str = "no-body") -> Iterable[bytes]:
+def send_nothing(head: AppResponse, body: Any, sent_as: str = "no-body") -> Iterable[bytes]:
     """Send the head alone, and close the app's body."""
     if not head.forwarded:  # write() does that
         head.forward()
@@ -145,40 +216,68 @@ def send_nothing(head: HeldHead, body: Any, sent_as: str = "no-body") -> Iterabl
     return ClosedWith((b"",), body)
 
 
-def pass_on(head: HeldHead, body: Any) -> Iterable[bytes]:
-    """Pass on a body that the server recognises."""
+def send_segments(head: AppResponse, body: SegmentedBody) -> Iterable[bytes]:
+    """Send byte strings and parts of files, whose headers are complete."""
     if head.no_body:
         return send_nothing(head, body)
     if not head.forwarded:
         head.forward()
-    head.environ[SENT_AS] = "segments" if type(body) is SegmentedBody else "file"
-    passed: Iterable[bytes] = body
-    return passed
+    head.environ[SENT_AS] = "segments"
+    return body
 
 
-def _file_coding(head: HeldHead, coding: ContentCoding, segment: FileSegment) -> str | None:
-    """Return the coding to send a file in; None to send it as it is."""
-    decision = coding.decide(head.code, head.headers, segment.size)
-    if decision is None:
-        return None
-    if decision.coding is None:
-        head.headers = decision.headers
-    else:
-        head.headers = head.headers.with_vary()
-    return decision.coding if segment.size <= MAX_FILE_BYTES else None
+def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
+    """Send a plan in place of the app's answer."""
+    head = request.head
+    if plan.status != 200:  # the app's own phrase stays
+        head.status = plan.status_line
+        head.code = plan.status
+    head.headers = Headers(plan.headers)
+    if head.coding is not None and plan.status == 304:
+        head.headers = head.coding.not_modified(head.headers)
+    parts = plan.segments_of(request.segment.fd, request.segment.offset)
+    if not parts:
+        return send_nothing(head, request.owner)
+    if isinstance(parts[0], bytes) and len(parts) == 1:
+        head.forward()
+        head.environ[SENT_AS] = "copy"
+        return ClosedWith(parts, request.owner)  # type: ignore[arg-type]  # the copy is in memory
+    body = file_body(parts, request.owner)
+    if isinstance(body, SegmentedBody):
+        return send_segments(head, body)
+    return _wrap(head, body)
+
+
+def _send_read(head: AppResponse, file: Any, owner: Any) -> Iterable[bytes]:
+    """Send a file that has to be read."""
+    in_memory = known_size(file)
+    if head.length is None:
+        head.set_length(in_memory)
+    reader = FileReader(file, head.length, head.convert, owner)
+    if head.compression is not None:
+        # One that is too short fails behind its head, as it does uncompressed.
+        is_all_there = in_memory is not None and in_memory >= (head.length or 0)
+        if is_all_there and head.length is not None:
+            return _send_coded(head, reader, head.length, head.decide_whole(head.length))
+        return _send_coded(head, reader, None, None)
+    if head.no_body:
+        return send_nothing(head, owner)
+    return _wrap(head, reader)
 
 
 def _send_coded(
-    head: HeldHead, coding: ContentCoding, reader: FileSlice | FileReader, size: int | None
+    head: AppResponse, reader: FileSlice | FileReader, size: int | None, decision: Decision | None
 ) -> Iterable[bytes]:
     """Send what has to be read compressed, if its head allows it.
 
-    :param size: None for what may have to be waited for.
+    :param size: None for what may have to be waited for, about which nothing is decided yet.
     """
     blocks: Iterable[bytes] = reader
     if size is not None:
-        blocks = head.compress_whole(head.decide_whole(size), reader, size)
+        blocks = head.compress_whole(decision, reader, size)
     else:
+        coding = head.coding
+        assert coding is not None
         head.headers = coding.begin(head.code, head.headers)
         if coding.compressor is not None:
             blocks = coding.flushed(reader)
@@ -191,7 +290,7 @@ def _send_coded(
     return ClosedWith(blocks, reader)
 
 
-def _wrap(head: HeldHead, reader: FileSlice | FileReader) -> Iterable[bytes]:
+def _wrap(head: AppResponse, reader: FileSlice | FileReader) -> Iterable[bytes]:
     """Put a file into the server's own wrapper, if it has one."""
     head.forward()
     wrapper = head.environ.get("wsgi.file_wrapper")

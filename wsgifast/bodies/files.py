@@ -26,6 +26,7 @@ from ..sockets.sending import (
     file_segment,
     has_reading_of_its_own,
     reads_as,
+    regular_segment,
     unwrapped,
 )
 
@@ -156,32 +157,43 @@ def segment_of(file: object) -> FileSegment | None:
     return file_segment(file)
 
 
-def is_standard(file: object, *, iterated: bool = True) -> bool:
-    """Whether read() of a file gives what its iteration gives, whatever sizes are asked for.
+def is_standard(file: object) -> bool:
+    """Return whether read() of a file gives what its iteration gives; see :func:`examined`."""
+    return examined(file)[0]
 
-    It does for Python's own classes. A subclass or an instance may override either method; see
-    :func:`~..sockets.sending.reads_as`.
+
+def examined(file: Any, *, iterated: bool = True) -> tuple[bool, FileSegment | None]:
+    """Return whether read() of a file gives what its iteration gives, and what sendfile can send.
+
+    read() does for Python's own classes, whatever sizes are asked for. A subclass or an instance
+    may override either method; see :func:`~..sockets.sending.reads_as`.
 
     :param iterated: False for a file that is read by its read() alone.
+    :returns: False and None for any other file; None for a file that has to be read.
     """
     kind: Any = type(file)
+    if kind is FileSlice:
+        return True, file.rest()
+    if kind is FileReader:
+        return True, None
     if not _may_be_standard(kind):
-        return False
-    if kind is FileSlice or kind is FileReader:
-        return True
+        return False, None
     inner: Any = unwrapped(file)
     if inner is file and kind in TEMPORARY:
-        return False  # with a read() of its own
+        return False, None  # with a read() of its own
     if reads_as(inner, io.BufferedReader, io.BufferedRandom, iterated=iterated):
-        return reads_as(inner.raw, io.FileIO)
-    if reads_as(inner, io.BytesIO, io.FileIO, iterated=iterated):
-        return True
-    return _is_of_other_standard_class(type(inner)) and not has_reading_of_its_own(inner)
+        is_file = reads_as(inner.raw, io.FileIO)
+        return is_file, regular_segment(inner) if is_file else None
+    if reads_as(inner, io.FileIO, iterated=iterated):
+        return True, regular_segment(inner)
+    if reads_as(inner, io.BytesIO, iterated=iterated):
+        return True, None
+    return _is_of_other_standard_class(type(inner)) and not has_reading_of_its_own(inner), None
 
 
 @lru_cache(500)  # an app may make classes for as long as it runs
 def _may_be_standard(kind: Any) -> bool:
-    if kind in (FileSlice, FileReader, *TEMPORARY) or _is_of_other_standard_class(kind):
+    if kind in TEMPORARY or _is_of_other_standard_class(kind):
         return True
     return issubclass(kind, (io.BytesIO, io.FileIO, io.BufferedReader, io.BufferedRandom))
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from ..checks import is_number, size_text
 from ..errors import ConfigurationError
 from .access_log import PATTERN, stream_kind
-from .classify import STREAM, WHOLE, WRAPPED_WHOLE, classify
+from .body import ClosedWith, Stream, Whole
+from .chunks import is_event_stream
+from .classify import classify
 from .files import ClosedThen
-from .streams import ClosedWith, is_event_stream
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -250,15 +251,16 @@ class Examined:
             )
 
         body: Any = self._call(self._app, environ, start)
-        shape, inner = classify(body, environ.get("wsgi.file_wrapper"))
-        if shape is WHOLE or shape is WRAPPED_WHOLE:
+        found = classify(body, environ.get("wsgi.file_wrapper"))
+        if isinstance(found, Whole):
+            inner = found.content
             # If it is an iterator over a list, a copy is consumed.
             listed = inner if isinstance(inner, (list, tuple)) else list(copy.copy(inner))
             for chunk in listed[:EXAMINED_CHUNKS]:
                 chunks.add(_size(chunk))
             chunks.passed = len(listed)
             report("list")
-        elif shape is STREAM and not hasattr(body, "__len__"):
+        elif isinstance(found, Stream) and not hasattr(body, "__len__"):
             closed = ClosedThen(body, lambda: report("iterator"))
             return ClosedWith(_watched(body, chunks), closed)
         return body  # type: ignore[no-any-return]

@@ -159,21 +159,30 @@ class ResponseCoding:
 
     def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
         """See :func:`decide`; a 304 gets the tag that the client has sent."""
-        if code == 304 and self._sent_tags and self.method in ("GET", "HEAD"):
-            tags = self._sent_tags
-            headers = Headers(headers)
-            etag = headers.get("etag")
-            if etag is not None:
-                headers.set("ETag", tags.get(etag.strip(" \t"), etag))
+        if code == 304 and self.method in ("GET", "HEAD"):
+            return Decision(self.not_modified(Headers(headers)), None, "")
         return decide(
             self.compression, self.method, self.accept_encoding, self.wish, code, headers, size
         )
+
+    def not_modified(self, headers: Headers) -> Headers:
+        """Return the headers of a 304, with Vary and the tag that the client has sent."""
+        etag = headers.get("etag")
+        changed = headers.with_vary()
+        if etag is not None and self._sent_tags:
+            changed.set("ETag", self._sent_tags.get(etag.strip(" \t"), etag))
+        return changed
 
     def decide_page(
         self, code: int, headers: list[Header], size: int | None = None
     ) -> Decision | None:
         """Decide about what is compressed while it is sent, by the dictionary of pages, too."""
-        decision = self.decide(code, headers, size)
+        return self.refine(self.decide(code, headers, size), code, headers)
+
+    def refine(
+        self, decision: Decision | None, code: int, headers: list[Header]
+    ) -> Decision | None:
+        """Return a decision that uses the dictionary of pages, if it applies."""
         pages = self._pages
         if decision is None or pages is None:
             return decision
@@ -191,13 +200,14 @@ class ResponseCoding:
             return _on_dictionary(decision, changed)
         return _on_dictionary(decision, _coded(Headers(headers), DCZ))._replace(coding=DCZ)
 
-    def begin(self, code: int, headers: Headers) -> Headers:
+    def begin(self, code: int, headers: Headers, decision: Decision | None = None) -> Headers:
         """Decide about a response whose body is compressed block by block.
 
+        :param decision: if it has been made before.
         :returns: the headers to send; `headers` itself to send it as it is.
         """
         self.compressor = None
-        decision = self.decide_page(code, headers)
+        decision = decision or self.decide_page(code, headers)
         if decision is None:
             return headers
         if decision.coding is not None and self.method != "HEAD":

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from ..bodies.chunks import excerpt, few_chunks
-from ..bodies.classify import BARE, REFUSED, can_be_iterated, classify
+from ..bodies.classify import can_be_iterated
 from ..bodies.files import Segment
-from ..bodies.response_writer import ResponseWriter, not_bytes
+from ..bodies.writer import ResponseWriter, not_bytes
 from ..errors import BodyError, BodyTooShort, ClientGone
 from ..http.framing import BodyCounter, frame_response
 from ..sockets.sending import (
@@ -70,18 +70,15 @@ class Response(ResponseWriter):
 
     def write_stream(self, body: Iterable[Any]) -> None:
         """:raises BodyError: if the body is not an iterable of bytes."""
-        shape, content = classify(body)
-        advice = None
-        if shape is BARE:
-            advice = "return it as bytes in a list"
-        elif shape is REFUSED:
-            advice = content
-        elif not can_be_iterated(type(body)):
+        if not can_be_iterated(type(body)):
             advice = "return environ['wsgi.file_wrapper'](file) or a list of bytes"
-        if advice is not None:
-            kind = type(body).__name__
-            raise BodyError(f"the app returned {kind} as its body: {excerpt(body)}; {advice}")
+            self.write_unsuited(body, advice)
         super().write_stream(body)
+
+    def write_unsuited(self, body: Any, advice: str) -> None:
+        """:raises BodyError: always."""
+        kind = type(body).__name__
+        raise BodyError(f"the app returned {kind} as its body: {excerpt(body)}; {advice}")
 
     def close(self) -> None:
         self._know_size(0)
@@ -126,7 +123,7 @@ def _checked(block: object) -> bytes:
 
 
 class Outlet:
-    """Sends buffers and files on a blocking socket: an :class:`~..bodies.response_writer.Output`.
+    """Sends buffers and files on a blocking socket: an :class:`~..bodies.writer.Output`.
 
     :param sock: its timeout is how long the client may receive nothing.
     :param kernel_sends_files: False: read files and send their bytes.

@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from time import time_ns
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..errors import ConfigurationError
@@ -41,7 +41,32 @@ _UNSUITED = frozenset({"content-encoding", "content-range", "transfer-encoding"}
 _LOCATION = re.compile(r"/[!-~]*")
 
 
-def plan_file_body(
+class FileDescription(NamedTuple):
+    """A file that an app answers with, and how a request for it is answered.
+
+    :ivar facts: those that count.
+    :ivar headers: of a 200 with the whole file, without a Content-Length that the app has not sent.
+    :ivar size: in bytes.
+    :ivar copy: sent in place of the file; None to send the file.
+    :ivar etag: the file's, for a copy.
+    :ivar ranges: whether ranges are answered.
+    """
+
+    facts: RequestFacts
+    headers: Headers
+    size: int
+    copy: CodedCopy | None
+    etag: str | None
+    ranges: bool
+
+    def plan(self) -> Plan:
+        """Plan the answer."""
+        if self.copy is None:
+            return Representation(self.size, self.headers).plan(self.facts)
+        return self.copy.plan(self.facts, self.headers.with_vary(), self.etag, ranges=self.ranges)
+
+
+def describe_file_body(
     facts: RequestFacts,
     headers: Sequence[Header],
     file: object,
@@ -51,8 +76,8 @@ def plan_file_body(
     conditional: bool = True,
     began_ns: int | None = None,
     copy: CodedCopy | None = None,
-) -> Plan | None:
-    """Plan the answer to a GET or HEAD that the app answered with 200 and a file.
+) -> FileDescription | None:
+    """Describe the file of a GET or HEAD that the app answered with 200 and a file.
 
     The app's headers and validators are kept. If it has sent neither an ETag nor a Last-Modified,
     an ETag is made from the file's size, modification time and name. No Last-Modified is added,
@@ -98,13 +123,26 @@ def plan_file_body(
         facts = facts._replace(range=None)
     if not conditional:
         facts = RequestFacts(facts.method, None, facts.range, facts.if_range)
-    described = [*headers, *added]
-    if copy is None:
-        return Representation(segment.size, described).plan(facts)
-    etag = given.get("etag", "").strip(" \t")
-    if not is_etag(etag):
-        etag = _file_etag(file, segment)
-    return copy.plan(facts, Headers(described).with_vary(), etag, ranges=ranges)
+    described = Headers(headers)
+    described += added
+    etag = None
+    if copy is not None:
+        etag = given.get("etag", "").strip(" \t")
+        if not is_etag(etag):
+            etag = _file_etag(file, segment)
+    return FileDescription(facts, described, segment.size, copy, etag, ranges)
+
+
+def plan_file_body(
+    facts: RequestFacts,
+    headers: Sequence[Header],
+    file: object,
+    segment: FileSegment,
+    **options: Any,
+) -> Plan | None:
+    """Plan the answer to a GET or HEAD; see :func:`describe_file_body`."""
+    described = describe_file_body(facts, headers, file, segment, **options)
+    return None if described is None else described.plan()
 
 
 def is_made_for_one_answer(

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import BodyError
 from .framing import Framing, frame_response, list_members
+from .headers import LOWER, Header, Headers
 
 # token of RFC 9110 5.6.2, as a regular expression: methods, field names, codings, ...
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -78,8 +79,8 @@ class ResponseHead:
     :param headers: pairs of str.
     :ivar status: as it was given.
     :ivar code: 101, or 200 and above.
-    :ivar headers: those to be sent, in order, without whitespace around their values, and without
-        Content-Length.
+    :ivar given: all of them, in order, without whitespace around their values.
+    :ivar headers: those to be sent, without Content-Length.
     :ivar content_length: bytes; None if the app has not set it.
     :ivar has_date: whether there is a Date header; if not, servers add it (RFC 9110 6.6.1).
     :ivar has_server: whether there is a Server header.
@@ -90,8 +91,8 @@ class ResponseHead:
     """
 
     __slots__ = (
-        "_encoded", "_framed", "closes", "code", "content_length", "has_date", "has_server",
-        "headers", "status", "upgrades",
+        "_changed", "_encoded", "_framed", "closes", "code", "content_length", "given", "has_date",
+        "has_server", "headers", "status", "upgrades",
     )  # fmt: skip
 
     def __init__(self, status: Any, headers: Iterable[Any]) -> None:
@@ -102,8 +103,10 @@ class ResponseHead:
         # The arguments and results of the last calls: most requests repeat them.
         self._framed: tuple[str, bool, Framing] | None = None
         self._encoded: tuple[str, str, Framing, bytes] | None = None
-        kept: list[tuple[str, str]] = []
-        upgrade: list[tuple[str, str]] = []
+        self._changed: ResponseHead | None = None
+        kept: list[Header] = []
+        upgrade: list[Header] = []
+        self.given = given = Headers()
         self.headers = kept
         try:
             for name, value in headers:
@@ -116,6 +119,7 @@ class ResponseHead:
                     elif lower == "connection":
                         self._take_options(value)
                     if lower in HOP_BY_HOP:
+                        given.append((name, value))
                         continue
                     if len(_names) < _MAX_CACHED:
                         _names[name] = name, lower
@@ -127,10 +131,12 @@ class ResponseHead:
                     if not printable and not _VALUE.fullmatch(value):
                         raise _bad_value(name)
                     value = _strip(value, " \t")
+                header = name, value
+                given.append(header)
                 if lower == "content-length":
                     self.content_length = _agreed(self.content_length, value)
                 else:
-                    kept.append((name, value))
+                    kept.append(header)
                     if lower == "date":
                         self.has_date = True
                     elif lower == "server":
@@ -138,7 +144,7 @@ class ResponseHead:
         except BodyError:
             raise
         except (TypeError, ValueError):
-            raise _no_pairs(headers) from None
+            raise no_pairs(headers) from None
         if upgrade and self.upgrades:
             kept.append(upgrade[-1])
         if self.code == 101 and not self.upgrades:
@@ -148,6 +154,29 @@ class ResponseHead:
         options = list_members(connection)
         self.closes = self.closes or "close" in options
         self.upgrades = self.upgrades or "upgrade" in options
+
+    def changed(self, status: str, code: int, headers: Headers) -> ResponseHead:
+        """Return a head with another status and other headers, which are not checked again.
+
+        :param headers: as `given`; those that are new are known to be correct.
+        """
+        known = self._changed
+        if known is not None and known.status == status and known.given == headers:
+            return known
+        head = ResponseHead("200", ())
+        head.status, head.code = status, code
+        head.closes, head.upgrades = self.closes, self.upgrades
+        head.given = headers
+        for header in headers:
+            name = LOWER[header[0]]
+            if name == "content-length":
+                head.content_length = parse_length(header[1])
+            elif name not in HOP_BY_HOP or (name == "upgrade" and header in self.headers):
+                head.headers.append(header)
+                head.has_date = head.has_date or name == "date"
+                head.has_server = head.has_server or name == "server"
+        self._changed = head
+        return head
 
     def frame(self, method: str, *, chunks: bool) -> Framing:
         """See :func:`~.framing.frame_response`."""
@@ -184,7 +213,12 @@ class ResponseHead:
 
 
 def known_head(status: Any, headers: Any) -> ResponseHead:
-    """As :class:`ResponseHead`, from a cache; the result is shared, and must not be changed."""
+    """As :class:`ResponseHead`, from a cache; the result is shared, and must not be changed.
+
+    :param headers: may also be a :class:`ResponseHead`, which is returned.
+    """
+    if type(headers) is ResponseHead:  # WSGIFast's, which has checked it
+        return headers
     if type(headers) is not list:
         return ResponseHead(status, headers)
     key = (status, *headers)
@@ -270,7 +304,7 @@ def _fields_without(names: frozenset[str], headers: Iterable[Any]) -> list[tuple
     try:
         pairs = [(_text(name), _text(value)) for name, value in headers]
     except (TypeError, ValueError):
-        raise _no_pairs(headers) from None
+        raise no_pairs(headers) from None
     fields = [check_field(name, value) for name, value in pairs]
     return [field for field in fields if field[0].lower() not in names]
 
@@ -311,7 +345,7 @@ def declared_length(headers: Iterable[Any]) -> int | None:
     except BodyError:
         raise
     except (AttributeError, TypeError, ValueError):
-        raise _no_pairs(headers) from None
+        raise no_pairs(headers) from None
     return length
 
 
@@ -366,7 +400,7 @@ def _agreed(length: int | None, value: object) -> int:
     return size
 
 
-def _no_pairs(headers: object) -> BodyError:
+def no_pairs(headers: object) -> BodyError:
     return BodyError(
         f"the headers are a {type(headers).__name__}, and not a list of (name, value) tuples of str"
     )

@@ -23,7 +23,8 @@ class _LowerNames(dict[str, str]):
         return lower
 
 
-_LOWER = _LowerNames()
+# Maps a name to its lower case.
+LOWER = _LowerNames()
 
 
 class Headers(list[Header]):
@@ -43,41 +44,41 @@ class Headers(list[Header]):
 
     def raw(self) -> list[tuple[bytes, bytes]]:
         """Return the headers as ASGI and HTTP/2 have them: in latin-1, names in lower case."""
-        return [(_LOWER[name].encode("latin-1"), value.encode("latin-1")) for name, value in self]
+        return [(LOWER[name].encode("latin-1"), value.encode("latin-1")) for name, value in self]
 
     def names(self) -> set[str]:
         """Return the names, in lower case."""
-        return {_LOWER[name] for name, _ in self}
+        return {LOWER[name] for name, _ in self}
 
     def by_name(self) -> dict[str, str]:
         """Return the last value of each name, which is in lower case."""
-        return {_LOWER[name]: value for name, value in self}
+        return {LOWER[name]: value for name, value in self}
 
     def get(self, name: str) -> str | None:
         """Return the first value of a header; None without one."""
         for key, value in self:
-            if _LOWER[key] == name:
+            if LOWER[key] == name:
                 return value
         return None
 
     def get_all(self, name: str) -> list[str]:
         """Return all values of a header."""
-        return [value for key, value in self if _LOWER[key] == name]
+        return [value for key, value in self if LOWER[key] == name]
 
     def set(self, name: str, value: str) -> None:
         """Replace all headers of a name by one, at the place of the first; or add it at the end.
 
         :param name: as it is sent.
         """
-        lower = _LOWER[name]
-        found = [_LOWER[key] for key, _ in self]
+        lower = LOWER[name]
+        found = [LOWER[key] for key, _ in self]
         others = self.without((lower,))
         others.insert(found.index(lower) if lower in found else len(others), (name, value))
         self[:] = others
 
     def without(self, names: Collection[str]) -> Headers:
         """Return the headers that have none of some names."""
-        return Headers([header for header in self if _LOWER[header[0]] not in names])
+        return Headers([header for header in self if LOWER[header[0]] not in names])
 
     def with_vary(self, on: Sequence[str] = ("Accept-Encoding",)) -> Headers:
         """Return headers that say that the response depends on some of the request's.
@@ -89,11 +90,11 @@ class Headers(list[Header]):
         varied = Headers(self)
         at = None
         for index, (name, value) in enumerate(self):
-            if _LOWER[name] == "vary":
+            if LOWER[name] == "vary":
                 members = list_members(value)
                 if "*" in members:
                     return varied
-                on = [each for each in on if _LOWER[each] not in members]
+                on = [each for each in on if LOWER[each] not in members]
                 at = index
         if not on:
             return varied

@@ -18,10 +18,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..bodies.access_log import CHUNKS, LENGTH_ERROR, PATTERN, SENT_AS
-from ..bodies.classify import known_file
+from ..bodies.body import ClosedWith
 from ..bodies.files import ClosedThen, FileReader, FileSlice, SegmentedBody, close_body
-from ..bodies.held_head import HeldHead
-from ..bodies.streams import ClosedWith
+from ..bodies.start_response import AppResponse, Respond
+from ..bodies.wrappers import known_file
 from .requests import RECORDER, Asked, Recorder, Recording, asked_of_environ
 
 if TYPE_CHECKING:
@@ -37,33 +37,29 @@ FRAMEWORKS = frozenset({_FLASK, _BOTTLE, _DJANGO})
 
 
 class Instrumented:
-    """A WSGIFast whose requests are recorded.
+    """Records the requests of a WSGIFast.
 
-    :param call: WSGIFast's own, which takes the head of the response.
-    :param app: the one in it.
     :param recorder: its errors are logged, once.
     :param spans: sets attributes on the span that is current when a request comes.
-    :ivar recorded_by: a request whose environ has this RECORDER needs no instrumentation; None if
-        every request needs it.
     """
 
     def __init__(
         self,
-        call: Callable[..., Any],
-        app: object,
         recorder: Recorder | None,
         spans: CurrentSpans | None,
     ) -> None:
-        self._call = call
-        self._app = app
         self._spans = spans
         self._recording = Recording(recorder, spans, logger)
         # For requests that are recorded elsewhere, and have a span.
         self._tracing = Recording(None, spans, logger)
-        self.recorded_by = recorder if spans is None else None
+        # Requests with this RECORDER are recorded elsewhere; None if a span may differ.
+        self._recorded_by = recorder if spans is None else None
 
-    def answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """As the app's own `__call__`."""
+    def respond(self, respond: Respond, head: AppResponse) -> Iterable[bytes]:
+        """Record a request: a stage."""
+        environ = head.environ
+        if RECORDER in environ and environ[RECORDER] is self._recorded_by:
+            return respond(head)
         began = perf_counter()
         recording, span = self._recording, None
         recorder = recording.recorder
@@ -73,14 +69,13 @@ class Instrumented:
                 recording, recorder = self._tracing, None
             if recorder is None and span is None:
                 environ.setdefault(RECORDER, self._spans)
-                return self._call(environ, start_response)  # type: ignore[no-any-return]
+                return respond(head)
         if RECORDER not in environ:
             environ[RECORDER] = recorder or self._spans
         asked = asked_of_environ(environ)
         active = recording.begin(asked)
-        head = HeldHead(self._app, environ, start_response)
         try:
-            body = self._call(environ, start_response, head)
+            body = respond(head)
         except BaseException:
             _record(recording, asked, active, environ, span, began, 500, 0)
             raise
@@ -103,7 +98,7 @@ class Instrumented:
             span,
             None if span is None else environ.get(CHUNKS),
         )
-        return body  # type: ignore[no-any-return]
+        return body
 
 
 def _record(
@@ -139,7 +134,7 @@ def _record(
 
 
 def _followed(
-    record: Callable[[int, int, bool], None], head: HeldHead, body: Any, wrapper: Any
+    record: Callable[[int, int, bool], None], head: AppResponse, body: Any, wrapper: Any
 ) -> Iterable[bytes]:
     """The body, whose request is recorded when it is closed.
 

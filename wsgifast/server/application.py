@@ -32,7 +32,7 @@ from ..bodies.access_log import (
     WAIT_US,
     queue_seconds,
 )
-from ..bodies.classify import closes_file_alone
+from ..bodies.wrappers import closes_file_alone
 from ..errors import ClientGone, MalformedRequest, RequestError
 from ..sockets.sending import FileTruncated
 from .backlog import Backlog

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from ..bodies.response_writer import NOT_STARTED, Output, ResponseWriter
+from ..bodies.writer import NOT_STARTED, Output, ResponseWriter
 from ..files import http_date
 from ..http.head import interim_fields
 

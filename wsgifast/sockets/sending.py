@@ -153,11 +153,17 @@ def file_segment(file: object) -> FileSegment | None:
     bases = (io.FileIO, io.BufferedReader, io.BufferedRandom)
     if not reads_as(file, *bases, iterated=False):
         return None
-    if not isinstance(file, io.FileIO):
-        if not reads_as(file.raw, io.FileIO):
-            return None  # a reader over a socket, a zip member, an object of the app
-        if isinstance(file, io.BufferedRandom):
-            file.flush()  # written data may not have reached the descriptor yet
+    if not isinstance(file, io.FileIO) and not reads_as(file.raw, io.FileIO):
+        return None  # a reader over a socket, a zip member, an object of the app
+    return regular_segment(file)
+
+
+def regular_segment(
+    file: io.FileIO | io.BufferedReader | io.BufferedRandom,
+) -> FileSegment | None:
+    """Return the rest of a file that is read as these classes are; None if it has to be read."""
+    if isinstance(file, io.BufferedRandom):
+        file.flush()  # written data may not have reached the descriptor yet
     if not file.readable():
         return None
     fd = file.fileno()

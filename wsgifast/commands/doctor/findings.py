@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...bodies.chunks import is_event_stream
 from ...bodies.slow_shapes import BodyKind, BodySeen, is_many_and_small, slow_shape
-from ...bodies.streams import is_event_stream
 from ...checks import size_text
 from ...errors import ConfigurationError
 from ...http.framing import list_members

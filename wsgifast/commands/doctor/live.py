@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from statistics import median
 
+from ...bodies.chunks import is_event_stream
 from ...bodies.slow_shapes import Chunks
-from ...bodies.streams import is_event_stream
 from ..arguments import check_path
 from ..client import BROWSER_ACCEPT_ENCODING, Answer, HTTPClient, NoAnswer
 from .examination import coded_sizes

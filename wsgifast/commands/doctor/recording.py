@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 from wsgiref import util
 
-from ...bodies.held_head import check_second_start
+from ...bodies.writer import check_second_start
 from ...errors import BodyError, WSGIFastError
 from ...http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line, frame_response
 from ...http.head import ResponseHead

@@ -13,14 +13,16 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ..compression.decoding import BodyLimits, RequestDecoder
 from ..errors import BodyTooLarge, MalformedRequest, RequestError
 from ..files.temporary import Budget, Spool, no_room
 from ..http.head import parse_length
-from .held_head import HeldHead
-from .streams import ClosedWith, Stream
+from .body import ClosedWith
+from .start_response import AppResponse, Respond
+from .stream import ConvertedStream
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -150,17 +152,30 @@ class LimitedInput(io.IOBase):
         raise BodyTooLarge(self.limit_bytes)  # a new error, so that the first one keeps no frames
 
 
-def call_limited(
-    app: Callable[..., Iterable[bytes]],
-    head: HeldHead,
-    limited: LimitedInput,
-    refuse: Callable[[RequestError, OptExcInfo | None], Iterable[bytes]],
+def respond_within(
+    limits: BodyLimits, respond: Respond, head: AppResponse, *, refuse: Callable[..., Any]
 ) -> Iterable[bytes]:
-    """Call an app, and replace its response once it has read too much.
+    """Call the app with a request body that is within the limits, or refuse the request: a stage.
 
-    :param app: WSGIFast's own call, which forwards the head once the body is known.
-    :param refuse: answers in place of the app; with exc_info if its head has been forwarded.
+    :param refuse: called with the response and an error, to answer in place of the app; with
+        exc_info if its head has been forwarded.
     """
+    try:
+        limited = limit_request(head.environ, limits)
+    except RequestError as error:
+        return refuse(head, error)  # type: ignore[no-any-return]
+    if limited is None:
+        return respond(head)
+    return _respond_counted(respond, head, limited, partial(refuse, head))
+
+
+def _respond_counted(
+    respond: Respond,
+    head: AppResponse,
+    limited: LimitedInput,
+    refuse: Callable[..., Iterable[bytes]],
+) -> Iterable[bytes]:
+    """Call the app, and replace its response once it has read too much."""
     server_start, has_started = head.server_start, False
 
     def start(
@@ -177,13 +192,13 @@ def call_limited(
 
     head.server_start = start
     try:
-        body = app(head.environ, start, head)
+        body = respond(head)
     except Exception:
         if limited.error is None or has_started:  # by write(), which has sent something
             raise
         head.server_start = server_start
-        return refuse(limited.error, None)
-    if type(body) is not Stream:
+        return refuse(limited.error)
+    if type(body) is not ConvertedStream:
         return body
 
     def iterated() -> Iterator[bytes]:

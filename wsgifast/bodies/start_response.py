@@ -6,21 +6,24 @@ A second call is allowed with exc_info alone (PEP 3333).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from sys import modules
 from time import time_ns
-from typing import TYPE_CHECKING
+from types import MethodType
+from typing import TYPE_CHECKING, Any
 
 from ..checks import app_name
 from ..compression.policy import WISH, Compression, Wish
 from ..compression.response import Decision, decide
 from ..errors import BodyError
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
-from ..http.head import declared_length, status_code
+from ..http.head import ResponseHead, declared_length, known_head, no_pairs, status_code
 from ..http.headers import Headers
 from .access_log import LENGTH_ERROR
+from .body import Writer
 from .chunks import charset_of, to_bytes
 from .content_coding import ContentCoding
+from .writer import check_second_start
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -28,14 +31,20 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("wsgifast")
+# Calls the app with a response's start(), and returns what the server is to iterate.
+Respond = Callable[["AppResponse"], Iterable[bytes]]
+# Does the same, with the next stage as its first argument.
+Stage = Callable[[Respond, "AppResponse"], Iterable[bytes]]
 
 
-class HeldHead:
-    """The app's status and headers, held back until its body is known.
+class AppResponse:
+    """The app's status and headers, delayed until its body is known.
 
     They are forwarded to the server when the app has returned and its body was classified, at the
     first write(), or at once if a lazy app calls start_response from inside its iterator (`holds`
-    is False by then).
+    is False by then). Our own servers check headers as they send them. So theirs are checked here
+    in the same way, and passed on as a :class:`~..http.head.ResponseHead`, which no one checks
+    again.
 
     :param app: named in errors.
     :param environ: of the request; gets how the body is sent.
@@ -43,9 +52,11 @@ class HeldHead:
     :ivar headers: a copy of the app's list.
     :ivar length: the Content-Length among them; None without one.
     :ivar no_body: whether the response may have no body.
+    :ivar edits: called with this object before the headers are forwarded, to change them.
     :ivar compression: how bodies are compressed; None where WSGIFast does not compress.
     :ivar codes_stream: whether the body is compressed block by block, so that the coding is decided
         when the head is forwarded.
+    :ivar decision: about such a body, if it has been made before; None otherwise.
     :ivar exc_info: of the app's last call, for the server; None once that has it.
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     """
@@ -59,8 +70,11 @@ class HeldHead:
     exc_info: OptExcInfo | None = None
     holds = True
     forwarded = False
+    edits: Sequence[Callable[[AppResponse], object]] = ()
     compression: Compression | None = None
     codes_stream = False
+    decision: Decision | None = None
+    _checked: ResponseHead | None = None
     _coding: ContentCoding | None = None
     _accept_encoding: str | None = None
     _wish: Wish
@@ -87,7 +101,7 @@ class HeldHead:
         elif self.status is not None:
             check_second_start(None, sent=False, app=self.app_name)
         try:
-            self._take(status, headers)
+            self._check(status, headers)
             # uWSGI leaves the error pending, and the next call of whatever function raises it.
             if exc_info and (self.forwarded or "uwsgi" not in modules):
                 self.exc_info = exc_info
@@ -154,9 +168,18 @@ class HeldHead:
         if self.status is None:
             raise self.not_started()
         self.forwarded = True
+        for edit in self.edits:
+            edit(self)
         if self.exc_info is None:
             headers = self._to_send() if self.codes_stream else self.headers
-            self._server_write = self.server_start(self.status, list(headers))
+            checked = self._checked
+            if checked is None:
+                sent: Any = list(headers)  # wsgiref accepts no subclass
+            elif headers == checked.given and checked.status == self.status:
+                sent = checked
+            else:
+                sent = checked.changed(self.status, self.code, headers)
+            self._server_write = self.server_start(self.status, sent)
             return
         # Middleware around WSGIFast, such as an error reporter, gets the error by it.
         exc_info: OptExcInfo | None = self.exc_info
@@ -164,7 +187,8 @@ class HeldHead:
         coding = self.coding if self.codes_stream else None
         compressor = None if coding is None else coding.compressor
         try:
-            self._server_write = self.server_start(self.status, list(self._to_send()), exc_info)
+            sent = list(self._to_send())
+            self._server_write = self.server_start(self.status, sent, exc_info)
         except BaseException:
             if coding is not None:  # the head has been sent before: its body goes on
                 coding.compressor = compressor
@@ -174,10 +198,11 @@ class HeldHead:
 
     def _to_send(self) -> Headers:
         if self.codes_stream and self.coding is not None:
-            return self.coding.begin(self.code, self.headers)
+            decision, self.decision = self.decision, None
+            return self.coding.begin(self.code, self.headers, decision)
         return self.headers
 
-    def may_compress(self, compression: Compression) -> None:
+    def enable_compression(self, compression: Compression) -> None:
         """Have the body compressed, if the request, the response and the app allow it.
 
         To be called before the app, which may change the environ.
@@ -235,11 +260,12 @@ class HeldHead:
         """Return the blocks to send of a body whose blocks exist, and change the headers."""
         if decision is None:
             return blocks
-        if decision.coding is None:
+        if decision.coding is None or not size:
             self.headers = decision.headers
             return blocks
-        assert self.coding is not None
-        self.headers, blocks = self.coding.whole(decision, self.headers, blocks, size)
+        coding = self.coding
+        assert coding is not None
+        self.headers, blocks = coding.whole(decision, self.headers, blocks, size)
         return blocks
 
     def counter(self) -> BodyCounter:
@@ -288,40 +314,28 @@ class HeldHead:
     def app_name(self) -> str:
         return app_name(self._app)
 
-    def _take(self, status: str, headers: list[tuple[str, str]]) -> None:
-        """Take a status and headers; refuse what no server could send."""
+    def _check(self, status: str, headers: list[tuple[str, str]]) -> None:
+        """Copy a status and headers, and refuse those that no server could send."""
+        server_start = self.server_start
         try:
-            headers = Headers(headers)  # the app may go on using its own list
-        except TypeError:
-            pass  # declared_length reports what is wrong
-        try:
-            code = status_code(status)
-            self.length = declared_length(headers)
+            if type(server_start) is MethodType and isinstance(server_start.__self__, Writer):
+                self._checked = checked = known_head(status, headers)
+                code = checked.code
+                self.length = checked.content_length
+                copied = Headers(checked.given)
+            else:
+                try:
+                    copied = Headers(headers)  # the app may go on using its own list
+                except TypeError:
+                    raise no_pairs(headers) from None
+                code = status_code(status)
+                self.length = declared_length(copied)
         except BodyError as error:
             raise BodyError(f"{self.app_name} called start_response wrongly: {error}") from None
         self.status = status
         self.code = code
-        self.headers = headers  # type: ignore[assignment]
+        self.headers = copied
         self.no_body = (code != 200 or self._method != "GET") and not has_body(self._method, code)
         if self.length is not None and self.no_body and not has_body("GET", code):
             # Also for 304, which may have one: gevent's pywsgi answers 500 to it.
             self.set_length(None)
-
-
-def check_second_start(exc_info: OptExcInfo | None, *, sent: bool, app: str = "the app") -> None:
-    """Check a call of start_response that is not the first, or has exc_info.
-
-    The caller deletes its own exc_info afterwards: its frame and the traceback refer to each other.
-
-    :param sent: whether the head has been sent, so that it cannot be replaced.
-    :param app: its name, for the message.
-    :raises BodyError: without exc_info.
-    :raises BaseException: that of exc_info, if the head has been sent.
-    """
-    try:
-        if not exc_info:
-            raise BodyError(f"{app} called start_response twice without exc_info (PEP 3333)")
-        if sent:
-            raise exc_info[1].with_traceback(exc_info[2])  # type: ignore[union-attr]
-    finally:
-        exc_info = None

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 from ..errors import BodyTooShort
-from ..http.headers import Headers
 from .access_log import CHUNKS, LENGTH_ERROR, SAMPLED_CHUNKS, SENT_AS, stream_kind
-from .chunks import coalesced
-from .classify import iterated
+from .body import Sendable
+from .chunks import coalesced, is_event_stream
 from .content_coding import ContentCoding
 from .files import close_body
-from .held_head import HeldHead
+from .start_response import AppResponse
+from .wrappers import iterated
+from .writer import ResponseWriter
 
-# The readers of these types wait for each event.
-_EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
 
-
-class Stream:
+class ConvertedStream(Sendable):
     """An app's iterable, each chunk converted and counted as it comes.
 
     It has no len(), even if the app's iterable has one: gevent's pywsgi would iterate it twice.
@@ -31,7 +29,7 @@ class Stream:
     :param coalesce: join small chunks, unless the head says that it is an event stream.
     """
 
-    def __init__(self, head: HeldHead, body: Iterable[Any], *, coalesce: bool) -> None:
+    def __init__(self, head: AppResponse, body: Iterable[Any], *, coalesce: bool) -> None:
         self._head = head
         self._body: Iterable[Any] | None = body
         self._coalesce = coalesce
@@ -49,6 +47,13 @@ class Stream:
     def uncoded(self) -> Iterator[bytes]:
         """Iterate the blocks for a server that compresses them itself, as ours do."""
         return self._coalesced() if self._coalesce else self._chunks()
+
+    def send_to(self, writer: ResponseWriter) -> None:
+        coding = self.coding
+        if coding is None or writer.headers_sent:  # by write()
+            writer.write_stream(self)
+        else:
+            writer.write_coded(self.uncoded(), coding)
 
     def _coalesced(self) -> Iterator[bytes]:
         chunks = self._chunks()
@@ -128,31 +133,3 @@ class Stream:
         """Close the app's own iterable, once."""
         body, self._body = self._body, None
         close_body(body)
-
-
-class ClosedWith:
-    """Chunks that exist already, with the close() of the app's own body.
-
-    :param blocks: a list if there is one, so that FastWorker finds it by
-        :func:`wsgifast.bodies.classify.unwrapped_body`.
-    :param body: what the app returned.
-    """
-
-    def __init__(self, blocks: Iterable[bytes], body: object) -> None:
-        self.blocks = blocks
-        self._body = body
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.blocks)
-
-    def close(self) -> None:
-        """Close the app's own iterable, once."""
-        body, self._body = self._body, None
-        close_body(body)
-
-
-def is_event_stream(headers: Sequence[tuple[str, str]]) -> bool:
-    """Whether each chunk has to be sent at once, by the Content-Type or X-Accel-Buffering."""
-    content_type = Headers(headers).get("content-type") or ""
-    buffering = Headers(headers).get("x-accel-buffering") or ""
-    return content_type.lower().startswith(_EVENT_STREAMS) or buffering.lower() == "no"

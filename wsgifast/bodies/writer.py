@@ -17,20 +17,11 @@ from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_l
 from ..http.head import ResponseHead, known_head
 from ..sockets.sending import SMALL_FILE_BYTES, FileSegment, FileTruncated
 from .access_log import CODED_BYTES
-from .classify import (
-    FILE,
-    PASS,
-    WRAPPED_FILE,
-    WRAPPED_WHOLE,
-    classify,
-    is_whole,
-    iterated,
-    unwrapped_body,
-)
+from .body import Writer
+from .chunks import is_event_stream
+from .classify import classify
 from .content_coding import ContentCoding
 from .files import is_in_memory, read_whole, segment_of
-from .held_head import check_second_start
-from .streams import Stream, is_event_stream
 
 # Up to this size, joining costs less than passing several buffers to the kernel.
 _JOIN_BYTES = 64 * 1024
@@ -81,7 +72,7 @@ class Output(Protocol):
         """
 
 
-class ResponseWriter(BodyCounter):
+class ResponseWriter(Writer, BodyCounter):
     """The response to one request; it counts its body, and limits it to its Content-Length.
 
     gunicorn's hooks and loggers may set any attribute on it.
@@ -215,23 +206,11 @@ class ResponseWriter(BodyCounter):
             self.write_all(body)
             return
         try:
-            shape, content = classify(body)
             if kind is file_wrapper:
-                self.write_file(body, getattr(body, "filelike", None))
-            elif shape is WRAPPED_WHOLE or is_whole(content):
-                self.write_all(list(body))
-            elif shape is PASS:
-                self.write_segments(content.segments)
-            elif shape is FILE or shape is WRAPPED_FILE:
-                self.write_file(body, content)
-            elif (
-                type(stream := unwrapped_body(body)) is Stream
-                and stream.coding is not None
-                and not self.headers_sent  # by write()
-            ):
-                self.write_coded(stream, stream.coding)
+                file = getattr(body, "filelike", None)
+                self.write_file(file, segment_of(file), body)
             else:
-                self.write_stream(iterated(body))
+                classify(body).send_to(self)
         finally:
             close = getattr(body, "close", None)
             if close is not None:
@@ -280,14 +259,13 @@ class ResponseWriter(BodyCounter):
                 break
         self.close()
 
-    def write_coded(self, stream: Stream, coding: ContentCoding) -> None:
+    def write_coded(self, blocks: Iterator[bytes], coding: ContentCoding) -> None:
         """Send a stream that is compressed, with one flush for the blocks that are sent together.
 
         They are compressed where they are framed, under the output's lock, a little at a time.
         """
         coding.is_done_by_server = True
         self._coding = coding
-        blocks = stream.uncoded()
         for block in blocks:
             if coding.compressor is None:  # the head has been decided by now
                 self._coding = None
@@ -330,15 +308,15 @@ class ResponseWriter(BodyCounter):
             else:
                 self._write_block(block)
 
-    def write_file(self, body: Any, file: Any) -> None:
+    def write_file(self, file: Any, segment: FileSegment | None, body: Iterable[Any]) -> None:
         """Send a file: by sendfile, from memory, or block by block.
 
         It may be longer than the Content-Length, at which sending stops (PEP 3333, "Optional
         Platform-Specific File Handling").
 
+        :param segment: the part of it that sendfile can send; None if it has to be read.
         :param body: yields the file's blocks.
         """
-        segment = segment_of(file)
         if segment is not None:
             self.write_segments([segment])
         elif is_in_memory(file):
@@ -347,6 +325,10 @@ class ResponseWriter(BodyCounter):
             self.write_stream(body)
         if self._framing.has_body:
             self.dropped = 0
+
+    def write_unsuited(self, body: Any, advice: str) -> None:
+        """Send an object that should not be a body as its iteration gives it."""
+        self.write_stream(body)
 
     def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
         """Send byte strings and parts of files in their order."""
@@ -428,3 +410,22 @@ def not_bytes(block: object) -> BodyError:
         f"the app returned a body with a {type(block).__name__} in it: yield bytes, or wrap "
         "the app with wsgifast.WSGIFast"
     )
+
+
+def check_second_start(exc_info: Any, *, sent: bool, app: str = "the app") -> None:
+    """Check a call of start_response that is not the first, or has exc_info.
+
+    The caller deletes its own exc_info afterwards: its frame and the traceback refer to each other.
+
+    :param sent: whether the head has been sent, so that it cannot be replaced.
+    :param app: its name, for the message.
+    :raises BodyError: without exc_info.
+    :raises BaseException: that of exc_info, if the head has been sent.
+    """
+    try:
+        if not exc_info:
+            raise BodyError(f"{app} called start_response twice without exc_info (PEP 3333)")
+        if sent:
+            raise exc_info[1].with_traceback(exc_info[2])
+    finally:
+        exc_info = None

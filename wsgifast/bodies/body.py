@@ -1,0 +1,215 @@
+"""What a body is: a class for each kind, which knows how it is sent.
+
+:func:`~.classify.classify` makes these objects. A body has two ways out. Any WSGI server iterates
+what the middleware returns for it. Our own servers call :meth:`Body.send_to`, which sends it in the
+cheapest way.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from ..sockets.sending import FileSegment
+from .files import FileReader, FileSlice, SegmentedBody, close_body, in_file_wrapper, known_size
+from .wrappers import is_whole, iterated
+
+
+class Writer:
+    """Sends the body of one response on one of our own servers."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
+        """Send a body that exists already."""
+
+    @abstractmethod
+    def write_file(self, file: Any, segment: FileSegment | None, body: Iterable[Any]) -> None:
+        """Send a file: a part of it by sendfile, from memory, or the blocks of `body`."""
+
+    @abstractmethod
+    def write_segments(self, segments: Any) -> None:
+        """Send byte strings and parts of files."""
+
+    @abstractmethod
+    def write_stream(self, body: Iterable[Any]) -> None:
+        """Send blocks as they come."""
+
+    @abstractmethod
+    def write_unsuited(self, body: Any, advice: str) -> None:
+        """Send what no server can send, or refuse it."""
+
+
+class Sendable:
+    """An iterable that WSGIFast makes, and that our own servers send in a cheaper way."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def send_to(self, writer: Any) -> None:
+        """Send all of it; close() remains the caller's."""
+
+
+class ClosedWith:
+    """Chunks that exist already, with the close() of the app's own body.
+
+    :param blocks: a list if there is one, so that FastWorker finds it by
+        :func:`~.wrappers.unwrapped_body`.
+    :param body: what the app returned.
+    """
+
+    def __init__(self, blocks: Iterable[bytes], body: object) -> None:
+        self.blocks = blocks
+        self._body = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.blocks)
+
+    def close(self) -> None:
+        """Close the app's own iterable, once."""
+        body, self._body = self._body, None
+        close_body(body)
+
+
+class Body:
+    """A body that has been classified.
+
+    :ivar content: the body inside any known wrapper.
+    :ivar owner: what the app returned. Its close() ends the body.
+    """
+
+    __slots__ = ("content", "owner")
+
+    def __init__(self, content: Any, owner: Any) -> None:
+        self.content = content
+        self.owner = owner
+
+    @property
+    def length(self) -> int | None:
+        """The number of bytes; None if it is not known before the body has been read."""
+        return None
+
+    def iterate(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
+        """Return what a WSGI server iterates and closes.
+
+        :param file_wrapper: the server's `wsgi.file_wrapper`, if it has one.
+        """
+        owner: Iterable[bytes] = self.owner
+        return owner
+
+    def send_to(self, writer: Writer) -> None:
+        """Send the body; close() remains the caller's."""
+        writer.write_stream(self.owner)
+
+    def close(self) -> None:
+        """Close what the app returned."""
+        close_body(self.owner)
+
+
+class Whole(Body):
+    """A list or tuple, perhaps in wrappers: every chunk exists already."""
+
+    __slots__ = ()
+
+    @property
+    def length(self) -> int | None:
+        return sum(map(len, self.content))
+
+    def send_to(self, writer: Writer) -> None:
+        # By the wrappers' own iteration, which may encode or count each chunk.
+        writer.write_all(self.content if self.owner is self.content else list(self.owner))
+
+
+class Bare(Body):
+    """Text or bytes in place of an iterable of them."""
+
+    __slots__ = ()
+
+    def send_to(self, writer: Writer) -> None:
+        writer.write_unsuited(self.content, "return it as bytes in a list")
+
+
+class File(Body):
+    """A file whose read() gives what its iteration does, or that cannot be iterated.
+
+    :param segment: the part of the file that sendfile can send; None if it has to be read.
+    :param closed: closed when the file has been sent: the owner, or the file if it has no close().
+    """
+
+    __slots__ = ("closed", "segment")
+
+    def __init__(self, content: Any, owner: Any, segment: FileSegment | None, closed: Any) -> None:
+        self.content = content
+        self.owner = owner
+        self.segment = segment
+        self.closed = closed
+
+    @property
+    def length(self) -> int | None:
+        return known_size(self.content) if self.segment is None else self.segment.size
+
+    def iterate(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
+        if self.segment is None:
+            return in_file_wrapper(FileReader(self.content, None, bytes, self.closed), file_wrapper)
+        return in_file_wrapper(FileSlice(self.segment, self.closed), file_wrapper)
+
+    def send_to(self, writer: Writer) -> None:
+        writer.write_file(self.content, self.segment, self.owner)
+
+
+class Segments(Body):
+    """A :class:`~.files.SegmentedBody`: byte strings and parts of files."""
+
+    __slots__ = ()
+
+    content: SegmentedBody
+
+    @property
+    def length(self) -> int | None:
+        segments = self.content.segments
+        return sum(part.size if isinstance(part, FileSegment) else len(part) for part in segments)
+
+    def iterate(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
+        return self.content
+
+    def send_to(self, writer: Writer) -> None:
+        writer.write_segments(self.content.segments)
+
+
+class Passed(Body):
+    """An object of the server's own `wsgi.file_wrapper`."""
+
+    __slots__ = ()
+
+
+class Stream(Body):
+    """Any other iterable: its chunks are made while it is iterated."""
+
+    __slots__ = ()
+
+    def send_to(self, writer: Writer) -> None:
+        content = self.content
+        if isinstance(content, Sendable):
+            content.send_to(writer)
+        elif is_whole(content):  # a list's iterator
+            writer.write_all(list(self.owner))
+        else:
+            writer.write_stream(iterated(self.owner))
+
+
+class Refusal(Body):
+    """An object that is not a body.
+
+    :param advice: what the app's author should return instead.
+    """
+
+    __slots__ = ("advice",)
+
+    def __init__(self, content: Any, owner: Any, advice: str) -> None:
+        super().__init__(content, owner)
+        self.advice = advice
+
+    def send_to(self, writer: Writer) -> None:
+        writer.write_unsuited(self.owner, self.advice)
