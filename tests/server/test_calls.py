@@ -20,14 +20,18 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import base
 
 import wsgifast
+from wsgifast.metrics.requests import RequestMetrics
 from wsgifast.server import monitor
 from wsgifast.workers import FastWorker
+from wsgifast.workers.metrics import ResponseRecorder
 
 BODY = bytes(1024)
 REQUEST = b"GET / HTTP/1.1\r\nHost: a.example\r\nUser-Agent: test\r\nAccept: */*\r\n\r\n"
 # Of which the first ones fill caches.
 REQUESTS, FIRST = 60, 20
 MOST_CALLS, MOST_FILES = 38, 13
+# What metrics may add.
+METRICS_CALLS = 2
 
 
 class Calls:
@@ -49,7 +53,12 @@ class Calls:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def has_metrics(request: pytest.FixtureRequest) -> bool:
+    return bool(getattr(request, "param", False))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, has_metrics: bool) -> Calls:
     """Those of FastWorker's threads, without an access log, for requests on one connection."""
     pytest.importorskip("httptools")
     # On a machine that is busy, each request would put the monitor's alarm off.
@@ -61,6 +70,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     with mock.patch.object(base.Worker, "init_process"):
         worker.init_process()
     worker.wsgi = calls.app
+    if has_metrics:
+        metrics = RequestMetrics()
+        metrics.look_at = math.inf  # as if no batch of records were complete
+        worker._responses = ResponseRecorder(metrics, worker.log)
     server = worker.server = worker.make_server()
     near, client = socket.socketpair()
     connection = server.connect(near, ("192.0.2.1", 4711), ("192.0.2.2", 80))
@@ -100,3 +113,9 @@ def test_small_request_takes_few_calls_in_few_files(calls: Calls) -> None:
         print(f"    {file}: {each.co_name}")
     assert len(called) <= MOST_CALLS
     assert len({*files}) <= MOST_FILES
+
+
+@pytest.mark.parametrize("has_metrics", [True], indirect=True)
+def test_metrics_of_small_request_take_two_calls(calls: Calls) -> None:
+    usual = statistics.mode(map(len, calls.of_requests[FIRST:]))
+    assert usual <= MOST_CALLS + METRICS_CALLS

@@ -98,6 +98,10 @@ class Answered(NamedTuple):
         return self._replace(method=method, scheme=scheme)
 
 
+# The same before it is an Answered.
+Record = tuple[str, str, int, str | None, str, float, int]
+
+
 class Recorder(Protocol):
     """An object that records requests, for WSGIFast's option `metrics`.
 
@@ -166,6 +170,19 @@ class Recording:
             except Exception:  # noqa: BLE001 - it is logged
                 self._failures.log()
         return None
+
+    def add(self, record: Record, now: float) -> None:
+        """Record a request that was not begun, and whose response has ended as usual."""
+        metrics = self._metrics
+        try:
+            if metrics is not None:  # as its record(), without a call
+                metrics.records.extend(record)
+                if now > metrics.look_at:
+                    metrics.look(now)
+            elif self.recorder is not None:
+                self.recorder.record(Answered._make(record))
+        except Exception:  # noqa: BLE001 - it is logged
+            self._failures.log()
 
     def end(
         self,
