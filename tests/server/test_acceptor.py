@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers.bench import Clock
 from wsgifast.server import acceptor as accepting
-from wsgifast.server.acceptor import HURRIED_S, MOST_HANDSHAKES, Acceptor
+from wsgifast.server.acceptor import _PAUSE_S, HURRIED_S, MOST_HANDSHAKES, Acceptor
 from wsgifast.server.channel import HANDSHAKE, IDLE
 
 LISTENER = 3
@@ -333,8 +333,14 @@ def test_unknown_error_is_logged_and_waited_out(clock: Clock) -> None:
     server = Server(waiting=1)
     server.listener.error = OSError(errno.EPERM, "Operation not permitted")
     server.accept()
+    server.acceptor.update()  # as each sweep does
     assert not server.listens
     assert "Operation not permitted" in server.warnings[0]
+    clock.now += _PAUSE_S
+    server.acceptor.update()
+    assert server.listens
+    server.accept()
+    assert len(server.warnings) == 1  # at most one a minute
 
 
 def test_connection_that_has_gone_again_ends_no_turn() -> None:

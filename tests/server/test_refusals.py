@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import socket
+import tempfile
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from tests.server.connections import CHUNKED, HEAD, MakeBench, answers
+from tests.server.http2_peer import HTTP2, Peer
 from tests.workers.bench import GET, Bench, echo
 
 hello = answers([b"hello"], ("Content-Length", "5"))
@@ -207,13 +212,50 @@ def test_host_is_checked_for_each_request(make_bench: MakeBench) -> None:
         assert status_of(bench, head) == status, head
 
 
-def test_stop_iteration_of_an_app_is_an_error(make_bench: MakeBench) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        raise StopIteration
+@pytest.mark.parametrize(
+    ("number", "status", "line"),
+    [
+        (errno.ENOSPC, 503, "A request from .* is not served: There is no room"),
+        (errno.EDQUOT, 503, "A request from .* is not served: There is no room"),
+        (errno.EIO, 500, "Error handling request"),
+    ],
+)
+@pytest.mark.parametrize("http2", [False, True])
+def test_error_of_the_disk_is_not_logged_as_the_clients(
+    make_bench: MakeBench,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    status: int,
+    line: str,
+    http2: bool,
+) -> None:
+    def fail(*args: Any, **more: Any) -> Any:
+        raise OSError(number, os.strerror(number))
 
-    bench = make_bench(app)
-    assert status_of(bench, GET) == 500
-    assert bench.log.errors
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    bench = make_bench(echo, attributes={"body_memory_bytes": 0}, **HTTP2)
+    bench.log.warnings.clear()
+    if http2:
+        assert Peer(bench).get("/", "POST", body=b"1234").status == status
+    else:
+        assert status_of(bench, HEAD + b"Content-Length: 4\r\n\r\n1234") == status
+    assert bench.server.shared.counters.refused == {status: 1}
+    (said,) = bench.log.warnings
+    assert re.search(line, said)
+
+
+def raising_stop_iteration(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    raise StopIteration
+
+
+@pytest.mark.parametrize("http2", [False, True])
+def test_stop_iteration_of_an_app_is_an_error(make_bench: MakeBench, http2: bool) -> None:
+    bench = make_bench(raising_stop_iteration, **HTTP2)
+    if http2:
+        assert Peer(bench).get("/").status == 500
+    else:
+        assert status_of(bench, GET) == 500
+    assert [type(error) for error in bench.log.errors] == [StopIteration]
 
 
 def test_error_page_has_a_date(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -15,8 +16,18 @@ from gunicorn.http.wsgi import FileWrapper
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
-from tests.workers.bench import LARGE, Bench, Client, MakeBench, answers, request_for
+from tests.workers.bench import (
+    LARGE,
+    PEER,
+    Bench,
+    Client,
+    MakeBench,
+    answers,
+    hello,
+    request_for,
+)
 from tests.workers.serving import fast_worker
+from wsgifast.bodies.access_log import QUEUE_US
 from wsgifast.errors import RequestError
 
 BLOCKS = [bytes(LARGE // 4)] * 4
@@ -381,3 +392,19 @@ def test_worker_ends_after_its_last_late_line(make_bench: MakeBench) -> None:
     bench.server.output_rules.disk.write_line(write)
     bench.server.end_now(beaten.set)
     assert written == ["line"]
+
+
+@pytest.mark.parametrize(("trusted", "http2"), [(True, False), (False, False), (False, True)])
+def test_queue_time_comes_from_trusted_peers_only(
+    make_bench: MakeBench, trusted: bool, http2: bool
+) -> None:
+    allowed = PEER[0] if trusted else "192.0.2.99"
+    bench = make_bench(hello, forwarded_allow_ips=allowed, **HTTP2)
+    begun = f"t={time.time() - 3500:.3f}"
+    if http2:
+        Peer(bench).get("/", headers=[("x-request-start", begun)])
+    else:
+        bench.begin(b"GET / HTTP/1.1\r\nHost: a\r\nX-Request-Start: %b\r\n\r\n" % begun.encode())
+    (environ,) = bench.log.environs
+    assert (environ.get(QUEUE_US, 0) > 3_000_000_000) is trusted
+    assert (QUEUE_US in environ) is trusted
