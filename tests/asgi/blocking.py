@@ -80,6 +80,11 @@ ALLOWED = (
         "once for each dispatch function: its source",
     ),
     AllowedCalls(
+        "asgifast.whole_responses._digest",
+        ("os.stat", "open", "io.open"),
+        "once, when the server starts: uvicorn imports its protocol on the loop",
+    ),
+    AllowedCalls(
         "wsgifast.sockets.sending.has_its_size",
         ("os.pread",),
         "made for a file without blocks only: there is nothing on the disk to wait for",

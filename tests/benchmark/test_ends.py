@@ -53,8 +53,8 @@ def _has_server(benchmark: psutil.Process) -> bool:
     children = benchmark.children()
     try:
         connections = [each for child in children for each in child.net_connections()]
-    except psutil.NoSuchProcess:
-        return False  # one that has reported what the app is
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False  # a process that has reported the kind of the app, and is ending
     return any(each.status == psutil.CONN_LISTEN for each in connections)
 
 
