@@ -71,6 +71,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, has_metrics: bool) -> Calls:
         worker.init_process()
     worker.wsgi = calls.app
     if has_metrics:
+        # Other tests have imported frameworks, whose patterns would be noted.
+        monkeypatch.setattr("wsgifast.workers.metrics.FRAMEWORKS", frozenset())
         metrics = RequestMetrics()
         metrics.look_at = math.inf  # as if no batch of records were complete
         worker._responses = ResponseRecorder(metrics, worker.log)
