@@ -1,4 +1,4 @@
-"""The dev servers, in a thread of the test's own process, with their logs kept; apps for them."""
+"""The dev servers, in a thread of the test's own process, their recorded logs, and their apps."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def serve(
 
 @contextlib.contextmanager
 def talking(app: WSGIApplication, kind: str, **handler: Any) -> Iterator[tuple[Served, Connection]]:
-    """A running server and a connection to it; see :func:`serve`."""
+    """A running server and a connection to it: see :func:`serve`."""
     with serve(app, kind, **handler) as served, Connection(served.address) as client:
         yield served, client
 
@@ -119,7 +119,7 @@ def assert_alive(connection: Connection) -> None:
 
 
 def router(**apps: WSGIApplication) -> WSGIApplication:
-    """Apps by their path; everything else gets its path back."""
+    """Apps by their path. All other requests get their path back."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         chosen = apps.get(environ["PATH_INFO"][1:], answering(path_of))

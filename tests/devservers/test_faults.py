@@ -252,11 +252,11 @@ def test_client_that_leaves_leaves_nothing_open(kind: str, sent: bytes, reset: b
     assert "Traceback" not in served.log
     if b"\r\n\r\n" not in sent:
         assert set(requests) == {"GET"}
-        assert len(requests) == 2  # half a head is no request
+        assert len(requests) == 2  # incomplete headers are not a request
 
 
 def stalling(served: Served, target: str) -> Connection:
-    """A client that has asked for much and reads nothing but the first bytes."""
+    """A client that has requested much and reads only the first bytes."""
     client = Connection(served.address, receive_buffer=4096)
     try:
         client.send_request(target)

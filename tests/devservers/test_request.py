@@ -1,4 +1,4 @@
-"""Requests on a persistent connection: over every kind of server, the checks of heads, bodies."""
+"""Requests on a persistent connection over every kind of server: checks of headers and bodies."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_unread_body_does_not_become_a_request(kind: str, chunked: bool) -> None
 def test_large_unread_body_closes_after_the_response(kind: str) -> None:
     app = answering(path_of, "413 Content Too Large")
     with talking(app, kind) as (_, client):
-        # Sent whole before the answer is read, as http.client does.
+        # Sent whole before the response is read, as http.client does.
         response = client.request("/big", method="POST", body=b"x" * 20_000_000)
         assert (response.status, response.header("Connection")) == (413, "close")
         assert client.read_to_end() == b""
@@ -223,7 +223,7 @@ def checked(head: bytes, line: str = "POST / HTTP/1.1") -> int | None:
         (b"Host: a\r\nContent-Length: 12\r\n", 12),
         (b"Host: a\r\nTransfer-Encoding: Chunked\r\n", None),
         (b"Host: a\nContent-Length: 7\n", 7),
-        # To a parser of mail these two announce parts that a request's head does not have.
+        # To a parser of mail these two announce parts that a request does not have.
         (
             b"Host: a\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 7\r\n",
             7,

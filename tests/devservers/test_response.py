@@ -207,7 +207,7 @@ def test_list_of_blocks_is_one_sized_body(kind: str, blocks: Any) -> None:
 
 
 class CountingSocket(socket.socket):
-    """Keeps what each send was given."""
+    """Records the arguments of each send."""
 
     sends: list[tuple[int, int]]
 
@@ -254,8 +254,9 @@ def test_head_and_first_block_leave_in_one_send(kind: str, tmp_path: Path) -> No
         response, made = received[name]
         assert len(made) == 1, name
         assert made[0][0] > len(response.body)
-    assert [flags for _, flags in received["stream"][1]] == [0, 0]  # the head's, the last chunk's
-    # The head waits for the file, which another call brings.
+    # Of the headers and of the last chunk.
+    assert [flags for _, flags in received["stream"][1]] == [0, 0]
+    # The headers wait for the file, which another call sends.
     assert received["large"][1][0][1] == getattr(socket, "MSG_MORE", 0)
     assert received["small"][0].body == content
 

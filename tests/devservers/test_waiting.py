@@ -77,9 +77,9 @@ def test_idle_connection_is_closed_in_time(kind: str) -> None:
 
 
 def is_timed_out(served: Served, sent: bytes) -> bool:
-    """Whether a client that stalls behind these bytes is answered 408, and nothing else.
+    """Return whether a client that stalls after these bytes gets a 408, and nothing else.
 
-    False for one that has stalled before them, on a busy machine: it gets no answer.
+    On a busy machine a client may stall before them. It gets no response, and the result is False.
     """
     with Connection(served.address) as client, contextlib.suppress(ConnectionError):
         client.send(sent)

@@ -1,9 +1,14 @@
 """The blocks of a page of the documentation, as a reader meets them.
 
-A block's language says what is done with it: `python` and `console` run, configuration is read by
-the program that it is for, and `text` is what something prints. What a page has no need to show is
-in comments: ``<!-- files`` writes files, ``<!-- python`` is Python. A `diff` whose first line is
-``--- shop.py`` changes that file; any other one is only shown. There is always a shop.py.
+A block's language decides how it is tested:
+
+- `python` and `console` run.
+- Configuration is read by its program.
+- `text` is the output of a command.
+- A `diff` with the first line ``--- shop.py`` changes that file. Any other `diff` is only shown.
+
+Lines that a page does not show are in comments: ``<!-- files`` writes files, ``<!-- python`` is
+Python. There is always a shop.py.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-# Those that tell what to do.
+# The guides.
 PAGES = [
     path.relative_to(DOCS).as_posix()
     for path in [DOCS / "tutorial.md", *DOCS.glob("how-to/*.md"), *DOCS.glob("moving/*.md")]
@@ -26,16 +31,16 @@ _FENCE = re.compile(
     r"|^<!-- (?P<comment>files|python)\n(?P<hidden>.*?)^-->$",
     re.MULTILINE | re.DOTALL,
 )
-# A file's name: the first line of a Python block ("# shop.py", or "# shop.py, at the end"); among
-# hidden files a line of its own.
+# A file's name: the first line of a Python block ("# shop.py", or "# shop.py, at the end"). Among
+# hidden files it is a line of its own.
 _NAME = re.compile(r"(?:# )?(?P<name>[\w/.-]+\.(?:py|txt|log|html))(?P<end>, at the end)?")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One of them.
+    """A block of a page.
 
-    :ivar language: as the page names it; "files" or "python" of a comment.
+    :ivar language: as the page names it, or "files" or "python" for a comment.
     :ivar line: where it begins.
     :ivar hidden: it is in a comment.
     """
@@ -101,7 +106,7 @@ def files_in(block: Block) -> Iterator[tuple[str, str]]:
 
 
 def patched(block: Block, text: str) -> str:
-    """A file's text after a diff, whose hunks are separated by ``@@``."""
+    """Return a file's text after a diff. ``@@`` separates the hunks."""
     for hunk in block.text.partition("\n")[2].split("@@\n"):
         lines = hunk.splitlines(keepends=True)
         old, new = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))

@@ -27,7 +27,7 @@ pid {folder}/pid;
 
 
 def check_nginx(text: str, folder: Path) -> None:
-    """nginx's, whole, or what stands in its `http` or `server`."""
+    """A configuration of nginx: whole, or the content of its `http` or `server` block."""
     if text.startswith("location"):
         text = f"server {{\nlisten 80;\n{text}\n}}"
     if "http {" not in text:

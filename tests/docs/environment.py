@@ -1,7 +1,7 @@
-"""An environment that has what a page has installed, and nothing else.
+"""An environment with the packages that a page has installed, and nothing else.
 
-No index is asked: what pip would install is linked from this environment, with all that it asks
-for. So a page that lacks an install line fails, as it does for its reader.
+No index is used. The packages that pip would install are linked from this environment, with their
+requirements. So a page without an install line fails, as it does for its reader.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Environment:
         self._asked: set[tuple[str, str]] = set()
 
     def install(self, line: str) -> None:
-        """Install what a line of a shell has pip install.
+        """Install the packages of a shell line with pip.
 
         :raises AssertionError: if this environment lacks a package.
         """

@@ -1,7 +1,7 @@
 """Run the Python of a page in a folder: `python -m tests.docs.run_python PAGE FOLDER`.
 
-All blocks share one namespace. Those that name a file are that file too, which others may import;
-one without a name belongs to the file above it.
+All blocks share one namespace. A block that names a file is that file too, and others may import
+it. A block without a name belongs to the file above it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A page's commands, run in a folder as its reader would: servers in the background, on free ports.
 
-The environment has what the page's install lines name (environment.py), also those in comments.
-A page without one has what the Install page names. `wsgifast bench` is parsed, and so is `wsgifast
-doctor` where its page is not about it: they take their time and have tests of their own. Lines that
-begin with `#` are for root, Docker or a cluster, and are not run.
+The environment has the packages of the page's install lines (environment.py), also those in
+comments. A page without such a line has the packages of the Install page. `wsgifast bench` is only
+parsed, and so is `wsgifast doctor` on pages about other subjects, since they take long and have
+their own tests. Lines that begin with `#` are for root, Docker or a cluster, and are not run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ANOTHER_SHELLS = re.compile(r"[|><&;]")
 class Shell(contextlib.ExitStack):
     """A folder, and the server that was started last.
 
-    :param environment: whose programs are run.
+    :param environment: the source of the programs.
     :param asks_doctor: run `wsgifast doctor`.
     """
 
@@ -94,7 +94,7 @@ class Shell(contextlib.ExitStack):
         elif words[0] == "wsgifast":
             self._run_command(words, _GOOD.get(words[1], {0}))
         elif words[:2] == ["python", "manage.py"]:
-            # Most of what Django's admin has takes seconds to compress, and is no part of a page.
+            # Django's admin takes seconds to compress, and is not part of a page.
             more = ["--ignore=js", "--ignore=vendor"] if "collectstatic" in words else []
             self._run_command([*words, *more], {0})
         elif words[0] == "django-admin":

@@ -64,9 +64,9 @@ def test_block_has_a_known_language() -> None:
     "page", [p for p in PAGES if {"python", "console"} & {b.language for b in CODE[p]}]
 )
 def test_page_runs_as_written(page: str, tmp_path: Path) -> None:
-    """Its commands in their order, in the middle of its files; then its Python.
+    """Run its commands in their order, in the middle of its files, and then its Python.
 
-    To the commands, Python without a name belongs to the file above it.
+    For the commands, Python without a name belongs to the file above it.
     """
     last = ""
     environment = Environment(tmp_path / ".venv")
@@ -94,7 +94,7 @@ def test_page_runs_as_written(page: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", ["index.md", "install.md", *REFERENCES])
 def test_commands_of_other_pages_run(page: str, tmp_path: Path) -> None:
-    """Those that stand in a block; `module` and `shop` are apps of the kind that is served."""
+    """Run the commands of a block. `module` and `shop` are apps of the kind that is served."""
     environment = Environment(tmp_path / ".venv")
     environment.install(f"pip install '{STANDARD}'")
     lines = [
@@ -112,7 +112,7 @@ def test_commands_of_other_pages_run(page: str, tmp_path: Path) -> None:
 
 
 def _compare(block: Block, output: str) -> None:
-    """Figures differ; what the doctor finds does not."""
+    """Figures differ. The findings of the doctor do not."""
     for finding in re.findall(r"^WF\d{3} ", block.text, re.MULTILINE):
         assert finding in output, f"{block}: {finding}\n{output}"
 

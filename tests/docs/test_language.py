@@ -52,7 +52,7 @@ def _visible(text: str) -> str:
 
 
 def _sentences(text: str) -> Iterator[str]:
-    """Sentences of paragraphs and list items; rows of tables and headings are none."""
+    """Return the sentences of paragraphs and list items, without rows of tables and headings."""
     paragraphs = [""]
     for line in _visible(text).splitlines():
         bare = line.strip()

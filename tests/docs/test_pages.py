@@ -155,7 +155,7 @@ def test_links_into_the_repository_exist() -> None:
 
 
 def test_terminal_picture_shows_findings_of_the_doctor() -> None:
-    """The picture is of a real session, which is kept beside it; its commands exist."""
+    """The picture is of a real session, which is stored beside it. Its commands exist."""
     session = (DOCS / "assets" / "terminal.txt").read_text()
     tutorial = (DOCS / "tutorial.md").read_text()
     found = set(re.findall(r"\bWF\d{3}\b", session))

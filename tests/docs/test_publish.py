@@ -23,7 +23,7 @@ MACHINE: dict[str, str | int] = {
     "python": "CPython 3.13.0", "gunicorn": "27.0.1",
 }  # fmt: skip
 MARKS = "<!-- what python -m docs.benchmarks.publish writes -->\nold\n<!-- the end of it -->"
-# Publishes a report of one row, and returns what is printed.
+# Publishes a report of one row, and returns the output.
 TakeIn: TypeAlias = Callable[..., str]
 
 
@@ -275,7 +275,7 @@ def test_chart_of_gains_shows_published_rows(root: Path, take_in: TakeIn) -> Non
         shown = "".join(texts((root / "docs" / file).read_text()))
         assert "an open file" in shown
         assert "40x" in shown
-        assert "a small response in good shape" not in shown  # whose figure is not published
+        assert "a small response in good shape" not in shown  # its figure is not published
 
 
 def _published() -> list[Table]:

@@ -1,4 +1,4 @@
-"""README's lines for each framework, added word for word to an app whose tests must stay green."""
+"""README's lines for each framework, added word for word to an app with tests that must pass."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class TestInProcess:
 
 
 class Exports:
-    """An app that makes a file for each answer, and names the content by a letter."""
+    """An app that makes a file for each response, and names the content by a letter."""
 
     def __init__(self, folder: Path, make: Callable[[Path, bytes], Any]) -> None:
         self._folder, self._make = folder, make

@@ -18,12 +18,12 @@ from tests.support.http import Connection, Response
 from tests.support.servers import LiveServer, wait_for
 
 SIZE = len(CONTENT)
-# Servers that are asked to log a file that shrinks.
+# Servers that must log a shrinking file.
 SHRINKING = (
     *("gunicorn-gthread", "gunicorn-sync", "gunicorn-fastworker", "waitress", "wsgiref", "uwsgi"),
     *("fast-wsgiref", "fast-werkzeug"),
 )
-# Apache applies Range to what is a 200 by itself.
+# Apache applies Range to each 200 without the app's help.
 WITHOUT_RANGES = [name for name in WSGI_SERVERS if name != "mod_wsgi"]
 
 pytestmark = pytest.mark.long

@@ -1,4 +1,4 @@
-"""Compressed copies of files: what the memory has no room for stays on disk."""
+"""Compressed copies of files. Copies that do not fit into memory stay on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wsgifast compress`: siblings, their manifest, and what others have put there."""
+"""`wsgifast compress`: precompressed files, their manifest, and files of other programs."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ def test_sibling_that_is_no_file_is_left_alone(tree: Path) -> None:
 
 
 def test_sibling_is_removed_when_a_link_replaces_its_original(tree: Path) -> None:
-    """It may be newer than what the link leads to, and would be sent for it."""
+    """It may be newer than the target of the link, and would be sent in its place."""
     compress(tree, codings=["gzip"])
     (tree / "page.html").unlink()
     (tree / "page.html").symlink_to("css/site.css")

@@ -116,7 +116,7 @@ def test_date_conditions_compare_seconds(
     assert evaluate("GET", None, MODIFIED, if_unmodified_since=header) == unmodified
     # Section 13.1.3: If-Modified-Since is for GET and HEAD.
     assert evaluate("POST", None, MODIFIED, if_modified_since=header) is None
-    # A file whose time is not known: nothing can be said.
+    # The time of the file is unknown, so no answer is possible.
     assert evaluate("GET", None, None, if_modified_since=header) is None
     assert evaluate("GET", None, None, if_unmodified_since=header) is None
 
@@ -158,7 +158,7 @@ def test_if_range_needs_an_equal_validator(if_range: str, etag: str | None, hold
         assert not if_range_holds(if_range, etag, None)
 
 
-# The model: structured facts instead of text, one sentence of section 13.2.2 at a time.
+# The model: structured values instead of text, one sentence of section 13.2.2 at a time.
 
 _tags = st.sampled_from(['"a"', '"b"', 'W/"a"', 'W/"b"'])
 _lists = st.none() | st.just("*") | st.lists(_tags, min_size=1, max_size=3)

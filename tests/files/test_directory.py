@@ -1,4 +1,4 @@
-"""What a directory lets be read, and what it never does."""
+"""Which files of a directory can be read, and which never can."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def read(directory: Directory, path: str) -> bytes | None:
-    """What is read under a relative path; None where nothing is."""
+    """Return the content under a relative path, or None."""
     names = names_of(path)
     opened = None if names is None else directory.open(names)
     if opened is None:
@@ -257,7 +257,7 @@ def test_name_that_no_file_system_takes_is_none(tree: Path) -> None:
 def test_link_out_of_the_root_reveals_nothing_of_its_target(
     tree: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    """Not even that it may not be looked at; by a stand-in for the kernel, as above."""
+    """Not even that access is denied. With a stand-in for the kernel, as above."""
     (tree / "out").symlink_to("../outside")
     (tree / "up").symlink_to("../outside/a.txt")
     real = os.stat

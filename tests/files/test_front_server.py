@@ -1,4 +1,4 @@
-"""Files handed to the front server: which, under what name, and by a real nginx."""
+"""Files handed to the front server: which, under which name, and by a real nginx."""
 
 from __future__ import annotations
 
@@ -203,7 +203,8 @@ def _django_response(path: Path, *closers: Callable[[], object]) -> Any:
         (lambda path: _with_own_close(wsgiref.util.FileWrapper(path.open("rb"))), False),
         (lambda path: _with_own_close(werkzeug.wsgi.FileWrapper(path.open("rb"))), False),
         (lambda path: werkzeug.wsgi.ClosingIterator(path.open("rb"), path.unlink), False),
-        # It was made for this answer: another one comes soon, and nginx would send parts of both.
+        # It was made for this response. Another file replaces it soon, and nginx would send parts
+        # of both.
         (lambda path: _rewritten(path), False),
         (lambda path: _named_temporary(path, delete=True), False),
         (lambda path: _named_temporary(path, delete=False), False),

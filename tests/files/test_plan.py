@@ -222,7 +222,7 @@ def test_error_has_no_cache_control_of_the_file(facts: dict[str, str]) -> None:
     refused = headers(answer(file, **facts))
     assert not refused.keys() & {name.lower() for name in of_the_file}
     assert kept.items() <= dict(answer(file, **facts).headers).items()
-    # A 304 updates what a cache has of the file.
+    # A 304 updates the headers of the file in a cache.
     fresh = headers(answer(file, if_none_match="*"))
     assert {"cache-control", "expires", "etag"} <= fresh.keys()
 
@@ -280,7 +280,7 @@ def test_given_headers_replace_those_made() -> None:
 
 
 def test_given_headers_alone_describe_a_file() -> None:
-    """As for a body whose app has already written its headers."""
+    """As for a body after the app has written its headers."""
     file = Representation(
         1024,
         [

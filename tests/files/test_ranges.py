@@ -37,7 +37,7 @@ SATISFIABLE = [
     ("bytes=0-0,-1", [(0, 1), (999, 1000)]),
     ("bytes=0-0 ,\t-1", [(0, 1), (999, 1000)]),
     ("bytes=,0-0,,-1,", [(0, 1), (999, 1000)]),
-    # Not in ascending order: sent as asked.
+    # Not in ascending order: sent in the requested order.
     ("bytes=500-509,0-9", [(500, 510), (0, 10)]),
     # Overlapping, touching, one inside the other: merged, where the first of them stood.
     ("bytes=0-9,5-14", [(0, 15)]),

@@ -20,7 +20,7 @@ from wsgifast.http.chunked import ChunkDecoder
 NEXT = b"GET /next HTTP/1.1\r\n\r\n"
 END = b"0\r\n\r\n"
 
-# (the body, what follows it), None where more must come, or the error's kind.
+# (the body, the bytes after it), None for an incomplete body, or the error's kind.
 Outcome = tuple[bytes, bytes] | None | str
 
 
@@ -96,7 +96,7 @@ def read_by_gunicorn(
 
 
 def every_split(data: bytes) -> list[list[bytes]]:
-    """Whole, byte by byte, and in every way in two; in three where that is not too many."""
+    """Whole, byte by byte, in every way in two, and in three where that is not too many."""
     splits = [[data], [data[i : i + 1] for i in range(len(data))]]
     splits += [[data[:i], data[i:]] for i in range(1, len(data))]
     if len(data) <= 40:
@@ -299,7 +299,7 @@ class Counted(bytes):
 
 @pytest.mark.parametrize("chunk", [b"1\r\na\r\n", b"2\r\nab\r\n", b"1000\r\n%b\r\n" % bytes(4096)])
 def test_decoding_is_linear(chunk: bytes) -> None:
-    """A copy of what is left for each chunk would be thousands of times the data."""
+    """A copy of the remaining bytes for each chunk would be thousands of times the data."""
     data = Counted(chunk * (256 * 1024 // len(chunk)))
     Counted.seen = 0
     ChunkDecoder().decode(data)

@@ -1,4 +1,4 @@
-"""A response's head: what is refused, what is kept, and what a client reads of it."""
+"""Response headers: refused ones, cached ones, and their bytes on the wire."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_caches_of_names_and_statuses_are_bounded(
 
 @pytest.fixture
 def heads(monkeypatch: pytest.MonkeyPatch) -> dict[Any, ResponseHead]:
-    """Those that are kept."""
+    """Return the cached headers."""
     kept: dict[Any, ResponseHead] = {}
     monkeypatch.setattr(module, "_heads", kept)
     return kept
@@ -280,7 +280,7 @@ class Said(str, Enum):  # noqa: UP042  (a StrEnum is formatted to its characters
 
 
 def test_member_of_an_enum_is_sent_by_its_characters(heads: dict[Any, ResponseHead]) -> None:
-    """And not what it is formatted to, now or in the next response with equal headers."""
+    """The characters are sent, not the result of format(), also in the next equal response."""
     expected = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nContent-Length: 0\r\n\r\n"
     for name in (Said.NAME, "X-A", Said.NAME):
         for status in (Said.STATUS, "200 OK"):

@@ -39,7 +39,7 @@ NAMES = (
     "If-Unmodified-Since", "Origin", "Range", "Sec-Fetch-Site", "Transfer-Encoding",
     "X-Forwarded-For",
 )  # fmt: skip
-# One line of each kind; a long line has many of them, with a comma between them or without.
+# One line of each kind. A long line has many of them, with a comma between them or without.
 UNITS = ('"aaaaaaaaaaaaaaaaaaaaaaaa+gzip"', "gzip;q=0.1", "bytes=0-0,", "[", " ", "1", ",")
 SMALL_BYTES, LARGE_BYTES = 30_000, 300_000
 # Less is not compared, as a clock that ticks and a cold cache are most of it.

@@ -1,4 +1,4 @@
-"""A request's head: its end found in any split, looked at a bounded number of times; its Host."""
+"""Request headers: their end in any split, with a bounded number of looks, and their Host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def looks(pieces: list[bytes]) -> list[int]:
-    """How much had come each time that the parser was asked to look."""
+    """Return how many bytes had arrived at each call of the parser."""
     scanner = HeadScanner(pieces[0])
     seen = []
     for piece in pieces[1:]:

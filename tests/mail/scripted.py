@@ -1,4 +1,4 @@
-"""An SMTP server that answers as it is told and remembers what it was sent; what clients send."""
+"""An SMTP server with scripted replies that records the messages of its clients."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def delivered(message: bytes, *, chunked: bool) -> bytes:
 class ScriptedSMTP:
     """Serves one connection after the other, in a thread.
 
-    :param features: EHLO's lines; None: EHLO is refused, only HELO is known.
-    :param answers: verb -> replies, used in turn; beyond them 250, or 354 to DATA, or 503 where a
-        command before was refused. Beside the verbs of commands: "message" is the reply to the
-        data. A reply of None closes the connection.
+    :param features: EHLO's lines. None: EHLO is refused, only HELO is known.
+    :param answers: verb -> replies, used in turn. After the last one the reply is 250, or 354 to
+        DATA, or 503 if an earlier command was refused. "message" stands for the reply to the data.
+        A reply of None closes the connection.
     :param needs_sender: False to take recipients although the sender was refused.
     """
 
@@ -117,7 +117,7 @@ class ScriptedSMTP:
             return reply
 
         answer("connect", "220 scripted")
-        sender = False  # what was taken in this transaction
+        sender = False  # whether this transaction has an accepted sender
         recipients: list[str] = []
         while True:
             while b"\r\n" not in buffer:

@@ -22,7 +22,7 @@ LARGE = b"Subject: large\r\n\r\n" + (b".x" * 38 + b"\r\n") * 40_000  # 3 MB
 
 
 class Handler:
-    """Remembers the content of each message; refuses some recipients."""
+    """Remembers the content of each message. Refuses some recipients."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -98,7 +98,7 @@ class Line:
                 return line.rstrip()
 
     def say(self, *commands: bytes) -> bytes:
-        """Send commands one by one; return the reply to the last."""
+        """Send commands one by one. Return the reply to the last."""
         for command in commands:
             self.send(command + b"\r\n")
             reply = self.reply()

@@ -1,4 +1,4 @@
-"""Controllers and TLS, handlers of older kinds, options, and what is relied on in aiosmtpd."""
+"""Controllers and TLS, handlers of older kinds, options, and the names used of aiosmtpd."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from tests.mail.serving import Handler, serving
 from wsgifast.mail import SMTP, SMTP_SSL
 
-# Django 6.1 puts what EMAIL_BACKEND and the other EMAIL_* settings said into MAILERS.
+# Django 6.1 replaces EMAIL_BACKEND and the other EMAIL_* settings by MAILERS.
 SETTINGS = (
     """
 from django.conf import settings
@@ -52,7 +52,7 @@ def server() -> Iterator[tuple[int, Handler]]:
 
 
 def in_django(port: int, code: str) -> list[str]:
-    """Run code with the settings; return the lines that it prints."""
+    """Run code with the settings. Return the lines that it prints."""
     program = f"PORT = {port}\n{SETTINGS}\n{code}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True

@@ -26,7 +26,7 @@ REPAIRED = b"Subject: hello\r\n\r\nbare LF\r\nbare CR\r\n"
 
 
 class Sends:
-    """A socket that remembers what each send was."""
+    """A socket that remembers the bytes of each send."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
@@ -237,7 +237,7 @@ def test_long_message_is_appended_without_a_copy(
         # The command waits for its leave where it must.
         assert len(sends.sent) == 1 + (capability != "LITERAL+")
         assert fetched(client) == [message]
-    assert most < size + 500_000  # what `sends` remembers
+    assert most < size + 500_000  # the bytes in `sends`
 
 
 @pytest.mark.parametrize("wrong", ["text", 5, None])

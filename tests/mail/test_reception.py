@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from wsgifast.mail.reception import ChunkDecoder, DataDecoder, Decoder, Refusal, SmugglingCheck
 
 END = b".\r\n"
-LINE_LIMIT = 20  # octets, the CR LF included; the real one is 1001
+LINE_LIMIT = 20  # octets, the CR LF included. The real limit is 1001.
 PIECES = st.sampled_from(
     [b"\r", b"\n", b"\r\n", b".", b"a", b"\r\n.", b"\n.\r\n", b"\r.\r", b"b" * 7, b"c" * 19]
 )

@@ -176,7 +176,7 @@ async def test_client_that_reads_no_replies_pauses_its_commands() -> None:
 
 
 async def test_input_after_a_message_is_read_though_reading_was_paused() -> None:
-    """An event loop may pass on what it had received before."""
+    """An event loop may pass on earlier input."""
     handler = Handler()
     async with connected(handler) as (server, client):
         begin = b"HELO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\nDATA\r\n"

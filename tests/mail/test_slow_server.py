@@ -22,7 +22,7 @@ MESSAGE = b"Subject: slow\r\n\r\n" + (b"a" * 78 + b"\r\n") * 40_000
 
 
 class SlowLink:
-    """Passes on to a server what a client sends, at a rate; and the replies at once."""
+    """Passes the bytes of a client on to a server at a rate, and the replies at once."""
 
     def __init__(self, port: int, *, stops: bool = False) -> None:
         self._port, self._stops = port, stops

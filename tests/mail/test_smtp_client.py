@@ -1,4 +1,4 @@
-"""The client: what it sends of messages, files and iterables, and when it refuses to."""
+"""The client: how it sends messages, files and iterables, and when it refuses to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals, and replies out of step: what the client raises, and what it keeps."""
+"""Refusals, and replies out of step: the errors of the client, and its state after them."""
 
 from __future__ import annotations
 

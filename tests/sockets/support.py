@@ -1,4 +1,4 @@
-"""Connected sockets of every kind; sockets and writers for tests of coalescing."""
+"""Connected sockets of every kind, and sockets and writers for tests of coalescing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
 class Pair(NamedTuple):
-    """Both ends of one connection, blocking; the sender has a timeout, so that no test hangs."""
+    """Both ends of one connection, blocking. The sender has a timeout, so that no test hangs."""
 
     near: socket.socket
     far: socket.socket
@@ -50,7 +50,7 @@ def unix_pair() -> Iterator[Pair]:
 
 @contextlib.contextmanager
 def tls_pair() -> Iterator[Pair]:
-    """TLS over TCP; `near` is the server."""
+    """TLS over TCP. `near` is the server."""
     server_side, client_side = tls_contexts()
     with tcp_pair() as pair:
         shaken: list[socket.socket] = []
@@ -85,7 +85,7 @@ def sending(sock: socket.socket, *parts: bytes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def receiving(sock: socket.socket, size: int) -> Iterator[list[bytes]]:
-    """Receive so many bytes in another thread; they are in the list after the block."""
+    """Receive so many bytes in another thread. They are in the list after the block."""
     received: list[bytes] = []
     thread = threading.Thread(target=lambda: received.append(recv_exactly(sock, size)))
     thread.start()
@@ -127,7 +127,7 @@ class FakeSocket(socket.socket):
 
 
 class Foreground(CoalescingWriter):
-    """Without the flusher: what is sent when depends on the calls alone."""
+    """Without the flusher, the time of each send depends on the calls alone."""
 
     def __init__(self, sock: socket.socket, **options: Any) -> None:
         super().__init__(sock, background=False, **options)

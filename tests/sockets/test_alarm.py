@@ -12,7 +12,7 @@ import pytest
 from wsgifast.sockets import alarm as module
 from wsgifast.sockets.alarm import KernelAlarm, PlainAlarm, WakeEvent, make_alarm
 
-# A wait that is expected to end; one that hangs fails the test instead of the run.
+# A wait that is expected to end. One that hangs fails the test instead of the run.
 PATIENCE_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""Coalescing under asyncio: what is written in one turn of the loop leaves together."""
+"""Coalescing under asyncio: all writes of one turn of the loop leave together."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def loop(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def pair(loop: str) -> Iterator[Pair]:
-    """A pair whose far end is non-blocking."""
+    """A pair with a non-blocking far end."""
     with tcp_pair() as pair:
         pair.far.setblocking(False)
         yield pair
@@ -127,7 +127,7 @@ async def test_second_async_receive_is_an_error_and_the_first_gets_its_bytes(
     assert await task == b"abcd"
     task = asyncio.create_task(second(pair.far, 4))
     await asyncio.sleep(0)
-    task.cancel()  # which frees the socket, with or without what it has taken
+    task.cancel()  # which frees the socket, with or without received bytes
     with contextlib.suppress(asyncio.CancelledError):
         await task
     pair.near.sendall(b"gh")

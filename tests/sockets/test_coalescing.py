@@ -139,7 +139,7 @@ def test_failed_send_raises_then_and_at_each_later_call(
 def test_interrupted_send_breaks_the_writer(
     kind: type[Foreground], monkeypatch: pytest.MonkeyPatch, fake: Callable[..., FakeSocket]
 ) -> None:
-    """Nobody knows what has been sent, so going on would corrupt the stream."""
+    """The number of sent bytes is unknown, so going on would corrupt the stream."""
     sock = fake()
     writer = kind(sock)
 
@@ -294,7 +294,7 @@ def waiting(writer: SharedCoalescingWriter) -> int:
 
 
 def test_writes_to_a_full_queue_wait_and_raise_on_errors() -> None:
-    """One thread is held by a peer that reads nothing; others fill the queue and then wait."""
+    """A peer that reads nothing blocks one thread. Others fill the queue and then wait."""
     outcomes: list[str] = []
     with tcp_pair() as pair:
         pair.near.settimeout(None)

@@ -1,4 +1,4 @@
-"""One thread's writer: a window, and the flusher for what nobody sends."""
+"""One thread's writer: a window, and the flusher for the remaining messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WITHIN_US = 500_000.0  # a window that does not end before the next line
 
 
 def burst(writer: CoalescingWriter | SharedCoalescingWriter, far: socket.socket) -> None:
-    """Write two messages, of which another thread sends the second; both arrive."""
+    """Write two messages. Another thread sends the second. Both arrive."""
     writer.write(b"a")
     writer.write(b"b")
     assert recv_exactly(far, 2, timeout=20) == b"ab"
@@ -112,7 +112,7 @@ def test_end_of_a_burst_is_sent_after_its_window() -> None:
         with CoalescingWriter(pair.far) as other:
             patient.write(b"first")
             patient.write(b"second")
-            # The other writer's tail is not kept back by the long wait for this one.
+            # The long wait for this writer does not delay the other one's last message.
             burst(other, pair.near)
         assert recv_exactly(pair.far, 5, timeout=20) == b"first"
         assert arrived(pair.far) == b""

@@ -15,7 +15,7 @@ from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from wsgifast.sockets.client_limits import ConnectionsByAddress
 
 LIMIT = 2
-# Loopback's own 127.0.0.1 is a trusted proxy; the rest of its network is of clients.
+# Loopback's own 127.0.0.1 is a trusted proxy. All other addresses of its network are clients.
 CLIENT, OTHER, PROXY = "127.0.0.2", "127.0.0.3", "127.0.0.1"
 ENV = {"WSGIFAST_CONNECTIONS_PER_ADDRESS": str(LIMIT), "FORWARDED_ALLOW_IPS": PROXY}
 SERVERS = ["FastWorker", *OURS, *OURS_ON_GUNICORN]

@@ -47,8 +47,10 @@ def nodelay(sock: SocketLike | None) -> bool:
 
 @contextlib.contextmanager
 def talking_server(lines: dict[bytes, bytes], greeting: bytes) -> Iterator[int]:
-    """A server that greets and answers command words; after the answer to STARTTLS, STLS or AUTH
-    it speaks TLS."""
+    """A server that greets and answers command words.
+
+    After the reply to STARTTLS, STLS or AUTH it speaks TLS.
+    """
     server_side, _ = tls_contexts()
 
     def serve() -> None:
@@ -89,7 +91,7 @@ def ftp(port: int) -> ftplib.FTP_TLS:
     return client
 
 
-# How each client connects, switches to TLS and closes; the server's greeting and answers.
+# How each client connects, switches to TLS and closes, with the server's greeting and replies.
 CLIENTS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, bytes, dict[bytes, bytes]]]
 CLIENTS = {
     "imap": (
@@ -274,10 +276,10 @@ def test_near_peer_has_a_small_send_buffer_until_it_is_released() -> None:
 
 
 class Kernel:
-    """A TCP socket of which the kernel reports what it is given.
+    """A TCP socket with a stand-in for the kernel's reports.
 
-    :param info: the answer to TCP_INFO.
-    :param refused: an option that cannot be set, and with which error.
+    :param info: the result for TCP_INFO.
+    :param refused: an option that cannot be set, and its error.
     """
 
     family = socket.AF_INET
@@ -311,7 +313,7 @@ def test_send_buffer_on_an_old_kernel_is_released_by_its_size() -> None:
 
 
 def measured(smoothed: int, least: int, known: int = 256) -> Kernel:
-    """With round-trip times in microseconds; an older kernel knows fewer bytes of them."""
+    """With round-trip times in microseconds. An older kernel returns fewer bytes."""
     return Kernel(struct.pack("=68xI76xI104x", smoothed, least)[:known])
 
 

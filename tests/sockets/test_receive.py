@@ -207,7 +207,7 @@ def test_reset_connection_is_an_early_close() -> None:
 
 
 def test_signal_does_not_end_the_receive() -> None:
-    """The kernel returns early from MSG_WAITALL when a signal comes: the rest is asked for."""
+    """The kernel returns early from MSG_WAITALL at a signal. A second call requests the rest."""
     count = ReceiveCount()
     code = (
         "import os, signal, sys, time\n"

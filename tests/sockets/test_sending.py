@@ -1,4 +1,4 @@
-"""What sockets send: files by sendfile, and what of them is in the page cache."""
+"""Files by sendfile, and how much of them is in the page cache."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_empty_file_has_nothing_to_send(tmp_path: Path) -> None:
 
 
 def test_file_with_a_wrong_size_has_no_segment() -> None:
-    """As /sys does; whoever reads such a file to its end gets all of it."""
+    """As /sys does. Reading such a file to its end returns all of it."""
     path = Path("/sys/class/net/lo/mtu")
     if not path.exists():
         pytest.skip("no /sys here")
@@ -406,7 +406,7 @@ def test_evicted_file_is_not_cached(fd: int) -> None:
 def test_cached_bytes_end_before_the_first_gap(
     fd: int, missing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel has everything before `missing`; nothing from there on is ever counted."""
+    """The kernel has everything before `missing`. Nothing from there on is ever counted."""
 
     def preadv(fd: int, buffers: Any, offset: int, flags: int) -> int:
         if offset >= missing:
