@@ -144,11 +144,11 @@ class Near:
 
     # What the queue calls.
 
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+    def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
         if self.refusal is not None:
             raise self.refusal
         with self.changed:
-            self.armed.append(retry)
+            self.armed.append(no_memory)
             self.deadlines.append(deadline)
             self.changed.notify_all()
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers.bench import Clock
 from wsgifast.server import acceptor as accepting
-from wsgifast.server.acceptor import _PAUSE_S, HURRIED_S, MOST_HANDSHAKES, Acceptor
+from wsgifast.server.acceptor import _PAUSE_S, MOST_HANDSHAKES, SHORT_HANDSHAKE_S, Acceptor
 from wsgifast.server.channel import HANDSHAKE, IDLE
 
 LISTENER = 3
@@ -61,7 +61,7 @@ class Listening:
             self.between.join(0.3)
         self.fds.discard(fd)
 
-    def queue_behind_others(self, fd: int) -> None:
+    def requeue(self, fd: int) -> None:
         assert fd in self.fds
         self.queued.append(fd)
 
@@ -219,7 +219,7 @@ def test_accepting_without_a_watch_for_a_listener_pauses(
     listen = server.poller.listen
     monkeypatch.setattr(server.poller, "listen", refuse)
     if behind_others:
-        monkeypatch.setattr(server.poller, "queue_behind_others", refuse)
+        monkeypatch.setattr(server.poller, "requeue", refuse)
         server.accept()
         assert len(server.begun) == 1
     else:
@@ -305,16 +305,16 @@ def test_tls_handshakes_are_limited_and_those_that_never_end_make_room(clock: Cl
     assert f"{MOST_HANDSHAKES} TLS handshakes" in warning
     # One that succeeds makes room for another; nobody is in a hurry with room to spare.
     server.acceptor.on_handshake_end(server.connections[0])
-    server.acceptor.hurry_handshakes()
+    server.acceptor.shorten_handshakes()
     assert {connection.deadline for connection in server.connections} == {1020.0}
     server.accept_all()
     assert len(server.begun) == MOST_HANDSHAKES + 1
     # Those that do not end have less time now, from their begin on.
     clock.now += 1
-    server.acceptor.hurry_handshakes()
-    server.acceptor.hurry_handshakes()
+    server.acceptor.shorten_handshakes()
+    server.acceptor.shorten_handshakes()
     hurried = server.connections[1:]
-    assert {connection.deadline for connection in hurried} == {1000.0 + HURRIED_S}
+    assert {connection.deadline for connection in hurried} == {1000.0 + SHORT_HANDSHAKE_S}
     assert server.connections[0].deadline == 1020.0
     for connection in hurried:
         server.acceptor.on_handshake_end(connection)

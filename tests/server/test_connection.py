@@ -294,8 +294,8 @@ def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench)
         yield b"first, "
         yield b"second"
         output = client.near.output
-        assert output.held is not None
-        lock, taken = output.lock, output.held.take()
+        assert output.delayed is not None
+        lock, taken = output.lock, output.delayed.take()
         assert taken == b"second"
 
         class Held:
@@ -330,9 +330,9 @@ def test_blocks_held_for_slow_client_leave_a_full_memory_as_app_ends(
         yield bytes(LARGE)
         for _ in range(100):
             yield b"x" * 1000
-        held = client.near.output.held
-        assert held is not None
-        assert held.size == 100_000
+        delayed = client.near.output.delayed
+        assert delayed is not None
+        assert delayed.size == 100_000
         if fails:
             raise ValueError("in the middle")
 
@@ -340,8 +340,8 @@ def test_blocks_held_for_slow_client_leave_a_full_memory_as_app_ends(
     client = bench.connect()
     client.run(b"GET / HTTP/1.0\r\n\r\n")
     output = client.near.output
-    assert output.held is not None
-    assert not output.held.blocks
+    assert output.delayed is not None
+    assert not output.delayed.blocks
     assert bench.server.output_rules.memory.used_bytes < 32 << 10
     received = b""
     while not client.is_in(LINGERING):

@@ -225,7 +225,7 @@ def test_connection_that_kernel_cannot_watch_while_app_runs_ends_after_it(
         if asked_again:
             bench.server.pool.push((client.near.fd, WRITE))
             bench.run()
-            assert client.near.retries
+            assert client.near.waits_for_memory
             bench.server.poller.arm = refuse
             bench.pass_time(1)
         # It has not been closed under the app, and is not waited for.
@@ -261,7 +261,7 @@ def test_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBench
     while client.near.output.draining:
         bench.server.pool.push((client.near.fd, WRITE))
         bench.run()
-        assert client.near.retries
+        assert client.near.waits_for_memory
         received += len(client.receive_all_there_is())
         bench.run()  # not by an event
         assert client.receive_all_there_is() == b""
@@ -269,7 +269,7 @@ def test_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBench
     received += len(client.receive_all_there_is())
     assert received > LARGE
     assert bench.log.requests == [("GET /", "200 OK", LARGE)]
-    assert not client.near.retries
+    assert not client.near.waits_for_memory
     # And that has an end.
     client.run_request()
     for _ in range(int(FastWorker.send_timeout_s)):

@@ -73,7 +73,7 @@ def test_response_waits_no_longer_than(begin: Begin, how: str) -> None:
         peer.serve_elsewhere()
     peer.receive()
     assert peer.answers[first].body == b"/a" * 100
-    assert not peer.bench.server.output_rules.held_back
+    assert not peer.bench.server.output_rules.to_flush
     peer.run()
     assert not peer.streams
 
@@ -82,7 +82,7 @@ def test_streamed_block_does_not_wait_for_others(begin: Begin) -> None:
     peer = begin(app)
     seen: list[Callable[[], object]] = []
     (first, _), job = waiting(peer, "/stream", "/b")
-    peer.bench.server.output_rules.hold_back = lambda queue, flush: seen.append(flush)
+    peer.bench.server.output_rules.flush_soon = lambda queue, flush: seen.append(flush)
     peer.bench.answer(job)
     peer.receive()
     assert peer.answers[first].body.startswith(b"first")

@@ -47,7 +47,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
 ) -> None:
     monkeypatch.setattr(output, "_COALESCE_S", 0.0005)
     requested = list[bool]()
-    shared = rules(request_tick=lambda: requested.append(bool(shared.held_back)))
+    shared = rules(request_tick=lambda: requested.append(bool(shared.to_flush)))
     near = make_near(shared)
     write_next = near.queue.begin_stream(b"1", frame=None, may_run_ahead=False)
     assert near.receive_all_there_is() == b"1"
@@ -67,7 +67,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     assert written(b"6") == b""
     near.queue.flush()
     assert near.receive_all_there_is() == b"6"
-    assert not shared.held_back
+    assert not shared.to_flush
     assert requested == [True] * 3
 
 
@@ -115,15 +115,15 @@ def test_tick_leaves_a_queue_that_is_sending(make_near: MakeNear) -> None:
 
 def test_blocks_that_another_thread_has_taken_are_not_sent_again(near: Near) -> None:
     near.write_next(b"first")
-    assert near.queue.held is not None
-    lock, held, taken = near.queue.lock, near.queue.held, list[bytes]()
+    assert near.queue.delayed is not None
+    lock, delayed, taken = near.queue.lock, near.queue.delayed, list[bytes]()
 
     class Late:
         """The other thread has it first."""
 
         def __enter__(self) -> None:
             lock.acquire()
-            taken.append(held.take())
+            taken.append(delayed.pop_all())
 
         def __exit__(self, *_: object) -> None:
             lock.release()
@@ -144,7 +144,7 @@ def test_tick_after_its_queues_are_emptied_is_no_error() -> None:
             return True
 
     shared = rules()
-    shared.held_back = Emptied()
+    shared.to_flush = Emptied()
     assert shared.tick()
 
 
@@ -153,19 +153,19 @@ def test_tick_ends_although_writers_go_on() -> None:
     shared: Any = rules()
     flushed: list[int] = []
 
-    def hold_back(number: int) -> None:
+    def flush_soon(number: int) -> None:
         def flush() -> bool:
             flushed.append(number)
-            hold_back(number)  # its writer holds the next block back already
+            flush_soon(number)  # its writer holds the next block back already
             return True
 
-        shared.hold_back(number, flush)
+        shared.flush_soon(number, flush)
 
     for number in range(3):
-        hold_back(number)
+        flush_soon(number)
     assert shared.tick()
     assert sorted(flushed) == [0, 1, 2]
-    assert len(shared.held_back) == 3
+    assert len(shared.to_flush) == 3
 
 
 # Whichever thread is quicker: nothing is lost, doubled, out of order or left.
@@ -335,9 +335,9 @@ def test_few_blocks_wait_for_slow_client_outside_its_queue(make_near: MakeNear) 
     queue = near.queue
     write_next = queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)
     near.write_until_full()
-    before, held = queue.bytes_queued, queue.held
-    assert held is not None
+    before, delayed = queue.bytes_queued, queue.delayed
+    assert delayed is not None
     for number in range(1, 300):
         write_next(bytes(1000))
-        assert held.size < near.rules.ahead_bytes
-        assert queue.bytes_queued >= before + number * 1000 - held.size
+        assert delayed.size < near.rules.ahead_bytes
+        assert queue.bytes_queued >= before + number * 1000 - delayed.size

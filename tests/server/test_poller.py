@@ -368,7 +368,7 @@ def test_pollers_of_a_listener_take_turns(listener: socket.socket) -> None:
             assert events == [(fd, READ)]
             woken.append(number)
             listener.accept()[0].close()
-            pollers[number].queue_behind_others(fd)
+            pollers[number].requeue(fd)
             accepted.release()
 
     accepted = threading.Semaphore(0)

@@ -78,7 +78,7 @@ def test_threads_that_are_busy_close_after_their_requests(harness: Harness) -> N
             gate.release()
     for each in sent:
         each.assert_closed_in_its_thread()
-    assert not harness.pool.owes_closes
+    assert not harness.pool.has_pending_closes
 
 
 def test_thread_closes_what_is_due_before_its_next_request(harness: Harness) -> None:
@@ -149,14 +149,14 @@ def test_close_that_is_due_in_a_stuck_thread_is_called_by_another(harness: Harne
     with harness.occupied():
         for each in sent:
             each.make_close_due()
-        harness.pool.close_elsewhere(time.monotonic() - PATIENCE_S)
-        assert harness.pool.owes_closes
+        harness.pool.close_in_other_thread(time.monotonic() - PATIENCE_S)
+        assert harness.pool.has_pending_closes
         assert not any(each.closed_in for each in sent)  # they are busy, and not stuck yet
-        harness.pool.close_elsewhere(time.monotonic())
+        harness.pool.close_in_other_thread(time.monotonic())
         for each in sent:
             assert each.closed.wait(PATIENCE_S)
             assert each.closed_in == [f"{each.ran_in}-close"]
-        wait_for(lambda: not harness.pool.owes_closes, "none is left")
+        wait_for(lambda: not harness.pool.has_pending_closes, "none is left")
 
 
 def test_close_of_a_stuck_thread_waits_where_no_thread_can_be_started(
@@ -174,7 +174,7 @@ def test_close_of_a_stuck_thread_waits_where_no_thread_can_be_started(
 
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", cannot)
-            harness.pool.close_elsewhere(time.monotonic())
+            harness.pool.close_in_other_thread(time.monotonic())
         assert not sent.closed_in
     sent.assert_closed_in_its_thread()
 

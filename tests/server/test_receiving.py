@@ -15,7 +15,7 @@ from tests.server.connections import CHUNKED, EXPECTS, HEAD, KNOWN, STREAMED
 from tests.support.process import open_descriptors
 from tests.workers.serving import split_options
 from wsgifast.errors import BodyTooLarge, RequestError
-from wsgifast.server.receiving import ASKED, COMPLETE, MORE, Receiver
+from wsgifast.server.receiving import COMPLETE, MORE, WANTS_CONTINUE, Receiver
 from wsgifast.server.shared import Shared
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.options import options, parsers
@@ -72,7 +72,7 @@ def test_requests_in_any_pieces_are_the_same(sizes: list[int]) -> None:
         if not taking.has_more_to_do():
             size = sizes.pop() if sizes else len(data)
             piece, data = data[:size], data[size:]
-        step = taking.take(piece)
+        step = taking.feed(piece)
         assert step in (MORE, COMPLETE)
         if step is COMPLETE:
             requests.append(next_request(taking))
@@ -96,7 +96,7 @@ def test_head_in_pieces_is_parsed_a_few_times_only() -> None:
     taking.parser = Counting()
     head = b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: %b\r\n" % (b"a" * 93) * 90 + b"\r\n"
     for _ in range(2):  # nor those of the next request
-        steps = [taking.take(head[start : start + 50]) for start in range(0, len(head), 50)]
+        steps = [taking.feed(head[start : start + 50]) for start in range(0, len(head), 50)]
         assert steps == [MORE] * (len(steps) - 1) + [COMPLETE]
     assert len(sizes) == 6
     assert sizes[:3] == sizes[3:]
@@ -105,17 +105,17 @@ def test_head_in_pieces_is_parsed_a_few_times_only() -> None:
 def test_head_over_every_limit_is_refused_while_it_comes() -> None:
     limits: dict[str, Any] = {"limit_request_fields": 10, "limit_request_field_size": 1000}
     taking = receiver(**limits, **PYTHON_PARSER)
-    taking.take(b"GET / HTTP/1.1\r\nHost: a\r\n")
+    taking.feed(b"GET / HTTP/1.1\r\nHost: a\r\n")
     for _ in range(17):
-        assert taking.take(b"X: " + 1000 * b"a") is MORE
+        assert taking.feed(b"X: " + 1000 * b"a") is MORE
     with pytest.raises(RequestError) as raised:
-        taking.take(b"X: " + 2000 * b"a")
+        taking.feed(b"X: " + 2000 * b"a")
     assert raised.value.status == 431
 
 
 def test_line_ending_with_lf_alone_is_refused_at_once() -> None:
     with pytest.raises(Exception, match="Invalid"):
-        receiver(**PYTHON_PARSER).take(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\n")
+        receiver(**PYTHON_PARSER).feed(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\n")
 
 
 def test_full_disk_fails_a_body_beyond_the_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,35 +124,35 @@ def test_full_disk_fails_a_body_beyond_the_memory_alone(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     taking = receiver(attributes={"body_memory_bytes": 10})
-    assert taking.take(KNOWN + b"0123456789") is COMPLETE  # needs no disk
+    assert taking.feed(KNOWN + b"0123456789") is COMPLETE  # needs no disk
     taking = receiver(attributes={"body_memory_bytes": 10})
     with pytest.raises(OSError, match="No space left"):
-        taking.take(CHUNKED + b"b\r\n0123456789a\r\n")
+        taking.feed(CHUNKED + b"b\r\n0123456789a\r\n")
     taking.close()
 
 
 def test_client_waiting_to_continue_alone_is_asked() -> None:
     for framing, body in ((b"Content-Length: 4\r\n", b"body"), (b"", b"")):
         head = HEAD + framing + b"Expect: 100-continue\r\n\r\n"
-        assert receiver().take(head + body) is COMPLETE
+        assert receiver().feed(head + body) is COMPLETE
     taking = receiver()
-    assert taking.take(EXPECTS + b"b") is ASKED
-    assert taking.take(b"o") is MORE  # once
-    assert taking.take(b"dy") is COMPLETE
-    assert receiver().take(KNOWN + b"b") is MORE
+    assert taking.feed(EXPECTS + b"b") is WANTS_CONTINUE
+    assert taking.feed(b"o") is MORE  # once
+    assert taking.feed(b"dy") is COMPLETE
+    assert receiver().feed(KNOWN + b"b") is MORE
 
 
 @pytest.mark.parametrize("in_memory", [0, 1_000_000])
 def test_body_over_the_limit_leaves_no_temporary_file(in_memory: int) -> None:
     limits = {"body_limit_bytes": 100, "body_memory_bytes": in_memory}
     with pytest.raises(BodyTooLarge):  # at its head
-        receiver(attributes=limits).take(HEAD + b"Content-Length: 101\r\n\r\n")
-    assert receiver(attributes=limits).take(HEAD + b"Content-Length: 100\r\n\r\n") is MORE
+        receiver(attributes=limits).feed(HEAD + b"Content-Length: 101\r\n\r\n")
+    assert receiver(attributes=limits).feed(HEAD + b"Content-Length: 100\r\n\r\n") is MORE
     taking = receiver(attributes=limits)
     descriptors = open_descriptors()
-    taking.take(CHUNKED + b"50\r\n" + bytes(80))
+    taking.feed(CHUNKED + b"50\r\n" + bytes(80))
     with pytest.raises(BodyTooLarge):
-        taking.take(b"\r\n50\r\n")
+        taking.feed(b"\r\n50\r\n")
     taking.close()
     assert open_descriptors() <= descriptors  # its temporary file has gone
 
@@ -160,7 +160,7 @@ def test_body_over_the_limit_leaves_no_temporary_file(in_memory: int) -> None:
 def test_body_that_app_reads_is_left_to_it() -> None:
     for head in (KNOWN, CHUNKED):
         taking = receiver(attributes=STREAMED)
-        assert taking.take(head + b"beginning") is COMPLETE
+        assert taking.feed(head + b"beginning") is COMPLETE
         assert taking.exchange.body is None
         assert taking.exchange.rest == b"beginning"
         assert taking.rest == b""
@@ -168,12 +168,12 @@ def test_body_that_app_reads_is_left_to_it() -> None:
 
 def test_deadline_of_a_body_grows_with_its_bytes() -> None:
     taking = receiver(attributes={"body_timeout_s": 30.0})
-    taking.take(HEAD)
+    taking.feed(HEAD)
     assert taking.deadline(100.0) is None
-    taking.take(b"Content-Length: 100000\r\n\r\n")
+    taking.feed(b"Content-Length: 100000\r\n\r\n")
     began = taking.exchange.started
     assert taking.deadline(began) == began + 30.0
-    taking.take(bytes(5000))
+    taking.feed(bytes(5000))
     # For the next byte; and 500 bytes earn a second, beside the time that every body has.
     assert taking.deadline(began + 5.0) == began + 35.0
     assert taking.deadline(began + 30.0) == began + 40.0

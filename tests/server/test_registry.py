@@ -28,7 +28,7 @@ class Waits:
         self.sock: Any = sock
         self.fd = fd if sock is None else sock.fileno()
         self.deadline = float("-inf") if overdue else LATE
-        self.retries = retrying
+        self.waits_for_memory = retrying
         self.known = False
         self.ended = 0
         self.retried = 0
@@ -38,7 +38,7 @@ class Waits:
         self.ended += 1
         self.meanwhile()
 
-    def retry(self) -> None:
+    def end_memory_wait(self) -> None:
         self.retried += 1
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ def test_sweep_leaves_a_connection_that_has_had_a_turn_alone(registry: Any, why:
 
     def has_a_turn() -> None:
         assert registry.waiting.pop(8, None) is second
-        second.deadline, second.retries = LATE, False
+        second.deadline, second.waits_for_memory = LATE, False
         wait(registry, second)
 
     first.meanwhile = has_a_turn

@@ -38,12 +38,12 @@ def collect(collector: BodyCollector, data: bytes, cuts: list[int]) -> tuple[byt
     pieces = [data[a:b] for a, b in itertools.pairwise(places)]
     while not collector.decoder.done:
         if collector.has_more_to_do:
-            collector.take(b"")
+            collector.feed(b"")
             continue
         wanted = collector.wanted
         assert wanted > 0
         piece, pieces[0] = pieces[0][:wanted], pieces[0][wanted:]
-        collector.take(piece)
+        collector.feed(piece)
         if not pieces[0]:
             del pieces[0]
     with collector.spool.open() as body:
@@ -69,7 +69,7 @@ def test_known_length_in_any_pieces_is_one_body(
     body: bytes, cuts: list[int], early: int, in_memory: int
 ) -> None:
     collector = known(len(body), spool(in_memory))
-    collector.take((body + NEXT)[:early])  # behind the head, and as much as there is
+    collector.feed((body + NEXT)[:early])  # behind the head, and as much as there is
     rest = (body + NEXT)[early:]
     if collector.decoder.done:
         with collector.spool.open() as file:
@@ -84,12 +84,12 @@ def test_memory_is_taken_when_bytes_come_and_not_before() -> None:
     try:
         heads = [known(400_000, spool()) for _ in range(100)]
         for head in heads:
-            head.take(b"x" * 10)
+            head.feed(b"x" * 10)
         assert tracemalloc.get_traced_memory()[0] < 100 * 1000
         collector = chunked()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(1000):
-            collector.take(b"2\r\nab\r\n" * 100)
+            collector.feed(b"2\r\nab\r\n" * 100)
         assert tracemalloc.get_traced_memory()[0] - before < 2 * 200_000
     finally:
         tracemalloc.stop()
@@ -98,27 +98,27 @@ def test_memory_is_taken_when_bytes_come_and_not_before() -> None:
 def test_turn_is_short_however_small_the_chunks_are() -> None:
     collector = chunked()
     decoded = [0]
-    collector.take(b"1\r\na\r\n" * 40_000)  # far more than is asked for
+    collector.feed(b"1\r\na\r\n" * 40_000)  # far more than is asked for
     while collector.has_more_to_do:
         decoded.append(collector.spool.size)
-        collector.take(b"")
+        collector.feed(b"")
     assert len(decoded) > 40
     assert max(b - a for a, b in itertools.pairwise(decoded)) <= 1000
     # And then no more than one turn's worth is received.
-    collector.take(b"1\r\na\r\n" * 400)
+    collector.feed(b"1\r\na\r\n" * 400)
     assert not collector.has_more_to_do
     for _ in range(10):
-        collector.take((b"1\r\na\r\n" * 20_000)[: collector.wanted])
+        collector.feed((b"1\r\na\r\n" * 20_000)[: collector.wanted])
         assert collector.wanted <= 16 * 1024
         while collector.has_more_to_do:
-            collector.take(b"")
+            collector.feed(b"")
 
 
 def test_large_chunks_are_received_in_large_pieces() -> None:
     collector = chunked()
-    collector.take(b"10000\r\n" + bytes(60_000))
+    collector.feed(b"10000\r\n" + bytes(60_000))
     for _ in range(4):
-        collector.take(bytes(100))
+        collector.feed(bytes(100))
     assert collector.wanted == 256 * 1024
 
 
@@ -137,20 +137,20 @@ def test_bodies_of_a_worker_share_the_disk() -> None:
     first = known(1000, spool(0, disk=disk))
     second = known(1000, spool(0, disk=disk))
     in_memory = known(1000, spool(1000, disk=disk))
-    first.take(bytes(200))
+    first.feed(bytes(200))
     with pytest.raises(RequestError) as caught:
-        second.take(bytes(100))
+        second.feed(bytes(100))
     assert caught.value.status == 503
     assert disk.used_bytes == 200
-    in_memory.take(bytes(100))  # needs none
-    second.take(bytes(50))
+    in_memory.feed(bytes(100))  # needs none
+    second.feed(bytes(50))
     assert disk.used_bytes == 250
     for each in (first, second, in_memory):
         each.spool.close()
         each.spool.close()
     assert disk.used_bytes == 0
     whole = known(250, spool(0, disk=disk))
-    whole.take(bytes(250))
+    whole.feed(bytes(250))
     with whole.spool.open() as body:
         whole.spool.close()  # it is the app's now
         assert disk.used_bytes == 250
@@ -166,7 +166,7 @@ def test_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.MonkeyP
     disk = Budget(1000)
     collector = known(100, spool(0, disk=disk))
     with pytest.raises(OSError, match="no temporary files"):
-        collector.take(bytes(100))
+        collector.feed(bytes(100))
     collector.spool.close()
     assert disk.used_bytes == 0
 
@@ -180,7 +180,7 @@ def test_full_disk_is_503(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> No
     disk = Budget(1000)
     collector = known(100, spool(in_memory, disk=disk))
     with pytest.raises(RequestError, match="No space left") as caught:
-        collector.take(bytes(100))
+        collector.feed(bytes(100))
     assert caught.value.status == 503
     collector.spool.close()
     assert disk.used_bytes == 0

@@ -227,7 +227,7 @@ class Bench:
         disk.submit_temporary = self.server.registry._submit = lambda job: job()
         self.worker.application.write_late = lambda write: write()
         rules: Any = self.server.output_rules
-        rules.hold_back = lambda queue, flush: queue.flush()  # as no monitor ticks
+        rules.flush_soon = lambda queue, flush: queue.flush()  # as no monitor ticks
         self._pool = self.server.pool  # a test may put another one into its place
         self.thread = self._pool._members[0]  # the only one
         self._pool._by_ident[threading.get_ident()] = self.thread
@@ -347,7 +347,7 @@ class Bench:
     def hold_blocks_back(self) -> None:
         """Let blocks of a stream wait for a tick that comes when the test says."""
         rules: Any = self.server.output_rules
-        del rules.hold_back
+        del rules.flush_soon
 
     def send_goaways(self) -> None:
         """Tell HTTP/2's clients that the worker is to end."""

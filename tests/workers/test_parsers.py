@@ -89,11 +89,11 @@ class Side:
         found: list[Any] = []
         try:
             for packet in packets:
-                step = receiver.take(packet)
+                step = receiver.feed(packet)
                 while step is COMPLETE:
                     found.append(_request(receiver.exchange))
                     receiver.exchange = None
-                    step = receiver.take(b"") if receiver.rest else MORE
+                    step = receiver.feed(b"") if receiver.rest else MORE
                 found.append(step)
         except (ParseException, RequestError) as error:
             found.append((type(error), str(error)))

@@ -26,7 +26,7 @@ class Pool:
 
     def __init__(self, said: list[str]) -> None:
         self.said = said
-        self.failed = self.owes_closes = False
+        self.failed = self.has_pending_closes = False
         self.work: deque[Any] = deque()
         self.monitor = self  # and its monitor
         self.at_monitor: list[Callable[[], object]] = []
@@ -55,7 +55,7 @@ class Pool:
     def turns(self) -> list[Any]:
         return [("one", None, None)]
 
-    def close_elsewhere(self, stuck_since: float) -> None:
+    def close_in_other_thread(self, stuck_since: float) -> None:
         pass
 
 

@@ -15,7 +15,7 @@ there is little traffic.
 
 A TLS handshake that is under way takes 47 kB of OpenSSL's, whatever its client goes on to send. So
 there are at most `MOST_HANDSHAKES` at once, 24 MB: beyond that nothing is accepted, and each has
-only `HURRIED_S`, so that clients that never finish theirs do not keep the others waiting.
+only `SHORT_HANDSHAKE_S`, so that clients that never finish theirs do not keep the others waiting.
 
 A worker that ends closes the acceptor first. A thread may have an event at that moment, of a
 connection that the kernel has reported to nobody else, so there is a last turn after the poller has
@@ -43,7 +43,7 @@ _ACCEPTS = 16
 _EVENTS_BETWEEN_TURNS = 32
 MOST_HANDSHAKES = 512
 # From its begin on, in seconds: time for some round trips around the world.
-HURRIED_S = 3.0
+SHORT_HANDSHAKE_S = 3.0
 # How long to wait after running out of descriptors.
 _PAUSE_S = 0.2
 # The least time between two warnings about that, and between two that the worker is full.
@@ -144,11 +144,11 @@ class Acceptor:
         if not self.listening:
             self.update()
 
-    def hurry_handshakes(self) -> None:
+    def shorten_handshakes(self) -> None:
         """If there are too many, shorten their deadlines; called before each sweep."""
         if len(self._handshakes) >= MOST_HANDSHAKES:
             for connection, begun in list(self._handshakes.items()):
-                connection.deadline = min(connection.deadline, begun + HURRIED_S)
+                connection.deadline = min(connection.deadline, begun + SHORT_HANDSHAKE_S)
 
     def accept(self, fd: int) -> None:
         """Take a turn at a listener that is readable; nothing for another descriptor."""
@@ -198,7 +198,7 @@ class Acceptor:
         with self._lock:
             if self.listening:
                 try:
-                    self._poller.queue_behind_others(fd)
+                    self._poller.requeue(fd)
                 except OSError as error:
                     self._listen_later(error)
 

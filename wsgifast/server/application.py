@@ -45,7 +45,7 @@ from .shared import Shared
 _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 # Set for each request, in the order in which the template has them.
-_OF_EACH = (
+_PER_REQUEST_KEYS = (
     "gunicorn.socket", "wsgi.input", "wsgi.url_scheme", "REQUEST_METHOD", "SCRIPT_NAME",
     "PATH_INFO", "QUERY_STRING", "RAW_URI", "SERVER_PROTOCOL",
 )  # fmt: skip
@@ -450,7 +450,7 @@ class EnvironFactory:
 
     def _share(self, address: Any) -> dict[str, Any]:
         """Make the template of a listener."""
-        environ = {**self._worker_part, **dict.fromkeys(_OF_EACH)}
+        environ = {**self._worker_part, **dict.fromkeys(_PER_REQUEST_KEYS)}
         if isinstance(address, tuple):
             environ["SERVER_NAME"] = address[0]
             environ["SERVER_PORT"] = str(address[1])

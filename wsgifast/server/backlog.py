@@ -71,8 +71,8 @@ class OutputMemory(Budget):
             self._warn(text, *args)
 
 
-class HeldBlocks:
-    """The blocks of a stream that are held back, and framed together.
+class DelayedBlocks:
+    """The blocks of a stream that are delayed, and framed together.
 
     Only the writer adds some, without a lock; the thread that takes them has the queue's lock.
     CPython copies a list in one step, and what is appended later stays.
@@ -83,10 +83,10 @@ class HeldBlocks:
     :ivar blocks: unframed, none of them empty.
     :ivar size: their bytes; it may be wrong for a moment, which a limit and a log tolerate.
     :ivar last_block_at: when the app handed the last one over; monotonic.
-    :ivar most_held: how many bytes may wait for the next block.
+    :ivar most_delayed: how many bytes may wait for the next block.
     """
 
-    __slots__ = ("_frame", "blocks", "last_block_at", "most_held", "most_waiting", "size")
+    __slots__ = ("_frame", "blocks", "last_block_at", "most_delayed", "most_waiting", "size")
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class HeldBlocks:
         self.size = 0
         self._frame = frame
         self.last_block_at = time.monotonic()
-        self.most_held = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
+        self.most_delayed = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
         self.most_waiting = _COMPRESSED_BYTES if compresses else most_waiting
 
-    def take(self) -> bytes:
+    def pop_all(self) -> bytes:
         """Remove all blocks, and return them joined and framed."""
         taken = self.blocks[:]
         del self.blocks[: len(taken)]

@@ -160,7 +160,7 @@ class Channel(Owner):
     def finish_when_sent(self) -> None:
         """The response is complete: finish it, or let the thread do so that sends its last byte."""
         output = self.output
-        if output.held is not None:
+        if output.delayed is not None:
             output.flush()
         # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
         with output.lock:

@@ -45,7 +45,7 @@ from .endpoint import Endpoint, Registry
 from .output import OutputQueue
 from .output_rules import OutputRules
 from .poller import READ, WOULD_BLOCK, WRITE
-from .receiving import ASKED, COMPLETE, HTTP2, Exchange, Parser, Receiver
+from .receiving import COMPLETE, HTTP2, WANTS_CONTINUE, Exchange, Parser, Receiver
 from .response import Response
 from .sending import SocketSender
 from .shared import Shared
@@ -197,7 +197,7 @@ class Connection(Endpoint, Channel):
                 self.close()
                 return None
         try:
-            step = receiver.take(data)
+            step = receiver.feed(data)
         except Exception as error:  # noqa: BLE001 - each is answered
             self.refuse(error)
             return None
@@ -213,16 +213,16 @@ class Connection(Endpoint, Channel):
         if self.state is IDLE:
             self.state = RECEIVING
             self.deadline = time.monotonic() + self.shared.options.head_timeout_s
-        self._receive_more(asked=step is ASKED)
+        self._receive_more(wants_continue=step is WANTS_CONTINUE)
         return None
 
-    def _receive_more(self, *, asked: bool) -> None:
+    def _receive_more(self, *, wants_continue: bool) -> None:
         """Wait for the rest of a request, or go on with what has been received.
 
-        :param asked: the client waits for "100 Continue".
+        :param wants_continue: the client waits for "100 Continue".
         """
         deadline = self._receiver.deadline(time.monotonic())
-        if asked:
+        if wants_continue:
             try:
                 self.output.write(_CONTINUE)
             except ClientGone as error:
@@ -325,7 +325,7 @@ class Connection(Endpoint, Channel):
         if not stays:
             self.linger()
             return
-        if self.output.held is not None or self.output.backlog is not None:
+        if self.output.delayed is not None or self.output.backlog is not None:
             self.output.reset()
         self.deadline = now + self.shared.keepalive_s
         if exchange is None or exchange.streamed is None:
@@ -334,9 +334,9 @@ class Connection(Endpoint, Channel):
         self.deadline = min(self.deadline, now + self.shared.options.body_timeout_s)
         self._unread = exchange.streamed
         self.state = SKIPPING
-        self._skip(0)
+        self._discard_body(0)
 
-    def _skip(self, events: int) -> None:
+    def _discard_body(self, events: int) -> None:
         """Discard the rest of a body that the app has not read, and go on to the next request.
 
         The head of the response says that the connection stays open: closing it now could lose the
@@ -365,10 +365,10 @@ class Connection(Endpoint, Channel):
         self._receiver.close()
         return True
 
-    def _time_out(self) -> None:
+    def _on_receive_timeout(self) -> None:
         self.refuse(RequestError(408, "The request did not come in time"))
 
-    def _stall(self) -> None:
+    def _on_send_timeout(self) -> None:
         self.output.fail(TimeoutError("the client took no byte in time"))
         if self.state is SENDING:  # else the app's thread does it
             self.finish()
@@ -384,10 +384,10 @@ def _has_left(error: ssl.SSLError) -> bool:
 _IN_STATE: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any], object], str]] = {
     HANDSHAKE: (Connection._shake_hands, Connection.close, "handshake"),
     IDLE: (Connection._receive, Connection.close, "keepalive"),
-    RECEIVING: (Connection._receive_rest, Connection._time_out, "head"),
-    RUNNING: (Connection._send, Connection._stall, "send"),
-    SENDING: (Connection._send, Connection._stall, "send"),
-    SKIPPING: (Connection._skip, Connection.linger, "body"),
+    RECEIVING: (Connection._receive_rest, Connection._on_receive_timeout, "head"),
+    RUNNING: (Connection._send, Connection._on_send_timeout, "send"),
+    SENDING: (Connection._send, Connection._on_send_timeout, "send"),
+    SKIPPING: (Connection._discard_body, Connection.linger, "body"),
     LINGERING: (Connection._discard, Connection.close, ""),
     CLOSED: (lambda connection, events: None, Connection.close, ""),
 }

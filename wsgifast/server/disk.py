@@ -77,7 +77,7 @@ class DiskThreads:
             job()
 
     @property
-    def owes_lines(self) -> bool:
+    def has_pending_lines(self) -> bool:
         """Whether a line has not been written yet."""
         return self._log.unfinished > 0
 

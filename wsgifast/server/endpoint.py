@@ -135,7 +135,7 @@ class Registry:
     def claim(self, connection: Endpoint, *, overdue_at: float | None = None) -> bool:
         """Become the owner of a connection without an event, or before it is closed.
 
-        :param overdue_at: only if its deadline is before that, or it retries.
+        :param overdue_at: only if its deadline is before that, or it waits_for_memory.
         :returns: False if it does not wait.
         """
         fd = connection.fd
@@ -143,7 +143,7 @@ class Registry:
             if self.waiting.get(fd) is not connection:
                 return False
             if overdue_at is not None and not (
-                connection.deadline < overdue_at or connection.retries
+                connection.deadline < overdue_at or connection.waits_for_memory
             ):
                 return False
             # None: its event has come in between. No other connection can: that needs the lock.
@@ -167,7 +167,7 @@ class Registry:
         :param now: the monotonic clock, in seconds.
         """
         for connection in list(self.waiting.values()):
-            if not (connection.deadline < now or connection.retries):
+            if not (connection.deadline < now or connection.waits_for_memory):
                 continue
             # An event may have been handled in between.
             if not self.claim(connection, overdue_at=now):
@@ -175,7 +175,7 @@ class Registry:
             if connection.deadline < now:
                 self.attempt(connection, connection.on_overdue)
             else:
-                self.attempt(connection, connection.retry)
+                self.attempt(connection, connection.end_memory_wait)
 
     def cap_deadlines(self, deadline: float, applies: Callable[[Endpoint], bool]) -> None:
         """Have the waiting connections for which `applies` is true end by `deadline`."""
@@ -222,12 +222,20 @@ class Endpoint(AcceptedSocket, Owner):
     :param state: the first one.
     :ivar deadline: when the sweep claims it; monotonic, in seconds.
     :ivar known: whether the poller knows its descriptor.
-    :ivar retries: whether the next sweep claims it in any case.
+    :ivar waits_for_memory: whether the next sweep claims it in any case.
     """
 
     __slots__ = (
-        "_lingering", "_tls", "deadline", "fd", "known", "output", "registry", "retries", "shared",
+        "_lingering",
+        "_tls",
+        "deadline",
+        "fd",
+        "known",
+        "output",
+        "registry",
+        "shared",
         "state",
+        "waits_for_memory",
     )  # fmt: skip
 
     output: OutputQueue
@@ -246,7 +254,7 @@ class Endpoint(AcceptedSocket, Owner):
         self.registry = registry
         self.fd = sock.fileno()
         self.known = False
-        self.retries = False
+        self.waits_for_memory = False
         self.deadline = time.monotonic() + shared.options.head_timeout_s
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self.state = state
@@ -282,7 +290,7 @@ class Endpoint(AcceptedSocket, Owner):
         """Whether it is before a request of HTTP/1, or in its TLS handshake."""
         return self.state is IDLE or self.state is SKIPPING or self.state is HANDSHAKE
 
-    def owes_goaway(self) -> bool:
+    def needs_goaway(self) -> bool:
         """Whether it speaks HTTP/2 and its client has got no GOAWAY from a server that ends."""
         return False
 
@@ -296,17 +304,17 @@ class Endpoint(AcceptedSocket, Owner):
         """Wait for the first event."""
         self.wait(READ)
 
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+    def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
         self.deadline = deadline
-        self.retries = retry
-        self.registry.wait(self, 0 if retry else WRITE)
+        self.waits_for_memory = no_memory
+        self.registry.wait(self, 0 if no_memory else WRITE)
 
     def resume_sending(self) -> None:
         self.registry.resume(self)
 
-    def retry(self) -> None:
+    def end_memory_wait(self) -> None:
         """Wait for the socket after all; called by the sweep, which owns the connection."""
-        self.retries = False
+        self.waits_for_memory = False
         self.wait(WRITE)
 
     def wait(self, events: int) -> None:

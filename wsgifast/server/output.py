@@ -13,12 +13,12 @@ one TLS object at once.
                      (socket full)       draining --writable--> draining | empty
                      (file not cached)   draining --disk thread--> draining | empty
 
-*Coalescing.* A generator's block that closely follows another is held back for the next one, until
+*Coalescing.* A generator's block that closely follows another is delayed for the next one, until
 the monitor's next tick at most, which sends it while the app goes on (PEP 3333, "Buffering and
 Streaming"). The thread that takes the lock next frames them together, and queues them.
 
-    nothing held --a block, soon after another--> held --tick, or enough--> sent
-                 --a block, before a slow client--> held --the queue is empty, or enough--> queued
+    none delayed --a block, soon after another--> delayed --tick, or enough--> sent
+                 --a block, before a slow client--> delayed --queue is empty, or enough--> queued
 
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
 run ahead*, goes on into a temporary file, so that a slow client does not occupy the app's thread
@@ -34,7 +34,7 @@ An error is final: what is queued is dropped, files are closed, and the writer's
 :class:`ClientGone`.
 
 When the kernel is out of memory for TCP, a socket is writable and takes nothing. Waiting until it
-is writable would spin, so the queue *retries* after some time.
+is writable would spin, so the queue tries again after some time.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from collections.abc import Callable, Sequence
 
 from ..errors import ClientGone, without_frames
 from ..sockets.sending import FileSegment
-from .backlog import Backlog, HeldBlocks, Spilling
+from .backlog import Backlog, DelayedBlocks, Spilling
 from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
 from .sending import Owner, Sender, Turn
 
-# A block is held back if it follows another one this soon.
+# A block is delayed if it follows another one this soon.
 _COALESCE_S = 0.0005
 # What one response may have in memory while a disk thread writes its temporary file.
 _MOST_BESIDE_DISK_BYTES = 8 * 1024 * 1024
@@ -66,7 +66,7 @@ class OutputQueue:
     :ivar sender: sends on the socket, or on the stream.
     :ivar backlog: what is left to send; None while every response was sent at once.
     :ivar draining: an event's thread, or a disk thread, will go on sending.
-    :ivar held: the blocks of a stream that are held back; None before a stream.
+    :ivar delayed: the blocks of a stream that are delayed; None before a stream.
     :ivar may_run_ahead: what is more than `ahead_bytes` may go to a temporary file.
     :ivar keeps_all: nothing goes to a temporary file: it holds little, and is written under a lock.
     :ivar closing: the response is complete: the thread that sends its last byte finishes it.
@@ -74,8 +74,19 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_dropped", "_room", "_rules", "backlog", "closing", "draining",
-        "error", "held", "keeps_all", "lock", "may_run_ahead", "owner", "sender",
+        "_dropped",
+        "_room",
+        "_rules",
+        "backlog",
+        "closing",
+        "delayed",
+        "draining",
+        "error",
+        "keeps_all",
+        "lock",
+        "may_run_ahead",
+        "owner",
+        "sender",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +105,7 @@ class OutputQueue:
         self.owner = owner
         self._rules = rules
         self._room: threading.Condition | None = None
-        self.held: HeldBlocks | None = None
+        self.delayed: DelayedBlocks | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -102,7 +113,7 @@ class OutputQueue:
         self._dropped = 0  # bytes that an error has dropped
         self.closing = False
         self.may_run_ahead = False
-        self.held = None  # of a stream
+        self.delayed = None  # of a stream
         if self.backlog is not None:
             self.backlog.close()
             self.backlog = None
@@ -119,8 +130,8 @@ class OutputQueue:
         """Send bytes, and queue what the kernel does not take; may wait for the client."""
         rest: bytes | memoryview = data
         with self.lock:
-            if self.held is not None and self.held.blocks:
-                self._queue_held()
+            if self.delayed is not None and self.delayed.blocks:
+                self._queue_delayed()
             backlog = self.backlog
             queued = 0 if backlog is None else backlog.size
             if (
@@ -166,46 +177,46 @@ class OutputQueue:
         """
         # An event stream must not run further ahead of its client.
         ahead_bytes = self._rules.ahead_bytes // (1 if may_run_ahead else 4)
-        self.held = HeldBlocks(frame, most_waiting=ahead_bytes, compresses=compresses)
+        self.delayed = DelayedBlocks(frame, most_waiting=ahead_bytes, compresses=compresses)
         self.may_run_ahead = may_run_ahead
         self.write(data)
         return self.write_block
 
     def write_block(self, block: bytes) -> None:
-        """As :meth:`write`, but the block of a stream may be held back for the next one.
+        """As :meth:`write`, but the block of a stream may be delayed for the next one.
 
-        Before a slow client, it is held back without a tick: the queue takes blocks once it has
+        Before a slow client, it is delayed without a tick: the queue takes blocks once it has
         nothing else to send, or when there are many. They count as no memory that waits for
         clients: the end of the app's turn queues them.
         """
-        held = self.held
-        assert held is not None
+        delayed = self.delayed
+        assert delayed is not None
         now = time.monotonic()
-        follows = now - held.last_block_at < _COALESCE_S
-        held.last_block_at = now
-        # First. A tick removes the queue from `held_back` and then takes the blocks: if it came too
+        follows = now - delayed.last_block_at < _COALESCE_S
+        delayed.last_block_at = now
+        # First. A tick removes the queue from `to_flush` and then takes the blocks: if it came too
         # early for this one, the check below finds the queue missing.
-        held.blocks.append(block)
-        held.size = size = held.size + len(block)
+        delayed.blocks.append(block)
+        delayed.size = size = delayed.size + len(block)
         if self.draining:
             # Its thread sets `draining` to False before it takes the blocks for the last time: it
             # finds this one.
-            if size < held.most_waiting and self.error is None:
+            if size < delayed.most_waiting and self.error is None:
                 return
-        elif follows and size < held.most_held and self.error is None:
+        elif follows and size < delayed.most_delayed and self.error is None:
             rules = self._rules
-            if self not in rules.held_back:
-                rules.hold_back(self, self.flush_at_tick)
+            if self not in rules.to_flush:
+                rules.flush_soon(self, self.flush_at_tick)
             return
         with self.lock:
-            data = held.take()
+            data = delayed.pop_all()
         if data:
             self.write(data)
 
     def end_stream(self, end: Callable[[], bytes]) -> None:
         """Send the end of a stream, which is made once all its blocks have been framed."""
         with self.lock:
-            self._queue_held()
+            self._queue_delayed()
             data = end()
         self.write(data)
 
@@ -214,7 +225,7 @@ class OutputQueue:
         buffers = [buffer for buffer in buffers if buffer]
         with self.lock:
             self._check(*buffers)
-            self._queue_held()
+            self._queue_delayed()
             backlog = self._begin_backlog()
             for buffer in buffers:
                 backlog.append(buffer)
@@ -241,7 +252,7 @@ class OutputQueue:
             self._check()
             # First of all: if no descriptor is left, the app's answer can still be a 500.
             segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None
-            self._queue_held()
+            self._queue_delayed()
             backlog = self._begin_backlog()
             if head:
                 backlog.append(head)
@@ -251,7 +262,7 @@ class OutputQueue:
 
     def is_sent(self) -> bool:
         """Whether the kernel has taken everything, or never will."""
-        if self.held is None:
+        if self.delayed is None:
             return not self.draining
         self.flush()
         with self.lock:  # the monitor's tick may have taken blocks that it has not queued yet
@@ -264,9 +275,9 @@ class OutputQueue:
             self._wait_for_room(0)
 
     def flush(self) -> None:
-        """Send the blocks that are held back, or queue them as :meth:`write_all` does."""
-        if self.held is not None and self.held.blocks:
-            self._rules.held_back.pop(self, None)
+        """Send the delayed blocks, or queue them as :meth:`write_all` does."""
+        if self.delayed is not None and self.delayed.blocks:
+            self._rules.to_flush.pop(self, None)
             with contextlib.suppress(ClientGone):  # which the writer's next call reports
                 self.write_all(())
 
@@ -274,14 +285,14 @@ class OutputQueue:
 
     def flush_at_tick(self) -> bool:
         """As :meth:`flush`, but never wait; returns False if another thread has the lock."""
-        if self.held is None or not self.held.blocks:
+        if self.delayed is None or not self.delayed.blocks:
             return True
         if not self.lock.acquire(blocking=False):
             return False
         try:
             if self.draining:
                 return True  # the thread that sends takes them once it has nothing else
-            self._queue_held()
+            self._queue_delayed()
             if self.bytes_queued:
                 self._send()
             if self.backlog is not None:
@@ -312,7 +323,7 @@ class OutputQueue:
 
     def close(self) -> None:
         """The connection is about to be closed, and its writer is done."""
-        self._rules.held_back.pop(self, None)
+        self._rules.to_flush.pop(self, None)
         with self.lock:
             self._fail(ClientGone("closed"))
             if self.backlog is not None:
@@ -321,7 +332,7 @@ class OutputQueue:
     def bytes_left(self) -> int:
         """Bytes that the kernel has not taken, including those that an error has dropped."""
         with self.lock:
-            return self._dropped + (self.held.size if self.held else 0) + self.bytes_queued
+            return self._dropped + (self.delayed.size if self.delayed else 0) + self.bytes_queued
 
     # Without the lock: a slow disk must not hold up the thread that sends, nor the writer.
 
@@ -399,7 +410,7 @@ class OutputQueue:
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or without_frames(error)
-        self._queue_held()
+        self._queue_delayed()
         if self.backlog is not None:
             self._dropped += self.backlog.size
             self.backlog.clear()
@@ -412,9 +423,9 @@ class OutputQueue:
             self.backlog = Backlog(self._rules.memory)
         return self.backlog
 
-    def _queue_held(self) -> None:
-        """Queue what is held back; after an error, drop it."""
-        data = b"" if self.held is None else self.held.take()
+    def _queue_delayed(self) -> None:
+        """Queue the delayed blocks; after an error, drop them."""
+        data = b"" if self.delayed is None else self.delayed.pop_all()
         if self.error is not None:
             self._dropped += len(data)
         elif data:
@@ -426,8 +437,8 @@ class OutputQueue:
             return
         try:
             turn = self.sender.take_turn(backlog, after_event=after_event)
-            if turn is Turn.DONE and self.held is not None and self.held.blocks:
-                self._queue_held()
+            if turn is Turn.DONE and self.delayed is not None and self.delayed.blocks:
+                self._queue_delayed()
                 backlog.count_memory()
                 turn = self.sender.take_turn(backlog)
         except OSError as error:
@@ -436,13 +447,14 @@ class OutputQueue:
             if turn is Turn.DISK:
                 self._call_disk_thread(backlog)
             elif turn is not Turn.DONE:
-                self._start_draining(again=turn is Turn.AGAIN)
+                self._start_draining(no_memory=turn is Turn.NO_MEMORY)
         backlog.release_memory()
 
-    def _start_draining(self, *, again: bool = False) -> None:
+    def _start_draining(self, *, no_memory: bool = False) -> None:
         self.draining = True
         try:
-            self.owner.wait_to_send(self.sender.wait_until(again=again), retry=again)
+            deadline = self.sender.wait_until(no_memory=no_memory)
+            self.owner.wait_to_send(deadline, no_memory=no_memory)
         except (OSError, ValueError) as error:
             self._fail(error)
 

@@ -17,7 +17,7 @@ class OutputRules:
     :param share_work: called during a long turn that releases the GIL: other threads go on with
         the rest of the work.
     :param request_tick: has :meth:`tick` called soon.
-    :ivar held_back: how to flush each queue that holds blocks back, until the next tick at most.
+    :ivar to_flush: how to flush each queue with delayed blocks, at the next tick.
         Such a function never blocks, and returns False if it has to be called again.
     :ivar ahead_bytes: what may wait for one client before the writer waits, or uses a file.
     :ivar memory: counts the output in memory.
@@ -35,7 +35,7 @@ class OutputRules:
         self.ahead_bytes = options.output_ahead_bytes
         self.counters = shared.counters
         self.share_work = share_work
-        self.held_back: dict[object, Callable[[], bool]] = {}
+        self.to_flush: dict[object, Callable[[], bool]] = {}
         self._request_tick = request_tick
         log = shared.log
         on_disk = Budget(options.responses_on_disk_bytes)
@@ -46,22 +46,22 @@ class OutputRules:
         """A client is waited for, for the first time in its response."""
         return ClientWait(self.options.send_timeout_s, self.options.send_least_bytes_per_s)
 
-    # Queues that hold blocks back
+    # Queues with delayed blocks
 
-    def hold_back(self, queue: object, flush: Callable[[], bool]) -> None:
+    def flush_soon(self, queue: object, flush: Callable[[], bool]) -> None:
         """Have a queue flushed at the next tick."""
-        self.held_back[queue] = flush
+        self.to_flush[queue] = flush
         self._request_tick()
 
     def tick(self) -> bool:
-        """Send the blocks that are held back; return whether there were any. Never blocks."""
-        if not self.held_back:
+        """Send the delayed blocks; return whether there were any. Never blocks."""
+        if not self.to_flush:
             return False
         later = {}
         # A copy: writers add queues meanwhile, which wait for the next tick.
-        for queue, flush in self.held_back.copy().items():
-            self.held_back.pop(queue, None)
+        for queue, flush in self.to_flush.copy().items():
+            self.to_flush.pop(queue, None)
             if not flush():
                 later[queue] = flush
-        self.held_back.update(later)
+        self.to_flush.update(later)
         return True

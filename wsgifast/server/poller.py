@@ -89,7 +89,7 @@ class EpollPoller:
         """Report a listener whenever it is readable, until :meth:`forget`."""
         self._register(fd, select.EPOLLIN | _EXCLUSIVE)
 
-    def queue_behind_others(self, fd: int) -> None:
+    def requeue(self, fd: int) -> None:
         """Have the next connection of a shared listener reported to other processes first."""
         # The kernel asks the processes in the order of registration.
         self._epoll.unregister(fd)
@@ -150,7 +150,7 @@ class PollPoller:
         self._listeners.add(fd)
         self.add(fd, READ)
 
-    def queue_behind_others(self, fd: int) -> None:
+    def requeue(self, fd: int) -> None:
         pass  # each connection is reported to all of them
 
     def poll(self, timeout: float | None) -> list[Event]:

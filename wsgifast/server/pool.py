@@ -259,11 +259,11 @@ class Pool:
                 member.gate.release()
 
     @property
-    def owes_closes(self) -> bool:
+    def has_pending_closes(self) -> bool:
         """Whether a close() has been postponed that has not returned yet."""
         return any(member.closes for member in self._members)
 
-    def close_elsewhere(self, stuck_since: float) -> None:
+    def close_in_other_thread(self, stuck_since: float) -> None:
         """Have another thread call what is due, where its own is stuck: that may wait for it.
 
         :param stuck_since: for threads whose turn began before that; monotonic.
@@ -331,7 +331,7 @@ class Pool:
         job = item = close = None
         try:
             if me.spare and self.leader is not me:
-                self._rest(me)
+                self._park(me)
                 return
             if me.due:
                 close = me.due.popleft()
@@ -375,7 +375,7 @@ class Pool:
         elif me.closes:
             self._step_back(me)
 
-    def _rest(self, me: Member) -> None:
+    def _park(self, me: Member) -> None:
         """The spare does not lead: it waits until none of the other threads is free."""
         with self._lock:
             if self.leader is me or self._stopped:

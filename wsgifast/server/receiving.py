@@ -42,9 +42,9 @@ _SMALL_HEAD_BYTES = 4 * 1024
 # Transfer codings that leave nothing on a body once its framing has been decoded.
 _ONLY_FRAMING = {"chunked", "identity", ""}
 
-# The next step, as :meth:`Receiver.take` returns it.
-MORE: Final = "receive more, or call take() again if has_more_to_do()"
-ASKED: Final = "the same, and the client waits for 100 Continue"
+# The next step, as :meth:`Receiver.feed` returns it.
+MORE: Final = "receive more, or call feed() again if has_more_to_do()"
+WANTS_CONTINUE: Final = "the same, and the client waits for 100 Continue"
 COMPLETE: Final = "run the request; it has no body if the app is to read that from the socket"
 HTTP2: Final = "the connection speaks HTTP/2 from here on"
 
@@ -196,7 +196,7 @@ class Receiver:
         return not self._number
 
     def has_more_to_do(self) -> bool:
-        """Whether :meth:`take` can go on without receiving anything."""
+        """Whether :meth:`feed` can go on without receiving anything."""
         return bool(self.rest) if self._body is None else self._body.has_more_to_do
 
     def may_need_disk(self) -> bool:
@@ -204,7 +204,7 @@ class Receiver:
         body = self._body
         return body is not None and body.spool.may_need_disk(self.wanted)
 
-    def take(self, data: bytes) -> str:
+    def feed(self, data: bytes) -> str:
         """Parse what was received; b"" to go on with what is left.
 
         :returns: the next step.
@@ -212,7 +212,7 @@ class Receiver:
             answer; the parser's owner knows how to answer its other errors.
         """
         if self._body is not None:
-            return self._take_body(self._body, data)
+            return self._feed_body(self._body, data)
         if self.rest:
             data, self.rest = self.rest + data, b""
         scanner = self._scanner
@@ -313,15 +313,15 @@ class Receiver:
         spool = Spool(options.body_memory_bytes, options.body_limit_bytes, self._disk, self._memory)
         self._body = body = BodyCollector(self.decoder(length), spool)
         data, exchange.rest = exchange.rest, b""
-        step = self._take_body(body, data)
+        step = self._feed_body(body, data)
         if step is MORE:
             # The bytes themselves, and the parsed headers.
             self._reserve_head(2 * head_bytes)
-        return ASKED if step is MORE and exchange.expects_continue else step
+        return WANTS_CONTINUE if step is MORE and exchange.expects_continue else step
 
-    def _take_body(self, body: BodyCollector, data: bytes) -> str:
+    def _feed_body(self, body: BodyCollector, data: bytes) -> str:
         if data or body.has_more_to_do:
-            body.take(data)
+            body.feed(data)
         if not body.decoder.done:
             self.wanted = body.wanted
             return MORE
@@ -347,7 +347,7 @@ class BodyCollector:
 
     :ivar received: bytes received so far, framing included.
     :ivar wanted: how many bytes the next receive may return.
-    :ivar has_more_to_do: call :meth:`take` again, without data, before receiving more.
+    :ivar has_more_to_do: call :meth:`feed` again, without data, before receiving more.
     :ivar rest: what came after the body.
     """
 
@@ -361,7 +361,7 @@ class BodyCollector:
         self._data = b""  # received, and decoded up to `_at`
         self._at = 0
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Add what was received; b"" to go on with what is left of it.
 
         :raises RequestError: if it is malformed, or there is no room for it.

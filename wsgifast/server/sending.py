@@ -70,7 +70,7 @@ class Turn(enum.Enum):
 
     DONE = "nothing is left"
     FULL = "the socket is full, or it is other connections' turn"
-    AGAIN = "the socket takes nothing although it is writable: the kernel is out of memory"
+    NO_MEMORY = "the socket takes nothing although it is writable: the kernel is out of memory"
     DISK = "the next bytes of a file may not be in the page cache"
 
 
@@ -80,11 +80,11 @@ class Owner(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+    def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
         """Have :meth:`.OutputQueue.on_writable` called once the client takes more.
 
         :param deadline: when to give up on the client; monotonic.
-        :param retry: have it called some time later instead, whether the client takes more or not.
+        :param no_memory: the kernel is out of memory for TCP: have it called some time later.
         :raises OSError, ValueError: if the kernel cannot watch the socket; it ends the queue.
         """
 
@@ -120,10 +120,10 @@ class Sender(ABC):
         """
 
     @abstractmethod
-    def wait_until(self, *, again: bool) -> float:
+    def wait_until(self, *, no_memory: bool) -> float:
         """Return when to give up on a client that is waited for from now on (monotonic).
 
-        :param again: the wait goes on; the client has had no chance to end it.
+        :param no_memory: the wait goes on; the client has had no chance to end it.
         """
 
     @abstractmethod
@@ -210,17 +210,17 @@ class SocketSender(Sender):
                 return Turn.FULL
             self._refusals += 1
             starves = not self.encrypts or self._refusals >= _TLS_REFUSALS
-            return Turn.AGAIN if starves else Turn.FULL
+            return Turn.NO_MEMORY if starves else Turn.FULL
         self._wait = None
         return Turn.DONE
 
-    def wait_until(self, *, again: bool) -> float:
+    def wait_until(self, *, no_memory: bool) -> float:
         self.prepare_socket()
         if self._may_grow:
             self._full_since = time.monotonic()
         if self._wait is None:
             self._wait = self._rules.new_wait()
-        return self._wait.deadline if again else self._wait.begin()
+        return self._wait.deadline if no_memory else self._wait.begin()
 
     def pace(self, now: float) -> tuple[float, int] | None:
         wait = self._wait

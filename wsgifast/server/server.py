@@ -173,7 +173,7 @@ class Server:
         self.acceptor.close()
         cut_off_at = 0.0
         disk = self.output_rules.disk
-        while is_unfinished() or self.pool.owes_closes or disk.owes_lines:
+        while is_unfinished() or self.pool.has_pending_closes or disk.has_pending_lines:
             now = time.monotonic()
             # A later call of stop() may have brought the end forward.
             if not cut_off_at and (now >= self._end_at - cut_off_s or self.pool.failed):
@@ -185,7 +185,7 @@ class Server:
             if now >= self._end_at:
                 break
             if cut_off_at and now - cut_off_at > min(cut_off_s, _CLOSING_S) / 2:
-                self.pool.close_elsewhere(cut_off_at)
+                self.pool.close_in_other_thread(cut_off_at)
             self._send_goaways(now)
             beat()
             self._sweep_soon()
@@ -207,7 +207,7 @@ class Server:
 
     def _send_goaways(self, now: float) -> None:
         """Have the next sweep send GOAWAY frames to clients that have got none."""
-        self.registry.cap_deadlines(now, lambda each: each.owes_goaway())
+        self.registry.cap_deadlines(now, lambda each: each.needs_goaway())
 
     def _is_unfinished(self) -> bool:
         """Whether something is still worth waiting for."""
@@ -366,8 +366,8 @@ class Server:
         """End what is overdue, and see whether to accept again."""
         self._sweep_pushed = False
         now = time.monotonic()
-        self.acceptor.hurry_handshakes()
+        self.acceptor.shorten_handshakes()
         self.registry.sweep(now)
         self.acceptor.update()
         self._watchdog.look(now)
-        self.pool.close_elsewhere(now - self._options.stuck_after_s)
+        self.pool.close_in_other_thread(now - self._options.stuck_after_s)

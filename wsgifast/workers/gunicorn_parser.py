@@ -21,7 +21,7 @@ from ..server.receiving import Exchange, NeedMoreData
 from .gunicorn_support import Settings
 
 # The client's errors that gunicorn's workers would answer with 500.
-_TAKEN_FOR_OUR_FAULT = (
+_CLIENT_ERRORS_ANSWERED_500 = (
     errors.InvalidProxyHeader,
     uwsgi_errors.InvalidUWSGIHeader,
     uwsgi_errors.UnsupportedModifier,
@@ -69,7 +69,7 @@ class GunicornParser:
         unreader = Unreader(data)
         try:
             req = self._request_class(self.settings, unreader, peer, number)
-        except _TAKEN_FOR_OUR_FAULT as error:
+        except _CLIENT_ERRORS_ANSWERED_500 as error:
             raise MalformedRequest(str(error)) from error
         if self.checks_host:
             hosts = [value for name, value in req.headers if name == "HOST"]

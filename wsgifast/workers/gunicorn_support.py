@@ -171,12 +171,12 @@ def arbiters_signals(arbiter: Any) -> Callable[[], list[int]]:
     :param arbiter: gunicorn's, or None.
     :returns: a function that returns the signals received until it is called.
     """
-    noted: Any = getattr(arbiter, "SIG_QUEUE", queue.SimpleQueue())
+    signals: Any = getattr(arbiter, "SIG_QUEUE", queue.SimpleQueue())
 
-    def come() -> list[int]:
-        return [noted.get_nowait() for _ in range(noted.qsize())]
+    def pending_signals() -> list[int]:
+        return [signals.get_nowait() for _ in range(signals.qsize())]
 
-    return come
+    return pending_signals
 
 
 # Error pages: with valid heads, and without gunicorn's own line in the access log.
@@ -215,7 +215,7 @@ class ErrorPage:
     send = sendall
 
 
-class Answering:
+class RecordingWorker:
     """Stands in for the worker in its handle_error(): keeps the access log's line, writes none.
 
     gunicorn would log a line without the path, before the answer is sent.
@@ -229,7 +229,7 @@ class Answering:
         self._worker = worker
         self.status = "500 Internal Server Error"
         self.line: tuple[Any, ...] | None = None
-        self.log = _AnsweringLog(self, worker.log)
+        self.log = _RecordingLog(self, worker.log)
 
     # For super() in the handle_error() of a subclass.
     __class__ = property(lambda self: type(self._worker))
@@ -238,15 +238,15 @@ class Answering:
         return getattr(self._worker, name)
 
 
-class _AnsweringLog:
-    def __init__(self, answering: Answering, log: Any) -> None:
-        self._answering = answering
+class _RecordingLog:
+    def __init__(self, recording: RecordingWorker, log: Any) -> None:
+        self._recording = recording
         self._log = log
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], elapsed: Any) -> None:
-        self._answering.status = resp.status
+        self._recording.status = resp.status
         environ["wsgi.input"] = None  # both objects refer to each other, and keep what they have
-        self._answering.line = resp, req, environ, elapsed
+        self._recording.line = resp, req, environ, elapsed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)

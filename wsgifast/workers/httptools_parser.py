@@ -33,7 +33,7 @@ _HTTP2 = (2, 0)
 _VERSIONS = {b" HTTP/1.1\r\n": _HTTP11, b" HTTP/1.0\r\n": (1, 0)}
 # Errors by which a request turns out not to be plain: llhttp's own; no or several targets; an
 # unknown method or name.
-_NOT_PLAIN = (HttpParserError, HttpParserUpgrade, KeyError, ValueError)
+_UNSUPPORTED = (HttpParserError, HttpParserUpgrade, KeyError, ValueError)
 
 
 class HttptoolsParser:
@@ -49,7 +49,7 @@ class HttptoolsParser:
         self.head_limit_bytes = gunicorn.head_limit_bytes
         self.take_trailers = gunicorn.take_trailers
         # A connection may begin with something other than a request.
-        self._first_is_special = gunicorn.has_preface or settings.proxy_protocol != "off"
+        self._may_have_preamble = gunicorn.has_preface or settings.proxy_protocol != "off"
         self._line_bytes = settings.most_line_bytes
         self._field_bytes = settings.most_field_bytes
         self._most_fields = settings.most_fields
@@ -74,7 +74,7 @@ class HttptoolsParser:
         self._readers: list[_Reader] = []
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
-        if number > 1 or not self._first_is_special:
+        if number > 1 or not self._may_have_preamble:
             exchange = self._parse_plain(data, peer, number)
             if exchange is not None:
                 return exchange
@@ -92,13 +92,13 @@ class HttptoolsParser:
         :raises MalformedRequest: for its Host header.
         """
         method, target, client_scheme, length, fields, size = head
-        scheme, times_said = self._scheme_of(fields)
+        scheme, scheme_headers = self._scheme_of(fields)
         line_bytes = len(method) + len(target) + len(" HTTP/1.1\r\n")
         host = fields["HTTP_HOST"]
         # As HTTP/1 would have it: ": " and CR LF for each header, and Host.
         size += 4 * len(fields) + len("host") + len(host)
         if (
-            times_said > 1
+            scheme_headers > 1
             or line_bytes > self._line_bytes
             or len(fields) > self._most_fields
             or size > self._field_bytes
@@ -108,19 +108,19 @@ class HttptoolsParser:
         if self._checks_host and host != self._host:
             check_host([host], http11=True)
             self._host = host
-        if self._gunicorn.trusted and not times_said and client_scheme in ("http", "https"):
+        if self._gunicorn.trusted and not scheme_headers and client_scheme in ("http", "https"):
             scheme = client_scheme
         req = self._request_class(method, target, _HTTP2, fields, scheme, True, peer, number)
         return Exchange(req, length or 0, b"", fields)
 
     def _scheme_of(self, fields: dict[str, str]) -> tuple[str, int]:
         """Return a plain request's scheme, and how many headers name it."""
-        scheme, times_said = self._scheme, 0
+        scheme, scheme_headers = self._scheme, 0
         for key in self._secure:
             if key in fields:
                 scheme = "https" if fields[key] == self._secure[key] else "http"
-                times_said += 1
-        return scheme, times_said
+                scheme_headers += 1
+        return scheme, scheme_headers
 
     def _parse_plain(self, data: bytes, peer: Any, number: int) -> Exchange | None:
         """Parse a request; None if it is not plain.
@@ -143,7 +143,7 @@ class HttptoolsParser:
             fields = {}
             for field, value in raw.items():
                 fields[_keys[field]] = value.decode("latin-1").rstrip(" \t")
-        except _NOT_PLAIN:
+        except _UNSUPPORTED:
             return None
         # One space between the parts of the request line, and no empty line before it.
         line_end = len(method) + len(target) + 10
@@ -153,13 +153,13 @@ class HttptoolsParser:
         count = head.count(b"\r\n") - 2
         declared = fields.get("CONTENT_LENGTH")
         length = 0 if declared is None else parse_length(declared)
-        scheme, times_said = self._scheme, 0
+        scheme, scheme_headers = self._scheme, 0
         if self._secure:  # of a trusted peer
-            scheme, times_said = self._scheme_of(fields)
+            scheme, scheme_headers = self._scheme_of(fields)
         if (
             version is None
             or length is None
-            or times_said > 1
+            or scheme_headers > 1
             or len(fields) != count
             or uri[0] != "/"
             or uri[:2] == "//"

@@ -30,9 +30,9 @@ from ..server.server import Server
 from ..server.shared import Shared
 from .access_line import AccessLog
 from .gunicorn_support import (
-    Answering,
     ErrorPage,
     MemoryReturn,
+    RecordingWorker,
     Settings,
     arbiters_signals,
     environ_part,
@@ -233,9 +233,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def init_signals(self) -> None:
         """Set the worker's handlers; a signal that came before ends the worker too."""
-        come = arbiters_signals(running_arbiter())
+        pending_signals = arbiters_signals(running_arbiter())
         super().init_signals()
-        for number in come():
+        for number in pending_signals():
             if number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
                 os.kill(os.getpid(), number)
 
@@ -385,11 +385,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def _answer_error(self, channel: Channel, req: Any, error: Any) -> tuple[str, int]:
         """Let gunicorn log an error and answer it; returns the status and the size of the page."""
         page = ErrorPage(channel.send_error)
-        answering = Answering(self)
-        type(self).handle_error(answering, req, page, channel.connection().peer, error)
-        if req is None and answering.line is not None:
+        recording = RecordingWorker(self)
+        type(self).handle_error(recording, req, page, channel.connection().peer, error)
+        if req is None and recording.line is not None:
             # The request could not be read to its end; gunicorn has what there is of it.
-            resp, req, environ, elapsed = answering.line
+            resp, req, environ, elapsed = recording.line
             environ.setdefault("PATH_INFO", decoded_path(req.path or ""))
             environ.setdefault("wsgi.url_scheme", req.scheme)
             resp.sent = page.size
@@ -397,7 +397,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             self.application.write_elsewhere(
                 partial(self._log_refused, resp, req, environ, elapsed)
             )
-        return answering.status, page.size
+        return recording.status, page.size
 
     def _log_refused(self, *line: Any) -> None:
         try:

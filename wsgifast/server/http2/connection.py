@@ -151,8 +151,8 @@ class HTTP2Connection(Endpoint):
                 self.cap_deadline(self._second_goaway_at)
         self._run_soon(self._end_turn())
 
-    def retry(self) -> None:
-        self.retries = False
+    def end_memory_wait(self) -> None:
+        self.waits_for_memory = False
         if self.state is not STREAMS:
             self._discard(0)
             return
@@ -179,7 +179,7 @@ class HTTP2Connection(Endpoint):
         streams = list(self.streams.values())
         return [(self.output, None), *[(each.output, each.exchange) for each in streams]]
 
-    def owes_goaway(self) -> bool:
+    def needs_goaway(self) -> bool:
         return self._second_goaway_at is None and self.mux.state is OPEN
 
     def _end_turn(self) -> Channel | None:
@@ -397,12 +397,12 @@ class HTTP2Connection(Endpoint):
 
     # Waiting; for any thread
 
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+    def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
         """See :class:`~..endpoint.Endpoint`; the connection may have any owner, or none."""
         self._until_sent = deadline
         self.cap_deadline(deadline)
-        if retry:
-            self.retries = True
+        if no_memory:
+            self.waits_for_memory = True
         else:
             self._wait_for_socket()
 

@@ -150,7 +150,7 @@ class Multiplexer:
         """
         if self._gathers_until is not None:
             self._gathers_until = None
-            self.rules.held_back.pop(self, None)
+            self.rules.to_flush.pop(self, None)
         if self._window_wait is not None:
             self._window_wait.taken += self.frames.body_bytes
         data = self.frames.data_to_send()
@@ -175,7 +175,7 @@ class Multiplexer:
             if self._gathers_until is None:
                 self._gathers_until = now + TICK_S
                 # No tick is requested: there is one in any case if an app takes that long.
-                self.rules.held_back[self] = self._transmit_at_tick
+                self.rules.to_flush[self] = self._transmit_at_tick
             if now < self._gathers_until:
                 return
         self.transmit()

@@ -188,7 +188,7 @@ class StreamSender(Sender):
         """Whether its own window, or the connection's, is used up."""
         return self._room() <= 0
 
-    def wait_until(self, *, again: bool) -> float:
+    def wait_until(self, *, no_memory: bool) -> float:
         if self._mux.frames.stream_window(self._number) > 0:
             return math.inf  # the connection keeps it waiting, which has a deadline of its own
         if self._window_wait is None:
@@ -296,10 +296,10 @@ class StreamOutput(OutputQueue):
                 return
             sender.trailers = trailers or []
             sender.ends_after = size
-            if not (self.bytes_queued or self.draining or (self.held and self.held.blocks)):
+            if not (self.bytes_queued or self.draining or (self.delayed and self.delayed.blocks)):
                 self._or_fail(lambda: sender.send(b""))
                 return
-        self.write_all(())  # what is held back
+        self.write_all(())  # sends the delayed blocks
 
     def _or_fail(self, send: Callable[[], object]) -> None:
         try:

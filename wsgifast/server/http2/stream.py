@@ -230,7 +230,7 @@ class Stream(Channel):
 
     # Called by its output queue, under the lock
 
-    def wait_to_send(self, deadline: float, *, retry: bool) -> None:
+    def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
         self.deadline = deadline
         self._mux.enqueue(self)
 
