@@ -68,9 +68,9 @@ def receiver(**attributes: Any) -> tuple[Any, Any]:
 
 def test_long_head_without_room_is_refused_with_503() -> None:
     found, memory = receiver(input_memory_bytes=10_000)
-    assert found.take(GET + FIELDS[:9000]) is MORE
+    assert found.feed(GET + FIELDS[:9000]) is MORE
     with pytest.raises(RequestError) as raised:
-        found.take(FIELDS[9000:20_000])
+        found.feed(FIELDS[9000:20_000])
     assert raised.value.status == 503
     found.close()
     assert memory.used_bytes == 0
@@ -78,10 +78,10 @@ def test_long_head_without_room_is_refused_with_503() -> None:
 
 def test_short_head_needs_no_room() -> None:
     found, memory = receiver(input_memory_bytes=0)
-    assert found.take(GET) is MORE
-    assert found.take(b"\r\n") is COMPLETE
-    assert found.take(POST + b"Content-Length: 3\r\n\r\n12") is MORE
-    assert found.take(b"3") is COMPLETE
+    assert found.feed(GET) is MORE
+    assert found.feed(b"\r\n") is COMPLETE
+    assert found.feed(POST + b"Content-Length: 3\r\n\r\n12") is MORE
+    assert found.feed(b"3") is COMPLETE
     assert found.exchange.body.read() == b"123"
     assert memory.used_bytes == 0
 
@@ -89,9 +89,9 @@ def test_short_head_needs_no_room() -> None:
 @pytest.mark.parametrize("ends", ["closed", "forgotten"])
 def test_room_is_given_back_once_a_body_is_closed(ends: str) -> None:
     found, memory = receiver()
-    assert found.take(POST + FIELDS + b"Content-Length: 5000\r\n\r\n") is MORE
+    assert found.feed(POST + FIELDS + b"Content-Length: 5000\r\n\r\n") is MORE
     assert memory.used_bytes > len(FIELDS)
-    assert found.take(bytes(5000)) is COMPLETE
+    assert found.feed(bytes(5000)) is COMPLETE
     assert 5000 <= memory.used_bytes < 6000
     if ends == "closed":
         found.exchange.body.close()
@@ -101,10 +101,10 @@ def test_room_is_given_back_once_a_body_is_closed(ends: str) -> None:
 
 def test_body_goes_to_disk_when_memory_is_used_up() -> None:
     found, memory = receiver(input_memory_bytes=2000)
-    assert found.take(POST + b"Content-Length: 5000\r\n\r\n" + bytes(1500)) is MORE
+    assert found.feed(POST + b"Content-Length: 5000\r\n\r\n" + bytes(1500)) is MORE
     assert memory.used_bytes > 1500
     assert found.may_need_disk()
-    assert found.take(bytes(3500)) is COMPLETE
+    assert found.feed(bytes(3500)) is COMPLETE
     assert memory.used_bytes == 0
     assert found.exchange.body.read() == bytes(5000)
 
@@ -113,7 +113,7 @@ def test_body_goes_to_disk_when_memory_is_used_up() -> None:
 @pytest.mark.parametrize("step", [1 << 20, 1000])
 def test_head_over_the_limit_is_refused_with_431(parser: str, step: int) -> None:
     make = receivers(attributes={"head_limit_bytes": 1000}, http_parser=parser)
-    assert make().take(GET + b"X: %b\r\n\r\n" % (b"a" * 900) + GET) is COMPLETE
+    assert make().feed(GET + b"X: %b\r\n\r\n" % (b"a" * 900) + GET) is COMPLETE
     found, data = make(), GET + b"X: %b\r\n\r\n" % (b"a" * 4100)
     with pytest.raises(RequestError) as raised:
         list(map(found.take, (data[at : at + step] for at in range(0, len(data), step))))
