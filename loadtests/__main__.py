@@ -29,8 +29,6 @@ from dataclasses import replace
 from tests.support.crowds import raise_open_files
 from wsgifast.commands.arguments import count, option, seconds
 from wsgifast.commands.bench.processes import HOST
-from wsgifast.commands.bench.runner import measure
-from wsgifast.commands.bench.tables import Profile, Table
 
 from . import (
     asgi,
@@ -48,6 +46,8 @@ from . import (
 )  # fmt: skip
 from .bench import LINKS
 from .field_reports import coalescing, mail, receive
+from .harness.runner import measure
+from .harness.tables import Profile, Table
 from .link import ADDRESS, NoLink, link
 from .payloads import REPORTS
 

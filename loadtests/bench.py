@@ -1,4 +1,4 @@
-"""Rows of the load tests: contender x scenario x client, for wsgifast.commands.bench.runner."""
+"""Rows of the load tests: contender x scenario x client, for harness.runner."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from wsgifast.commands.bench.loads import Load, family
 from wsgifast.commands.bench.processes import Server
 from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn
-from wsgifast.commands.bench.tables import (
-    BYTES,
-    REQUESTS,
-    Client,
-    Contender,
-    Load,
-    Row,
-    Table,
-    Task,
-    Unit,
-    family,
-)
 
 from .clients import raw, wrk
+from .harness.tables import BYTES, REQUESTS, Client, Contender, Row, Table, Task, Unit
 from .payloads import files
 
 FAST = FAST_WORKER
@@ -51,7 +41,7 @@ def row(
 
     :param client: by default raw() for bytes and wrk(8) for requests.
     :param fresh: each run gets a new server.
-    :param more: as for :class:`~wsgifast.commands.bench.tables.Row`.
+    :param more: as for :class:`~loadtests.harness.tables.Row`.
     """
     contenders = tuple(_contender(name, side, path, fresh) for name, side in sides.items())
     client = client or contenders[0].client or _CLIENTS[unit.name]

@@ -21,9 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 
 from tests.support import http
+from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import Address, temporary_folder
-from wsgifast.commands.bench.tables import Client, Load, Task
 from wsgifast.commands.client import unverified_tls
+
+from .harness.tables import Client, Task
 
 # One receive: larger than what a socket buffer holds, so one call takes all that is there.
 RECEIVE_BYTES = 1 << 20

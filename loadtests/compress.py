@@ -15,12 +15,13 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
 
-from wsgifast.commands.bench.locust_client import Locust
+from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import Server
 from wsgifast.commands.bench.serving import gunicorn, uvicorn
-from wsgifast.commands.bench.tables import Client, Load, Row, Table, Task, Unit
 
 from .bench import FAST, LINKS, Side, row, table, unavailable
+from .harness.locust import Locust
+from .harness.tables import Client, Row, Table, Task, Unit
 
 _CODINGS = ("zstd", "br", "gzip")
 _BODIES = {

@@ -16,26 +16,18 @@ from threading import Timer
 
 from tests.support.slow_clients import slow_clients
 from wsgifast.commands import page
-from wsgifast.commands.bench.locust_client import Locust, report_name
+from wsgifast.commands.bench.loads import Load, cpu_seconds
 from wsgifast.commands.bench.processes import Server, wait_until
 from wsgifast.commands.bench.report import machine, problems
-from wsgifast.commands.bench.results import Result
-from wsgifast.commands.bench.runner import run
 from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn, served, uvicorn
-from wsgifast.commands.bench.tables import (
-    Client,
-    Contender,
-    Load,
-    Profile,
-    Row,
-    Table,
-    Task,
-    cpu_seconds,
-)
 from wsgifast.commands.client import BROWSER_ACCEPT_ENCODING
 from wsgifast.commands.terminal import number_text, output_width, progress_line, show, tables
 
 from .app import SHAPES
+from .harness.locust import Locust, report_name
+from .harness.results import Result
+from .harness.runner import run
+from .harness.tables import Client, Contender, Profile, Row, Table, Task
 from .link import slow_proxy
 from .payloads import FILE_BYTES, MIB, REPORTS, files
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from subprocess import DEVNULL, Popen
 
+from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import (
     HOST,
     Server,
@@ -26,10 +27,10 @@ from wsgifast.commands.bench.processes import (
     wait_until,
 )
 from wsgifast.commands.bench.serving import uvicorn
-from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit
 
 from .bench import row, table
 from .calls import CALLS
+from .harness.tables import Client, Row, Task, Unit
 
 INSTRUCTIONS = Unit("instructions", lambda m: m.facts["instructions"], difference=True)
 # So many connections ask at once, as they do of a busy server: one turn of its loop serves them.

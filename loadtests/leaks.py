@@ -24,12 +24,13 @@ from dataclasses import dataclass, replace
 
 from tests.support.crowds import GATHER_S, TURN_S, Crowd, Kind
 from tests.support.slow_clients import opening
+from wsgifast.commands.bench.loads import Load, family
 from wsgifast.commands.bench.processes import Server
 from wsgifast.commands.bench.serving import gunicorn, uvicorn
-from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit, family
 from wsgifast.commands.client import HTTPClient, unverified_tls
 
 from .bench import APP, FAST, resident_bytes, row, table
+from .harness.tables import Client, Row, Task, Unit
 
 # Rounds of so many seconds, with so many clients in each state at a time; and as many more leave
 # all at once.

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.tables import BYTES
 
 from .bench import APP, Side, pair, row, table, unavailable
 from .clients import raw, wrk
+from .harness.tables import BYTES
 from .servers import granian, small, waitress
 from .slow import beside
 

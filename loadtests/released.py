@@ -11,11 +11,11 @@ from pathlib import Path
 
 from wsgifast.commands.bench.processes import Server
 from wsgifast.commands.bench.serving import FAST_WORKER
-from wsgifast.commands.bench.tables import Row
 
 from .applications.catalogue import APPLICATIONS, MODULE
 from .applications.environment import Environment
 from .bench import Side, table
+from .harness.tables import Row
 from .slow import beside
 
 _APPLICATIONS = {application.name: application for application in APPLICATIONS}

@@ -33,6 +33,7 @@ from pathlib import Path
 
 import psutil
 
+from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import (
     Address,
     Server,
@@ -41,10 +42,10 @@ from wsgifast.commands.bench.processes import (
     wait_until,
 )
 from wsgifast.commands.bench.serving import gunicorn, uvicorn
-from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit
 
 from .bench import APP, FAST, row, table
 from .clients import BadAnswer, Connection, NoAnswer
+from .harness.tables import Client, Row, Task, Unit
 from .payloads import payload, payload_file
 from .servers import granian
 

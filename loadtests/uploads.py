@@ -14,13 +14,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from wsgifast.commands.bench.locust_client import Locust
+from wsgifast.commands.bench.loads import Load, family
 from wsgifast.commands.bench.processes import Server
 from wsgifast.commands.bench.serving import gunicorn, uvicorn
-from wsgifast.commands.bench.tables import BYTES, REQUESTS, Client, Load, Row, Table, Task, family
 
 from .bench import FAST, Side, row, table
 from .clients import children_cpu_s
+from .harness.locust import Locust
+from .harness.tables import BYTES, REQUESTS, Client, Row, Table, Task
 from .payloads import FIELD, MIB
 
 # A round takes so long that it has failed.

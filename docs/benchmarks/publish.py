@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtests.bench import LINKS
+from loadtests.harness.report import grids
 from loadtests.payloads import REPORTS
-from wsgifast.commands.bench.report import Grid, grids, machine
+from wsgifast.commands.bench.report import Grid, machine
 from wsgifast.commands.page import escaped
 from wsgifast.commands.terminal import cell_text
 
@@ -30,7 +31,7 @@ from .gains import figures_shown, gains
 from .published import Figures, Published, read, take_in, write
 
 if TYPE_CHECKING:
-    from wsgifast.commands.bench.tables import Table
+    from loadtests.harness.tables import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

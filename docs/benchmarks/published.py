@@ -17,7 +17,7 @@ from loadtests.bench import LINKS
 from wsgifast.commands.bench.results import Ratio
 
 if TYPE_CHECKING:
-    from wsgifast.commands.bench.tables import Table
+    from loadtests.harness.tables import Table
 
 # A row as its report has it, and a table's rows by their keys.
 Rows: TypeAlias = dict[str, dict[str, Any]]

@@ -17,9 +17,11 @@ from collections.abc import Callable
 from loadtests.bench import row, table
 from loadtests.clients import percentile, percentiles
 from loadtests.servers import small
+from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import Address
-from wsgifast.commands.bench.tables import Client, Load, Task, Unit
 from wsgifast.sockets import AsyncCoalescingWriter, CoalescingWriter, SharedCoalescingWriter
+
+from ..harness.tables import Client, Task, Unit
 
 MESSAGE_BYTES = 32
 # Messages without an answer, in all: enough to keep both processes busy, few enough that the

@@ -21,9 +21,11 @@ from loadtests.bench import row, table
 from loadtests.servers import small
 from tests.support.mailservers import PASSWORD, dovecot
 from tests.support.programs import ProgramMissing, program
+from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import HOST, running_server
-from wsgifast.commands.bench.tables import BYTES, REQUESTS, Client, Load, Row, Task
 from wsgifast.mail import IMAP4, SMTP
+
+from ..harness.tables import BYTES, REQUESTS, Client, Row, Task
 
 # An everyday message without attachment: 1 kB.
 MESSAGE = b"From: a@example.com\r\nSubject: import\r\n\r\n" + (b"x" * 76 + b"\r\n") * 12

@@ -14,9 +14,11 @@ from functools import partial
 
 from loadtests.bench import client_cpu_s_per_gb, row, table
 from loadtests.servers import small
+from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import Server, started
-from wsgifast.commands.bench.tables import Client, Load, Row, Task, Unit
 from wsgifast.sockets import ReceiveCount, recv_exactly, recv_exactly_into
+
+from ..harness.tables import Client, Row, Task, Unit, megabytes_per_s
 
 # One Ethernet packet's payload, as it comes from a slow link.
 PIECE_BYTES = 1460
@@ -140,7 +142,7 @@ def receiving(
     return run
 
 
-RECEIVED = Unit("MB/s", lambda m: m.megabytes_per_s, "client CPU s/GB", client_cpu_s_per_gb)
+RECEIVED = Unit("MB/s", megabytes_per_s, "client CPU s/GB", client_cpu_s_per_gb)
 OURS, OURS_INTO, BOUND = "recv_exactly", "recv_exactly_into", "bound: recv_into"
 MAKING_A_BUFFER: dict[str, Make] = {
     OURS: lambda size: whole,

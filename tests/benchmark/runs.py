@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wsgifast.commands.bench.results import Result
-from wsgifast.commands.bench.runner import run
-from wsgifast.commands.bench.tables import Client, Contender, Load, Profile, Row, Table, Task
+from loadtests.harness.results import Result
+from loadtests.harness.runner import run
+from loadtests.harness.tables import Client, Contender, Profile, Row, Table, Task
+from wsgifast.commands.bench.loads import Load
 
 
 def client(*rates: float, failures: int = 0, facts: dict[str, float] | None = None) -> Client:

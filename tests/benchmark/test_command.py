@@ -73,7 +73,7 @@ def test_body_that_differs_by_process_is_not_compared(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(APP, "/process", *SHORT, f"--report={tmp_path / 'report'}") == 0
-    assert "/process: the body changes with each request, or start" in capfd.readouterr().out
+    assert "/process: the body changes with each request or start" in capfd.readouterr().out
 
 
 # As it is it compresses, and wrapped it does not, if KEPT is false.

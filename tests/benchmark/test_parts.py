@@ -16,8 +16,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtests.harness.locust import Locust
+from loadtests.harness.tables import Task
 from wsgifast import ConfigurationError
-from wsgifast.commands.bench.locust_client import Locust, LocustFailed
+from wsgifast.commands.bench.loads import Seen, cpu_seconds, look
+from wsgifast.commands.bench.locust_client import LocustFailed
 from wsgifast.commands.bench.processes import (
     HOST,
     RunningServer,
@@ -27,7 +30,6 @@ from wsgifast.commands.bench.processes import (
     running_server,
 )
 from wsgifast.commands.bench.serving import served
-from wsgifast.commands.bench.tables import Seen, Task, cpu_seconds, look
 from wsgifast.commands.client import decoded
 
 APP = "tests.benchmark.apps:app"
@@ -102,8 +104,8 @@ def test_look_reports_size_and_success(
     assert at("/secret", "Cookie: a=b") == (6, True)
     assert at("/away") == (0, True)
     assert not at("/str")[1]
-    monkeypatch.setattr("wsgifast.commands.bench.tables.LOOK_S", 0.2)
-    with pytest.raises(ConfigurationError, match="/forever: no end of the answer"):
+    monkeypatch.setattr("wsgifast.commands.bench.loads.LOOK_S", 0.2)
+    with pytest.raises(ConfigurationError, match="/forever: the response did not end"):
         at("/forever")
     assert not look(Task(address=(HOST, free_port()))).ok
 
@@ -139,7 +141,7 @@ def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
 
 
 def test_ended_locust_is_an_error_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wsgifast.commands.bench.locust_client._PROCESS", "no_such_module")
+    monkeypatch.setattr(Locust, "module", "no_such_module")
     with pytest.raises(LocustFailed, match="no_such_module"), Locust() as locust:
         locust.start()
 

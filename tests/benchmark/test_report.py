@@ -17,22 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtests.harness.report import as_html, results_text, rows_figures
+from loadtests.harness.runner import measure
+from loadtests.harness.tables import REQUESTS, Client, Contender, Profile, Row, Table, Task
 from tests.benchmark.runs import client, compared, results
 from wsgifast import WSGIFastError
 from wsgifast.commands.bench import report
-from wsgifast.commands.bench.report import as_html, as_json, now, results_text, rows_figures
-from wsgifast.commands.bench.runner import measure
-from wsgifast.commands.bench.tables import (
-    REQUESTS,
-    Client,
-    Contender,
-    Load,
-    Profile,
-    Row,
-    Seen,
-    Table,
-    Task,
-)
+from wsgifast.commands.bench.loads import Load, Seen
+from wsgifast.commands.bench.report import as_json, now
 from wsgifast.commands.page import Bar, ratio_chart
 from wsgifast.commands.terminal import table
 
@@ -102,10 +94,10 @@ def test_bytes_of_bodies_are_shown_coded_and_decoded_and_as_time_on_a_link() -> 
     unknown = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, "aes", None)})
     assert "body bytes" not in results_text([plain])
     assert "body bytes" not in results_text([same])
-    assert "800,000" in results_text([replace(same, row=replace(same.row, sizes=True))])
+    assert "800,000" in report.results_text([report.grid({"a.key": same.figures()})], [same])
     assert "45,000 (zstd of 800,000)" in results_text([coded])
     assert "45,000 (aes of unknown)" in results_text([unknown])
-    linked = replace(coded, row=replace(coded.row, link_mbit=20.0))
+    linked = replace(coded, link_mbit=20.0)
     figures = json.loads(as_json("a title", rows_figures([linked], Profile(1.0), now())))["rows"]
     contenders = figures["a.key"]["contenders"]
     assert contenders["a"]["body"]["link"] == {"20 Mbit/s": 320.0}

@@ -11,31 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtests.harness.report import results_text, rows_figures
+from loadtests.harness.results import Difference, Result
+from loadtests.harness.runner import run
+from loadtests.harness.tables import REQUESTS, Client, Contender, Profile, Row, Table, Task, Unit
 from tests.benchmark.runs import client, compared, results
 from wsgifast import ConfigurationError
 from wsgifast.commands.bench.comparison import budget, over_budget
-from wsgifast.commands.bench.report import (
-    as_json,
-    now,
-    problems,
-    results_text,
-    rows_figures,
-    verdict,
-)
-from wsgifast.commands.bench.results import Difference, Ratio, Result, interval
-from wsgifast.commands.bench.runner import run
-from wsgifast.commands.bench.tables import (
-    REQUESTS,
-    Client,
-    Contender,
-    Load,
-    Profile,
-    Row,
-    Seen,
-    Table,
-    Task,
-    Unit,
-)
+from wsgifast.commands.bench.loads import Load, Seen
+from wsgifast.commands.bench.report import as_json, now, problems, verdict
+from wsgifast.commands.bench.results import Ratio, interval
 
 
 def test_ratio_is_taken_round_by_round() -> None:
@@ -67,7 +52,7 @@ def test_ratios_are_taken_to_the_first_or_of_ours_to_each() -> None:
         ratios = [result.ratio(name, REQUESTS.rate) for name in rates]
         assert [ratio and ratio.median for ratio in ratios] == expected
     text = results_text([result])
-    for shown in ("client was the limit", "too few to rely on: a <title>", "[a.key]"):
+    for shown in ("load generator was the bottleneck", "too few to rely on: a <title>", "[a.key]"):
         assert shown in text
     report = json.loads(as_json("a title", rows_figures([result], Profile(1.0), now())))
     (row,) = report["rows"].values()
@@ -146,7 +131,7 @@ def loads(rates: Sequence[float]) -> list[Load]:
 def noisy(first: Sequence[float], second: Sequence[float], again: Sequence[float]) -> Result:
     contenders = (Contender("a"), Contender("b"))
     row = Row("a.key", "a title", contenders, client())
-    return Result(row, {"a": loads(first), "b": loads(second)}, again=loads(again))
+    return Result(row.title, {"a": loads(first), "b": loads(second)}, again=loads(again), row=row)
 
 
 def test_ratio_on_a_busy_machine_is_no_verdict() -> None:
@@ -254,7 +239,7 @@ def test_bodies_that_differ_are_a_problem() -> None:
     assert "a <title>: the bodies differ (a 3 bytes, b 4 bytes)" in problems([other])
     changing = replace(other, changes=True)
     assert changing.is_good
-    assert "the body changes with each request" in problems([changing])[0]
+    assert "the body changes with each request or start" in problems([changing])[0]
     assert not replace(result, seen={**same, "b": Seen(4, "y", False)}).differs
 
 

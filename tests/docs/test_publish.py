@@ -16,7 +16,8 @@ from docs.benchmarks import publish
 from docs.benchmarks.chart import BARS, THEMES, chart_of_gains, chart_of_table
 from docs.benchmarks.gains import figures_shown, gains
 from docs.benchmarks.published import Figures, Published, read
-from wsgifast.commands.bench.tables import Contender, Load, Row, Table
+from loadtests.harness.tables import Contender, Row, Table
+from wsgifast.commands.bench.loads import Load
 
 MACHINE: dict[str, str | int] = {
     "cores": 2, "processor": "P", "system": "Linux 6.1-x", "tcp": "cubic",

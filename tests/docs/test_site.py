@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from loadtests.harness.report import as_html
+from loadtests.harness.tables import Table
 from tests.benchmark.runs import compared
 from tests.support.chromium import Chromium, chromium
 from tests.support.servers import ROOT
-from wsgifast.commands.bench.report import as_html
-from wsgifast.commands.bench.tables import Table
 
 pytestmark = pytest.mark.long
 

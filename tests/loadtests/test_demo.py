@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from loadtests import demo
+from loadtests.harness.locust import Locust
+from loadtests.harness.results import Result
+from loadtests.harness.runner import run
 from loadtests.link import slow_proxy
 from tests.loadtests.test_rows import SHORT
 from tests.support.http import Connection
-from wsgifast.commands.bench.locust_client import Locust
+from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import running_server
-from wsgifast.commands.bench.results import Result
-from wsgifast.commands.bench.runner import run
 from wsgifast.commands.bench.serving import served
-from wsgifast.commands.bench.tables import Load
 
 BESIDE, *_ = [each.row.key for each in demo.COMPARISONS]
 
@@ -27,7 +27,7 @@ def result(key: str, before: float, after: float) -> Result:
     (row,) = (each.row for each in demo.COMPARISONS if each.row.key == key)
     rates = {demo.BEFORE: before, demo.AFTER: after}
     runs = {name: [Load(round(rate), 0, 1, 1.0, server_cpu_s=0.5)] for name, rate in rates.items()}
-    return Result(row, runs)
+    return Result(row.title, runs, row=row)
 
 
 RESULTS = [

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.harness.tables import Contender, Task
 from loadtests.leaks import ASYNCIO_SPARES, STATES, TABLE, TOGETHER, Count, grown, kept, measure
 from loadtests.payloads import files
 from wsgifast.commands.bench.processes import running_server
-from wsgifast.commands.bench.tables import Contender, Task
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 

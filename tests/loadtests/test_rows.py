@@ -16,13 +16,13 @@ from loadtests import asgi, jit, wsgi
 from loadtests.__main__ import APART, UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
 from loadtests.field_reports import mail, receive
+from loadtests.harness.results import Result
+from loadtests.harness.runner import run
+from loadtests.harness.tables import BYTES, Profile, Table, Task
 from loadtests.link import ADDRESS, NoLink, link
 from tests.support.programs import program
 from wsgifast.commands.bench.processes import Server, running_server
 from wsgifast.commands.bench.report import problems
-from wsgifast.commands.bench.results import Result
-from wsgifast.commands.bench.runner import run
-from wsgifast.commands.bench.tables import BYTES, Profile, Table, Task
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("forked_servers")]
 

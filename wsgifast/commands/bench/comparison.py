@@ -1,38 +1,91 @@
-"""Compares an app as it is and wrapped: `wsgifast bench`, and its budgets for the figures."""
+"""Compares an unwrapped and a wrapped app: `wsgifast bench`, and its budgets for the figures."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import re
 import shlex
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...errors import ConfigurationError
 from ...http.headers import Headers
-from ..arguments import check_path, check_writable, given_headers
+from ..arguments import check_path, check_writable, given_headers, write_file
 from ..client import BROWSER_ACCEPT_ENCODING
 from ..loading import absolute
-from ..terminal import next_steps, number_text, show
+from ..terminal import Progress, next_steps, number_text, output_width, show
+from .loads import Client, Load, Task
 from .locust_client import Locust
-from .processes import HOST, free_port, orderly_end
+from .processes import HOST, Server, free_port, orderly_end, temporary_folder
+from .report import as_html, as_json, grid, machine, now, results_text, section
 from .results import Ratio, Result
-from .runner import measure
+from .runner import Servers, all_results, at, one_run, sized, take_turns
 from .serving import FAST_WORKER, found_app, sides
-from .tables import REQUESTS, Contender, Profile, Row, Table
 
 _LEAST_ROW_S = 120.0
 
 
-def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
-    """Run `wsgifast bench`; return its exit status.
+@dataclass(frozen=True)
+class Comparison:
+    """The contenders, and the load for them.
 
-    :param master: the address on which it would wait for workers on other machines.
-    :raises ConfigurationError: for options that do not go together.
-    :raises LocustFailed: if Locust does not start, or its workers do not come.
+    :ivar servers: by the contenders' names. The unwrapped app is the first, the best is the last.
+    :ivar headers: lines to add to each request.
+    :ivar seconds: of one run.
+    :ivar rounds: runs of each contender.
+    :ivar link_mbit: also compute the time of the bodies on a link of this rate.
+    """
+
+    servers: dict[str, Server]
+    client: Client
+    headers: tuple[str, ...] = ()
+    seconds: float = 1.0
+    rounds: int = 5
+    link_mbit: float | None = None
+
+    def run(self, paths: Sequence[str], host: str, progress: Progress) -> Iterator[Result]:
+        """Start the servers, and yield a result for each path.
+
+        :param host: the address that the servers listen on.
+        :raises ServerFailed: if a server does not start, or ends. The message has its log.
+        """
+        # Enough time for all rounds, and an end if the server hangs.
+        limit_s = max(_LEAST_ROW_S, float(10 * self.rounds * self.seconds))
+        with temporary_folder("bench") as folder, contextlib.ExitStack() as stack:
+            servers = Servers(host, folder, stack)
+            for number, path in enumerate(paths):
+
+                def report(step: str, path: str = path, number: int = number) -> None:
+                    progress(number, len(paths), f"{path}: {step}")
+
+                report("starting")
+                task = Task(path, self.seconds, headers=self.headers)
+                tasks = {n: at(task, servers.get(s, n)) for n, s in self.servers.items()}
+                seen, changes = servers.look(self.servers, tasks)
+                if not changes:
+                    tasks = sized(tasks, seen)
+                runs: dict[str, Callable[[], Load]] = {
+                    name: partial(one_run, self.client, tasks[name], servers.get(server))
+                    for name, server in self.servers.items()
+                }
+                base = next(iter(runs))
+                samples, again = take_turns(
+                    runs, base, self.rounds, limit_s=limit_s, noise=True, report=report
+                )
+                yield Result(path, samples, seen, changes, again, self.link_mbit)
+
+
+def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
+    """Run `wsgifast bench`, and return its exit status.
+
+    :param master: the address on which Locust waits for workers on other machines.
+    :raises ConfigurationError: for options that exclude each other.
+    :raises LocustFailed: if Locust does not start, or its workers do not connect.
     """
     bars = budget(options.budget or "")
     report = Path(options.report)
@@ -48,11 +101,8 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
     workers = (options.expect_workers or 1) if options.master else 0
     host = master[0] if options.master else HOST
     _check_host(host)
-    # Enough time for all rounds, but not for ever if the server is stuck.
-    row_s = max(_LEAST_ROW_S, float(10 * options.rounds * options.seconds))
-    profile = Profile(options.seconds, options.rounds, row_seconds=row_s, noise=True)
     with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
-        table = _table(report.name, options, paths, locust)
+        comparison, title, notes = _comparison(options, locust)
         if workers:
             show(
                 f"Waiting for {workers} of: wsgifast bench --worker --master-host {master[0]} "
@@ -60,15 +110,30 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
                 error=True,
             )
         locust.start()
-        results, status = measure([table], profile, host=host, folder=report.parent)
+        facts, when = machine(), now()
+        show(f"{title}; {facts['python']}, {facts['cores']} cores", error=True)
+        results, status = all_results(
+            title, paths, lambda done, progress: comparison.run(paths[done:], host, progress)
+        )
+    if results:
+        run = {"measured": when, "seconds": options.seconds, "rounds": options.rounds}
+        rows = {r.title: r.figures() for r in results}
+        table = grid(rows)
+        lines = "".join(f"\n- {note}" for note in notes)
+        show(f"\n{title}\n\n{results_text([table], results, output_width())}{lines}\n")
+        whole = {path: {**run, "machine": facts, **row} for path, row in rows.items()}
+        page = as_html(title, [section(title, [table], results, notes)])
+        for suffix, text in (("json", as_json(title, whole)), ("html", page)):
+            write_file(Path(f"{report}.{suffix}"), text)
+            show(f"{report}.{suffix}")
     if status:
         return status
     if not bars and not options.worker_class:
-        run = shlex.join(["wsgifast", "run", options.app])
+        command = shlex.join(["wsgifast", "run", options.app])
         others = {"compressed": not options.compress, "not coalesced": options.coalesce}
         but = " and ".join(how for how, differs in others.items() if differs)
         what = f"serve it like the last contender{but and f', but {but}'}"
-        show(f"\n{next_steps((run, what))}")
+        show(f"\n{next_steps((command, what))}")
     missed = list(over_budget(bars, results))
     for line, _ in missed:
         show(f"wsgifast bench: {line}", error=True)
@@ -84,7 +149,10 @@ def _check_host(host: str) -> None:
         raise ConfigurationError(f"--master-host {host}: name the address that workers can reach")
 
 
-def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust: Locust) -> Table:
+def _comparison(
+    options: argparse.Namespace, locust: Locust
+) -> tuple[Comparison, str, Sequence[str]]:
+    """The comparison, its title, and notes on it."""
     target = absolute(options.app)
     server, found = found_app(target, options.rest)
     asgi = found.interface == "ASGI"
@@ -97,28 +165,26 @@ def _table(name: str, options: argparse.Namespace, paths: Sequence[str], locust:
     wrapping = {"coalesce": True} if options.coalesce and not asgi else {}
     if options.compress:
         wrapping["compress"] = True
-    served = sides(target, server, classes, wrapping, options.rest)
-    given_fields = given_headers(options)
-    if Headers(given_fields).get("accept-encoding") is None:
-        given_fields.append(BROWSER_ACCEPT_ENCODING)
-    headers = tuple(f"{name}: {value}" for name, value in given_fields)
-    client = locust.client(options.users)
-    rows = [
-        Row(path, path, tuple(Contender(n, s, path) for n, s in served.items()), client,
-            headers=headers, sizes=True, link_mbit=options.link)
-        for path in paths
-    ]  # fmt: skip
+    fields = given_headers(options)
+    if Headers(fields).get("accept-encoding") is None:
+        fields.append(BROWSER_ACCEPT_ENCODING)
+    comparison = Comparison(
+        sides(target, server, classes, wrapping, options.rest),
+        locust.client(options.users),
+        tuple(f"{name}: {value}" for name, value in fields),
+        options.seconds, options.rounds, options.link,
+    )  # fmt: skip
     notes = []
     if found.was_wrapped:
         notes.append(
-            "The app is already wrapped with wsgifast; the first contender is the app inside."
+            "The app is already wrapped with wsgifast. The first contender is the app inside."
         )
     if options.link:
         notes.append(
             f"ms at {options.link:g} Mbit/s are computed, not measured: the bytes of the body "
-            "divided by the rate, without heads, round trips and losses."
+            "divided by the rate, without headers, round trips and losses."
         )
-    return Table(name, f"{options.app}, {found.interface}", rows, notes=notes)
+    return comparison, f"{options.app}, {found.interface}", notes
 
 
 _BAR = re.compile(r"([a-z0-9-]+) *(<=|>=|=) *([0-9]+(?:\.[0-9]+)?) *(ms|)", re.ASCII)
@@ -126,7 +192,7 @@ _BAR = re.compile(r"([a-z0-9-]+) *(<=|>=|=) *([0-9]+(?:\.[0-9]+)?) *(ms|)", re.A
 
 @dataclass(frozen=True)
 class _Figure:
-    """:ivar least: more is better: the bar is the least that it may be."""
+    """:ivar least: the limit is a minimum, because more is better."""
 
     of: Callable[[Result, str], float | Ratio | None]
     least: bool
@@ -134,16 +200,20 @@ class _Figure:
 
 
 def _ratio(result: Result, name: str) -> float | Ratio | None:
-    ratio = result.ratio(name, REQUESTS.rate)
-    if ratio is None and result.median(name, REQUESTS.rate):
+    ratio = result.ratio(name, result.rate)
+    if ratio is None and result.median(name, result.rate):
         return float("inf")  # the unwrapped app never succeeded
     return ratio
 
 
+def _cost_ratio(result: Result, name: str) -> Ratio | None:
+    return result.ratio(name, lambda load: load.cpu_us_per_request)
+
+
 FIGURES = {
     "ratio": _Figure(_ratio, least=True),
-    "cpu-ratio": _Figure(lambda r, name: r.ratio(name, REQUESTS.cost), least=False),
-    "requests": _Figure(lambda r, name: r.median(name, REQUESTS.rate), True, "/s"),
+    "cpu-ratio": _Figure(_cost_ratio, least=False),
+    "requests": _Figure(lambda r, name: r.median(name, r.rate), True, "/s"),
     **{
         f"p{p}": _Figure(lambda r, name, p=p: r.latency_ms(name, p), False, " ms")  # type: ignore[misc]
         for p in (50, 95, 99)
@@ -168,7 +238,7 @@ class Bar:
         said = "is not known" if seen is None else f"is {number_text(seen)}{figure.unit}"
         kind = "least" if figure.least else "most"
         bar = f"{self.value:,.10g}{figure.unit} at the {kind}"
-        where = f"{result.row.title}, {name}"
+        where = f"{result.title}, {name}"
         if isinstance(found, Ratio) and found.noise and found.low <= self.value <= found.high:
             low, high = number_text(found.low), number_text(found.high)
             return f"not decided: {where}: {self.name} is {low}..{high}, and is to be {bar}", False

@@ -1,28 +1,26 @@
-"""Locust as a client for the runner: in processes of its own, one load run after another.
+"""Locust as a client, in its own processes.
 
 Locust patches the standard library for gevent when it is imported, and takes a second or two to
-start. So a benchmark starts it once, see `locust_process`, and hands it one run at a time: a JSON
-line in, a JSON line out.
+start. So a benchmark starts it once, see `locust_process`. Each run is a JSON line to its input,
+and a JSON line from its output.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 import select
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar, Self
 
 from ...errors import WSGIFastError
 from ..loading.servers import START
+from .loads import Client, Load, Task
 from .processes import HOST, Address, free_port, started
-from .tables import Client, Load, Task
 
 # A request without a byte for so long has failed. A body of many chunks takes seconds.
 GIVE_UP_S = 60.0
@@ -30,7 +28,6 @@ GIVE_UP_S = 60.0
 _STOP_WORKERS_S = 5.0
 # How often the workers on this machine are looked at.
 _LOOK_S = 1.0
-_PROCESS = "wsgifast.commands.bench.locust_process"
 
 
 class LocustFailed(WSGIFastError, RuntimeError):
@@ -39,15 +36,12 @@ class LocustFailed(WSGIFastError, RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """One load run: users that each send a request after the answer to the one before.
+    """One load run: each user sends a request after the response to the one before.
 
     :ivar host: such as "http://127.0.0.1:8000".
-    :ivar seconds: no request is begun after this time.
-    :ivar expected: bytes that every body must have, where that is known.
+    :ivar seconds: no request starts after this time.
+    :ivar expected: the size that every body must have, if it is known.
     :ivar headers: lines to add to each request.
-    :ivar posts: bytes of the body that each request sends, by POST; 0: it is a GET.
-    :ivar form: the field of a form in which they are a file; "": they are the body.
-    :ivar report: the file for Locust's own report of this run, in HTML; "": none.
     """
 
     host: str
@@ -57,21 +51,20 @@ class Run:
     expected: int | None = None
     headers: tuple[str, ...] = ()
     number: int = 0
-    posts: int = 0
-    form: str = ""
-    report: str = ""
 
 
 @dataclass
 class Locust:
-    """Locust, started when it is first needed; a context manager, which ends it.
+    """Locust, started when it is first needed. The context manager ends it.
 
-    :ivar processes: workers to start on this machine; 0: a single process without workers.
-    :ivar expect_workers: workers that are started elsewhere, by :func:`worker_command`.
-    :ivar master: where these find their master.
-    :ivar within: what its command begins with, such as "ip netns exec NAME".
+    :cvar module: the module that its processes run.
+    :ivar processes: workers to start on this machine. 0: a single process without workers.
+    :ivar expect_workers: workers on other machines, started by :func:`worker_command`.
+    :ivar master: the address where these find their master.
+    :ivar within: the beginning of its command, such as "ip netns exec NAME".
     """
 
+    module: ClassVar[str] = "wsgifast.commands.bench.locust_process"
     processes: int = 0
     expect_workers: int = 0
     master: Address = (HOST, 0)
@@ -81,7 +74,7 @@ class Locust:
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _runs: int = 0
 
-    def __enter__(self) -> Locust:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -92,47 +85,42 @@ class Locust:
                 with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
                     process.communicate(timeout=_STOP_WORKERS_S)
 
-    def client(
-        self, users: int = 1, *, posts: int = 0, form: str = "", reports: Path | None = None
-    ) -> Client:
-        """For the runner; see :class:`Run`. The answer to a POST may have any length.
+    def client(self, users: int = 1) -> Client:
+        """Return a client of so many users. It raises LocustFailed if Locust has ended."""
+        return lambda task: self.load(self.run(task, users))
 
-        It raises LocustFailed if Locust's process has ended.
+    def run(self, task: Task, users: int) -> Run:
+        """Return the run of a task."""
+        self._runs += 1
+        host, port = task.address
+        return Run(
+            f"http://{host}:{port}",
+            task.path,
+            users,
+            task.seconds,
+            expected=task.body_bytes,
+            headers=task.headers,
+            number=self._runs,
+        )
 
-        :param reports: an existing folder for Locust's own reports, see :func:`report_name`. A
-            later run of the same contender replaces the report of an earlier one.
+    def load(self, run: Run) -> Load:
+        """Make one run.
+
+        :raises LocustFailed: if Locust's process has ended.
         """
-
-        def run(task: Task) -> Load:
-            process = self.start()
-            self._runs += 1
-            host, port = task.address
-            order = Run(
-                f"http://{host}:{port}",
-                task.path,
-                users,
-                task.seconds,
-                expected=None if posts else task.body_bytes,
-                headers=task.headers,
-                number=self._runs,
-                posts=posts,
-                form=form,
-                report=str(reports / report_name(task.row, task.contender)) if reports else "",
-            )
-            assert process.stdin is not None  # a pipe, see start()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(json.dumps(asdict(order)) + "\n")
-                process.stdin.flush()
-            answer = self._answer(process)
-            answer["latency_ms"] = {int(p): ms for p, ms in answer["latency_ms"].items()}
-            return Load(**answer)
-
-        return run
+        process = self.start()
+        assert process.stdin is not None  # a pipe, see start()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(asdict(run)) + "\n")
+            process.stdin.flush()
+        answer = self._answer(process)
+        answer["latency_ms"] = {int(p): ms for p, ms in answer["latency_ms"].items()}
+        return Load(**answer)
 
     def start(self) -> subprocess.Popen[str]:
-        """Start it, if it is not running yet, and wait until its workers are there.
+        """Start it, unless it runs already, and wait for its workers.
 
-        :raises LocustFailed: if it ends, or they do not come.
+        :raises LocustFailed: if it ends, or a worker does not connect.
         """
         if self._process is None:
             self._errors: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())
@@ -141,10 +129,10 @@ class Locust:
                 host, port = (HOST, free_port()) if self.processes else self.master
                 role = ["master", host, str(port), str(workers)]
                 self._workers = [
-                    self._start(worker_command((host, port)), subprocess.DEVNULL)
+                    self._start(worker_command((host, port), self.module), subprocess.DEVNULL)
                     for _ in range(self.processes)
                 ]
-            command = [*self.within, sys.executable, "-c", START, _PROCESS, *role]
+            command = [*self.within, sys.executable, "-c", START, self.module, *role]
             self._process = self._start(command, subprocess.PIPE)
             self._answer(self._process)
         return self._process
@@ -171,14 +159,6 @@ class Locust:
         return json.loads(line)
 
 
-def report_name(row: str, contender: str) -> str:
-    """The file name of Locust's report of a contender.
-
-    :param row: its row's key.
-    """
-    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{row}-{contender}").strip("-") + ".html"
-
-
-def worker_command(master: Address) -> list[str]:
-    """The command of one of Locust's workers, which ends with its master."""
-    return [sys.executable, "-c", START, _PROCESS, "worker", *map(str, master)]
+def worker_command(master: Address, module: str = Locust.module) -> list[str]:
+    """Return the command of one of Locust's workers, which ends with its master."""
+    return [sys.executable, "-c", START, module, "worker", *map(str, master)]

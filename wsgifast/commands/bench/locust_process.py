@@ -1,4 +1,4 @@
-"""One of Locust's processes, with our users: alone, or a master, or one of its workers.
+"""One of Locust's processes: a single one, a master, or a worker.
 
     python -m wsgifast.commands.bench.locust_process alone
     python -m wsgifast.commands.bench.locust_process master HOST PORT WORKERS
@@ -6,12 +6,12 @@
 
 Alone, or as the master, it reads one run per line, see `locust_client`. A master sends each run to
 its workers in a custom message. The figures are those of Locust's own statistics, which it merges.
-In addition each worker reports how long its users took, since clocks of machines differ, and the
-CPU time.
+Each worker also reports its CPU time, and the time of its users, because the clocks of machines
+differ.
 
-Locust's own `client.get` gathers a body in memory in 4 KiB pieces before it counts it; at tens of
-megabytes a response that measures the client. :class:`DownloadUser` reads it in large blocks, and
-drops it.
+Locust's own `client.get` gathers a body in memory in 4 KiB pieces before it counts it. With tens of
+megabytes in a response, this measures the client. :class:`DownloadUser` reads the body in large
+blocks.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ import contextlib
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from locust import FastHttpUser, constant, runners, task
 from locust.env import Environment
 from locust.exception import StopUser
-from locust.html import get_html_report
 from locust.log import setup_logging
 
 # isort: split
@@ -190,13 +187,15 @@ class Visitor(DownloadUser):
     failed_name = FAILED
     turn = _Turn(Run(""))
 
+    def body(self, headers: dict[str, str]) -> bytes | None:
+        """Return the body of each request, and add its headers. None: it is a GET."""
+        return None
+
     @task
     def visit(self) -> None:
         turn, run = self.turn, self.turn.run
         headers = dict(line.split(": ", 1) for line in run.headers)
-        body = bytes(run.posts) if run.posts else None
-        if run.form:
-            body, headers["Content-Type"] = _form(run.form, run.posts)
+        body = self.body(headers)
         turn.users += 1
         if not turn.begun:
             turn.begun, turn.begun_cpu = time.perf_counter(), time.process_time()
@@ -212,25 +211,31 @@ class Visitor(DownloadUser):
         raise StopUser
 
 
-def _form(field: str, size: int) -> tuple[bytes, str]:
-    """A form with a file of so many bytes, and its Content-Type (RFC 7578)."""
-    head = f'Content-Disposition: form-data; name="{field}"; filename="file.bin"'
-    kind = "Content-Type: application/octet-stream"
-    body = f"--between\r\n{head}\r\n{kind}\r\n\r\n".encode() + bytes(size)
-    return body + b"\r\n--between--\r\n", "multipart/form-data; boundary=between"
+def main(
+    visitor: type[Visitor] = Visitor,
+    make_run: Callable[..., Run] = Run,
+    done: Callable[[Environment, Any], None] = lambda environment, run: None,
+) -> None:
+    """Make runs until the end of the input, or be a worker until the master ends.
 
+    :param make_run: makes a run from the fields of its line.
+    :param done: called after each run, with Locust's figures.
+    """
 
-def main() -> None:
-    """Take orders until the end of the input; or be a worker until the master ends."""
+    def begin(environment: Environment, msg: Any) -> None:
+        """Take the master's message, just before it has Locust start the users."""
+        run = make_run(**msg.data)
+        Visitor.turn = _Turn(run, time.perf_counter() + run.seconds)
+
     setup_logging("ERROR")  # type: ignore[no-untyped-call]
     runners.WORKER_REPORT_INTERVAL = REPORT_INTERVAL_S
-    environment = Environment(user_classes=[Visitor], catch_exceptions=False)
+    environment = Environment(user_classes=[visitor], catch_exceptions=False)
     environment.events.report_to_master.add_listener(_add_report)  # type: ignore[no-untyped-call]
     role, *where = sys.argv[1:]
     if role == "worker":
         host, port = where
         worker: Any = environment.create_worker_runner(host, int(port))
-        worker.register_message("run", _begin)
+        worker.register_message("run", begin)
         with contextlib.suppress(KeyboardInterrupt):
             worker.greenlet.join()
         return
@@ -242,7 +247,7 @@ def main() -> None:
         runner = environment.create_master_runner(host, int(port))
     else:
         runner = environment.create_local_runner()
-        runner.register_message("run", _begin)
+        runner.register_message("run", begin)
     master = _Master(runner, workers)
     master.gather()
     answers = sys.stdout
@@ -250,15 +255,11 @@ def main() -> None:
     print("{}", file=answers, flush=True)
     # Read by a thread, so that Locust goes on meanwhile.
     while line := gevent.get_hub().threadpool.apply(sys.stdin.readline):
-        answer = master.carry_out(Run(**json.loads(line)))
+        run = make_run(**json.loads(line))
+        answer = master.carry_out(run)
+        done(environment, run)
         print(json.dumps(answer), file=answers, flush=True)
     runner.quit()
-
-
-def _begin(environment: Environment, msg: Any) -> None:
-    """The master's message, just before it has Locust start the users."""
-    run = Run(**msg.data)
-    Visitor.turn = _Turn(run, time.perf_counter() + run.seconds)
 
 
 def _add_report(client_id: str, data: dict[str, Any]) -> None:
@@ -292,7 +293,7 @@ class _Master:
             sys.exit(f"{len(ready.ready)} of {self._workers} workers are there")
 
     def carry_out(self, run: Run) -> dict[str, Any]:
-        """What :class:`~wsgifast.commands.bench.tables.Load` takes."""
+        """Make a run, and return the fields of :class:`~wsgifast.commands.bench.loads.Load`."""
         runner = self._runner
         self.gather()
         runner.environment.host = run.host
@@ -307,7 +308,8 @@ class _Master:
         reports = self._reports(run)
         runner.stop()
         stats = runner.environment.stats
-        good = stats.get(GOOD, "POST" if run.posts else "GET")
+        good = stats.get(GOOD, "GET")
+        good = good if good.num_requests else stats.get(GOOD, "POST")
         errors: dict[str, int] = {}
         for each in stats.errors.values():
             text = _error_text(each.to_name().partition(": ")[2])
@@ -316,8 +318,6 @@ class _Master:
             errors["no end of the answer"] = 1
         count = good.num_requests
         times = {p: good.get_response_time_percentile(p / 100) / CLOCK * 1e3 for p in (50, 95, 99)}
-        if run.report:
-            _write_report(runner.environment, run)
         return {
             "requests": count,
             "failures": sum(errors.values()),
@@ -341,24 +341,6 @@ class _Master:
         found = list(self._heard.values()) if self._workers else [Visitor.turn.report()]
         found = [each for each in found if each["number"] == run.number and each["over"]]
         return found if len(found) == max(1, self._workers) else []
-
-
-def _write_report(environment: Environment, run: Run) -> None:
-    """Write Locust's own report of a run, with the path as the name and times in milliseconds."""
-    entries: list[Any] = [*environment.stats.entries.values(), environment.stats.total]
-    for each in entries:
-        each.name = {GOOD: run.path, FAILED: f"{run.path} (failed)"}.get(each.name, each.name)
-        to_ms = CLOCK / 1e3
-        times = Counter[float]()
-        for time_us, count in each.response_times.items():
-            times[time_us / to_ms] += count
-        each.response_times = dict(times)
-        each.total_response_time /= to_ms
-        each.max_response_time /= to_ms
-        if each.min_response_time is not None:
-            each.min_response_time /= to_ms
-    page: str = get_html_report(environment)  # type: ignore[no-untyped-call]
-    Path(run.report).write_text(page, encoding="utf-8")
 
 
 def _error_text(text: str) -> str:

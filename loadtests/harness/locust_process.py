@@ -1,0 +1,57 @@
+"""One of Locust's processes, whose users upload too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from wsgifast.commands.bench.locust_process import CLOCK, FAILED, GOOD, Visitor, main
+
+# isort: split
+# After Locust, which patches ssl for gevent.
+from locust.env import Environment
+from locust.html import get_html_report
+
+from .locust import Run
+
+
+class Uploader(Visitor):
+    def body(self, headers: dict[str, str]) -> bytes | None:
+        run: Any = self.turn.run
+        if run.form:
+            form, headers["Content-Type"] = _form(run.form, run.posts)
+            return form
+        return bytes(run.posts) if run.posts else None
+
+
+def _form(field: str, size: int) -> tuple[bytes, str]:
+    """A form with a file of this size, and its Content-Type (RFC 7578)."""
+    head = f'Content-Disposition: form-data; name="{field}"; filename="file.bin"'
+    kind = "Content-Type: application/octet-stream"
+    body = f"--between\r\n{head}\r\n{kind}\r\n\r\n".encode() + bytes(size)
+    return body + b"\r\n--between--\r\n", "multipart/form-data; boundary=between"
+
+
+def _write_report(environment: Environment, run: Run) -> None:
+    """Write Locust's own report of a run, with the path as the name and times in milliseconds."""
+    if not run.report:
+        return
+    entries: list[Any] = [*environment.stats.entries.values(), environment.stats.total]
+    for each in entries:
+        each.name = {GOOD: run.path, FAILED: f"{run.path} (failed)"}.get(each.name, each.name)
+        to_ms = CLOCK / 1e3
+        times = Counter[float]()
+        for time_us, count in each.response_times.items():
+            times[time_us / to_ms] += count
+        each.response_times = dict(times)
+        each.total_response_time /= to_ms
+        each.max_response_time /= to_ms
+        if each.min_response_time is not None:
+            each.min_response_time /= to_ms
+    page: str = get_html_report(environment)  # type: ignore[no-untyped-call]
+    Path(run.report).write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Uploader, Run, _write_report)

@@ -1,0 +1,110 @@
+"""The result of a row: ratios to the first contender or of ours, and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import median, quantiles
+from typing import Any
+
+from wsgifast.commands.bench import results
+from wsgifast.commands.bench.loads import Load
+from wsgifast.commands.bench.results import Ratio
+from wsgifast.commands.terminal import number_text
+
+from .tables import Row
+
+# In a bell curve the quartiles are 1.349 standard deviations apart. The median of n values has an
+# error of 1.253 standard deviations / sqrt(n).
+_ERROR_OF_QUARTILES = 1.253 / 1.349
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A contender's figure minus the base's: the median over rounds.
+
+    Each round gives one difference of two consecutive runs, as for a ratio.
+
+    :ivar low: the lower quartile of the rounds, and `high` the upper one.
+    :ivar error: the standard error of the median, from the quartiles.
+    """
+
+    median: float
+    low: float
+    high: float
+    error: float
+
+    @classmethod
+    def of(cls, contender: Sequence[float], base: Sequence[float]) -> Difference:
+        """Return the difference contender - base, from the differences of the rounds.
+
+        :raises ValueError: if there are no rounds, or a different number of both.
+        """
+        pairs = zip(contender, base, strict=True)
+        if len(found := [one - other for one, other in pairs]) == 1:
+            found *= 2  # quartiles need two values
+        low, middle, high = quantiles(found, n=4, method="inclusive")
+        return cls(middle, low, high, _ERROR_OF_QUARTILES * (high - low) / sqrt(len(found)))
+
+    def __str__(self) -> str:
+        low, high, error = map(number_text, (self.low, self.high, self.error))
+        sign = "+" if self.median >= 0 else ""
+        return f"{sign}{number_text(self.median)} ±{error} ({low}..{high})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(results.Result):
+    """The runs of a row, by contender."""
+
+    row: Row
+
+    @property
+    def base(self) -> str:
+        return self.row.ours or super().base
+
+    def rate(self, load: Load) -> float:  # type: ignore[override]
+        return self.row.unit.rate(load)
+
+    @property
+    def less_is_better(self) -> bool:  # type: ignore[override]
+        return self.row.unit.less
+
+    def ratio(self, name: str, figure: Callable[[Load], float] | None) -> Ratio | None:
+        """Return the ratio to the first contender, or of ours to this one."""
+        if not self.row.ours or name == self.base or figure is None:
+            return super().ratio(name, figure)
+        return self.divided(self.base, name, figure)
+
+    def difference(self, name: str) -> Difference | None:
+        """Return the contender's figure minus the first one's.
+
+        None for the first one, and if one of the two never succeeded.
+        """
+        first = next(iter(self.runs))
+        both = self.pairs(name, first, self.rate) if name != first else None
+        return Difference.of(*zip(*both, strict=True)) if both else None
+
+    def facts(self, name: str) -> dict[str, float]:
+        """Return the medians of a contender's further figures."""
+        names = dict.fromkeys(fact for m in self.runs[name] for fact in m.facts)
+        found = {f: [m.facts[f] for m in self.runs[name] if f in m.facts] for f in names}
+        return {fact: median(values) for fact, values in found.items()}
+
+    def figures(self) -> dict[str, Any]:
+        unit = self.row.unit
+        rate, cost = (unit.name, unit.rate), (unit.cost_name or "CPU", unit.cost)
+        contenders = {
+            name: {
+                **self.contender_figures(name, rate, cost),
+                **({"difference": self.difference(name)} if unit.difference else {}),
+                "facts": self.facts(name),
+            }
+            for name in self.runs
+        }
+        return {
+            "title": self.title,
+            "ours": self.row.ours,
+            "contenders": contenders,
+            "again": self.again,
+        }

@@ -1,0 +1,162 @@
+"""Runs the rows of tables, and writes their reports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from wsgifast.commands.arguments import STATUS_INTERRUPTED, write_file
+from wsgifast.commands.bench.loads import Load, Seen
+from wsgifast.commands.bench.processes import HOST, temporary_folder
+from wsgifast.commands.bench.report import as_json, machine, now
+from wsgifast.commands.bench.runner import Servers, all_results, at, one_run, sized, take_turns
+from wsgifast.commands.terminal import Progress, output_width, show
+
+from .report import as_html, results_text, rows_figures
+from .results import Result
+from .tables import Contender, Profile, Row, Table, Task
+
+
+def run(
+    table: Table,
+    profile: Profile,
+    *,
+    host: str = HOST,
+    progress: Progress = lambda done, total, what: None,
+) -> Iterator[Result]:
+    """Start the contenders' servers, and load each row's in turn.
+
+    :param host: the address that the servers listen on.
+    :raises ServerFailed: if a server does not start, or ends. The message has its log.
+    """
+    with temporary_folder(table.name) as folder, contextlib.ExitStack() as stack:
+        table.prepare(folder)
+        servers = Servers(host, folder, stack)
+        for number, row in enumerate(table.rows):
+
+            def report(step: str, title: str = row.title, number: int = number) -> None:
+                progress(number, len(table.rows), f"{title}: {step}")
+
+            report("starting")
+            tasks = {c.name: _task(servers, c, row, profile, folder) for c in row.contenders}
+            seen, changes = _look(servers, row, tasks)
+            if row.body_bytes is None and not changes:
+                tasks = sized(tasks, seen)
+            runs: dict[str, Callable[[], Load]] = {
+                c.name: partial(_measure, servers, c, row, tasks[c.name]) for c in row.contenders
+            }
+            base = row.ours or row.contenders[0].name
+            samples, again = take_turns(
+                runs, base, row.rounds or profile.rounds,
+                limit_s=profile.row_seconds, noise=profile.noise, report=report,
+            )  # fmt: skip
+            yield Result(row.title, samples, seen, changes, again, row=row)
+
+
+def _task(servers: Servers, contender: Contender, row: Row, profile: Profile, folder: Path) -> Task:
+    task = Task(
+        contender.path,
+        row.seconds or profile.seconds,
+        headers=row.headers,
+        body_bytes=row.body_bytes,
+        tls=contender.server is not None and contender.server.tls,
+        full=profile.full,
+        folder=folder,
+        row=row.key,
+        contender=contender.name,
+    )
+    if contender.server is None or contender.fresh:
+        return task
+    return at(task, servers.get(contender.server, contender.name))
+
+
+def _look(servers: Servers, row: Row, tasks: Mapping[str, Task]) -> tuple[dict[str, Seen], bool]:
+    """Request the contenders that the row's client loads."""
+    asked = {
+        c.name: c.server
+        for c in row.contenders
+        if c.server is not None and not c.fresh and c.client is None
+    }
+    return servers.look(asked, tasks)
+
+
+def _measure(servers: Servers, contender: Contender, row: Row, task: Task) -> Load:
+    """Make one run."""
+    client = contender.client or row.client
+    if contender.server is None:
+        contender.ready(task)
+        return client(task)
+    if not contender.fresh:
+        contender.ready(task)
+        return one_run(client, task, servers.get(contender.server))
+    with servers.started(contender.server, contender.name) as server:
+        task = at(task, server)
+        contender.ready(task)
+        return one_run(client, task, server)
+
+
+def measure(
+    tables: Sequence[Table],
+    profile: Profile,
+    *,
+    folder: Path,
+    host: str = HOST,
+    page_name: str = "",
+    page_title: str = "",
+    keep_rows: bool = False,
+) -> tuple[list[Result], int]:
+    """Run tables, print each, write FOLDER/NAME.json for each, and a page of all.
+
+    :param host: the address that the servers listen on.
+    :param page_name: of the page. By default the first table's.
+    :param keep_rows: keep the rows of an existing FOLDER/NAME.json that this run does not measure.
+    :returns: the results, and an exit status, see `all_results()`.
+    """
+    parts: list[tuple[Table, list[Result]]] = []
+    status = 0
+    facts, when = machine(), now()
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        show(f"{table.title}; {facts['python']}, {facts['cores']} cores", error=True)
+        results: list[Result] = []
+
+        def from_row(
+            done: int, progress: Progress, table: Table = table, results: list[Result] = results
+        ) -> Iterator[Result]:
+            left = replace(table, rows=tuple(table.rows[done:]))
+            for result in run(left, profile, host=host, progress=progress):
+                results.append(result)
+                yield result
+
+        _, failed = all_results(table.title, [row.title for row in table.rows], from_row)
+        status = failed or status
+        if results:
+            notes = "".join(f"\n- {note}" for note in table.notes)
+            show(f"\n{table.title}\n\n{results_text(results, output_width())}{notes}")
+            path = folder / f"{table.name}.json"
+            rows = _rows(path) if keep_rows else {}
+            rows.update(rows_figures(results, profile, when))
+            write_file(path, as_json(table.title, rows))
+            show(f"\n{path}")
+            parts.append((table, results))
+        if failed == STATUS_INTERRUPTED:
+            break
+    if parts:
+        path = folder / f"{page_name or tables[0].name}.html"
+        write_file(path, as_html(page_title or tables[0].title, parts))
+        show(str(path))
+    return [result for _, results in parts for result in results], status
+
+
+def _rows(report: Path) -> dict[str, Any]:
+    """Return the rows of an earlier report, or none if the file is not a report."""
+    try:
+        rows: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))["rows"]
+    except (FileNotFoundError, ValueError, LookupError):
+        return {}
+    return rows

@@ -1,0 +1,173 @@
+"""One run of a client against a server, and one plain request to compare the responses."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...checks import needs
+from ...errors import ConfigurationError
+from ..client import HTTPClient, NoAnswer, decoded, unverified_tls
+from .processes import HOST, Address
+
+with needs("wsgifast bench", "psutil", "bench"):
+    import psutil
+
+# Unwrapped apps may take seconds. A response that takes longer than this cannot be measured.
+LOOK_S = 30.0
+# A larger compressed body is compared without being decoded.
+_DECODED_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Task:
+    """The requests of one run.
+
+    :ivar path: requested by GET.
+    :ivar seconds: no request starts after this time.
+    :ivar address: the server's address. The port is 0 without a server.
+    :ivar pid: the server's process.
+    :ivar headers: lines to add to each request, such as "Range: bytes=0-9".
+    :ivar body_bytes: the size that every body must have. None allows any size.
+    """
+
+    path: str = "/"
+    seconds: float = 1.0
+    address: Address = (HOST, 0)
+    pid: int = 0
+    headers: tuple[str, ...] = ()
+    body_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """The result of one run.
+
+    :ivar requests: the number of complete responses with a status below 400.
+    :ivar failures: the number of other responses, and of requests without a response.
+    :ivar body_bytes: the bytes of the good bodies, without headers and chunk framing.
+    :ivar seconds: wall time of the run.
+    :ivar latency_ms: percentile (50, 95, 99) -> milliseconds from sending a request to the last
+        byte of its response. Empty if no request succeeded.
+    :ivar errors: the message of each error -> its count.
+    :ivar client_cpu_s: CPU seconds (user and system) of the client.
+    :ivar facts: further figures, by name and unit.
+    :ivar server_cpu_s: CPU seconds of the server.
+    """
+
+    requests: int
+    failures: int
+    body_bytes: int
+    seconds: float
+    latency_ms: Mapping[int, float] = field(default_factory=dict)
+    errors: Mapping[str, int] = field(default_factory=dict)
+    client_cpu_s: float = 0.0
+    facts: Mapping[str, float] = field(default_factory=dict)
+    server_cpu_s: float = 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.requests / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_us_per_request(self) -> float:
+        """The server's CPU time."""
+        return self.server_cpu_s * 1e6 / self.requests if self.requests else 0.0
+
+
+# Makes one run.
+Client = Callable[[Task], Load]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The response to one plain request.
+
+    :ivar body_bytes: the size of the body as it was sent.
+    :ivar digest: of the decoded body, or of the sent bytes if they cannot be decoded.
+    :ivar ok: the response was complete, with a status below 400.
+    :ivar coding: the Content-Encoding, such as "gzip", or "".
+    :ivar decoded_bytes: the size of the decoded body. None if it could not be decoded.
+    """
+
+    body_bytes: int
+    digest: str
+    ok: bool
+    coding: str = ""
+    decoded_bytes: int | None = None
+
+
+def look(task: Task, *, tls: bool = False) -> Seen:
+    """Make one request, on a new connection.
+
+    :raises ConfigurationError: if the response does not end within LOOK_S.
+    """
+    digest, size, kept = hashlib.sha256(), 0, bytearray()
+
+    def take(block: bytes) -> None:
+        nonlocal size
+        digest.update(block)
+        size += len(block)
+        if len(kept) < _DECODED_BYTES:
+            kept.extend(block)
+
+    lines = [line.partition(":") for line in (*task.headers, "Connection: close")]
+    headers = [(name, value.strip()) for name, _, value in lines]
+    ok, coding = False, ""
+    try:
+        client = HTTPClient(
+            *task.address, tls=unverified_tls() if tls else None, headers=headers, limit_s=LOOK_S
+        )
+        answer = client.ask(task.path, take=take)
+        ok = answer.status < 400 and not answer.missing
+        coding = (answer.header("Content-Encoding") or "").lower().replace("identity", "")
+    except NoAnswer as error:
+        if isinstance(error.__cause__, TimeoutError):
+            raise ConfigurationError(
+                f"{task.path}: the response did not end within {LOOK_S:.0f} s. Name a path whose "
+                "responses end"
+            ) from None
+    # gzip stores a time, so two compressed bodies may differ.
+    if coding and len(kept) == size and (body := decoded(bytes(kept), coding)) is not None:
+        return Seen(size, hashlib.sha256(body).hexdigest(), ok, coding, len(body))
+    return Seen(size, digest.hexdigest(), ok, coding, None if coding else size)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds, user and system, of a process and all its descendants.
+
+    Ended workers count too: the parent that waited for them has their time. On Linux the running
+    ones count exactly. Elsewhere the kernel counts in steps of about 10 ms, so a server should be
+    busy for half a second or more.
+
+    :raises psutil.NoSuchProcess: if the process itself has ended.
+    """
+    while True:
+        root, *children = family(pid)
+        try:
+            spent = sum(map(_own_and_reaped_s, (root, *children)))
+        except psutil.NoSuchProcess:
+            if not root.is_running():
+                raise
+            continue  # a worker has just ended, and its time is the parent's now
+        if {*children} == {*family(pid)[1:]}:
+            return float(spent)
+
+
+def _own_and_reaped_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    try:
+        # linux/posix-timers.h: the CPU clock of a process, by its pid. CPUCLOCK_SCHED is exact.
+        own = time.clock_gettime((~process.pid << 3) | 2) if sys.platform == "linux" else None
+    except OSError:  # it has just ended, or belongs to another user
+        own = None
+    return float(sum(times[:2] if own is None else (own,)) + sum(times[2:4]))
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process, and all its descendants."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
