@@ -33,14 +33,14 @@ class MessageScript:
     """The messages of an app, as data.
 
     :ivar sizes: of the body messages, in bytes.
-    :ivar length: the Content-Length less the sum of the sizes; None for no such header.
+    :ivar length: the Content-Length minus the sum of the sizes, or None for no such header.
     :ivar surplus: whether a message of one more byte follows, before the end.
     :ivar end: "last": the last message ends the body. "empty": a message of b"" does. "none": one
         of None does. "missing": nothing does. "raises": the app raises in its place. "twice": one
         more message follows the last.
     :ivar is_file: the body is a file, sent by pathsend where that is offered.
-    :ivar waits: whether the app waits for a turn of the event loop behind each message.
-    :ivar catches: whether the app catches what send() raises, and returns.
+    :ivar waits: whether the app waits for a turn of the event loop after each message.
+    :ivar catches: whether the app catches errors of send(), and returns.
     :ivar listens: whether another task of the app cancels it at http.disconnect.
     """
 
@@ -148,7 +148,7 @@ async def _play(script: MessageScript, scope: Scope, send: Send) -> None:
 
 
 def _inside(wrapped: ASGIApp) -> ASGIApp:
-    """Put a middleware of functions around an app, whose send() is none of the server's."""
+    """Wrap an app in a middleware of functions, with a send() that is not the server's."""
 
     async def outer(scope: Scope, receive: Receive, send: Send) -> None:
         async def passed_on(message: Message) -> None:

@@ -1,6 +1,6 @@
 """Bodies of random classes: standard files with methods of their own, wrapped in any way, as data.
 
-`app` answers with the one that its query string describes; `wrapped` is the same in WSGIFast.
+`app` answers with the body that its query string describes. `wrapped` is the same in WSGIFast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 LINES = b"name;amount\n" * 1_000
-# As large as several blocks of wsgiref's, and larger than what is read instead of sent by sendfile.
+# As large as several blocks of wsgiref's, and too large to be read instead of sent by sendfile.
 BLOCKS = bytes(range(1, 12)) * 7_000
 CONTENTS = {"lines": LINES, "blocks": BLOCKS, "short": b"ab\ncd", "empty": b""}
 
@@ -91,7 +91,7 @@ class Spec:
 
     @property
     def is_plain_file(self) -> bool:
-        """Whether it may be sent in parts: a file on disk that is what it seems to be."""
+        """Return whether it may be sent in parts: a file on disk, read as its class says."""
         wraps = ("bare", "server", "werkzeug", "closing", "response", "inner")
         silent = {"close", "name", "write", "__len__", "__getitem__", "getvalue", "getbuffer"}
         if self.wrap == "server":  # which reads the file, and never iterates it

@@ -33,12 +33,12 @@ _OPTIONS = [
 
 @dataclass
 class Fetched:
-    """What the network saw of one request; header names in lower case."""
+    """One request as seen on the network, with header names in lower case."""
 
     url: str
     request: dict[str, str]
     headers: dict[str, str]
-    # The response's, with its head, as they came over the wire.
+    # The bytes of the response on the wire, with its headers.
     wire_bytes: int
 
 
@@ -59,18 +59,18 @@ class Chromium:
             self.call(f"{domain}.enable")
 
     def visit(self, url: str) -> dict[str, Fetched]:
-        """Load a page and what it needs; return what came over the network, by URL."""
+        """Load a page and its resources. Return the requests on the network, by URL."""
         self.forget()
         self.call("Page.navigate", url=url)
         self._wait_for("Page.loadEventFired")
         return self.fetched()
 
     def forget(self) -> None:
-        """Forget what has come over the network."""
+        """Forget the requests so far."""
         self._events.clear()
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript; a promise's outcome."""
+        """Return the value of an expression of JavaScript, or the outcome of a promise."""
         done = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -136,7 +136,7 @@ class Chromium:
 
 @contextmanager
 def chromium(profile: Path, *options: str) -> Iterator[Chromium]:
-    """Run a browser with a profile, whose cache and dictionaries stay for the next one.
+    """Run a browser with a profile. Its cache and dictionaries stay for the next browser.
 
     :raises ProgramMissing: if it is not installed.
     """

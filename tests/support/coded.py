@@ -17,7 +17,7 @@ zstd: Any = import_module("compression.zstd" if sys.version_info >= (3, 14) else
 
 
 def decoded(coding: str | None, data: bytes) -> bytes:
-    """Decode a whole body; it must be complete, and nothing may follow it."""
+    """Decode a whole body. It must be complete, and nothing may follow it."""
     if coding == "gzip":
         decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
         content = decoder.decompress(data) + decoder.flush()
@@ -58,7 +58,7 @@ def available(dictionary: bytes) -> str:
 
 
 class Decoder:
-    """Decodes a body as it comes; what it returns has to be all that was sent."""
+    """Decodes a body as it arrives. The result has to contain all sent bytes."""
 
     def __init__(self, coding: str) -> None:
         self._data = b""

@@ -3,8 +3,8 @@
     python -m tests.support.crowds
 
 A crowd is one process with one thread. It is bounded in clients and in seconds, and ends when the
-process that started it does. A kind of client says what it sends at once, what it goes on sending
-and how fast, and how fast it reads.
+process that started it does. A kind of client defines its first bytes, the bytes that follow and
+their rate, and the rate at which it reads.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from tests.support.servers import ROOT
 from wsgifast.commands.bench.processes import Address, started
 from wsgifast.commands.client import unverified_tls
 
-# So small that the kernel's buffers do not hide that a client is slow; with less than this, the
-# packets of a large file fill it badly and no client comes to its rate.
+# So small that the kernel's buffers do not hide a slow client. With a smaller buffer, the packets
+# of a large file fill it badly and no client reaches its rate.
 RECEIVE_BUFFER_BYTES = 32 * 1024
 # One turn over all clients: as short as this process can keep up with, a system call for each.
 TURN_S, TURN_S_PER_CLIENT = 0.02, 25e-6
@@ -45,18 +45,18 @@ _TLS_WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 @dataclass(frozen=True)
 class Kind:
-    """What one client of a crowd does.
+    """The behaviour of one client of a crowd.
 
-    :ivar opening: sent as fast as the server takes it.
+    :ivar opening: sent as fast as the server receives it.
     :ivar then: sent after it, again and again.
-    :ivar send_bytes_per_s: how fast.
-    :ivar receive_bytes_per_s: how fast the answer is read; 0: not at all.
-    :ivar leaves: it closes as soon as the opening is sent and, if it reads, something has come; and
-        comes back in the next turn.
-    :ivar tls: it speaks TLS, without verification.
-    :ivar clients: how many there are, if not another number is asked for.
-    :ivar path: what `{path}` in the opening stands for.
-    :ivar streams: of each client: over HTTP/2 it asks so often at once.
+    :ivar send_bytes_per_s: the rate of `then`.
+    :ivar receive_bytes_per_s: the rate at which the response is read. 0: it is not read.
+    :ivar leaves: the client closes as soon as the opening is sent and, if it reads, a byte has
+        arrived. It returns in the next turn.
+    :ivar tls: the client speaks TLS, without verification.
+    :ivar clients: the default number of clients.
+    :ivar path: the default for `{path}` in the opening.
+    :ivar streams: over HTTP/2, the number of simultaneous requests of each client.
     """
 
     opening: bytes
@@ -79,9 +79,9 @@ class _Client:
 
 @dataclass
 class Crowd:
-    """Clients of one kind; call :meth:`turn` again and again.
+    """Clients of one kind. Call :meth:`turn` again and again.
 
-    :ivar seen: what happened: "opened", "ended" (by the server), "reset", ..., each a count.
+    :ivar seen: the number of events by name: "opened", "ended" (by the server), "reset", ...
     """
 
     kind: Kind
@@ -112,7 +112,7 @@ class Crowd:
         return self.kind.leaves or self.gathered >= self.clients
 
     def turn(self) -> None:
-        """Let each client do what it is to have done by now."""
+        """Let each client send and receive the bytes that are due."""
         now = time.monotonic()
         passed, self._before = min(now - self._before, 1.0), now
         ready = [when for when in self._away if when <= now]
@@ -216,10 +216,10 @@ class SlowClients:
         self.gathered = int(line)
 
     def end(self) -> dict[str, float]:
-        """Send everybody home, or wait until they have gone; return what the crowd did.
+        """End the crowd, or wait for its end. Return its figures.
 
-        :returns: "received B/s each", "sent B/s each", "CPU share" (of one core), and a count for
-            each thing that happened: "opened", "ended" (by the server), "ECONNRESET", ...
+        :returns: "received B/s each", "sent B/s each", "CPU share" (of one core), and the number of
+            events by name: "opened", "ended" (by the server), "ECONNRESET", ...
         """
         report, _ = self.process.communicate()
         found: dict[str, float] = json.loads(report)
@@ -230,9 +230,9 @@ class SlowClients:
 def slow_clients(
     kind: Kind, address: Address, clients: int, *, seconds: float = 60.0
 ) -> Iterator[SlowClients]:
-    """Run a crowd against a server; the block begins when all have sent their requests.
+    """Run a crowd against a server. The block begins when all have sent their requests.
 
-    :param clients: how many; open files may bound it.
+    :param clients: how many. The limit of open files may reduce it.
     :param seconds: the crowd ends after this time at the latest.
     """
     command = [sys.executable, "-m", "tests.support.crowds"]
@@ -242,8 +242,7 @@ def slow_clients(
 
 
 def raise_open_files() -> int:
-    """Allow this process, and those that it starts, as many open files as it may; returns how many
-    those are."""
+    """Raise the limit of open files of this process and its children. Return the new limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most

@@ -12,9 +12,9 @@ from pathlib import Path
 
 @functools.cache
 def set_up() -> Path:
-    """Set Django up once, with a database and static files; return where the project's data is.
+    """Set Django up once, with a database and static files. Return the folder of the project.
 
-    The admin's static files are left out: to hash and compress them takes seconds.
+    The admin's static files are left out, because it takes seconds to hash and compress them.
     """
     data = Path(tempfile.mkdtemp(prefix="wsgifast-django-"))
     atexit.register(shutil.rmtree, data, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A file whose bytes are on the disk and nowhere else."""
+"""A file with its bytes on the disk and nowhere else."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _BLOCK_BYTES = 1 << 20
 
 
 def wait_until_missed(fd: int, missed: Callable[[], bool]) -> None:
-    """Evict a file and look whether it is missed, until it is.
+    """Evict a file and look whether it is missing in the page cache, until it is.
 
-    A question that must not wait has the kernel begin to read all the same, and it looks again
-    before it answers: a disk that is quick, or a machine that was stopped meanwhile, and the bytes
-    are there. So one answer says nothing; if they always are there, somebody does wait.
+    A read that must not wait makes the kernel begin to read the disk, and the kernel looks again
+    before it returns. With a quick disk, or on a machine that was stopped meanwhile, the bytes have
+    then arrived. So one result proves nothing. If the bytes are always there, the read does wait.
     """
 
     def is_missed() -> bool:
@@ -32,7 +32,7 @@ def wait_until_missed(fd: int, missed: Callable[[], bool]) -> None:
 
 
 def _evict(fd: int) -> None:
-    """Make the kernel forget what it has of a file in memory; skip the test where that fails."""
+    """Make the kernel drop a file from its page cache. Skip the test where that fails."""
     if not sys.platform.startswith("linux"):
         pytest.skip("only Linux tells what is in memory")
     try:
@@ -44,8 +44,8 @@ def _evict(fd: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         os.fsync(fd)
-        # What is being read ahead, after the question above or one of a test, is not told of and
-        # cannot be dropped before it has come.
+        # Pages that are being read ahead, after the read above or one of a test, are not reported
+        # and cannot be dropped before they have arrived.
         _read_all(fd)
         # Which the kernel need not heed, while it has the pages in hand itself.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -21,7 +21,7 @@ ROOT = os.environ.get("FILES_ROOT", "/nonexistent")
 
 
 def plain(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    """Answer without a framework; see there for what a query changes."""
+    """Answer without a framework. See there for the effect of a query."""
     shift_path_info(environ)
     return files.raw(environ, start_response)
 

@@ -51,13 +51,13 @@ class WholeFileWrapper:
 def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
     """Answer with the file that the path names.
 
-    The query changes the answer:
+    The query changes the response:
 
     etag=..., date, encoded, none   headers (the last one: Accept-Ranges: none)
     length=..., status=...          its Content-Length, its status
     temporary, named                a copy of the file without a name, with one
     read                            the file without its first ten bytes, which were read
-    part                            an answer to Range of the app's own, made by reading
+    part                            a response to Range of the app's own, made by reading
     """
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     headers = [
@@ -119,15 +119,17 @@ def _front_served() -> WSGIFast:
 
 
 def write_settled(path: Path, content: bytes) -> Path:
-    """Write a file, and wait until a further change of it could be told by its times."""
+    """Write a file, and wait until its times would show a further change."""
     path.write_bytes(content)
     settle(path)
     return path
 
 
 def settle(*paths: Path) -> None:
-    """Wait until files and their directories are old enough to be kept in memory, and no request
-    that comes can have begun before their last change."""
+    """Wait until files and their directories are old enough to be cached.
+
+    No later request can then have begun before their last change.
+    """
     newest = max(path.lstat().st_ctime_ns for path in [*paths, *(path.parent for path in paths)])
     while time.time_ns() - newest < 60_000_000:
         time.sleep(0.01)

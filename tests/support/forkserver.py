@@ -1,9 +1,9 @@
-"""Servers and commands of tests run in forks of a process that has imported what they are made of.
+"""Servers and commands of tests run in forks of a process that has imported their modules.
 
-Python and the imports take most of a server's start; a fork of multiprocessing's fork server, which
-has made them (tests/support/preloaded.py), does without. What the child then runs is the module's
-or the script's own code, on its own arguments, environment, folder and output, as if started by its
-command line.
+The start of Python and the imports take most of a server's start. A fork of multiprocessing's fork
+server, which has done both (tests/support/preloaded.py), saves them. The child then runs the own
+code of the module or script, with its own arguments, environment, folder and output, as if started
+by its command line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _context.set_forkserver_preload(["tests.support.preloaded", __name__])
 
 
 class _Passed:
-    """A file whose descriptor a child gets."""
+    """A file. A child gets its descriptor."""
 
     def __init__(self, file: IO[Any]) -> None:
         self._file = file
@@ -131,7 +131,7 @@ def _fork(
 
 
 def close() -> None:
-    """End what still runs; then the fork server ends, too."""
+    """End all running children. Then the fork server ends, too."""
     for process in multiprocessing.active_children():
         process.terminate()
         process.join(1.0)
@@ -146,7 +146,7 @@ def _can_run(command: Sequence[str], env: Mapping[str, str]) -> bool:
             or (command[0] == sys.executable and command[1].endswith(".py"))
             or command[0] == _script("gunicorn")
         )
-        # gevent replaces what has been imported before it.
+        # gevent replaces modules that were imported before it.
         and not {"gevent", "pywsgi"} & set(command)
         and _of_the_interpreter(env) == _of_the_interpreter(os.environ)
     )
@@ -168,12 +168,12 @@ def _of_the_interpreter(env: Mapping[str, str]) -> dict[str, str]:
 def _run_and_exit(
     command: list[str], cwd: str, env: dict[str, str], output: int, errors: int
 ) -> None:
-    """Run a command; end without taking the interpreter apart, which copies all of its memory."""
+    """Run a command. End without the interpreter's clean-up, which copies all of its memory."""
     for fd, stream in ((output, sys.stdout), (errors, sys.stderr)):
         os.dup2(fd, stream.fileno())
         os.close(fd)
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
-    # The null device; servers' own workers inherit it by its number.
+    # The null device. Servers' own workers inherit it by its number.
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     multiprocessing.set_start_method(None, force=True)
     try:
@@ -196,7 +196,7 @@ def _run(command: list[str], cwd: str, env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None  # TMPDIR is another
-    if "gunicorn.config" in sys.modules:  # it has asked for the folder when it was imported
+    if "gunicorn.config" in sys.modules:  # it has read the folder at its import
         importlib.import_module("gunicorn.config").Chdir.default = cwd
     if command[:2] == [sys.executable, "-m"]:
         _, _, module, *arguments = command

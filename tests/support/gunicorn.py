@@ -12,9 +12,9 @@ _OWN_WORKERS = ("sync", "gthread", "gevent")
 
 
 def may_end_head_with_bare_lf(server: LiveServer) -> bool:
-    """Whether a server's error pages are gunicorn's own, and their head ends with a bare LF.
+    """Return whether a server's error pages are gunicorn's own, with headers ended by a bare LF.
 
-    So it is on Python 3.14 and newer, where textwrap.dedent() takes the CR of the empty line in
+    This is so on Python 3.14 and newer. There textwrap.dedent() takes the CR of the empty line in
     gunicorn's template (gunicorn.util.write_error) for white space to be removed.
     """
     is_its_own = any(f"'{worker}'" in str(server.process.args) for worker in _OWN_WORKERS)

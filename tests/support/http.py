@@ -14,7 +14,7 @@ from typing import Any
 
 # (host, port), or the path of a Unix socket.
 Address = tuple[str, int] | str
-# No answer that a test waits for takes this long; a hung server fails the test instead of the run.
+# No response of a test takes this long. A hung server fails the test instead of the run.
 TIMEOUT_S = 60.0
 
 
@@ -32,7 +32,7 @@ class Response:
     trailers: list[tuple[str, str]] = field(default_factory=list)
 
     def header(self, name: str) -> str | None:
-        """The one value of a header; None if absent, an error if it was sent twice."""
+        """Return the value of a header, or None. A header that was sent twice is an error."""
         values = [value for key, value in self.headers if key.lower() == name.lower()]
         assert len(values) <= 1, f"{name} was sent {len(values)} times: {values}"
         return values[0] if values else None
@@ -43,9 +43,9 @@ class Response:
 
 
 class Answers:
-    """Reads what a server has sent, one response at a time.
+    """Reads the bytes of a server, one response at a time.
 
-    :param bare_lf: let a bare LF end a head: see tests.support.gunicorn for whose.
+    :param bare_lf: let a bare LF end the headers. tests.support.gunicorn says for which servers.
     """
 
     def __init__(self, stream: BufferedReader, *, bare_lf: bool = False) -> None:
@@ -62,7 +62,7 @@ class Answers:
         return head
 
     def read_body(self, head: Response, method: str = "GET") -> None:
-        """Read what belongs to a head.
+        """Read the body that belongs to a response's headers.
 
         :raises EOFError: if the connection ends before the body does.
         """
@@ -99,7 +99,7 @@ class Answers:
     def read(self, size: int) -> bytes:
         """Read exactly `size` bytes.
 
-        :raises EOFError: if the connection ends first; the message says how much came.
+        :raises EOFError: if the connection ends first. The message says how much arrived.
         """
         data = self.stream.read(size)
         if len(data) < size:
@@ -115,7 +115,7 @@ class Answers:
         return self._read_chunks(Response(0, "", [], b""))
 
     def read_chunk(self) -> bytes:
-        """Read the next chunk of a chunked body, as soon as it is there; not the last one."""
+        """Read the next chunk of a chunked body, as soon as it is there, but not the last one."""
         size = int(self._line().partition(";")[0], 16)
         assert size, "the body is at its end"
         return self._chunk(size)
@@ -226,19 +226,19 @@ def get(
     bare_lf: bool = False,
     **options: Any,
 ) -> Response:
-    """One request on a connection of its own; see :meth:`Connection.send_request`."""
+    """Send one request on a connection of its own. See :meth:`Connection.send_request`."""
     with Connection(address, tls=tls, bare_lf=bare_lf) as connection:
         return connection.request(target, headers=[*headers, ("Connection", "close")], **options)
 
 
 def reset_on_close(sock: socket.socket) -> None:
-    """Have close() reset the connection: what the peer has not read yet is lost to it."""
+    """Have close() reset the connection. The peer loses all unread bytes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @contextlib.contextmanager
 def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
-    """A server whose connections each give these answers, one a request, and then are closed."""
+    """A server. Each of its connections gives these responses, one a request, and is closed."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -37,10 +37,10 @@ class Answer:
 
 
 class Client:
-    """Both directions without a socket: bytes in, answers; requests, bytes out.
+    """Both directions without a socket: from bytes to responses, and from requests to bytes.
 
     :param window: bytes of a stream that the server may send at first.
-    :param reads: open windows again by what has come.
+    :param reads: open windows again by the number of received bytes.
     """
 
     def __init__(self, *, window: int | None = None, reads: bool = True) -> None:
@@ -69,10 +69,10 @@ class Client:
         trailers: Fields | None = None,
         ends: bool = True,
     ) -> int:
-        """Make the frames of a request, and of its body, which the window must have room for.
+        """Make the frames of a request, and of its body, which must fit into the window.
 
-        :param body: None for a request whose stream ends with its head.
-        :param ends: whether nothing else comes.
+        :param body: None for a request without a body.
+        :param ends: whether this is the end of the request.
         """
         stream: int = self.state.get_next_available_stream_id()
         head = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "a")]
@@ -89,7 +89,7 @@ class Client:
         return stream
 
     def take(self, data: bytes) -> None:
-        """Take in what has come."""
+        """Process received bytes."""
         for event in self.state.receive_data(data):
             self._take(event)
 
@@ -135,7 +135,7 @@ class Connected(Client):
         self.sock.sendall(self.state.data_to_send())
 
     def send(self, path: str, method: str = "GET", body: bytes = b"") -> int:
-        """Send a request, whole; returns its stream."""
+        """Send a whole request. Return its stream."""
         stream = self.ask(path, method, ends=not body)
         while body:
             room = self.state.local_flow_control_window(stream)

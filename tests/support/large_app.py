@@ -1,4 +1,4 @@
-"""WSGI and ASGI apps whose responses are large; each path is a kind of body."""
+"""WSGI and ASGI apps with large responses. Each path is a kind of body."""
 
 from __future__ import annotations
 

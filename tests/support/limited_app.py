@@ -1,4 +1,4 @@
-"""A WSGI app whose request bodies are limited to LIMIT bytes."""
+"""A WSGI app that limits request bodies to LIMIT bytes."""
 
 from __future__ import annotations
 

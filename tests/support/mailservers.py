@@ -1,7 +1,7 @@
 """Mail servers that are not ours, each started from a configuration of its own.
 
-Debian's packages are enough; nothing of the system's configuration, spool or mailboxes is touched.
-Run by root they drop to another user for mail, as they refuse to handle it as root.
+Debian's packages are enough. The system's configuration, spool and mailboxes are not touched. Run
+by root the servers change to another user for mail, as they refuse to handle it as root.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ userdb static {{{{
 def dovecot(*, certificate: tuple[Path, Path] | None = None) -> Iterator[Dovecot]:
     """Start Dovecot's IMAP server.
 
-    :param certificate: files with the certificate and its key; without them there is no TLS.
+    :param certificate: files with the certificate and its key. Without them there is no TLS.
     """
     path = program("dovecot")
     port, tls_port = free_port(), free_port() if certificate else 0
@@ -119,7 +119,7 @@ service anvil {{
 class Exim:
     """A running Exim that delivers all mail into one folder, but none to refused@...
 
-    :ivar delivered: a Maildir; it stores lines with LF.
+    :ivar delivered: a Maildir. It stores lines with LF.
     """
 
     server: LiveServer

@@ -1,4 +1,4 @@
-"""A recorder of metrics for tests, and what one has collected."""
+"""A recorder of metrics for tests, and its records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wsgifast.metrics.requests import LengthError
 
 
 class Notes:
-    """A recorder that keeps what it receives."""
+    """A recorder that stores its records."""
 
     def __init__(self) -> None:
         self.requests: list[Answered] = []

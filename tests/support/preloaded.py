@@ -11,7 +11,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-# Nothing of an app under test; nor what asks at its import whether gevent has been there before.
+# No module of an app under test, and no module that checks at its import for gevent.
 _PRELOADED = """
     anyio._backends._asyncio asgifast.middleware asgifast.responses asgifast.static
     asgifast.uvicorn asgifast.workers cheroot.wsgi ctypes django.contrib.staticfiles.finders
@@ -26,14 +26,15 @@ _PRELOADED = """
     wsgifast.commands.doctor.command wsgifast.middleware wsgifast.commands.run.command
     wsgifast.static wsgifast.workers.worker wsgiref.simple_server zttp
 """
-# How long gunicorn's arbiter sleeps between two looks at its workers, in place of 0.1 s; and those
-# on asyncio between two at whether they are to end, in place of 0.1 s and 1 s.
+# How long gunicorn's arbiter sleeps between two looks at its workers, in place of 0.1 s. And how
+# long servers on asyncio sleep between two looks at whether they must end, in place of 0.1 s and
+# 1 s.
 _LOOK_S, _ASYNCIO_LOOK_S = 0.01, 0.02
 _ON_ASYNCIO = ("uvicorn.server", "gunicorn.workers.gasgi")
 
 
 def _look_often() -> None:
-    """Have servers see at once what has ended or is to; else an end takes up to a second."""
+    """Have servers notice an end at once. Otherwise it takes up to a second."""
     if "gunicorn.arbiter" in sys.modules:
         arbiter: Any = sys.modules["gunicorn.arbiter"]
         arbiter.time = SimpleNamespace(**vars(time))

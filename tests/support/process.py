@@ -24,10 +24,10 @@ _NOBODY = 65534
 
 
 def open_descriptors() -> set[tuple[str, str]]:
-    """Each open descriptor with what it leads to.
+    """Return each open descriptor with its target.
 
-    Sets tell what has come since, where numbers do not: garbage of another test may close what it
-    has at any time.
+    Compare sets, not numbers, to find new descriptors. Garbage of another test may close its own
+    descriptors at any time.
     """
     found = set()
     for name in os.listdir("/proc/self/fd"):
@@ -59,7 +59,7 @@ def uncollected() -> Iterator[None]:
 
 
 def in_a_child(function: Callable[[], object]) -> int:
-    """Call a function in a fork of this process; returns the pid, once the child has ended well."""
+    """Call a function in a fork of this process. Return the pid after the child's success."""
     with warnings.catch_warnings():
         # Python warns of threads, which tests before have left: the child waits for none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -89,7 +89,7 @@ def another_user(reaching: Path) -> Iterator[None]:
 
 
 def open_terminal(*, columns: int) -> tuple[int, int]:
-    """Open a terminal of 24 lines; returns the descriptor of its user's side, and a program's."""
+    """Open a terminal of 24 lines. Return the descriptors of its user's and a program's side."""
     try:
         user, program = pty.openpty()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Programs that tests talk to: where each comes from, and `make servers`.
+"""Programs that tests talk to: the source of each, and `make servers`.
 
-Run as a script, with any Python and without an environment, it installs what is missing of those
-that apt-get and Go have; `make release` installs what pip has.
+Run as a script, with any Python and without an environment, it installs the missing programs that
+apt-get and Go have. `make release` installs those of pip.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ PACKAGES = {
     "setpriv": "util-linux",  # starts Apache as somebody else
     "caddy": "caddy",
     "systemd-analyze": "systemd",
-    "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python; it brings uwsgi-core
+    "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python, with uwsgi-core
     "wrk": "wrk",  # the load tests' client
     "openssl": "openssl",
     "ip": "iproute2",  # makes links between network namespaces
     "valgrind": "valgrind",  # counts instructions
     "gcc": "gcc",  # builds gunicorn's C parser, with Python's headers
 }
-# Programs that do as well. Ubuntu has no package of Chromium; GitHub's machines have Chrome.
+# Programs that do as well. Ubuntu has no package of Chromium. GitHub's machines have Chrome.
 _OTHER_NAMES = {"chromium": ["google-chrome", "chromium-browser"]}
-# Programs that no package index has, and what `go install` makes them of.
+# Programs that no package index has, and their modules for `go install`.
 MODULES = {
     "actionlint": "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12",
     "h2spec": "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible",
@@ -59,9 +59,9 @@ _NO_SERVICE_STARTS = "#!/bin/sh\nexit 101\n"
 
 
 class ProgramMissing(Exception):
-    """A program is not installed; the message says how to install it.
+    """A program is not installed. The message says how to install it.
 
-    :ivar fatal: CI has it; a test without it fails there.
+    :ivar fatal: CI has it. A test without it fails there.
     """
 
     def __init__(self, message: str, *, fatal: bool = True) -> None:
@@ -72,7 +72,7 @@ class ProgramMissing(Exception):
 def program(name: str) -> str:
     """Return the path of one of PACKAGES, MODULES or WHEELS.
 
-    :raises ProgramMissing: a test is then skipped; see tests/conftest.py.
+    :raises ProgramMissing: a test is then skipped. See tests/conftest.py.
     """
     path = _find(name)
     if path is not None:
@@ -98,7 +98,7 @@ def check(name: str, *arguments: str | Path) -> None:
 
 
 def install_missing() -> int:
-    """Install the packages of all programs that are missing, by apt-get; return the exit status."""
+    """Install the packages of all missing programs, by apt-get. Return the exit status."""
     missing = [package for name, package in PACKAGES.items() if _find(name) is None]
     packages = list(dict.fromkeys(missing))
     if importlib.util.find_spec("ensurepip") is None:  # Debian has parted it from Python
@@ -123,7 +123,7 @@ def install_missing() -> int:
 
 
 def make_modules() -> None:
-    """Make what is missing of MODULES, where Go is installed and its proxy has them."""
+    """Build the missing programs of MODULES, where Go is installed and its proxy has them."""
     missing = [name for name in MODULES if _find(name) is None]
     go = shutil.which("go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin")
     if missing and go is None:
@@ -165,7 +165,8 @@ def _apt_get_install(packages: Sequence[str]) -> int:
 
 
 def _find(name: str) -> str | None:
-    # Debian keeps servers where only root's PATH leads; pip what it has beside this Python.
+    # Debian installs servers where only root's PATH leads. pip installs programs beside this
+    # Python.
     folders = (Path(sys.executable).parent, os.environ.get("PATH", ""), "/usr/sbin:/sbin", _GO_BIN)
     if name.endswith(".so"):
         return shutil.which(name, mode=os.F_OK, path=str(APACHE_MODULES))

@@ -53,7 +53,7 @@ def publish(folder: Path, files: Sequence[tuple[str, str]], url: str) -> str:
 
 
 def hashed_name(package: str, path: str) -> str:
-    """Return the name of a file with a hash of its content; its own name if that has one."""
+    """Return the name of a file with a hash of its content, or its own name if that has one."""
     name = path.rpartition("/")[2]
     if re.search(r"\.[0-9a-f]{20}\.", name):
         return name

@@ -48,15 +48,15 @@ _TAGGED = [
 class Script:
     """An app, as data.
 
-    :ivar length: what Content-Length says: "right", "short", "long", "one short" and "one long" (by
-        a byte), or None for no such header.
-    :ivar written: what goes through write() before the app returns.
+    :ivar length: the Content-Length: "right", "short", "long", "one short" and "one long" (by a
+        byte), or None for no such header.
+    :ivar written: the pieces that go through write() before the app returns.
     :ivar restart: where start_response is called again with exc_info and status 500: "at once"
         after the first call, in the iterator "before" its first chunk, after an "empty" one, or
         "after" the first chunk.
     :ivar error_at: before which chunk the iterator raises.
-    :ivar repeat: how often each piece, and what is written, is repeated.
-    :ivar is_tagged: whether the head has an ETag, Vary, Cache-Control and cookies.
+    :ivar repeat: how often each piece is repeated, those of write() included.
+    :ivar is_tagged: whether the response has an ETag, Vary, Cache-Control and cookies.
     """
 
     method: str = "GET"
@@ -103,7 +103,7 @@ class Script:
 
 
 def lawful(script: Script) -> Script:
-    """The app as it should have been: what wsgifast is to make of it."""
+    """Return the app as it should have been: the result that wsgifast must give."""
     script = without_repairs(script)
     if script.shape == "memory file":
         script = replace(script, shape="wrapped file")
@@ -113,7 +113,7 @@ def lawful(script: Script) -> Script:
 
 
 def without_repairs(script: Script) -> Script:
-    """The app with what servers refuse, and wsgifast repairs, put right."""
+    """Return the app with the mistakes corrected that servers refuse and wsgifast repairs."""
     script = replace(script, type_="bytes")
     if script.shape == "bare":
         script = replace(script, shape="list")
@@ -130,9 +130,9 @@ def may_write(script: Script) -> bool:
 
 
 class ScriptedApp:
-    """Plays a script, and notes what is done with its body.
+    """Plays a script, and records the calls of its body's close().
 
-    :ivar closed: the threads in which its body's close() was called.
+    :ivar closed: the threads of these calls.
     """
 
     def __init__(self, script: Script) -> None:

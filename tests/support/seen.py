@@ -12,7 +12,7 @@ from .http import Address, Connection, Response
 
 # One that fails for want of an answer is tried several times, while Hypothesis makes it smaller.
 _TIMEOUT_S = 20.0
-# A response may have no body with these, whatever its head says (RFC 9110, section 6.4.1).
+# A response has no body with these, whatever its headers say (RFC 9110, section 6.4.1).
 _WITHOUT_BODY = (204, 304)
 
 
@@ -20,10 +20,10 @@ _WITHOUT_BODY = (204, 304)
 class Seen:
     """One response, read to the end of its connection.
 
-    :ivar status: 0 if no head came.
-    :ivar body: decoded, as far as it came.
+    :ivar status: 0 if no headers arrived.
+    :ivar body: decoded, as far as it arrived.
     :ivar is_complete: whether the framing and the content coding both end.
-    :ivar surplus: bytes behind the end of the response.
+    :ivar surplus: bytes after the end of the response.
     """
 
     status: int = 0
@@ -82,7 +82,7 @@ def _read(connection: Connection, method: str) -> Seen:
 
 
 def _framed(head: Response, rest: bytes) -> tuple[bytes, bool, bytes]:
-    """Split what follows a head into its content, whether that is all of it, and the surplus."""
+    """Split the bytes after the headers into content, whether it is complete, and surplus."""
     if head.header("Transfer-Encoding") is None:
         length = head.header("Content-Length")
         if length is None:
@@ -110,7 +110,7 @@ def _framed(head: Response, rest: bytes) -> tuple[bytes, bool, bytes]:
 def differences(
     raw: Seen, other: Seen, *, has_file: bool = False, fails: bool = False, declares: bool = True
 ) -> list[str]:
-    """Say in what a response is worse than the raw app's, or says something else.
+    """Return how a response is worse than the raw app's, or differs from it.
 
     :param fails: the app raises an error.
     :param declares: the app sends a Content-Length; a server may add one by itself.

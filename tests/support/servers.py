@@ -73,11 +73,11 @@ class LiveServer:
         return fnmatch.filter(files, pattern)
 
     def get(self, target: str = "/", **options: Any) -> Response:
-        """One request on a connection of its own; see tests.support.http.get."""
+        """Send one request on a connection of its own. See tests.support.http.get."""
         return get(self.address, target, **options)
 
     def stop(self, signal_number: int = signal.SIGTERM) -> int:
-        """End the process; return its exit status (negative: the signal that ended it)."""
+        """End the process. Return its exit status (negative: the signal that ended it)."""
         if self.process.poll() is None:
             self.process.send_signal(signal_number)
         try:
@@ -100,13 +100,13 @@ def live_server(
     forked: bool = True,
     fails: bool = False,
 ) -> Iterator[LiveServer]:
-    """Start a server and wait until it accepts connections; stop it at the end of the block.
+    """Start a server and wait until it accepts connections. Stop it at the end of the block.
 
-    :param argv: the command; a first item of "python" is this interpreter.
-    :param address: where the command has been told to listen; see :func:`free_port`. None for a
-        free port of 127.0.0.1, which stands for {port} in the command.
-    :param forked: let the fork server run what it can; otherwise the command is started anew.
-    :param fails: it ends by itself, perhaps before anybody could connect: nobody waits for that.
+    :param argv: the command. A first item of "python" is this interpreter.
+    :param address: the address where the command listens. See :func:`free_port`. None for a free
+        port of 127.0.0.1, which replaces {port} in the command.
+    :param forked: let the fork server run the command if it can. Otherwise it is started anew.
+    :param fails: the server ends without a signal, perhaps before it listens. Do not wait for it.
     """
     if address is None:
         address = ("127.0.0.1", free_port())
@@ -136,10 +136,10 @@ def wait_for(
     timeout: float = PATIENCE_S,
     interval: float = 0.01,
 ) -> None:
-    """Wait until a condition holds; fail with `what` was waited for.
+    """Wait until a condition holds. Fail with the text `what`.
 
-    :param what: or what makes it at the end of the wait, such as the log until then.
-    :param timeout: seconds. Only a test that fails takes them: a short time proves no more.
+    :param what: the condition in words, or a function that returns it, such as the log.
+    :param timeout: seconds. Only a test that fails takes them, so a short time proves no more.
     """
     if not processes.wait_until(condition, timeout, interval_s=interval):
         waited_for = what if isinstance(what, str) else what()
@@ -175,7 +175,7 @@ def free_port() -> int:
 
 @functools.cache
 def _claimed() -> Iterator[int] | None:
-    """The ports of this process, round and round; None where there are none left to claim."""
+    """Return the ports of this process, again and again, or None if all are in use."""
     if sys.platform != "linux":
         return None
     for start in range(_PORTS.start, _PORTS.stop, _BLOCK):

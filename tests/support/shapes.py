@@ -1,6 +1,6 @@
-"""An app with every shape of body under its own URL, and what a client has to receive for each.
+"""An app with every kind of body under its own URL, and the response that a client must receive.
 
-The behaviour suite serves `app` (wrapped) on every server; `raw` is the same without wsgifast.
+The behaviour suite serves `app` (wrapped) on every server. `raw` is the same without wsgifast.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Shape:
 
 
 def file_path() -> str:
-    """A file with FILE_BYTES; made once in each process and removed with it."""
+    """A file with FILE_BYTES. It is made once in each process and removed with it."""
     return os.path.join(_folder().name, "file.bin")
 
 
@@ -132,8 +132,8 @@ class Lines:
         yield b"one line"
 
 
-# What an app returns after a 200: how it is made, what is received of it, whether its length is
-# known, and its type.
+# The body that an app returns after a 200: how it is made, the received bytes, whether its length
+# is known, and its type.
 _OCTETS = "application/octet-stream"
 _MADE: dict[str, tuple[Callable[[], Any], bytes, bool, str]] = {
     "text": (lambda: TEXT, TEXT.encode(), True, "text/plain; charset=utf-8"),
@@ -194,14 +194,14 @@ _MADE: dict[str, tuple[Callable[[], Any], bytes, bool, str]] = {
         lambda: werkzeug.wsgi.FileWrapper(opened(77)), FILE_BYTES[77:], True, _OCTETS
     ),
 }  # fmt: skip
-# Linux says that it has no bytes; only reading tells.
+# Linux reports no bytes. Only reading shows them.
 KERNEL_FILE = Path("/proc/sys/kernel/ostype")
 if KERNEL_FILE.exists():
     _MADE["kernel-file"] = lambda: KERNEL_FILE.open("rb"), KERNEL_FILE.read_bytes(), False, _OCTETS
 
 
 def returning(make: Callable[[], Any], content_type: str, *headers: tuple[str, str]) -> View:
-    """A view that answers 200 with what is made for it."""
+    """A view that answers 200 with a body made for it."""
 
     def view(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [("Content-Type", content_type), *headers])
@@ -214,7 +214,7 @@ SHAPES = {
     name: Shape(returning(make, kind), expected, kind, sized)
     for name, (make, expected, sized, kind) in _MADE.items()
 }
-# The same of what says how long it is, right or wrong.
+# The same with a Content-Length, right or wrong.
 _DECLARED: dict[str, tuple[Callable[[], Any], bytes, tuple[str, str]]] = {
     "run-of-a-file": (lambda: opened(100), FILE_BYTES[100:300], ("Content-Length", "200")),
     "declared-length": (lambda: iter([b"decl", b"ared"]), b"declared", ("content-length", "8")),

@@ -1,6 +1,6 @@
-"""The kinds of slow clients, as crowds of tests.support.crowds; and the others.
+"""The kinds of slow clients, as crowds of tests.support.crowds, and ordinary clients beside them.
 
-What an ordinary client notices beside a crowd is what the load tests and the attacks measure.
+The load tests and the attacks measure the response times of an ordinary client beside a crowd.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support import crowds
 from tests.support.crowds import Kind
 from wsgifast.commands.bench.processes import HOST
 
-# A client that asks beside a crowd gives an answer up after this time, and counts it as failed.
+# An ordinary client beside a crowd stops waiting after this time, and counts a failure.
 GIVE_UP_S = 5.0
 
 
@@ -41,7 +41,7 @@ def _chunks(chunk: bytes, count: int, bytes_per_s: int) -> Kind:
     return _kind(20, opening, "/upload", then=chunk, send_bytes_per_s=bytes_per_s)
 
 
-# Readers of HTTP/2 streams: what a stream's window is at first, and is opened by at a time.
+# Readers of HTTP/2 streams: the first window of a stream, and the size of each update.
 _HTTP2 = b"{http2}"
 _STREAMS = 100
 _WINDOW_BYTES = 16 * 1024
@@ -153,8 +153,8 @@ def slow_clients(
 ) -> AbstractContextManager[crowds.SlowClients]:
     """Run a crowd of one of KINDS against host:port.
 
-    :param clients: how many, if not as many as the kind says.
-    :param path: asked for in place of the kind's own.
+    :param clients: how many, if not the default of the kind.
+    :param path: requested in place of the kind's own.
     """
     of = KINDS[kind]
     does = replace(of, opening=opening(kind, path or of.path), tls=tls)
@@ -171,13 +171,13 @@ def opening(kind: str, path: str) -> bytes:
 
 @dataclass(frozen=True)
 class Others:
-    """What an ordinary client has seen: milliseconds of each answer, ascending, and failures."""
+    """The result of an ordinary client: milliseconds of each response, ascending, and failures."""
 
     times_ms: Sequence[float]
     failures: int
 
     def percentile(self, percent: float) -> float:
-        """The nearest rank; an answer that never came counts as GIVE_UP_S."""
+        """Return the nearest rank. A response that never arrived counts as GIVE_UP_S."""
         return percentile(self.times_ms, percent) if self.times_ms else GIVE_UP_S * 1e3
 
 
@@ -190,9 +190,9 @@ def others(
     tls: bool = False,
     host: str = HOST,
 ) -> Others:
-    """Ask again and again, every tenth time on a new connection, as others do beside a crowd.
+    """Send requests, every tenth one on a new connection, as ordinary clients do beside a crowd.
 
-    :param pause_s: between an answer and the next request.
+    :param pause_s: between a response and the next request.
     """
     times: list[float] = []
     failures = 0

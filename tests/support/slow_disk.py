@@ -1,11 +1,11 @@
-"""A disk that is slow: a file system of one file, whose reads take as long as they are told to.
+"""A slow disk: a file system of one file, with a limited rate of reads.
 
     python -m tests.support.slow_disk FOLDER SIZE BYTES_PER_S
 
-It speaks FUSE with the kernel, of version 7.31, and nothing else is needed for that but Linux and
-root. To servers the file is like one on a real disk: stat() and open() answer at once, what is not
-in the page cache has to be waited for, and each open() begins with an empty cache. The file's bytes
-are zeros. It is unmounted when the process that mounted it ends, however that is.
+It speaks FUSE 7.31 with the kernel, and needs only Linux and root. To servers the file is like one
+on a real disk. stat() and open() return at once, reads outside the page cache wait, and each open()
+begins with an empty cache. The file's bytes are zeros. It is unmounted when the process that
+mounted it ends, however that happens.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def has_slow_disk() -> bool:
 
 @contextlib.contextmanager
 def slow_disk(folder: Path, *, size: int, bytes_per_s: int) -> Iterator[Path]:
-    """Mount a slow disk on an empty folder; gives the path of its file.
+    """Mount a slow disk on an empty folder. Yield the path of its file.
 
     :param size: of the file, in bytes.
-    :param bytes_per_s: what the disk gives, to all its readers together.
-    :raises RuntimeError: if it cannot be mounted; see :func:`has_slow_disk`.
+    :param bytes_per_s: the rate of the disk for all its readers together.
+    :raises RuntimeError: if it cannot be mounted. See :func:`has_slow_disk`.
     """
     command = [sys.executable, "-m", __name__, str(folder), str(size), str(bytes_per_s)]
     with subprocess.Popen(
@@ -68,7 +68,7 @@ def slow_disk(folder: Path, *, size: int, bytes_per_s: int) -> Iterator[Path]:
 
 
 class _Disk:
-    """The kernel's requests, answered one after the other; reads by a thread of their own."""
+    """Answers the kernel's requests one after the other, and reads in a thread of their own."""
 
     def __init__(self, fd: int, size: int, bytes_per_s: int) -> None:
         self._fd = fd
@@ -78,7 +78,7 @@ class _Disk:
         threading.Thread(target=self._read_slowly, daemon=True).start()
 
     def serve_one(self) -> bool:
-        """Answer one request; False: the file system has been unmounted."""
+        """Answer one request. Return False if the file system has been unmounted."""
         try:
             request = os.read(self._fd, _REQUEST_BYTES)
         except OSError as error:
@@ -102,12 +102,12 @@ class _Disk:
             self._reads.put((unique, max(0, min(size, self._size - offset))))
         elif opcode in (_READDIR, _RELEASE, _RELEASEDIR, _FLUSH):
             self._answer(unique, b"")
-        elif opcode not in (_FORGET, _BATCH_FORGET, _DESTROY):  # which want no answer
+        elif opcode not in (_FORGET, _BATCH_FORGET, _DESTROY):  # these expect no response
             self._refuse(unique, errno.ENOSYS)
         return bool(opcode != _DESTROY)
 
     def _read_slowly(self) -> None:
-        free = 0.0  # when the disk is done with what came before
+        free = 0.0  # when the disk has finished the earlier reads
         while True:
             unique, size = self._reads.get()
             free = max(free, time.monotonic()) + size / self._bytes_per_s
@@ -122,7 +122,7 @@ class _Disk:
         )
 
     def _answer(self, unique: int, body: bytes) -> None:
-        with contextlib.suppress(OSError):  # who asked has given up
+        with contextlib.suppress(OSError):  # the reader has given up
             os.write(self._fd, struct.pack("=IiQ", 16 + len(body), 0, unique) + body)
 
     def _refuse(self, unique: int, number: int) -> None:

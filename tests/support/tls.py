@@ -39,6 +39,6 @@ def client_context(*protocols: str) -> ssl.SSLContext:
 
 
 def write_certificate(path: Path) -> str:
-    """Write the server's certificate and key into one file; returns its name."""
+    """Write the server's certificate and key into one file. Return its name."""
     _certificate().private_key_and_cert_chain_pem.write_to_path(path)
     return str(path)

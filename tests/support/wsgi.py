@@ -1,4 +1,4 @@
-"""A WSGI server in process: what it is given, and what it would send."""
+"""A WSGI server in process, with its input and output as data."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def new_environ(method: str = "GET", path: str = "/", **extra: object) -> dict[s
 
 
 class Server:
-    """The server's side of one request: what start_response and write() were called with."""
+    """The server's side of one request: the arguments of start_response() and write()."""
 
     def __init__(self, app: WSGIApplication, environ: dict[str, Any] | None = None) -> None:
         self.environ = new_environ() if environ is None else environ
         self.heads: list[Head] = []
-        self.error: BaseException | None = None  # of the last head
+        self.error: BaseException | None = None  # of the last start_response()
         self.sent: list[bytes] = []
         self.result = app(self.environ, self.start_response)
 
@@ -70,7 +70,7 @@ class Server:
 
 
 def by_wsgiref(app: WSGIApplication, environ: dict[str, Any]) -> tuple[bytes, str]:
-    """What wsgiref's handler sends for an app, and what it logs."""
+    """Return the bytes that wsgiref's handler sends for an app, and its log."""
     sent, errors = io.BytesIO(), io.StringIO()
     handler = wsgiref.handlers.SimpleHandler(io.BytesIO(), sent, errors, environ)
     handler.origin_server = True
@@ -79,7 +79,7 @@ def by_wsgiref(app: WSGIApplication, environ: dict[str, Any]) -> tuple[bytes, st
 
 
 class Closing:
-    """An app's body, whose close() is counted."""
+    """An app's body that counts the calls of close()."""
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
         self._blocks = blocks
@@ -107,9 +107,9 @@ def answering(
     *,
     written: bytes | None = None,
 ) -> WSGIApplication:
-    """An app that returns what `body` makes of the environ, before it calls start_response().
+    """An app that returns `body(environ)`, made before it calls start_response().
 
-    :param written: what write() is called with; None for no call.
+    :param written: the argument of write(), or None for no call.
     """
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -140,7 +140,7 @@ def ask_compressed(
     options: Any = True,
     **extra: Any,
 ) -> tuple[Server, bytes]:
-    """Ask an app that is compressed, behind wsgiref.validate; return its server and the body."""
+    """Call a compressed app behind wsgiref.validate. Return its server and the body."""
     environ = new_environ(method, HTTP_ACCEPT_ENCODING=coding, **extra)
     environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
     validated: Any = wsgiref.validate.validator(WSGIFast(app, compress=options))
@@ -149,7 +149,7 @@ def ask_compressed(
 
 
 def classified(body: Any, server_wrapper: object = None) -> tuple[type[Body], Any]:
-    """Return the kind of a body, and its content; of a refused one, the advice."""
+    """Return the kind of a body and its content, or the advice for a refused one."""
     found = classify(body, server_wrapper)
     if isinstance(found, Refusal):
         return Refusal, found.advice
