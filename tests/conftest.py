@@ -1,4 +1,4 @@
-"""Servers that the behaviour suites run over, and what to do where a program is not installed."""
+"""Servers of the behaviour suites, and the rule for programs that are not installed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from wsgifast.commands.loading.servers import START
 settings.register_profile("wsgifast", deadline=None, max_examples=effort(50))
 settings.load_profile("wsgifast")
 
-# A shell starts what it puts in the background with SIGINT ignored, which is passed on to every
-# process below; those of the tests are to end by it.
+# A shell starts background commands with SIGINT ignored. All their children inherit that, but those
+# of the tests must end by SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -104,7 +104,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @contextlib.contextmanager
 def _skipping_where_a_program_is_missing() -> Iterator[None]:
-    """Skip a test for want of a program, with one line in the summary for each; fail it in CI."""
+    """Skip a test for want of a program, with one line in the summary for each. Fail it in CI."""
     try:
         yield
     except ProgramMissing as missing:
@@ -115,7 +115,7 @@ def _skipping_where_a_program_is_missing() -> Iterator[None]:
 
 @pytest.fixture
 def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the fork server run what benchmarks start; tests/benchmark/test_parts.py does not."""
+    """Have the fork server run the servers of benchmarks, except in benchmark/test_parts.py."""
     # Which has the real one for clients.
     importlib.import_module("wsgifast.commands.bench.comparison")
     monkeypatch.setattr(processes, "started", _started_in_a_fork)
@@ -137,7 +137,7 @@ def _started_in_a_fork(
         yield process
     finally:
         for _ in range(round(stop_s)):
-            process.terminate()  # and again: wsgiref swallows what is raised in a request
+            process.terminate()  # and again: wsgiref swallows an exception during a request
             with contextlib.suppress(TimeoutExpired):
                 process.wait(1.0)
                 break
@@ -182,7 +182,7 @@ def uwsgi(app: str) -> list[str]:
         command, "--http-socket", "127.0.0.1:{port}", "--threads", "4",
         "--pythonpath", str(ROOT), "--pythonpath", packages,
         "--module", app, "--need-app", "--disable-logging",
-        # Room for a request's head, in which a path stands twice; without it, 4096 bytes.
+        # Room for a request's headers, in which a path stands twice. Without it, 4096 bytes.
         "--buffer-size", "32768",
         # It may never end, if a thread of it is in the app when TERM comes.
         "--die-on-term", "--no-threads-wait", "--skip-atexit", "--skip-atexit-teardown",
@@ -199,7 +199,7 @@ def mod_wsgi(app: str) -> list[str]:
         "APACHE_PYTHONPATH": f"{ROOT}:{_packages_for_debians_python()}",
         "APACHE_SCRIPT": support / "mod_wsgi_script.py", "MOD_WSGI_APP": app,
     }  # fmt: skip
-    # It refuses to serve as root: it is somebody else, who may read and write what root may.
+    # It refuses to serve as root, so it is another user with the same access to files.
     as_nobody: list[str] = []
     if os.geteuid() == 0:
         powers = "-all,+dac_override"
@@ -227,7 +227,7 @@ def _packages_for_debians_python() -> str:
 def wsgi_server(
     name: str, app: str, **options: Any
 ) -> contextlib.AbstractContextManager[LiveServer]:
-    """Run an app ("module:name") on one of WSGI_SERVERS; see :func:`live_server`."""
+    """Run an app ("module:name") on one of WSGI_SERVERS. See :func:`live_server`."""
     return live_server(WSGI_SERVERS[name](app), **options)
 
 

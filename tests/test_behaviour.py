@@ -18,7 +18,7 @@ from wsgifast.compression.codings import available_codings
 
 pytestmark = pytest.mark.long
 
-# By their commands: a fork of what has imported everything does not show what is imported too late.
+# By their commands: a fork of a process that has imported everything does not show a late import.
 STARTED_ANEW = ("gunicorn-gthread", "gunicorn-fastworker")
 APPS_NAME = "the app tests.support.shapes.raw"
 
@@ -126,8 +126,8 @@ def test_no_response_poisons_the_next_on_its_connection(server: LiveServer) -> N
                     check(response, name)
                 else:
                     assert response.status == 200
-                    # No body to HEAD may also mean that the app knew better than to make one; and
-                    # Apache tells the length of a file of mod_wsgi's wrapper with the file alone.
+                    # No body to HEAD may also mean that the app did not make one. Apache sends the
+                    # length of a file in mod_wsgi's wrapper only with the file itself.
                     theirs = name == "servers-own-wrapper" and runs(server, "mod_wsgi")
                     if SHAPES[name].sized and SHAPES[name].expected and not theirs:
                         length = response.header("Content-Length")
@@ -146,7 +146,7 @@ def test_no_response_poisons_the_next_on_its_connection(server: LiveServer) -> N
 
 
 def ends_head_with_a_last_chunk(server: LiveServer, response: Response) -> bool:
-    """waitress's and pywsgi's own mistake, when the app told them no Content-Length."""
+    """waitress's and pywsgi's own mistake, if the app sets no Content-Length."""
     unsized = response.header("Transfer-Encoding") == "chunked"
     return unsized and runs(server, "waitress", "pywsgi")
 
@@ -199,7 +199,7 @@ def test_body_that_breaks_off_never_looks_whole(server: LiveServer) -> None:
             connection.send_request(f"/failing/{name}", headers=leaving(server))
             head = connection.read_head()
             if head.status == 500:
-                continue  # the server had not sent the head yet
+                continue  # the server had not sent the headers yet
             rest = connection.read_to_end()  # hangs, and times out, if the connection stays open
             if head.header("Content-Length") is not None:
                 assert len(rest) < 1000, f"{name}: {head}"
@@ -251,7 +251,7 @@ def test_request_body_arrives(server: LiveServer) -> None:
 
 
 def test_nodelay_is_on_wherever_the_socket_can_be_reached(server: LiveServer) -> None:
-    # The first two set it by themselves; uWSGI and Apache show their sockets to nobody.
+    # The first two set it without our help. uWSGI and Apache show their sockets to no app.
     unreachable = runs(server, "waitress", "fast-wsgiref", "uwsgi", "mod_wsgi")
     expected = b"out of reach" if unreachable else b"True"
     with Connection(server.address) as connection:

@@ -36,7 +36,7 @@ specs = st.builds(
 
 
 class Answer:
-    """What wsgiref's handler sends for an app; the reference."""
+    """Return the reference: the response of wsgiref's handler for an app."""
 
     def __init__(self, app: Any, method: str = "GET", **extra: str) -> None:
         sent, self.errors = by_wsgiref(app, new_environ(method, **extra))
@@ -112,7 +112,7 @@ def check(spec: Spec, method: str, range_: str | None, tagged: bool) -> None:
     elif method == "HEAD" and spec.wrap == "response":
         pass  # Werkzeug leaves the body out by itself
     elif method == "HEAD":
-        # The same head as to GET.
+        # The same headers as to GET.
         assert (answer.status, answer.body) == (200, b""), told
         for name in whole.headers.keys() - {"date"}:
             # A body that is empty for HEAD may be another one for GET.

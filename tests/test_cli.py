@@ -1,4 +1,4 @@
-"""The command line as such: what all commands share."""
+"""The command line as such: the rules of all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same app raw and wrapped: what a client sees is the same, or what the raw app had meant.
+"""The same app raw and wrapped: a client sees the same, or the intended response of the raw app.
 
 Hypothesis writes the apps. A server that is PEP 3333 and nothing else serves the lawful form of
 each as it is, and the app itself wrapped.
@@ -47,7 +47,7 @@ Serve = Callable[["WSGIApplication", str], bytes]
 # What an app or wsgifast raises so that the server closes the connection.
 EXPECTED = (AppError, BodyError, BodyTooShort)
 
-# Not beside Script: a server whose app plays one need not import Hypothesis.
+# Not beside Script: a server with an app that plays one need not import Hypothesis.
 texts = st.text("aé ", max_size=6).map(str.encode)
 scripts = st.builds(
     Script,
@@ -72,12 +72,12 @@ def environ_with(file_wrapper: type, method: str) -> dict[str, Any]:
 
 
 class Server:
-    """One request, served by the letter of PEP 3333; the rest of its rules is wsgiref.validate's.
+    """One request, served by the letter of PEP 3333. wsgiref.validate checks its other rules.
 
-    :ivar status: as sent; None if the app failed before its head was.
-    :ivar error: what the app or its iterator raised.
-    :ivar close_error: what close() raised.
-    :ivar spilt: bytes that were not to be sent: beyond Content-Length, or where no body may be.
+    :ivar status: as sent, or None if the app failed before its headers were sent.
+    :ivar error: the error of the app or its iterator.
+    :ivar close_error: the error of close().
+    :ivar spilt: bytes that must not be sent: beyond Content-Length, or where no body may be.
     """
 
     def __init__(self, app: WSGIApplication, method: str) -> None:
@@ -114,7 +114,7 @@ class Server:
 
     @property
     def complete(self) -> bool:
-        """Whether a client takes what it got for the whole response."""
+        """Return whether a client takes the received bytes for the whole response."""
         if self.status is None:
             return False
         if self.bodiless:
@@ -152,7 +152,7 @@ class Server:
 
 
 def over_gunicorn(app: WSGIApplication, method: str, version: tuple[int, int] = (1, 1)) -> bytes:
-    """Serve one request as gunicorn's workers do; return what a client receives."""
+    """Serve one request as gunicorn's workers do. Return the bytes that a client receives."""
     request = SimpleNamespace(method=method, version=version, should_close=lambda: False)
     settings = SimpleNamespace(is_ssl=False, sendfile=None, protocol="http")
     environ = environ_with(gunicorn.http.wsgi.FileWrapper, method)
@@ -184,12 +184,12 @@ def over_old_gunicorn(app: WSGIApplication, method: str) -> bytes:
 
 
 def over_wsgiref(app: WSGIApplication, method: str) -> bytes:
-    """Serve one request as wsgiref does; return what a client receives."""
+    """Serve one request as wsgiref does. Return the bytes that a client receives."""
     return by_wsgiref(app, environ_with(wsgiref.util.FileWrapper, method))[0]
 
 
 class Received(io.BytesIO):
-    """What http.client takes for a socket; what it leaves can be read afterwards."""
+    """An object that http.client takes for a socket. Remaining bytes can be read afterwards."""
 
     def makefile(self, mode: str) -> Received:
         return self
@@ -228,19 +228,19 @@ def test_client_sees_what_the_app_meant(script: Script, coalesce: bool, nested: 
         assert type(seen.error) is type(meant.error), told
 
 
-# The same apps over the servers' own code: what is on the wire
+# The same apps over the servers' own code: the bytes on the wire
 
 
 def without_empty_chunks(script: Script) -> Script:
-    """Real servers send the head with one; PEP 3333 lets them."""
+    """Real servers send the headers with one. PEP 3333 lets them."""
     pieces, written = tuple(filter(None, script.pieces)), tuple(filter(None, script.written))
     return replace(script, pieces=pieces, written=written)
 
 
 def is_for_real_servers(script: Script) -> bool:
-    """Leave out what servers do wrong by themselves."""
+    """Leave out mistakes of the servers."""
     return (
-        # gunicorn keeps the headers of a head that was replaced from inside the iterator.
+        # gunicorn also sends headers that were replaced from inside the iterator.
         script.restart not in ("before", "empty")
         # wsgiref loses its environ when close() raises, and trips over that.
         and script.close != "raises"

@@ -1,4 +1,4 @@
-"""Apps that Hypothesis writes, wrapped, on live servers: what comes over one connection."""
+"""Apps that Hypothesis writes, wrapped, on live servers: their responses on one connection."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Client:
         self._connection: Connection | None = None
 
     def check(self, script: Script) -> None:
-        """Ask for a script; compare with what its lawful form means."""
+        """Request a script. Compare the response with that of its lawful form."""
         meant = Server(ScriptedApp(lawful(script)), script.method)
         if self.server_name in ENDS_HEAD_WITH_A_CHUNK and meant.bodiless:
             return
@@ -51,7 +51,7 @@ class Client:
         else:
             connection.close()
         if not meant.complete and not meant.body:
-            # cheroot sends the app's head, and the others an error page.
+            # cheroot sends the app's headers, and the others an error page.
             assert response.status == 500 or not response.body, f"{response}\n{told}"
             return
         assert str(response.status) == (meant.status or "")[:3], f"{response}\n{told}"
@@ -67,7 +67,7 @@ class Client:
             self._connection.close()
 
 
-# Where an app replaces its head, uWSGI leaves exc_info's error pending, and the app fails with a
+# Where an app replaces its headers, uWSGI leaves exc_info's error pending, and the app fails with a
 # SystemError, without a middleware too.
 @pytest.fixture(scope="module", params=[name for name in WSGI_SERVERS if name != "uwsgi"])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:

@@ -1,4 +1,4 @@
-"""The senders and receivers of the field reports; tests.loadtests.test_rows runs their rows."""
+"""The senders and receivers of the field reports. tests.loadtests.test_rows runs their rows."""
 
 from __future__ import annotations
 

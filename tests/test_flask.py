@@ -1,4 +1,4 @@
-"""Flask: its command line, its static folders, and what docs/how-to/flask.md says of them."""
+"""Flask: its command line, its static folders, and the promises of docs/how-to/flask.md."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def uvicorn(protocol: str) -> list[str]:
 
 
 def ended(argv: list[str], env: dict[str, str]) -> str:
-    """Return what a server prints that refuses to start."""
+    """Return the output of a server that refuses to start."""
     port = free_port()
     argv = [word.replace("{port}", str(port)) for word in argv]
     with live_server(argv, ("127.0.0.1", port), env=env, forked=False, fails=True) as server:

@@ -45,7 +45,7 @@ def queries() -> list[str]:
 
 
 def metric_of(name: str) -> str:
-    """The metric whose series has this name."""
+    """Return the metric with a series of this name."""
     for suffix in ("_bucket", "_count", "_sum"):
         if name not in CATALOGUE and name.removesuffix(suffix) in CATALOGUE:
             return name.removesuffix(suffix)
@@ -92,7 +92,7 @@ def test_every_alert_is_tested_and_says_what_to_do() -> None:
 
 
 def test_dashboard_is_of_grafanas_own_types() -> None:
-    """They are made of the schema that Grafana publishes; what they do not know, they drop."""
+    """They are made from the schema that Grafana publishes. They drop unknown fields."""
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
@@ -132,7 +132,7 @@ def test_readme_names_every_file() -> None:
     assert all(f"`{name}`" in readme for name in files)
 
 
-# A real Prometheus, and a server that is asked for something.
+# A real Prometheus, and a server with some requests.
 
 # What only trouble makes.
 _OF_TROUBLE = {"wsgifast_requests_refused_total"}

@@ -1,4 +1,4 @@
-"""The names that the packages export, and what importing them brings along."""
+"""The names that the packages export, and the modules that their import loads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_import_loads_no_package_it_does_not_need(statement: str, spared: set[st
 
 
 def test_extras_are_those_that_pip_knows() -> None:
-    """Of what an ImportError advises to install, in pyproject.toml."""
+    """Extras that an ImportError advises to install stand in pyproject.toml."""
     extras = {
         "gunicorn": ["gunicorn"],
         "fast": ["gunicorn", "httptools"],
@@ -106,7 +106,7 @@ def test_every_module_can_be_imported(package: str) -> None:
     folder = Path(str(importlib.import_module(package).__file__)).parent
     modules = [package]
     for path in sorted(folder.rglob("*.py")):
-        # Locust patches the process that imports it; Django wants its settings first.
+        # Locust patches the process that imports it. Django needs its settings first.
         if (
             path.stem in ("__init__", "__main__")
             or "django" in path.relative_to(folder).with_suffix("").parts

@@ -1,4 +1,4 @@
-"""A test whose server is missing is skipped, and told how to get it; in CI it fails."""
+"""A test is skipped if its server is missing, and says how to get it. In CI it fails."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.scripts import Script, may_write, without_repairs
 from tests.support.seen import Seen, ask, differences
 from tests.support.servers import LiveServer, live_server
 
-# A server, and whose answers to the raw app those of the wrapped one are compared with.
+# A server, and the server of the raw app with whose responses its own are compared.
 WSGI_STACKS = {
     "gunicorn-gthread": "gunicorn-gthread",
     "gunicorn-fastworker": "gunicorn-gthread",
@@ -58,7 +58,7 @@ def uvicorn(http: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[dict[str, LiveServer]]:
-    """Servers by their names; :func:`started` adds those that are not there yet."""
+    """Servers by their names. :func:`started` adds missing ones."""
     with contextlib.ExitStack() as stack:
         yield _Servers(stack)
 
@@ -77,7 +77,7 @@ texts = st.text("aé ", max_size=6).map(str.encode)
 wsgi_scripts = st.builds(
     Script,
     method=st.sampled_from(["GET", "GET", "GET", "POST", "HEAD"]),
-    # gunicorn keeps the headers of a head that was replaced: other tests do that.
+    # gunicorn also sends headers that were replaced. Other tests look at that.
     status=st.sampled_from(
         ["200 OK", "200 OK", "200 OK", "200 OK", "204 None", "304 Same", "404 Not Found"]
     ),

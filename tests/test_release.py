@@ -1,4 +1,4 @@
-"""What a release is made of: its metadata, its workflows, and what is in the source archive."""
+"""The parts of a release: its metadata, its workflows, and the content of the source archive."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_metadata_fits_its_schema(schema: str, files: list[Path]) -> None:
 @OF_THE_REPOSITORY
 @pytest.mark.parametrize(("lint", "lints"), [(None, True), ("yes", True), ("no", False)])
 def test_ci_run_without_lint_still_tests(lint: str | None, lints: bool, tmp_path: Path) -> None:
-    """The script in a folder whose programs only report how they were called."""
+    """The script in a folder of programs that only report how they were called."""
     script = tmp_path / ".ci" / "run"
     script.parent.mkdir()
     shutil.copy(ROOT / ".ci" / "run", script)

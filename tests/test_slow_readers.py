@@ -26,7 +26,7 @@ ASGI_KINDS = ("page", "generator", "compressed-page")
 
 
 def unsent_bytes(server: LiveServer) -> list[int]:
-    """Return what the kernel has of each connection's output (proc(5), /proc/net/tcp)."""
+    """Return the kernel's share of each connection's output (proc(5), /proc/net/tcp)."""
     assert isinstance(server.address, tuple)
     port = f":{server.address[1]:04X}"
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]

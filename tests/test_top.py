@@ -1,4 +1,4 @@
-"""`wsgifast top`: what two scrapes say of the time between them, and the command that prints it."""
+"""`wsgifast top`: the rates between two scrapes, and the command that prints them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOUNDS = ("0.01", "0.1", "1.0", "+Inf")
 
 
 def histogram(name: str, labels: str, counts: tuple[int, ...], total: float) -> str:
-    """One series of a histogram as a server writes it; `counts` are of each bucket alone."""
+    """One series of a histogram as a server writes it. `counts` are of each bucket alone."""
     text = ""
     for number, bound in enumerate(BOUNDS):
         text += f'{name}_bucket{{{labels}le="{bound}"}} {sum(counts[: number + 1])}\n'
@@ -37,7 +37,7 @@ def histogram(name: str, labels: str, counts: tuple[int, ...], total: float) -> 
 
 
 def exposition(*, quick: int, slow: int, failed: int, cpu: float) -> str:
-    """What a server with two workers reports; the numbers are requests since it has begun."""
+    """The report of a server with two workers. The numbers are requests since its start."""
     name = "http_server_request_duration_seconds"
     size = "http_server_response_body_size_bytes"
     common = 'http_request_method="GET",url_scheme="http",'
@@ -187,7 +187,7 @@ SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)
 
 
 class Metrics(http.server.BaseHTTPRequestHandler):
-    """A metrics address whose server answers ten requests more at each scrape."""
+    """A metrics address that counts ten requests more at each scrape."""
 
     scrapes = 0
 

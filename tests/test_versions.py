@@ -27,7 +27,7 @@ _GUNICORN = _minor(GUNICORN.oldest)
 
 
 def _texts() -> Iterator[Path]:
-    """Pages and code; measurements and the changelog are about versions of their day."""
+    """Pages and code. Measurements and the changelog are about versions of their day."""
     yield from (ROOT / name for name in ("README.md", "SECURITY.md", "ARCHITECTURE.md", "Makefile"))
     for folder, pattern in (("docs", "*.md"), ("asgi", "*.py"), ("wsgifast", "*.py")):
         for path in sorted((ROOT / folder).rglob(pattern)):

@@ -130,7 +130,7 @@ def test_installed_command_serves_files(python: str, tmp_path: Path) -> None:
 
 
 def test_every_command_starts(python: str, tmp_path: Path) -> None:
-    """From the script that pip has made; what needs an extra says which."""
+    """From the script that pip has made. Commands that need an extra name it."""
     script = str(Path(python).with_name("wsgifast"))
     commands = re.findall(r"^    (\w+) ", _run(script, "--help"), re.MULTILINE)
     assert commands == ["doctor", "bench", "run", "top", "files", "compress"]  # files: see above

@@ -1,4 +1,4 @@
 """Hostile and broken clients against every server of ours.
 
-A few seconds of each in `make test`; WSGIFAST_TEST_LONG=1 (`make test-long`) runs many times more.
+`make test` runs each for a few seconds. WSGIFAST_TEST_LONG=1 (`make test-long`) runs many more.
 """

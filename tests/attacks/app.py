@@ -1,4 +1,4 @@
-"""The apps under attack: they tell what they have understood of a request."""
+"""The apps under attack. They answer with the request as they understood it."""
 
 from __future__ import annotations
 

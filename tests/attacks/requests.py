@@ -13,7 +13,7 @@ def _request(line: str, *fields: str, body: bytes = b"") -> bytes:
 
 _SECOND = _request("GET /second?x=1 HTTP/1.1", "X-Second: yes")
 
-# What is right, and what is wrong in a way that was an attack once.
+# Correct parts, and wrong ones that were an attack once.
 SEEDS = [
     _request("GET / HTTP/1.1"),
     _request("GET /a%20b/c?d=e%26f HTTP/1.1", "Accept: text/html, */*;q=0.8", "Cookie: a=b; c=d"),
@@ -64,7 +64,7 @@ SEEDS = [
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
 ]
 
-# Lines that change what the others mean.
+# Lines that change the meaning of the others.
 _LINES = [
     b"Content-Length: 5",
     b"Content-Length: 0",

@@ -1,8 +1,7 @@
-"""Crowds of hostile clients on FastWorker: others are answered, and memory and CPU are bounded.
+"""Crowds of hostile clients on FastWorker. Others get responses, and memory and CPU are bounded.
 
-Each attack is set beside a control: clients that move as many bytes in an honest way. What is
-asserted is the ratio of the two, far above what a busy machine makes of it and far below what the
-attack was able to do.
+Each attack is compared with a control: clients that move as many bytes in an honest way. The bound
+of their ratio is far above the noise of a busy machine, and far below the effect of the attack.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from tests.support.slow_clients import KINDS, others, slow_clients
 from tests.workers.serving import fast_worker, nothing_left_behind, reset
 
 SECONDS = 20.0 if LONG else 1.0
-# Another client's p99 beside an attack, to that beside its control; and what is below is noise.
+# Another client's p99 beside an attack, relative to that beside its control. Smaller values are
+# noise.
 MOST_P99 = 30
 LEAST_P99_MS = 10.0
 # The same for the worker's CPU.
@@ -69,10 +69,10 @@ def served() -> Iterator[LiveServer]:
 
 
 def load_of(kind: str, *, path: str, seconds: float, clients: int | None = None) -> Load:
-    """Measure what a crowd does to another client, and to the worker's CPU.
+    """Measure the effect of a crowd on another client, and on the worker's CPU.
 
-    Beside readers its first answer is not measured: it has its turn behind their requests, and what
-    the app takes for those is not the attack. That it comes is seen.
+    Beside readers the other client's first response is not measured. It waits for their requests,
+    and the app's time for those is not part of the attack. The response must arrive.
 
     :param kind: of tests.support.slow_clients.KINDS.
     """
@@ -130,7 +130,7 @@ def test_other_clients_are_answered_beside_an_attack(attack: str) -> None:
         hostile = load_of(attack, path=path, seconds=SECONDS, clients=clients)
         seen.append(f"{hostile}, beside the control {honest}")
         is_quick = hostile.p99_ms < MOST_P99 * max(honest.p99_ms, LEAST_P99_MS)
-        # What has come is not looked at again for each byte; a small chunk costs as much as a
+        # Received bytes are not examined again for each new byte. A small chunk costs as much as a
         # large one.
         costs_little = hostile.cpu_s < MOST_CPU * max(honest.cpu_s, LEAST_CPU_S)
         if not hostile.failures and is_quick and (costs_little or "chunks" in attack):

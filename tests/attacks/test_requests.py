@@ -48,11 +48,11 @@ _GAP_S = 0.0004
 
 @dataclass
 class Outcome:
-    """What a server made of some bytes.
+    """The effect of some bytes on a server.
 
-    :ivar understood: of each request that reached the app, what the app was told.
-    :ivar refused: the status of the server's own last answer; None if there was none.
-    :ivar loose: what cannot be parsed as an answer, if anything.
+    :ivar understood: the requests that reached the app, as the app understood them.
+    :ivar refused: the status of the server's own last response, or None.
+    :ivar loose: bytes that cannot be parsed as a response, if any.
     """
 
     understood: list[Any] = field(default_factory=list)
@@ -72,7 +72,7 @@ def attack(address: Address, packets: list[bytes], gap_s: float = _GAP_S) -> Out
         sock.settimeout(TIMEOUT_S)
         sock.connect(address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):  # refused, and closed: what was said is read below
+        with contextlib.suppress(OSError):  # refused, and closed: the response is read below
             for number, packet in enumerate(packets):
                 if number:
                     time.sleep(gap_s)
@@ -109,7 +109,7 @@ def _cases(seed: int) -> Iterator[bytes]:
 
 
 def _try_all(check: Callable[[bytes, random.Random], str | None]) -> None:
-    """Run a check over all cases, some at a time; fail with the first differences."""
+    """Run a check over all cases, some at a time. Fail with the first differences."""
     seed = random.randrange(2**32) if LONG else 20
     cases = list(_cases(seed))
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -148,7 +148,7 @@ def test_fastworker_understands_what_gthread_does() -> None:
             understood = its.understood
             if mine.understood and _wants_to_leave(mine.understood[-1]):
                 understood = understood[: len(mine.understood)]
-            # What a client sends is never the server's error; the app here makes none of its own.
+            # Input of a client is never the server's error. The app here makes none of its own.
             if mine.understood == understood and mine.refused != 500:
                 return None
             return _difference(data, mine, its)
@@ -157,9 +157,9 @@ def test_fastworker_understands_what_gthread_does() -> None:
 
 
 def _ends(data: bytes) -> list[bytes]:
-    """The same bytes as packets, none of which goes on behind the end of a request.
+    """Return the same bytes as packets. No packet continues after the end of a request.
 
-    The first head ends behind a line, and a body anywhere.
+    The first packet of headers ends after a line, and that of a body anywhere.
     """
     blank = re.search(rb"\n\r?\n", data)
     end = blank.end() if blank else len(data)
@@ -185,8 +185,8 @@ def test_our_protocols_understand_what_uvicorns_do(http: str, tmp_path: Path) ->
         def check(data: bytes, chance: random.Random) -> str | None:
             packets = cuts(data, chance)
             mine, its = attack(ours.address, packets), attack(other.address, packets)
-            # uvicorn drops the requests that wait or run when the client ends its side, as it does
-            # here, or sends what is refused; so both may have answered some of them.
+            # uvicorn drops waiting and running requests when the client ends its side, as it does
+            # here, or sends a bad request. So both may have answered some of them.
             for gap_s in (0.005, 0.05, 0.5):  # the longer ones are for a busy machine
                 if its.refused is None or len(its.understood) >= len(mine.understood):
                     break

@@ -23,7 +23,7 @@ def app(environ: Any, start_response: Any) -> Any:
     if path == "/coded":
         body, headers = b"a body" * 100, []
         if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-            # Each with another time in its head.
+            # Each with another time in its headers.
             body, headers = gzip.compress(body, mtime=next(_numbers)), [_GZIP]
         start_response("200 OK", headers)
         return [body]
@@ -37,11 +37,11 @@ def app(environ: Any, start_response: Any) -> Any:
         return [b"%d" % next(_numbers)]
     if path == "/process":
         return [b"%d" % os.getpid()]
-    if path == "/read":  # what a POST has: its kind, its length, and its end
+    if path == "/read":  # the kind, the length and the end of a POST's body
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
         kind = environ.get("CONTENT_TYPE", "").partition(";")[0]
         return [f"{kind} {len(body)} {body.count(bytes(100))} {body[-13:]!r}".encode()]
-    if path == "/bodiless":  # what frames the body of a request
+    if path == "/bodiless":  # the headers that frame the body of a request
         return [
             environ.get(key, "").encode() for key in ("HTTP_TRANSFER_ENCODING", "CONTENT_LENGTH")
         ]

@@ -1,4 +1,4 @@
-"""`wsgifast bench` as it is typed: what it measures, and what it says where it cannot."""
+"""`wsgifast bench` as it is typed: its measurements, and its messages where it cannot measure."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_killed_benchmark_ends_its_servers(number: signal.Signals, tmp_path: Pat
     command += [f"--report={tmp_path / 'report'}"]
     files = tmp_path / "files"
     files.mkdir()
-    # Without coverage, whose handler of SIGTERM stands where the benchmark's own would.
+    # Without coverage: its handler of SIGTERM would replace the benchmark's own.
     environ = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_PROCESS_")}
     with subprocess.Popen(
         command,

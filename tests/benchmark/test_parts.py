@@ -1,4 +1,4 @@
-"""Servers that fail, the first look at an answer, and Locust's users."""
+"""Servers that fail, the first look at a response, and Locust's users."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
         assert seen("/", size=5) == (6, {})  # of a length that is declared
         assert seen("/secret", "Cookie: a=b") == (6, {})
         assert seen("/none", seconds=30) == (None, {"status 404": 20})  # it ends
-        assert seen("/away") == (0, {})  # and nobody is asked elsewhere
+        assert seen("/away") == (0, {})  # and no other server gets a request
         for form, answer in (
             ("", f"application/octet-stream 10000 100 {bytes(13)!r}"),
             ("file", f"multipart/form-data 10152 100 {b'--between--' + bytes((13, 10))!r}"),

@@ -1,4 +1,4 @@
-"""Results as text, JSON and a page, and the files in which they are kept."""
+"""Results as text, JSON and a page, and the files in which they are stored."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_machine_facts_name_a_jit_that_is_on(
 
 
 class _Page(HTMLParser):
-    """Collects what a page would load, and checks that its tags close in order."""
+    """Collects the resources of a page, and checks that its tags close in order."""
 
     VOID = ("meta", "br", "link", "img")
 

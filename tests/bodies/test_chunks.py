@@ -168,7 +168,7 @@ def test_slow_stream_is_never_held_back() -> None:
 
     for sent, chunk in enumerate(bodies.coalesced(app(), clock), start=1):
         assert chunk == b"event"
-        assert sent == made  # nothing was asked of the app while something was held
+        assert sent == made  # the app was not called while a chunk waited
 
 
 def test_chunks_before_an_error_are_sent() -> None:
@@ -183,7 +183,7 @@ def test_chunks_before_an_error_are_sent() -> None:
 
 
 def test_empty_chunks_do_not_make_a_stream_quick() -> None:
-    """The first byte goes out at once: until then the app may still replace the head."""
+    """The first byte leaves at once. Until then the app may still replace the headers."""
     made = 0
 
     def chunks() -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""What a body is, told by its type."""
+"""The kind of a body, from its type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request bodies that are held to a limit, by WSGIFast alone and on live servers."""
+"""Request bodies with a limit, by WSGIFast alone and on live servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ App = Callable[..., Iterable[bytes]]
 
 
 def chunked(body: bytes, method: str = "POST") -> dict[str, Any]:
-    """The environ of a request without a Content-Length, whose body the server ends."""
+    """The environ of a request without a Content-Length. The server ends the body."""
     environ = new_environ(method, HTTP_TRANSFER_ENCODING="chunked")
     environ.pop("CONTENT_LENGTH", None)
     environ.update({"wsgi.input": io.BytesIO(body), "wsgi.input_terminated": True})

@@ -1,4 +1,4 @@
-"""`report_slow_shapes`: which responses are looked at, what is said of them, and how often."""
+"""`report_slow_shapes`: which responses are examined, the warnings, and how often they appear."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_messages_of_an_asgi_app_are_examined(
     ((found, message),) = said(caplog)
     assert found == level
     pattern = "/export/{year} ('GET' '/export/0')"
-    unknown = "a URL without a pattern ('GET' '/export/0')"  # what older versions of Starlette tell
+    unknown = "a URL without a pattern ('GET' '/export/0')"  # of older versions of Starlette
     assert message.startswith((text.format(pattern), text.format(unknown)))
 
 

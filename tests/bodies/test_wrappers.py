@@ -255,7 +255,7 @@ def bottle_file(path: Path) -> Any:
     return bottle.static_file(path.name, root=path.parent)
 
 
-@pytest.mark.filterwarnings("ignore::Warning")  # of what Pyramid and WebOb import
+@pytest.mark.filterwarnings("ignore::Warning")  # of imports in Pyramid and WebOb
 @pytest.mark.parametrize("server_wrapper", [wsgiref.util.FileWrapper, None])
 @pytest.mark.parametrize(
     ("app", "make", "sent_as"),

@@ -1,4 +1,4 @@
-"""Apps whose bodies are in a framework's wrapper, called raw and wrapped."""
+"""Apps with bodies in a framework's wrapper, called raw and wrapped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One app for both interfaces, and what a client gets of it through WSGIFast and ASGIFast."""
+"""One app for both interfaces, and its responses through WSGIFast and ASGIFast."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Answer(NamedTuple):
 class Site:
     """An app that answers with one body.
 
-    :param body: bytes; blocks, which come as a stream; or the path of a file, which is sent.
-    :param tag: the app's own entity tag, whose preconditions it evaluates.
-    :param asked: what it says with compress_response(), where it does.
-    :param before: called for each request, before anything is sent.
+    :param body: bytes, or blocks for a stream, or the path of a file.
+    :param tag: the app's own entity tag. The app evaluates its preconditions.
+    :param asked: the argument of compress_response(), or None for no call.
+    :param before: called for each request, before the response.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Site:
         self.before()
         self.seen = none_match, match
         if self.asked is not None:
-            compress_response({**facts}, self.asked)  # some middleware copies the facts
+            compress_response({**facts}, self.asked)  # some middleware copies environ or scope
         if self.tag is not None and none_match == self.tag:
             return 304
         if self.tag is not None and match not in (None, self.tag):
@@ -109,7 +109,7 @@ Ask = Callable[..., Answer]
 def ask_wsgi(
     site: Any, compress: Any = True, path: str = "/", method: str = "GET", **headers: str
 ) -> Answer:
-    """Behind wsgiref.validate; the site may also be a WSGI app."""
+    """Behind wsgiref.validate. The site may also be a WSGI app."""
     app: Any = WSGIFast(getattr(site, "wsgi", site), compress=compress)
     extra: dict[str, Any] = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     extra["wsgi.file_wrapper"] = wsgiref.util.FileWrapper

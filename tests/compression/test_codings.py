@@ -40,7 +40,7 @@ def test_any_blocks_of_a_compressor_decode_to_the_same(
     sent = b""
     for block in blocks:
         data = stream.add(block) + stream.flush()
-        assert decoder.add(data) == block  # nothing is held back behind a flush
+        assert decoder.add(data) == block  # a flush delays nothing
         sent += data
     assert decoded(coding, sent + stream.finish()) == b"".join(blocks)
     whole = b"".join(blocks)
@@ -101,7 +101,7 @@ def test_zstd_windows_stay_within_what_browsers_accept() -> None:
 def _window_bytes(frame: bytes) -> int:
     """The window of a zstd frame (RFC 8878, section 3.1.1.1.2)."""
     assert frame[:4] == b"\x28\xb5\x2f\xfd"
-    assert not frame[4] & 0b100000  # not a single segment, whose window is its size
+    assert not frame[4] & 0b100000  # a single segment would have a window of its size
     exponent, mantissa = frame[5] >> 3, frame[5] & 7
     base = 1 << (10 + exponent)
     return base + base // 8 * mantissa

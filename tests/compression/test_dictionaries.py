@@ -1,4 +1,4 @@
-"""RFC 9842: the headers of dictionaries, whose names have a pattern, and the coding dcz."""
+"""RFC 9842: the headers of dictionaries with a pattern for their names, and the coding dcz."""
 
 from __future__ import annotations
 

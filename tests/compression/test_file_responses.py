@@ -1,4 +1,4 @@
-"""Files under WSGIFast and ASGIFast with compress=True: coded copies, validators and ranges."""
+"""Files under WSGIFast and ASGIFast with compress=True: compressed copies, validators, ranges."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def responding(kind: Callable[..., Response]) -> Callable[..., Starlette]:
     return made
 
 
-# How the file is sent, and by what.
+# How the file is sent, and by which part.
 WAYS: dict[str, tuple[Ask, Callable[..., Any]]] = {
     "wsgi": (ask_wsgi, Site),
     "asgi": (ask_asgi, Site),

@@ -1,4 +1,4 @@
-"""Compression(dictionary=...): pages and JSON are compressed by what the client has fetched."""
+"""Compression(dictionary=...): pages and JSON are compressed with files the client has fetched."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_page_is_compressed_by_the_dictionary_that_the_client_has(
         assert headers["etag"] == coded_tag('"a"', "dcz")
         assert "link" not in headers
     assert len(body) < 150
-    # Without it, it gets an ordinary coding; a page says where the dictionary is.
+    # Without it, it gets an ordinary coding. A page names the URL of the dictionary.
     _, headers, body = ask(site, compression, accept_encoding=BROWSERS)
     assert decoded(headers["content-encoding"], _unpadded(body)) == PAGES[3]
     assert headers["vary"] == VARY
@@ -218,7 +218,7 @@ def test_file_that_is_no_dictionary_is_refused(tmp_path: Path, content: bytes | 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A site whose pages go out with and without cookies, on a real server."""
+    """A site that sends pages with and without cookies, on a real server."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]

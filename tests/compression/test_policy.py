@@ -1,4 +1,4 @@
-"""What is compressed, and what becomes of the headers."""
+"""Which responses are compressed, and with which headers."""
 
 from __future__ import annotations
 

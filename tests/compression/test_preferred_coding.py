@@ -71,7 +71,7 @@ PREFERRED: list[tuple[str, tuple[str, ...], str | None]] = [
 def test_preferred_coding_follows_accept_encoding() -> None:
     for header, available, expected in PREFERRED:
         assert preferred_coding(header, available) == expected, header
-        # Longer than what is remembered.
+        # Longer than the cached ones.
         assert preferred_coding(header + "," * 500, available) == expected, header
 
 

@@ -1,4 +1,4 @@
-"""WSGIFast(app, compress=True) and ASGIFast(app, compress=True): what both do alike."""
+"""WSGIFast(app, compress=True) and ASGIFast(app, compress=True): the promises of both."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Forty requests for static files, and what three middlewares answer.
+"""Forty requests for static files, and the responses of three middlewares.
 
-python -m tests.django.compared        # prints all answers, and the table of the documentation
+python -m tests.django.compared        # prints all responses, and the table of the documentation
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGE = bytes(range(256)) * 2000
 _HEADERS = ("Cache-Control", "Content-Encoding", "Content-Type", "Vary", "X-Content-Type-Options")
 DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 LATER = "Fri, 21 Oct 2044 07:28:00 GMT"
-# Method and path, and further headers; {etag} and {modified} are those of the file's 200.
+# Method and path, and further headers. {etag} and {modified} are those of the file's 200.
 REQUESTS: list[tuple[str, dict[str, str]]] = [
     ("GET /static/style.css", {}),
     ("GET /static/HASHED.css", {}),
@@ -146,7 +146,7 @@ def answers(name: str, root: Path) -> dict[str, dict[str, str]]:
 
 
 def differences(root: Path) -> dict[str, dict[str, dict[str, str]]]:
-    """For each request what the others answer in another way than ours."""
+    """Return the responses of the others that differ from ours, for each request."""
     ours = answers("ours", root)
     found: dict[str, dict[str, dict[str, str]]] = {}
     for name in ("WhiteNoise", "ServeStatic"):

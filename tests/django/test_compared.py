@@ -15,7 +15,8 @@ def both(**theirs: str) -> dict[str, dict[str, str]]:
     return {"WhiteNoise": theirs, "ServeStatic": theirs}
 
 
-# Each with what the others answer; what differs is why. If the status differs, only that is listed.
+# Each with the responses of the others, and the reason for the difference. If the status differs,
+# only the status is listed.
 DIFFERENCES = {
     "GET /static/HASHED.css": both(**TEN_YEARS),
     "GET /static/archive.tar.gz": both(**{"Content-Type": "application/octet-stream"}),

@@ -290,7 +290,7 @@ def test_iterator_waits_for_its_client() -> None:
 
     stream(lambda request: StreamingHttpResponse(blocks()), on_send)
     assert taken == 200 * 16_384
-    # What waits, what the loop has taken before, and the block that is being made.
+    # Blocks that wait, blocks that the loop has taken before, and the block that is being made.
     assert max(ahead) <= 2 * 256 * 1024 + 2 * 16_384
 
 

@@ -1,4 +1,4 @@
-"""StaticFilesMiddleware among Django's middleware: what it answers, and from where."""
+"""StaticFilesMiddleware among Django's middleware: its responses, and their files."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_test_clients_get_static_files(root: Path) -> None:
     ["whitenoise.middleware.WhiteNoiseMiddleware", "servestatic.middleware.ServeStaticMiddleware"],
 )
 def test_other_middleware_works_in_our_applications(root: Path, middleware: str) -> None:
-    """WhiteNoise's files by the server; ServeStatic's responses iterate in a way of their own."""
+    """The server sends WhiteNoise's files. ServeStatic's responses have their own iterator."""
     with override_settings(MIDDLEWARE=[middleware], SERVESTATIC_USE_MANIFEST=False):
         wsgi, asgi = get_wsgi_application(), get_asgi_application()
     for ranges, status, expected in ("", 200, LARGE), ("bytes=10-299999", 206, LARGE[10:300_000]):

@@ -22,7 +22,7 @@ CSS = b"body { color: red; background: url(image.svg) }\n" * 50
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A folder of static files: a style sheet, what it names, and what does not compress."""
+    """A folder of static files: a style sheet, a file that it names, and incompressible ones."""
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "style.css").write_bytes(CSS)
@@ -74,7 +74,7 @@ def test_changed_file_is_compressed_again(source: Path, target: Path) -> None:
 
 
 def test_sibling_of_another_storage_is_made_again(target: Path) -> None:
-    """As WhiteNoise leaves it where a project moves: older than what Django makes anew."""
+    """As WhiteNoise leaves it where a project moves: older than the files that Django writes."""
     backend = {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"}
     with override_settings(STORAGES={**settings.STORAGES, "staticfiles": backend}):
         call_command("collectstatic", interactive=False, verbosity=0)
@@ -149,7 +149,7 @@ def test_missing_file_and_referring_file_are_named(
     (source / "css").mkdir()
     (source / name).write_text(f"a {{ background: url('{url}') }}")
     with warnings.catch_warnings():
-        # Django leaves the style sheet open; another test would report that.
+        # Django leaves the style sheet open. Another test would report that.
         warnings.simplefilter("ignore", ResourceWarning)
         with pytest.raises((CommandError, ValueError)) as caught:
             collect("CompressedManifestStaticFilesStorage")

@@ -22,7 +22,7 @@ from wsgifast.commands.loading.servers import _COUNTERPARTS, load_for
 pytestmark = pytest.mark.long
 
 BIN = Path(sys.executable).parent
-# It answers with what a server may have changed.
+# It answers with values that a server may have changed.
 _TEXT = """\
 import os, sys
 HERE = {name!r}
@@ -59,7 +59,7 @@ def app_text(name: str, interface: str, more: str = "[]") -> str:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """The same module here and below, so that the wrong one shows; and one that is below alone."""
+    """The same module here and below, so that the wrong one shows, and one that is only below."""
     for folder, name in (("", "here"), ("src", "below")):
         (tmp_path / folder).mkdir(exist_ok=True)
         for interface in ("WSGI", "ASGI"):

@@ -1,4 +1,4 @@
-"""Which app a target names, and what is said where it names none."""
+"""Which app a target names, and the error where it names none."""
 
 from __future__ import annotations
 

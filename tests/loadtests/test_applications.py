@@ -95,7 +95,7 @@ def test_head_may_omit_headers_that_a_coding_changes(codings: str, missing: str)
         coded_head = replace(packed, body=b"", wire_bytes=0)
         ours = {("/", "GET browser"): packed, ("/", "HEAD browser"): without(coded_head, missing)}
         assert bool(compare(raw, raw, ours).worse) is not may_omit
-        # Nothing of the uncoded body may be said of the coded one.
+        # No header of the uncompressed body may stand in the compressed response.
         ours["/", "HEAD browser"] = without(head, "Content-Encoding", "gzip")
         assert len(compare(raw, raw, ours).worse) == 3
 

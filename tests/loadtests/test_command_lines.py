@@ -1,4 +1,4 @@
-"""Every module of the load tests that can be run says how, and refuses what it does not know."""
+"""Every module of the load tests that can be run says how, and refuses unknown arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# All in one process, which imports once what they have in common: as `python -m` would run each.
+# All in one process, which imports common modules once, as `python -m` would run each.
 _RUN_ALL = """
 import contextlib, io, json, runpy, sys
 for module in sys.argv[1:]:

@@ -23,7 +23,7 @@ BESIDE, *_ = [each.row.key for each in demo.COMPARISONS]
 
 
 def result(key: str, before: float, after: float) -> Result:
-    """A row whose servers responded so often in a second."""
+    """A row of servers with these responses per second."""
     (row,) = (each.row for each in demo.COMPARISONS if each.row.key == key)
     rates = {demo.BEFORE: before, demo.AFTER: after}
     runs = {name: [Load(round(rate), 0, 1, 1.0, server_cpu_s=0.5)] for name, rate in rates.items()}

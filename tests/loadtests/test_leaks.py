@@ -1,4 +1,4 @@
-"""The leak harness: it finds what is left, and nothing is left by our servers."""
+"""The leak harness: it finds leaks, and our servers have none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_abandoned_connections_leave_nothing_behind(contender: Contender, tmp_pa
     assert server is not None
     files(tmp_path)
     is_uvicorn = "uvicorn" in contender.name
-    if is_uvicorn:  # whose timers end sooner then
+    if is_uvicorn:  # its timers end sooner then
         server = dataclasses.replace(server, argv=(*server.argv, "--timeout-keep-alive=1"))
     with running_server(server, folder=tmp_path) as process:
         task = Task("/", 0.0, process.address, process.pid, tls=server.tls)

@@ -1,4 +1,4 @@
-"""The limits of what a request may cost in instructions."""
+"""The limits of a request's instructions."""
 
 from __future__ import annotations
 

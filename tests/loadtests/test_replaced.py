@@ -1,4 +1,4 @@
-"""The client that counts what is lost: it repeats only what may be repeated, and sees the rest."""
+"""The client that counts losses. It repeats only requests that may be repeated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_request_on_a_closed_idle_connection_is_repeated(end: list[bytes]) -> No
 @pytest.mark.parametrize(
     ("connections", "reason"),
     [
-        ([[GOOD], []], "closed without an answer"),  # it is asked twice at the most
+        ([[GOOD], []], "closed without an answer"),  # it gets at most two requests
         ([[GOOD, GOOD[:20]]], "half a head"),
         ([[GOOD, GOOD[:-3]]], "status 200, then closed after 7 of 10 bytes"),
         ([[GOOD, b"HTTP/1.1 503 No\r\nContent-Length: 10\r\n\r\n" + BODY]], "status 503"),

@@ -203,7 +203,7 @@ def test_jit_is_on_in_one_server_only() -> None:
 
 
 def test_large_file_of_the_worker_is_measured() -> None:
-    """With a client that is always there, not wrk; it reports its own CPU time too."""
+    """With a client that is always installed, not wrk. It reports its own CPU time too."""
     result = _measured("worker.files.64KiB", 0, 1)
     assert result.median("FastWorker", BYTES.rate)
     assert result.facts("FastWorker")["client's CPU s/GB"] > 0

@@ -1,4 +1,4 @@
-"""The crowd of slow clients does what it says, and goes home; and the slow disk is slow."""
+"""The crowd of slow clients does its work and ends, and the slow disk is slow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """Takes everybody in; notes what each has sent, and answers a whole head on request."""
+    """Accepts all clients, records their bytes, and can answer each complete request."""
 
     daemon_threads = True
     request_queue_size = 200

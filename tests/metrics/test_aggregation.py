@@ -1,4 +1,4 @@
-"""The files of several processes, added up as by prometheus_client; those of dead ones last."""
+"""The files of several processes, added up as by prometheus_client. Those of dead ones last."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ class Killed(BaseException):
 
 
 class Mortal:
-    """A module os whose caller is killed at one of its renames and removals.
+    """A module os that kills its caller at one of its renames and removals.
 
-    :param behind: it is killed when that is done; else before.
+    :param behind: the caller is killed after the call, not before it.
     """
 
     def __init__(self, at: int, *, behind: bool) -> None:
@@ -129,7 +129,8 @@ def test_exporter_killed_anywhere_counts_nothing_twice(
         assert found["wsgifast_timeouts_total", (("kind", "head"),)] == 2 * deaths
         assert found["wsgifast_thread_wait_seconds_count", ()] == 15 * deaths
         assert {file.name for file in path.iterdir()} >= {"counter_wsgifast-dead.db"}
-    # A plan, a file, what it replaces and the plan's removal, of both kinds; and the gauges' files.
+    # A plan, a file, the file that it replaces and the plan's removal, of both kinds, and the
+    # gauges' files.
     assert steps == 2 * 4 + 2
     assert not list(path.glob("*.tmp"))
 

@@ -25,7 +25,7 @@ from wsgifast.sockets.options import Address
 
 @contextlib.contextmanager
 def serving(folder: Path, log: Callable[[str], object] = print) -> Iterator[Address]:
-    """The address of an exporter's server, whose threads end with it."""
+    """The address of an exporter's server. Its threads end with it."""
     before = set(threading.enumerate())
     address = Address("127.0.0.1", free_port())
     server = _Server(address, _app(Directory(str(folder), own=True), log))

@@ -1,4 +1,4 @@
-"""Liveness and readiness: their rules, the workers' files, and what probes are answered."""
+"""Liveness and readiness: their rules, the workers' files, and the responses to probes."""
 
 from __future__ import annotations
 

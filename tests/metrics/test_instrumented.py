@@ -237,8 +237,8 @@ def test_request_leaves_no_garbage(body: Any) -> None:
     app = WSGIFast(returning(body([b"abc"])), metrics=Notes())
     gc.disable()
     try:
-        # As a handler of wsgiref's it has the environ, which has what belongs to it, and forgets
-        # the body at its end.
+        # A handler of wsgiref's refers to the environ, which refers to its objects, and drops the
+        # body at its end.
         server = Server(app, new_environ("GET", "/", **{"server.socket": Notes()}))
         closed = weakref.ref(server.environ["server.socket"])
         server.finish()

@@ -1,4 +1,4 @@
-"""OpenTelemetry: what its SDK receives."""
+"""OpenTelemetry: the measurements that its SDK receives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from wsgifast.metrics import CATALOGUE, Point, collecting
 from wsgifast.metrics.collecting import point
 from wsgifast.metrics.opentelemetry import Instruments
 
-# Instruments, and what reads them.
+# Instruments, and their readers.
 Telemetry = tuple[Instruments, InMemoryMetricReader]
 
 

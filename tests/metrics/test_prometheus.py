@@ -1,4 +1,4 @@
-"""The catalogue's names; points as prometheus_client's metrics, scraped and parsed."""
+"""The catalogue's names, and points as prometheus_client's metrics, scraped and parsed."""
 
 from __future__ import annotations
 

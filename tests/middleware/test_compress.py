@@ -1,4 +1,4 @@
-"""WSGIFast(app, compress=True): what the client gets, and when."""
+"""WSGIFast(app, compress=True): the response of the client, and when each part arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WSGIFast(app, compress=True) and files: their coded copies, with validators and ranges."""
+"""WSGIFast(app, compress=True) and files: compressed copies, with validators and ranges."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_file_gets_the_servers_own_wrapper(tmp_path: Path) -> None:
         server = serve(body, **extra)
         assert isinstance(server.result, ServersWrapper)
         assert server.environ["wsgifast.sent_as"] == "file"
-        if make is ServersWrapper:  # only its server knows what is in it
+        if make is ServersWrapper:  # only its server knows its content
             assert server.result is body
         else:
             assert server.header("Content-Length") == "10"

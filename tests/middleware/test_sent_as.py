@@ -187,7 +187,7 @@ def test_event_stream_of_a_lazy_app_is_not_coalesced() -> None:
 
 
 def test_length_in_chunks_is_that_of_lists_and_tuples() -> None:
-    """A server takes the only chunk's size for the Content-Length; pywsgi iterates all twice."""
+    """A server uses the only chunk's size as the Content-Length. pywsgi iterates all twice."""
     for body in (
         *([b"a", b"b"], ("a",), [b"x" * 70_000] * 3, [b"x" * 1000] * 2000, "text", b"", []),
         *(iter([b"a", b"b"]), shapes.Lines(), io.BytesIO(b"file")),

@@ -1,4 +1,4 @@
-"""`wsgifast run --check`: what it finds in command lines of gunicorn and uvicorn."""
+"""`wsgifast run --check`: its findings in command lines of gunicorn and uvicorn."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.servers import ROOT, LiveServer, free_port, live_server
 
-# What Python and loggers without a handler write, beside what the server does.
+# Lines of Python and of loggers without a handler, beside those of the server.
 NOISE = """\
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""`wsgifast run`: what its servers serve and log, and what it says where it cannot start one."""
+"""`wsgifast run`: the responses and logs of its servers, and its errors where none can start."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_error_log_beside_a_json_access_log_is_json(server: str, tmp_path: Path)
         assert failed["level"] == "ERROR"
         assert failed["exception.stacktrace"].endswith("ValueError: the\nreason")
         assert {line["level"] for line in logged(live, "level")} == {"INFO", "ERROR"}
-        # Nothing else is logged, but for what comes before the app is loaded.
+        # Nothing else is logged, except before the app is loaded.
         own = live.log().partition("\n{")[2]
         assert all(line.startswith("{") for line in own.splitlines()[1:]), own
 
@@ -253,7 +253,7 @@ def test_printed_command_starts_the_same_server() -> None:
 
 @pytest.mark.parametrize("place", ["app", "part"])
 def test_syntax_error_does_not_end_a_server_that_reloads(tmp_path: Path, place: str) -> None:
-    """As under gunicorn alone: it answers 500 until the file is mended."""
+    """As under gunicorn alone: it answers 500 until the file is fixed."""
     (tmp_path / "part.py").write_text(_page("old"))
     (tmp_path / "app.py").write_text("import part\n\n\ndef create_app():\n    return part.app\n")
     file = tmp_path / f"{place}.py"

@@ -1,4 +1,4 @@
-"""How many workers a container bears; its limits are files that a test lays out."""
+"""How many workers a container bears. Its limits are files that a test writes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 from wsgiref.util import FileWrapper
 
 EPOCH = "Thu, 01 Jan 1970 00:00:00 GMT"
-LARGE = bytes(range(256)) * 2048  # 512 KiB: over what is kept in memory
+LARGE = bytes(range(256)) * 2048  # 512 KiB: too large to be cached in memory
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Answered:
 
 
 def environ_of(path: str, method: str = "GET", **headers: str) -> dict[str, Any]:
-    """A request's environ; headers as Accept_Encoding="gzip"."""
+    """Return a request's environ, with headers as Accept_Encoding="gzip"."""
     environ: dict[str, Any] = {
         "REQUEST_METHOD": method,
         "PATH_INFO": path.encode("utf-8", "surrogateescape").decode("latin-1"),
@@ -69,7 +69,7 @@ def app_behind(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 def write_sibling(original: Path, suffix: str, content: bytes, *, age_s: float = 0) -> Path:
-    """A sibling as new as its original, or older by some seconds."""
+    """Write a precompressed file as new as its original, or older by some seconds."""
     sibling = original.with_name(original.name + suffix)
     sibling.write_bytes(content)
     mtime = original.stat().st_mtime_ns - int(age_s * 1e9)

@@ -1,4 +1,4 @@
-"""A site for both interfaces, whose page is that of the latest release."""
+"""A site for both interfaces, with a page of the latest release."""
 
 from __future__ import annotations
 

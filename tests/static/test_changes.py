@@ -32,12 +32,12 @@ def test_changed_file_is_sent_at_once(site: Path, name: str) -> None:
     size = path.stat().st_size
     for number in range(30):
         if number % 10 == 5:
-            settle(path)  # kept in memory from here on
+            settle(path)  # cached from here on
             call(app, f"/{name}")
         # Of the same length, as fast as the disk goes: times and sizes alone would not tell.
         content = bytes([number]) * size
         path.write_bytes(content)
-        # A GET is answered in the short way, if it can be; a range never is.
+        # A GET takes the short way, if it can. A range never does.
         for byte_range in [{"Range": "bytes=1-"}, {}] if number % 2 else [{}]:
             answer = call(app, f"/{name}", **byte_range)
             expected = content[1:] if byte_range else content
@@ -81,7 +81,7 @@ def test_file_replaced_before_it_is_reopened_is_looked_up_again(
     before = open_descriptors()
     for headers in ({}, {"Range": "bytes=0-9"}, {"Range": "bytes=0-9,20-29"}):
         settle(site / "large.bin")
-        call(app, "/large.bin", "HEAD")  # kept from here on
+        call(app, "/large.bin", "HEAD")  # cached from here on
         answer = call(app, "/large.bin", **headers)
         assert int(answer.headers["content-length"]) == len(answer.body)
         assert bytes([len(swaps)]) in answer.body
@@ -130,7 +130,7 @@ def grow(answer: Callable[..., Answered], path: str) -> None:
 
 @pytest.mark.parametrize("etag", ["stat", "content"])
 def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
-    """Proved by what Python allocates, not by the cache's own accounts."""
+    """Proved by Python's allocations, not by the cache's own accounts."""
     root = tmp_path / "many"
     root.mkdir()
     files = [root / f"file-{number:04}.txt" for number in range(200)]

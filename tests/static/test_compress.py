@@ -1,4 +1,4 @@
-"""StaticFiles(compress=True): files that have no sibling, compressed when they are requested."""
+"""StaticFiles(compress=True): files without a precompressed one, compressed on request."""
 
 from __future__ import annotations
 

@@ -429,7 +429,7 @@ def test_system_without_threads_gives_an_ordinary_coding(
 
 @pytest.fixture
 def slow_makings(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
-    """Have deltas wait for an event; also the list of those that were begun."""
+    """Have deltas wait for an event. Return it, and the list of deltas that were begun."""
     go_on = threading.Event()
     made: list[int] = []
 

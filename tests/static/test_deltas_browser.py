@@ -50,7 +50,7 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.fixture(params=["FastWorker", "uvicorn", "nginx"])
 def server(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterator[LiveServer]:
-    """A server of the site; FastWorker also behind nginx."""
+    """A server of the site, also FastWorker behind nginx."""
     behind = request.param == "nginx"
     name = "FastWorker" if behind else request.param
     bind = ["--port", "{port}"] if name == "uvicorn" else ["--bind", "127.0.0.1:{port}"]
@@ -65,8 +65,10 @@ def server(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterat
 
 
 def has_dictionaries(browser: Chromium, seen: list[Fetched]) -> bool:
-    """Whether the browser has stored what it has fetched, which it does later: it then names a
-    dictionary when it asks for another release."""
+    """Return whether the browser has stored the fetched files, which it does later.
+
+    It then names a dictionary when it requests another release.
+    """
     others = [re.sub(r"\.[0-9a-f]{12,20}\.", ".0123456789ab.", fetched.url) for fetched in seen]
     browser.forget()
     browser.evaluate(f"Promise.all({json.dumps(others)}.map(url => fetch(url)))")

@@ -106,7 +106,7 @@ def test_mount_point_with_a_fallback_redirects_to_where_its_links_hold(site: Pat
 
 
 def test_root_without_a_path_is_no_mount_point(site: Path) -> None:
-    """As in `GET http://host HTTP/1.1`; and where the mount's name ends in a slash."""
+    """As in `GET http://host HTTP/1.1`, and where the mount's name ends in a slash."""
     app = StaticFiles(directory=site)
     for mount in ("", "/docs/"):
         assert ask_mount(app, mount).body == b"<h1>home</h1>"

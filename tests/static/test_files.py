@@ -203,7 +203,7 @@ def test_file_with_a_wrong_size_behind_an_index_a_fallback_and_a_link(tmp_path: 
     content = Path("/proc/version").read_bytes()
     (tmp_path / "index.html").symlink_to("/proc/version")
     (tmp_path / "app.js").write_bytes(b"x" * 500)
-    (tmp_path / "app.js.gz").symlink_to("/proc/version")  # no sibling of it
+    (tmp_path / "app.js.gz").symlink_to("/proc/version")  # not a precompressed file of it
     app = StaticFiles(directory=tmp_path, follow_symlinks=True, fallback="index.html")
     for path in ("/", "/index.html", "/some/route"):
         assert call(app, path, Accept_Encoding="gzip").body == content

@@ -1,4 +1,4 @@
-"""StaticFiles: types, caching and CORS; conditions and ranges."""
+"""StaticFiles: types, caching, CORS, conditions and ranges."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_type_that_is_always_coded_has_its_coding(site: Path) -> None:
     packed = gzip.compress(b"<svg/>")
     for name in ("a.svgz", "B.SVGZ", "a.tgz", "a.js.gz", "a.svg.gz", "a.svg"):
         (site / name).write_bytes(packed)
-    for suffix in (".gz", ".br"):  # siblings of a file that is coded already
+    for suffix in (".gz", ".br"):  # precompressed files of a compressed file
         write_sibling(site / "a.svgz", suffix, b"packed again")
     app = StaticFiles(directory=site)
     for name in ("a.svgz", "B.SVGZ"):
@@ -238,7 +238,7 @@ CONDITIONS = {
 def test_cached_file_is_answered_as_an_uncached_one(
     site: Path, method: str, headers: dict[str, str]
 ) -> None:
-    """The short way for kept files says what the whole of the core says."""
+    """The short way for cached files gives the same response as the whole core."""
     if not (site / "app.js.gz").exists():
         write_sibling(site / "app.js", ".gz", b"packed")
         settle(site / "app.js", site / "app.js.gz")

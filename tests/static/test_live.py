@@ -1,4 +1,4 @@
-"""StaticFiles on real servers: what comes over the wire."""
+"""StaticFiles on real servers: the bytes on the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StaticFiles: .gz, .br and .zst beside a file, and what is kept of them in memory."""
+"""StaticFiles: .gz, .br and .zst beside a file, and their cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StaticFiles as an app and as middleware; what it closes, whatever goes wrong."""
+"""StaticFiles as an app and as middleware. It closes its files, whatever goes wrong."""
 
 from __future__ import annotations
 
