@@ -272,6 +272,7 @@ H2 = Host(
                 "reset_stream(number, code) state_machine streams update_settings(values)"
             ),
             "h2.connection:ConnectionInputs": "SEND_DATA",
+            "h2.connection:ConnectionState": "SERVER_OPEN",
             "h2.events": (
                 "ConnectionTerminated DataReceived Event RemoteSettingsChanged RequestReceived "
                 "StreamEnded StreamReset TrailersReceived WindowUpdated"
@@ -283,12 +284,23 @@ H2 = Host(
                 "_actual_content_length _expected_content_length closed "
                 "outbound_flow_control_window state_machine"
             ),
-            "h2.stream:StreamInputs": "SEND_DATA SEND_END_STREAM",
-            "hpack": "HPACKError HeaderTuple OversizedHeaderListError",
-            "hpack:Decoder": (
-                "_update_encoding_context(data) decode(data, raw) max_header_list_size"
+            "h2.stream:H2StreamStateMachine": (
+                "client headers_received headers_sent state stream_closed_by trailers_sent"
             ),
-            "hpack:Encoder": "add(header, sensitive, huffman)",
+            "h2.stream:StreamClosedBy": "SEND_END_STREAM",
+            "h2.stream:StreamInputs": "SEND_DATA SEND_END_STREAM",
+            "h2.stream:StreamState": "CLOSED HALF_CLOSED_REMOTE",
+            "hpack": (
+                "HPACKDecodingError HPACKError HeaderTuple InvalidTableIndex InvalidTableSizeError "
+                "OversizedHeaderListError"
+            ),
+            "hpack.hpack": "encode_integer(value, bits)",
+            "hpack.huffman:HuffmanEncoder": "encode(text)",
+            "hpack.huffman_constants": "REQUEST_CODES REQUEST_CODES_LENGTH",
+            "hpack.huffman_table": "decode_huffman(text)",
+            "hpack.table:HeaderTable": (
+                "STATIC_TABLE add(name, value) dynamic_entries get_by_index(index) maxsize"
+            ),
             "hyperframe.frame": (
                 "DataFrame Frame GoAwayFrame HeadersFrame SettingsFrame WindowUpdateFrame"
             ),

@@ -18,7 +18,8 @@ from tests.support.effort import effort
 from tests.workers.bench import Bench, echo
 from wsgifast.errors import MalformedRequest
 from wsgifast.http.stream_head import http1_head, trailer_lines
-from wsgifast.server.http2.frames import PERIOD_S, RESETS, WINDOWS, Flood, Floods, Frames
+from wsgifast.server.http2.floods import PERIOD_S, RESETS, WINDOWS, Flood, Floods
+from wsgifast.server.http2.frames import Frames
 
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
 

@@ -34,7 +34,8 @@ def _exchange() -> None:
     from h2.connection import H2Connection
     from h2.events import DataReceived, RequestReceived
 
-    from .frames import Floods, Frames
+    from .floods import Floods
+    from .frames import Frames
 
     for name in vars(Frames):
         if name.startswith("_receive"):  # overrides a method, which has to be called
@@ -60,7 +61,7 @@ def _exchange() -> None:
     events = server.receive(client.data_to_send())
     if not any(isinstance(event, RequestReceived) for event in events):
         raise RuntimeError("a request is not received")
-    server.send_headers(1, [(":status", "200")])
+    server.send_head(1, [(b":status", b"200")])
     server.send_body(1, b"body", end_stream=True)
     if server.highest_inbound_stream_id != 1 or server.is_open(1):
         raise RuntimeError("a response does not end its stream")

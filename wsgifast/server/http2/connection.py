@@ -35,7 +35,7 @@ from h2.settings import SettingCodes
 
 from ...errors import BodyTooLarge, ClientGone
 from ...files.temporary import Reservation, Spool
-from ...http.stream_head import plain_head, trailer_lines
+from ...http.stream_head import Field, PlainHead, plain_head, trailer_lines
 from ..application import Application
 from ..channel import RECEIVING, RUNNING, STREAMS, Channel
 from ..endpoint import Endpoint, Registry
@@ -45,7 +45,8 @@ from ..output_rules import OutputRules
 from ..poller import READ, WOULD_BLOCK, WRITE
 from ..receiving import Exchange, Parser
 from ..shared import Shared
-from .frames import ALL_STREAMS, Flood, StreamRefused
+from .floods import Flood
+from .frames import ALL_STREAMS, PlainRequest, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
 from .stream import MOST_RECEIVED_BYTES, READY, Stream, StreamedUpload
 
@@ -275,21 +276,27 @@ class HTTP2Connection(Endpoint):
         elif not self._head.grow_to(size):
             raise Flood("there is no memory left for the headers")
 
+    def _on_plain_request(self, event: PlainRequest) -> None:
+        self._begin_stream(event.stream_id, event.headers, event.plain, ends=True)
+
     def _on_request(self, event: events.RequestReceived) -> None:
-        number = event.stream_id
+        received: Any = event.headers  # h2's are bytes here
+        ends = event.stream_ended is not None
+        self._begin_stream(event.stream_id, received, plain_head(received), ends=ends)
+
+    def _begin_stream(
+        self, number: int, received: list[Field], plain: PlainHead | None, *, ends: bool
+    ) -> None:
         if number > self._last_stream:
             with self._lock:
                 self._frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._floods.count("resets", time.monotonic())
             return
-        received = event.headers
-        plain = plain_head(received)
         is_head = (b":method", b"HEAD") in received
         stream = Stream(self.mux, number, is_head=is_head)
         with self._lock:  # another thread may be looking at all of them, for the end of one
             self.streams[number] = stream
         try:
-            ends = event.stream_ended is not None
             exchange = self._parser.parse_stream(received, plain, self.peer, number)
             stream.exchange = exchange
             if ends:
@@ -469,6 +476,7 @@ class HTTP2Connection(Endpoint):
 
 _HANDLERS: dict[type[events.Event], Callable[[HTTP2Connection, Any], None]] = {
     events.RequestReceived: HTTP2Connection._on_request,
+    PlainRequest: HTTP2Connection._on_plain_request,
     StreamRefused: HTTP2Connection._on_refused,
     events.DataReceived: HTTP2Connection._on_data,
     events.TrailersReceived: HTTP2Connection._on_trailers,

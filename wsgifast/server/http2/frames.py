@@ -6,13 +6,11 @@ Sans I/O: no socket, thread or clock. The caller holds the connection's lock.
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-import hpack
 from h2.config import H2Configuration
-from h2.connection import ConnectionInputs, H2Connection
+from h2.connection import ConnectionInputs, ConnectionState, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import ConnectionTerminated, Event
 from h2.exceptions import (
@@ -23,18 +21,19 @@ from h2.exceptions import (
     StreamClosedError,
 )
 from h2.settings import SettingCodes, Settings
-from h2.stream import StreamInputs
+from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
+from hpack import HPACKError
 from hyperframe.frame import (
     DataFrame,
     Frame,
     GoAwayFrame,
     HeadersFrame,
     SettingsFrame,
-    WindowUpdateFrame,
 )
 
-from ...errors import WSGIFastError
+from ...http.stream_head import Field, PlainHead, plain_head
 from ..options import Options
+from .header_blocks import TABLE_BYTES, Decoder, Encoder
 
 # The last stream of the first of two GOAWAY frames: none is refused yet (RFC 9113 section 6.8).
 ALL_STREAMS = 2**31 - 1
@@ -44,17 +43,13 @@ _DEFAULT_WINDOW_BYTES = 65_535
 _FRAME_BYTES = 64 * 1024
 # Length in 24 bits, type, flags, stream (RFC 9113 section 4.1).
 _FRAME_HEAD = struct.Struct(">BHBBI")
-_DATA, _END_STREAM = 0x0, 0x1
+_DATA, _HEADERS, _CONTINUATION = 0x0, 0x1, 0x9
+_END_STREAM, _END_HEADERS = 0x1, 0x4
 
 _KNOWN_SETTINGS = frozenset(SettingCodes)
 
-# The encoder's table (RFC 7541 section 4.2): hpack searches all of it for each header, so a client
-# must not be able to enlarge it.
-_TABLE_BYTES = 4096
-# hpack's Huffman coder takes quadratic time: 64 KiB took 350 ms. Longer headers are sent plain.
-_HUFFMAN_BYTES = 512
-# More changes of a table's size at the begin of one head are a flood; two are of use (section 4.2).
-_TABLE_CHANGES = 8
+# With so many streams, those that are closed are dropped. h2 would search them for each new one.
+_CLOSED_STREAMS = 16
 # Fields beyond gunicorn's limit that are decoded: cookies may come one by one (RFC 9113 section
 # 8.2.3), and count as one.
 _CRUMBS = 512
@@ -110,47 +105,31 @@ class StreamRefused(Event):
         self.malformed = malformed
 
 
-class _Encoder(hpack.Encoder):
-    """hpack's, which does not take long for long headers."""
+class PlainRequest(Event):
+    """A request without a body, whose head is plain; in place of h2's event.
 
-    def add(self, to_add: Any, sensitive: bool, huffman: bool = False) -> bytes:
-        name, value = to_add
-        return super().add(to_add, sensitive, huffman and len(name) + len(value) <= _HUFFMAN_BYTES)
-
-
-class _Decoder(hpack.Decoder):
-    """hpack's, with limits for heads that are short and decode slowly.
-
-    :param most_fields: of one head.
+    :ivar headers: as they were received.
     """
 
-    def __init__(self, most_fields: int) -> None:
-        super().__init__()
-        self._most_fields = most_fields
-        self._changes = 0
-
-    def decode(self, data: bytes, raw: bool = False) -> Iterable[hpack.HeaderTuple]:
-        self._changes = 0
-        fields = list(super().decode(data, raw))
-        if len(fields) > self._most_fields:
-            raise hpack.OversizedHeaderListError(f"{len(fields)} fields in one head")
-        return fields
-
-    def _update_encoding_context(self, data: bytes | memoryview) -> int:
-        self._changes += 1
-        if self._changes > _TABLE_CHANGES:
-            raise hpack.OversizedHeaderListError("too many changes of the table's size")
-        return super()._update_encoding_context(data)
+    def __init__(self, stream_id: int, headers: list[Field], plain: PlainHead) -> None:
+        self.stream_id = stream_id
+        self.headers = headers
+        self.plain = plain
 
 
 class Frames(H2Connection):
     """h2's connection, which resets single streams and survives a client's GOAWAY.
+
+    Most streams take a short way around h2: a plain request without a body, and a response with a
+    body. h2's objects have the same state after it. Everything else is left to h2.
 
     :param admit: called with each received frame before anything is done with it; may raise.
     :ivar body_bytes: framed since the last :meth:`data_to_send`.
     """
 
     remote_settings: _SmallSettings
+    encoder: Encoder  # type: ignore[assignment]
+    decoder: Decoder  # type: ignore[assignment]
 
     # Closed streams that h2 remembers, because late frames may still arrive; 100 bytes each.
     MAX_CLOSED_STREAMS = 64
@@ -158,8 +137,8 @@ class Frames(H2Connection):
     def __init__(self, options: Options, admit: Callable[[Frame], object]) -> None:
         super().__init__(_CONFIG)
         self._admit = admit
-        self.encoder = _Encoder()
-        self.decoder = _Decoder(options.max_fields + _CRUMBS)
+        self.encoder = Encoder()
+        self.decoder = Decoder(options.max_fields + _CRUMBS)
         window = options.http2_window_bytes
         values = {
             SettingCodes.MAX_CONCURRENT_STREAMS: options.http2_streams,
@@ -172,7 +151,7 @@ class Frames(H2Connection):
             values[SettingCodes.MAX_HEADER_LIST_SIZE] = options.http2_header_list_bytes
         self._smaller_window = window if window < _DEFAULT_WINDOW_BYTES else None
         self._most_streams = options.http2_streams
-        self._bodies: list[bytes] = []  # framed here; h2's own buffer comes after them
+        self._framed: list[bytes | memoryview] = []  # h2's own buffer comes after it
         self.body_bytes = 0
         self.local_settings = _OwnSettings(client=False, initial_values=values)
         self.remote_settings = _SmallSettings(client=True)
@@ -223,10 +202,14 @@ class Frames(H2Connection):
         stream = self.streams.get(number)
         if stream is None:
             raise StreamClosedError(number)
-        self.state_machine.process_input(ConnectionInputs.SEND_DATA)
-        stream.state_machine.process_input(StreamInputs.SEND_DATA)
-        if end_stream:
-            stream.state_machine.process_input(StreamInputs.SEND_END_STREAM)
+        if not self._is_answerable(stream, has_head=True):
+            self.state_machine.process_input(ConnectionInputs.SEND_DATA)
+            stream.state_machine.process_input(StreamInputs.SEND_DATA)
+            if end_stream:
+                stream.state_machine.process_input(StreamInputs.SEND_END_STREAM)
+        elif end_stream:
+            stream.state_machine.state = StreamState.CLOSED
+            stream.state_machine.stream_closed_by = StreamClosedBy.SEND_END_STREAM
         most = min(self.max_outbound_frame_size, _FRAME_BYTES)
         parts: list[bytes | memoryview] = []
         for start in range(0, size or 1, most):
@@ -235,29 +218,69 @@ class Frames(H2Connection):
             length, flags = len(part), _END_STREAM if ends else 0
             parts.append(_FRAME_HEAD.pack(length >> 16, length & 0xFFFF, _DATA, flags, number))
             parts.append(part)
-        if before := super().data_to_send():
-            self._bodies.append(before)
-        self._bodies.append(b"".join(parts))
+        self._append(parts)
         self.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
         self.body_bytes += size
         return len(parts) // 2
 
+    def _append(self, frames: list[bytes | memoryview]) -> None:
+        """Add frames that are made here, after those of h2."""
+        if before := super().data_to_send():
+            self._framed.append(before)
+        self._framed += frames
+
     @property
     def has_output(self) -> bool:
         """Whether anything has been framed since the last :meth:`data_to_send`."""
-        return bool(self._bodies or self._data_to_send)
+        self._append([])
+        return bool(self._framed)
+
+    def send_head(self, number: int, fields: list[Field], *, end_stream: bool = False) -> None:
+        """Frame the head of a response, or trailers.
+
+        :raises h2.exceptions.ProtocolError: if the stream's state does not allow it.
+        """
+        stream = self.streams.get(number)
+        is_interim = fields[0][1][:1] == b"1"
+        if stream is None or is_interim or not self._is_answerable(stream, has_head=False):
+            self.send_headers(number, fields, end_stream)
+            return
+        machine = stream.state_machine
+        machine.headers_sent = True
+        if end_stream:
+            machine.state = StreamState.CLOSED
+            machine.stream_closed_by = StreamClosedBy.SEND_END_STREAM
+        block = self.encoder.encode(fields)
+        most = self.max_outbound_frame_size
+        frames: list[bytes | memoryview] = []
+        kind, flags = _HEADERS, _END_STREAM if end_stream else 0
+        for start in range(0, len(block) or 1, most):
+            part = block[start : start + most]
+            if start + most >= len(block):
+                flags |= _END_HEADERS
+            size = len(part)
+            frames.append(_FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, number))
+            frames.append(part)
+            kind, flags = _CONTINUATION, 0
+        self._append(frames)
+
+    def _is_answerable(self, stream: H2Stream, *, has_head: bool) -> bool:
+        """Whether a whole request has come on a stream, and nothing but perhaps a head was sent."""
+        machine = stream.state_machine
+        return (
+            machine.state is StreamState.HALF_CLOSED_REMOTE
+            and bool(machine.headers_sent) is has_head
+            and not machine.trailers_sent
+            and self.state_machine.state is ConnectionState.SERVER_OPEN
+        )
 
     def data_to_send(self, amount: int | None = None) -> bytes:
         """Return everything framed since the last call."""
         self.body_bytes = 0
-        bodies = self._bodies
-        if not bodies:
-            return super().data_to_send(amount)
-        self._bodies = []
-        if after := super().data_to_send():
-            bodies.append(after)
-        return bodies[0] if len(bodies) == 1 else b"".join(bodies)
+        self._append([])
+        framed, self._framed = self._framed, []
+        return b"".join(framed)
 
     def end_flood(self) -> None:
         """End the connection with ENHANCE_YOUR_CALM (RFC 9113 section 7)."""
@@ -275,7 +298,54 @@ class Frames(H2Connection):
 
     def _receive_frame(self, frame: Frame) -> list[Event]:
         self._admit(frame)
-        return super()._receive_frame(frame)
+        request = self._begin_plain(frame) if type(frame) is HeadersFrame else None
+        return super()._receive_frame(frame) if request is None else [request]
+
+    def _begin_plain(self, frame: HeadersFrame) -> PlainRequest | None:
+        """Begin a stream by a plain request without a body; None leaves the frame to h2.
+
+        Its header block is whole: h2 has joined it with its CONTINUATION frames.
+        """
+        number, flags = frame.stream_id, frame.flags
+        if (
+            "END_STREAM" not in flags
+            or number <= self.highest_inbound_stream_id
+            or not number & 1
+            or len(self.streams) >= self._most_streams
+            or self.state_machine.state is not ConnectionState.SERVER_OPEN
+            or ("PRIORITY" in flags and frame.depends_on == number)
+        ):
+            return None
+        decoder = self.decoder
+        try:
+            fields = decoder.fields(frame.data)
+        except Exception as error:  # noqa: BLE001 - h2 gets it again
+            decoder.keep(error)
+            return None
+        plain = plain_head(fields)
+        if plain is None or plain.length:
+            decoder.keep(fields)
+            return None
+        if len(self.streams) >= _CLOSED_STREAMS:
+            self.forget_closed()
+        stream = H2Stream(
+            number,
+            config=self.config,
+            inbound_window_size=self.local_settings.initial_window_size,
+            outbound_window_size=self.remote_settings.initial_window_size,
+        )
+        stream.max_outbound_frame_size = self.max_outbound_frame_size
+        machine = stream.state_machine
+        machine.state = StreamState.HALF_CLOSED_REMOTE
+        machine.client = False
+        machine.headers_received = True
+        self.streams[number] = stream
+        self.highest_inbound_stream_id = number
+        return PlainRequest(number, fields, plain)
+
+    def forget_closed(self) -> None:
+        """Drop the streams that are closed."""
+        _ = self.open_inbound_streams  # h2 drops them when it counts the others
 
     def _receive_headers_frame(self, frame: HeadersFrame) -> Any:
         """Reset a stream that is malformed, or one beyond the limit, and only that one.
@@ -298,7 +368,7 @@ class Frames(H2Connection):
         except ProtocolError as error:
             # A head that cannot be decoded ends the connection; so does a frame that the stream's
             # state does not allow, after which h2 has closed the stream.
-            if isinstance(error.__cause__, hpack.HPACKError) or not self.is_open(number):
+            if isinstance(error.__cause__, HPACKError) or not self.is_open(number):
                 raise
             return [], [self._reset_malformed(number, error)]
         if not refuses:
@@ -328,7 +398,7 @@ class Frames(H2Connection):
             del settings[code]
         table = SettingCodes.HEADER_TABLE_SIZE
         if table in settings:
-            settings[table] = min(settings[table], _TABLE_BYTES)
+            settings[table] = min(settings[table], TABLE_BYTES)
         received = super()._receive_settings_frame(frame)
         self.remote_settings.shrink()
         return received
@@ -346,84 +416,3 @@ class Frames(H2Connection):
 def goaway(last_stream: int) -> bytes:
     """Return a GOAWAY frame after which the connection goes on; h2 would end it."""
     return bytes(GoAwayFrame(0, last_stream_id=last_stream).serialize())
-
-
-# Rate limits for frames that cost a client nothing and the server something. Each is a leaky
-# bucket: its capacity may arrive at once, and leaks away over its period.
-
-# Streams that the client resets, or makes the server reset (CVE-2023-44487, "rapid reset", and
-# CVE-2025-8671). This is gunicorn's limit; clients that cancel requests stay far below it.
-RESETS = 200
-# Frames that bring no part of a request: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA, unknown
-# ones and others. Also gunicorn's limit.
-CONTROL_FRAMES = 1000
-# So many values of a SETTINGS frame, in bytes, count as one more frame: they take as long.
-_SETTINGS_BYTES = 16 * 6
-# WINDOW_UPDATE frames beyond those that are expected: one for the stream and one for the connection
-# for each frame, and each KiB, that was sent.
-WINDOWS = 2000
-PERIOD_S = 10.0
-_EARNED_PER_BYTE = 2 / 1024
-
-
-class Flood(WSGIFastError):
-    """A client exceeds one of the limits (RFC 9113 section 10.5)."""
-
-
-# What each bucket holds, and what a client has done that fills it.
-_BUCKETS = {
-    "resets": (RESETS, "too many streams are reset"),
-    "control": (CONTROL_FRAMES, "too many frames ask for nothing"),
-    "windows": (WINDOWS, "windows are opened too often, by too little"),
-}
-
-
-class Floods:
-    """The buckets of one connection."""
-
-    __slots__ = ("_levels", "_since")
-
-    def __init__(self, now: float) -> None:
-        self._since = now
-        self._levels = dict.fromkeys(_BUCKETS, 0.0)
-
-    def admit(self, frame: Frame) -> None:
-        """Count a received frame by what it costs, before anything is done with it.
-
-        Streams that are reset are counted apart, as they cost more than the frame that does it.
-
-        :raises Flood: as :meth:`count`.
-        """
-        if isinstance(frame, HeadersFrame):
-            return
-        if isinstance(frame, DataFrame):
-            if frame.data or "END_STREAM" in frame.flags:
-                return
-        elif isinstance(frame, WindowUpdateFrame):
-            self.count("windows", time.monotonic())
-            return
-        cost = 1
-        if isinstance(frame, SettingsFrame):
-            cost += frame.body_len // _SETTINGS_BYTES
-        self.count("control", time.monotonic(), cost)
-
-    def count(self, bucket: str, now: float, cost: int = 1) -> None:
-        """:raises Flood: if the bucket is full."""
-        levels = self._levels
-        share = (now - self._since) / PERIOD_S
-        self._since = now
-        for each, (most, _) in _BUCKETS.items():
-            if levels[each] > 0:  # a credit does not leak
-                levels[each] = max(0.0, levels[each] - share * most)
-        levels[bucket] += cost
-        most, done = _BUCKETS[bucket]
-        if levels[bucket] > most:
-            raise Flood(done)
-
-    def earn_windows(self, size: int, *, frames: int) -> None:
-        """Allow WINDOW_UPDATE frames for data that has been sent.
-
-        :param size: bytes.
-        :param frames: DATA frames, except one that a window cut short.
-        """
-        self._levels["windows"] -= size * _EARNED_PER_BYTE + 2 * frames

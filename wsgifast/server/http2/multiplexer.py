@@ -37,7 +37,8 @@ from ..monitor import TICK_S
 from ..output import OutputQueue
 from ..output_rules import OutputRules
 from ..sending import LONG_TURN_BYTES, SocketSender
-from .frames import Floods, Frames, goaway
+from .floods import Floods
+from .frames import Frames, goaway
 
 if TYPE_CHECKING:
     from .connection import HTTP2Connection
@@ -315,6 +316,8 @@ class Multiplexer:
                 code = ErrorCodes.NO_ERROR
             with contextlib.suppress(ProtocolError):  # the connection is about to be lost
                 self.frames.reset_stream(number, code)
+        if not self.streams:
+            self.frames.forget_closed()
         with contextlib.suppress(ClientGone):  # as in transmit_or_wait()
             self.transmit_end()
 

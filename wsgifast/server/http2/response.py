@@ -229,7 +229,7 @@ class StreamSender(Sender):
 
     def _frame_head(self, head: Fields, *, ends: bool = False) -> None:
         try:
-            self._mux.frames.send_headers(self._number, head, end_stream=ends)
+            self._mux.frames.send_head(self._number, head, end_stream=ends)
         except ProtocolError as error:  # the client has just caused a connection error
             raise ClientGone(str(error)) from error
 

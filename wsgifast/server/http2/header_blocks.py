@@ -1,0 +1,280 @@
+"""HPACK (RFC 7541): header lists as bytes, and back, at a small and bounded cost.
+
+hpack's encoder searches its whole table for each field, and encodes it anew. This one looks
+fields up by their hash. Its decoder logs each step, and has no limit for heads that are short and
+decode slowly. Tables and Huffman's code are hpack's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import hpack
+from hpack.hpack import encode_integer
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+
+from ...http.stream_head import Field
+
+# The encoder's table (RFC 7541 section 4.2), in bytes; a client cannot enlarge it.
+TABLE_BYTES = 4096
+# What an entry takes beside its name and value (section 4.1).
+_ENTRY_BYTES = 32
+# hpack's Huffman coder takes quadratic time: 64 KiB took 350 ms. Longer fields are sent plain.
+_HUFFMAN_BYTES = 512
+# Shorter values that are sent once are not worth the time.
+_LEAST_HUFFMAN_BYTES = 16
+# More changes of a table's size at the begin of one head are a flood; two are of use (section 4.2).
+_TABLE_CHANGES = 8
+# Bytes of an integer after the first one: more than any length or index needs.
+_INTEGER_BYTES = 4
+# Fields that differ from response to response, or are secret: they would only fill the table.
+_NOT_INDEXED = frozenset(
+    {
+        b"content-length", b"content-range", b"etag", b"last-modified", b"location", b"set-cookie",
+    }
+)  # fmt: skip
+# Never added to a table, by proxies neither (section 7.1.3).
+_NEVER_INDEXED = frozenset({b"authorization", b"proxy-authorization", b"set-cookie"})
+
+_STATIC = HeaderTable.STATIC_TABLE
+_STATIC_FIELDS = len(_STATIC)
+_huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+
+
+def _integer(value: int, bits: int, first: int) -> bytes:
+    """Encode an integer (section 5.1).
+
+    :param bits: of the first byte that are a part of it; the others are those of `first`.
+    """
+    encoded = encode_integer(value, bits)
+    encoded[0] |= first
+    return bytes(encoded)
+
+
+# Whole fields of the static table, and the first index of each name.
+_STATIC_INDEXED = {
+    field: _integer(index, 7, 0x80) for index, field in enumerate(_STATIC, 1) if field[1]
+}
+_STATIC_NAMES: dict[bytes, int] = {}
+for _index, (_name, _) in enumerate(_STATIC, 1):
+    _STATIC_NAMES.setdefault(_name, _index)
+# Fields of the encoder's table, by their index.
+_INDEXED = [
+    _integer(index, 7, 0x80) for index in range(1 + _STATIC_FIELDS + TABLE_BYTES // _ENTRY_BYTES)
+]
+
+
+class Encoder:
+    """Encodes header lists; in place of hpack's, for h2."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Field, int] = {}  # of the table's entries, from 1 in their order
+        self._entries: deque[tuple[Field, int]] = deque()  # the oldest first, with their sizes
+        self._added = 0
+        self._size = 0
+        self._most = TABLE_BYTES
+        self._changes: list[int] = []  # of the table's size, since the last header block
+
+    @property
+    def header_table_size(self) -> int:
+        """How many bytes the table may take."""
+        return self._most
+
+    @header_table_size.setter
+    def header_table_size(self, size: int) -> None:
+        size = min(size, TABLE_BYTES)
+        if size != self._most:
+            self._changes.append(size)
+            self._most = size
+            self._evict()
+
+    def encode(self, headers: Iterable[Any]) -> bytes:
+        """Return a header block.
+
+        :param headers: pairs of bytes.
+        """
+        parts: list[bytes] = []
+        if self._changes:
+            # The smallest, after which the client has dropped as much, and the last one.
+            sizes = {min(self._changes): None, self._changes[-1]: None}
+            parts += [_integer(size, 5, 0x20) for size in sizes]
+            self._changes.clear()
+        numbers = self._numbers
+        for field in headers:
+            known = _STATIC_INDEXED.get(field)
+            if known is not None:
+                parts.append(known)
+                continue
+            number = numbers.get(field)
+            if number is not None:
+                parts.append(_INDEXED[_STATIC_FIELDS + 1 + self._added - number])
+            else:
+                parts.append(self._literal(field))
+        return b"".join(parts)
+
+    def _literal(self, field: Field) -> bytes:
+        name, value = field
+        size = len(name) + len(value) + _ENTRY_BYTES
+        known = _STATIC_NAMES.get(name, 0)
+        indexed = name not in _NOT_INDEXED and size <= self._most
+        if name in _NEVER_INDEXED or not getattr(field, "indexable", True):
+            begin, indexed = _integer(known, 4, 0x10), False
+        elif not indexed:
+            begin = _integer(known, 4, 0)
+        else:
+            begin = _integer(known, 6, 0x40)
+        if not known:
+            begin += _string(name)
+        literal = begin + _string(value, least=0 if indexed else _LEAST_HUFFMAN_BYTES)
+        if indexed:
+            field = (name, value)
+            self._added += 1
+            self._numbers[field] = self._added
+            self._entries.append((field, size))
+            self._size += size
+            self._evict()
+        return literal
+
+    def _evict(self) -> None:
+        while self._size > self._most:
+            field, size = self._entries.popleft()
+            del self._numbers[field]
+            self._size -= size
+
+
+def _string(text: bytes, *, least: int = 0) -> bytes:
+    """Encode a string (section 5.2).
+
+    :param least: bytes of the shortest one that is worth Huffman's code.
+    """
+    if least <= len(text) <= _HUFFMAN_BYTES:
+        short = _huffman.encode(text)
+        if len(short) < len(text):
+            return _integer(len(short), 7, 0x80) + short
+    return _integer(len(text), 7, 0) + text
+
+
+class Decoder:
+    """Decodes header blocks; in place of hpack's, for h2.
+
+    :param most_fields: of one head.
+    :ivar max_header_list_size: bytes of one head, as RFC 9113 section 6.5.2 counts them.
+    :ivar max_allowed_table_size: the most that the client may let the table take; in bytes.
+    """
+
+    def __init__(self, most_fields: int) -> None:
+        self.header_table = HeaderTable()
+        self.max_header_list_size = 2**16
+        self.max_allowed_table_size = TABLE_BYTES
+        self._most_fields = most_fields
+        self._kept: list[Field] | Exception | None = None
+
+    @property
+    def header_table_size(self) -> int:
+        """How many bytes the table may take."""
+        return self.header_table.maxsize
+
+    def keep(self, decoded: list[Field] | Exception) -> None:
+        """Have the next :meth:`decode` return what :meth:`fields` has returned, or raise it."""
+        self._kept = decoded
+
+    def decode(self, data: bytes, raw: bool = True) -> list[hpack.HeaderTuple]:
+        """Decode a block for h2, which asks for bytes."""
+        kept, self._kept = self._kept, None
+        if isinstance(kept, Exception):
+            raise kept
+        fields = self.fields(data) if kept is None else kept
+        return [hpack.HeaderTuple(*field) for field in fields]
+
+    def fields(self, data: bytes) -> list[Field]:
+        """Decode a block.
+
+        :raises hpack.HPACKError: if it is malformed, or over a limit.
+        """
+        fields: list[Field] = []
+        table = self.header_table
+        dynamic = table.dynamic_entries
+        changes = size = at = 0
+        end = len(data)
+        while at < end:
+            byte = data[at]
+            if byte & 0x80:  # a field of a table
+                if byte < 0xFF:
+                    index, at = byte & 0x7F, at + 1
+                else:
+                    index, at = _decode_integer(data, at, 7)
+                if 0 < index <= _STATIC_FIELDS:
+                    field = _STATIC[index - 1]
+                elif 0 < index <= _STATIC_FIELDS + len(dynamic):
+                    field = dynamic[index - _STATIC_FIELDS - 1]
+                else:
+                    raise hpack.InvalidTableIndex(f"no field has the index {index}")
+            elif byte & 0x60 == 0x20:
+                if fields:
+                    raise hpack.HPACKDecodingError("the table's size changes after a field")
+                changes += 1
+                if changes > _TABLE_CHANGES:
+                    raise hpack.OversizedHeaderListError("too many changes of the table's size")
+                most, at = _decode_integer(data, at, 5)
+                if most > self.max_allowed_table_size:
+                    raise hpack.InvalidTableSizeError("the table is larger than it may be")
+                table.maxsize = most
+                continue
+            else:
+                adds = byte & 0x40
+                index, at = _decode_integer(data, at, 6 if adds else 4)
+                if index:
+                    name = table.get_by_index(index)[0]
+                else:
+                    name, at = _decode_string(data, at)
+                value, at = _decode_string(data, at)
+                field = name, value
+                if adds:
+                    table.add(name, value)
+            fields.append(field)
+            size += len(field[0]) + len(field[1]) + _ENTRY_BYTES
+            if size > self.max_header_list_size:
+                raise hpack.OversizedHeaderListError(f"a head of more than {size} bytes")
+            if len(fields) > self._most_fields:
+                raise hpack.OversizedHeaderListError(f"{len(fields)} fields in one head")
+        if table.maxsize > self.max_allowed_table_size:
+            raise hpack.InvalidTableSizeError("the table has not become smaller")
+        return fields
+
+
+def _decode_integer(data: bytes, at: int, bits: int) -> tuple[int, int]:
+    """Decode an integer (section 5.1); returns it, and where the next byte is.
+
+    :param bits: of the first byte that are a part of it.
+    """
+    most = (1 << bits) - 1
+    value = data[at] & most
+    at += 1
+    if value < most:
+        return value, at
+    for shift in range(0, 7 * _INTEGER_BYTES, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise hpack.HPACKDecodingError("an integer that is too long, or has no end")
+
+
+def _decode_string(data: bytes, at: int) -> tuple[bytes, int]:
+    """Decode a string (section 5.2); returns it, and where the next byte is."""
+    if at >= len(data):
+        raise hpack.HPACKDecodingError("a string is missing")
+    is_coded = data[at] & 0x80
+    size, at = _decode_integer(data, at, 7)
+    text = data[at : at + size]
+    if len(text) < size:
+        raise hpack.HPACKDecodingError("a string that has no end")
+    return (decode_huffman(text) if is_coded else text), at + size
