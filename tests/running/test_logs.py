@@ -164,11 +164,44 @@ def test_log_has_the_format_that_the_user_gave(
     assert "{" not in lines[0]
 
 
-def test_refused_variable_is_a_line_of_json(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(APPS["gunicorn"])
-    command = ["python", "-m", "wsgifast", "run", "own:app"]
-    env = {"PYTHONPATH": str(ROOT), "WEB_CONCURRENCY": "abc"}
+@pytest.mark.parametrize(
+    ("kind", "words", "variable", "reason"),
+    [
+        ("gunicorn", "", "WEB_CONCURRENCY=abc", "WEB_CONCURRENCY='abc'"),
+        ("uvicorn", "", "PORT=abc", "PORT='abc'"),
+        ("uvicorn", "", "UVICORN_LOG_LEVEL=loud", "--log-level': 'loud'"),
+        ("gunicorn", "", "FORWARDED_ALLOW_IPS=abc", "FORWARDED_ALLOW_IPS='abc'"),
+        ("gunicorn", "", "GUNICORN_CMD_ARGS=--workers=abc", "--workers: invalid int value: 'abc'"),
+        ("gunicorn", "--workers=x", "", "argument --workers: 'x'"),
+        ("gunicorn", "--nonsense", "", "unrecognized arguments: --nonsense"),
+        ("gunicorn", "-- --nonsense", "", "unrecognized arguments: --nonsense"),
+        ("uvicorn", "-- --nonsense", "", "No such option '--nonsense'"),
+        ("gunicorn", "--config=workers.py", "", "Invalid value for workers: abc"),
+        ("gunicorn", "--config=syntax.py", "", "syntax.py. SyntaxError"),
+        ("gunicorn", "--config=raises.py", "", "raises.py. ValueError: my reason"),
+        ("gunicorn", "--config=option.py", "", "FastWorker.head_timeout_s=-1"),
+        ("gunicorn", "--config=misspelt.py", "", "head_timeout_sec"),
+        ("gunicorn", "--config=none.py", "", "none.py: there is no such file"),
+    ],
+)
+def test_refusal_is_one_line_of_json(
+    kind: str, words: str, variable: str, reason: str, tmp_path: Path
+) -> None:
+    files = {
+        "own": APPS[kind], "workers": "workers = 'abc'\n", "syntax": "workers = (\n",
+        "raises": "raise ValueError('my reason')\n", "option": "head_timeout_s = -1\n",
+        "misspelt": "head_timeout_sec = 3\n",
+    }  # fmt: skip
+    for name, code in files.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    command = ["python", "-m", "wsgifast", "run", "own:app", *words.split()]
+    name, _, value = variable.partition("=")
+    env = {"PYTHONPATH": str(ROOT), **({name: value} if name else {})}
     address = ("127.0.0.1", free_port())
     with live_server(command, address, cwd=tmp_path, env=env, fails=True) as server:
         assert server.process.wait(60) == 2
-        assert "WEB_CONCURRENCY='abc'" in json.loads(server.log())["message"]
+        lines = server.log().splitlines()
+    assert len(lines) == 1, lines
+    found = json.loads(lines[0])
+    assert reason in found["message"]
+    assert found["level"] == "CRITICAL"

@@ -9,8 +9,9 @@ import signal
 import socket
 import ssl
 import stat
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from ..bodies.access_log import json_line
 from ..errors import ConfigurationError, WSGIFastError
 from ..http.head import check_field
 from ..sockets.options import Address
-from .terminal import lines_of
+from .terminal import lines_of, show
 
 # Exit statuses of all commands. 1: something was found, or a part failed; 2: a wrong option, or
 # nothing could be done; 3: the app cannot be loaded or does not start. Others as shells report the
@@ -39,22 +40,30 @@ APP_HELP = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Escapes arguments in its errors: a shell may have made them of foreign file names."""
+    """Escapes arguments in its errors: a shell may have made them of foreign file names.
+
+    :ivar logs_json: whether errors are lines of a log in JSON, for the words of the command line.
+    """
+
+    logs_json: Callable[[Sequence[str]], bool] | None = None
 
     def error(self, message: str) -> NoReturn:
+        if self.logs_json is not None and self.logs_json(sys.argv[1:]):
+            show(log_line(f"{self.prog}: {message}", "CRITICAL"), error=True)
+            self.exit(STATUS_USAGE)
         super().error(lines_of(message))
 
 
 def add_parser(
     commands: Any, name: str, *, help: str, examples: str, description: str | None = None
-) -> argparse.ArgumentParser:
+) -> Parser:
     """Add a command.
 
     :param help: one line for the list of commands.
     :param examples: command lines, one in each line.
     """
     lines = "".join(f"  {line.strip()}\n" for line in examples.strip().splitlines())
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: Parser = commands.add_parser(
         name,
         help=help,
         description=textwrap.fill(description or f"{help[0].upper()}{help[1:]}.", _WIDTH),

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 from ...checks import Interface
-from ...errors import ConfigurationError, MissingExtra
+from ...errors import ConfigurationError, MissingExtra, WSGIFastError
 from ...metrics.health import resident_bytes
 from ...sockets.options import Address
 from . import AppNotLoaded, AwaitedApp, ServerName, described, django_settings, load_app, unwrapped
@@ -146,7 +146,8 @@ def load_for(
     :param gunicorn: arguments for it alone.
     :param rest: the user's own arguments, for the server that the app turns out to need.
     :raises AppNotLoaded: if neither loads it.
-    :raises ConfigurationError: if the other server alone takes the arguments.
+    :raises ConfigurationError: if the server that the app needs refuses its options, its
+        configuration or its environment.
     """
     arguments: dict[ServerName, Sequence[str]] = {"gunicorn": gunicorn, "uvicorn": ()}
     uvicorn_is_special = bool(rest) or any(name.startswith("UVICORN_") for name in os.environ)
@@ -158,17 +159,13 @@ def load_for(
         if one.interface is not None:
             needed = _server_of(one)
             if server == needed or not (one.is_special or uvicorn_is_special):
+                _check_accepted(needed, found, one, target, rest)
                 return needed, one
     for one in found.values():
         if one.interface is not None:
             needed = _server_of(one)
-            own_try = found.get(needed, Loaded())
-            if rest and own_try.refusal:
-                refusal = _with_counterpart(needed, rest, own_try.refusal)
-                raise ConfigurationError(
-                    f"{needed}, which serves {one.interface} apps like {target}: {refusal}"
-                )
-            if not own_try.error:
+            _check_accepted(needed, found, one, target, rest)
+            if not found.get(needed, Loaded()).error:
                 return needed, one
     for server, one in sorted(found.items(), key=lambda item: not item[1].is_special):
         if one.error and "hooks" in one.settings:
@@ -180,7 +177,24 @@ def load_for(
     if plain.interface is None:
         reasons = [f"{server}: {one.refusal}" for server, one in found.items() if one.refusal]
         raise AppNotLoaded("; ".join([plain.error, *reasons]))
+    _check_accepted(_server_of(plain), found, plain, target, rest)
     return _server_of(plain), plain
+
+
+def _check_accepted(
+    server: ServerName,
+    found: Mapping[ServerName, Loaded],
+    app: Loaded,
+    target: str,
+    rest: Sequence[str],
+) -> None:
+    """:raises ConfigurationError: if a server refuses its options or its configuration."""
+    refusal = found.get(server, Loaded()).refusal
+    if refusal and not _ENDS_AT_ONCE & set(rest):
+        refusal = _with_counterpart(server, rest, refusal)
+        raise ConfigurationError(
+            f"{server}, which serves {app.interface} apps like {target}: {refusal}"
+        )
 
 
 def check_one_app(loaded: Loaded, target: str) -> None:
@@ -218,6 +232,10 @@ def _with_counterpart(server: ServerName, arguments: Sequence[str], refusal: str
                 refusal = refusal.partition("Did you mean")[0].rstrip("( .")  # by its spelling
                 return f"{refusal}; {server} has {names} for it"
     return refusal
+
+
+# Options with which a server prints something and ends.
+_ENDS_AT_ONCE = {"--help", "-h", "--version", "-v", "--check-config", "--print-config"}
 
 
 def _server_of(one: Loaded) -> ServerName:
@@ -342,6 +360,8 @@ _GUNICORN = (
     "keepalive", "graceful_timeout", "access_log_format", "logconfig", "logconfig_dict",
     "logconfig_json", "syslog",
 )  # fmt: skip
+# Without a worker class, `wsgifast run` has gunicorn use FastWorker.
+_PERHAPS_FAST_WORKER = {"sync", "gthread", "wsgifast.FastWorker", "wsgifast.workers.FastWorker"}
 # Functions of the configuration that run before a worker imports the app.
 _HOOKS = {"on_starting", "when_ready", "pre_fork", "post_fork"}
 
@@ -377,9 +397,9 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
     try:
         application = Application()
     except SystemExit as end:
-        raise ConfigurationError(_last_words() or f"it ends with {end.code}") from None
+        raise ConfigurationError(_explained(_last_words() or f"it ends with {end.code}")) from None
     except Exception as error:
-        raise ConfigurationError(described(error)) from error
+        raise ConfigurationError(_explained(described(error))) from error
     cfg = application.cfg
     for path in filter(None, (cfg.pythonpath or "").split(",")):
         if os.path.abspath(path) not in sys.path:
@@ -412,9 +432,26 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
             for each in cfg.bind
         ],
         "forwarded": list(cfg.forwarded_allow_ips),
+        "problem": _problem_of_worker(cfg),
     }  # fmt: skip
     is_special = application.has_file or bool(os.environ.get("GUNICORN_CMD_ARGS"))
     return {"settings": settings, "is_special": is_special, "configured": configured}
+
+
+def _problem_of_worker(cfg: Any) -> str:
+    """Return why FastWorker would refuse its options; "" if it does not, or is not the worker."""
+    if cfg.worker_class_str not in _PERHAPS_FAST_WORKER:
+        return ""
+    try:
+        from ...workers import FastWorker
+        from ...workers.options import check_settings, configure, name_module
+
+        name_module(cfg.config)
+        configure(FastWorker, FastWorker)
+        check_settings(cfg)
+    except WSGIFastError as error:
+        return str(error)
+    return ""
 
 
 def _plain(value: Any) -> Any:
@@ -431,13 +468,30 @@ def _shown(address: Any) -> str:
     return f"fd://{address}" if isinstance(address, int) else f"unix:{address}"
 
 
-def _last_words() -> str:
-    """The last line that was written to stderr, which is a file here."""
+def _lines() -> list[str]:
+    """The last lines that were written to stderr, which is a file here."""
     sys.stderr.flush()
     size = os.fstat(2).st_size
-    lines = os.pread(2, _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    text = os.pread(2, _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace")
+    return [line.strip() for line in text.split("\n") if line.strip()]
+
+
+def _last_words() -> str:
+    lines = _lines()
+    last = lines[-1] if lines else ""
     return last.removeprefix("gunicorn: error: ").removeprefix("Error: ")
+
+
+def _explained(reason: str) -> str:
+    """Put the file, the setting or the variable before a reason that names the value alone."""
+    for line in reversed(_lines()):
+        if line.startswith(("Failed to read config file: ", "Invalid value for ")):
+            return f"{line}. {reason}"
+    name = "FORWARDED_ALLOW_IPS"
+    value = os.environ.get(name)
+    if value and any(repr(part.strip()) in reason for part in value.split(",")):
+        return f"{name}={value!r} in the environment: {reason}"
+    return reason
 
 
 # What counts for finding the app, and where it is served.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -116,6 +118,14 @@ def add_command(commands: Any) -> None:
     option(parser, "--silence", "ID", silence, repeated=True)
     parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
+    parser.logs_json = _error_is_json
+
+
+def _error_is_json(words: Sequence[str]) -> bool:
+    """Return whether an error in the options is in JSON, as all lines of the server would be."""
+    is_other = any(name in words for name in ("--check", "text", "off", "--help"))
+    is_other |= any(f"--access-log={kind}" in words for kind in ("text", "off"))
+    return not is_other and not sys.stdout.isatty()
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -123,7 +133,7 @@ def _run(options: argparse.Namespace) -> int:
         check_environment()
         return _check(options)
     options.logs_json = options.app is not None and log_kind(options) == "json"
-    check_environment()
+    check_environment(uses_port=_uses_port(options))
     for name in ("json", "fail_level", "silence"):
         if getattr(options, name):
             raise ConfigurationError(f"{_flag(name)} goes with --check")
@@ -137,6 +147,18 @@ def _run(options: argparse.Namespace) -> int:
     os.environ.update(plan.environment)
     # In place of this process: signals, supervisors and exit statuses are the server's own.
     return os.execv(plan.command[0], list(plan.command))
+
+
+def _uses_port(options: argparse.Namespace) -> bool:
+    """Return whether nothing but PORT can say where to listen."""
+    others = "GUNICORN_CMD_ARGS", "UVICORN_HOST", "UVICORN_PORT", "UVICORN_UDS", "UVICORN_FD"
+    return not (
+        options.bind
+        or options.config
+        or options.rest
+        or any(map(os.environ.get, others))
+        or os.path.exists("gunicorn.conf.py")
+    )
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -16,9 +16,10 @@ WORKERS = "WEB_CONCURRENCY"
 _NUMBERS = (WORKERS, "PORT", "LISTEN_FDS", "LISTEN_PID")
 
 
-def check_environment() -> None:
+def check_environment(*, uses_port: bool = False) -> None:
     """Drop empty variables, and check the values of all others that count for any app.
 
+    :param uses_port: no option and no configuration says where to listen.
     :raises ConfigurationError: naming the variable and its value.
     """
     for name in _NUMBERS:
@@ -31,6 +32,12 @@ def check_environment() -> None:
             raise ConfigurationError(
                 f"{WORKERS}={workers!r} in the environment: expected a whole number of at least 1"
             ) from None
+    for name in ("LISTEN_FDS", "LISTEN_PID"):
+        text = os.environ.get(name, "0")
+        if not (text.isascii() and text.isdigit()):
+            raise ConfigurationError(f"{name}={text!r} in the environment: expected a whole number")
+    if uses_port and not has_sockets():
+        default_bind()
     options_of_environment()
     if metrics := os.environ.get(METRICS):
         metrics_address(metrics)

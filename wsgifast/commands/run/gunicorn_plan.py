@@ -64,6 +64,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
         command.insert(0, f"--bind={bind}")
     workers, notes = sizing(options, loaded, spare=1)
     worker = found.get("worker_class", _FAST_WORKER)
+    if "wsgifast" in worker and (problem := loaded.configured.get("problem")):
+        raise ConfigurationError(problem)
     threads = found.get("threads")
     if threads is None and worker != "sync":  # which gunicorn replaces by gthread if it has more
         threads = THREADS
