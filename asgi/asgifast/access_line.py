@@ -32,9 +32,8 @@ class AccessLogger:
     def info(self, message: str, *args: Any) -> None:
         """Log a response."""
         route = self._lines.route()
-        if route is not None and message == _UVICORNS_FORMAT and len(args) == 5:
-            route.write(route.make(*args))
-        else:
+        is_direct = route is not None and message == _UVICORNS_FORMAT and len(args) == 5
+        if route is None or not is_direct or not route.write(route.make(*args)):
             self._logger.info(message, *args, stacklevel=2)
 
     def __getattr__(self, name: str) -> Any:

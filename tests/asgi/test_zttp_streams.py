@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from functools import partial
+from typing import Any
 
 import pytest
 from asgifast.messages import Message, Receive, Scope, Send
@@ -50,6 +52,24 @@ async def test_app_that_asks_for_a_body_that_does_not_come_gets_its_end() -> Non
     async with connected(app) as (wire, client):
         await wire.answer(client.ask())
     assert messages == [{"type": "http.request", "body": b"", "more_body": False}]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in Python 3.12")
+async def test_http2_app_of_an_eager_task_sees_all() -> None:
+    seen = list[object]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append([value for name, value in scope["headers"] if name == b"cookie"])
+        seen.append(await receive())
+        await sending(*EMPTY)(scope, receive, send)
+
+    eager: Any = asyncio.eager_task_factory  # type: ignore[attr-defined, unused-ignore]
+    asyncio.get_running_loop().set_task_factory(eager)
+    async with connected(app) as (wire, client):
+        for _ in range(2):
+            await wire.answer(client.ask(headers=[("cookie", "a=1"), ("cookie", "b=2")]))
+    end = {"type": "http.request", "body": b"", "more_body": False}
+    assert seen == [[b"a=1; b=2"], end] * 2
 
 
 async def test_http2_pieces_that_come_while_the_app_is_busy_are_one_message() -> None:

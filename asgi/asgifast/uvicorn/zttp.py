@@ -26,7 +26,7 @@ from wsgifast.sockets import FileSegment
 
 from ..coalescing import Held
 from ..exporting import figures
-from ..messages import Message, copied_head, declared_length
+from ..messages import Message, Receive, Scope, Send, copied_head, declared_length
 from ..protocols.file_body import SMALL_FILE_BYTES, FileBody
 from ..protocols.receiving import Upload, admit, release
 from ..protocols.response import Response, count
@@ -231,6 +231,8 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     _is_http1 = False
     # The requests and the client's resets of the connection.
     _requests = _resets = _last_stream_id = 0
+    # The request that uvicorn has been given, until it is corrected.
+    _received: Any = None
     # The time between the first GOAWAY and the end; `_is_over`: it has passed.
     _ending: asyncio.TimerHandle | None = None
     _is_over = False
@@ -304,8 +306,19 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             # RFC 8441, section 3: malformed, since the server has not offered it.
             self.conn.stream(stream_id).reset(zttp.H2ErrorCode.PROTOCOL_ERROR)
             return
+        self._received = event
         super().handle_request(event)
-        cycle = self.cycles[stream_id]
+        if self._received is not None and stream_id in self.cycles:
+            self._complete(self.cycles[stream_id])
+
+    def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
+        if self._received is not None:  # an eager task, which begins in handle_request()
+            self._complete(send.__self__)  # type: ignore[attr-defined]
+        return super()._answer(scope, receive, send)
+
+    def _complete(self, cycle: Any) -> None:
+        """Correct what uvicorn has made of a request."""
+        event, self._received = self._received, None
         cycle.scope["headers"] = _with_one_cookie(cycle.scope["headers"])
         if event.end_stream:
             # uvicorn waits for an EndOfMessage, which zttp has for bodies alone: receive() would
