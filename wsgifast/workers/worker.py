@@ -185,7 +185,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self._memory_return = MemoryReturn()
         drop_http2(self.cfg)  # a reload brings new settings
         self.life = Life(self.max_rss_bytes, self.max_lifetime_s)
-        if not self.life.has_arbiter:
+        # The arbiter makes its workers itself. Nothing is missing where there is none.
+        if not self.life.has_arbiter and self.ppid == os.getpid():
             log_missing_arbiter(self.log)
         self._tls = TLSContexts(self.cfg, self.log) if self.cfg.is_ssl else None
         if self._tls is not None:
