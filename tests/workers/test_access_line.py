@@ -261,6 +261,28 @@ def test_line_after_a_method_is_set_uses_it(
     assert calls == [1]
 
 
+def test_line_is_kept_if_its_file_closes_meanwhile(own: Any, tmp_path: Path) -> None:
+    """As a new logging configuration may do in another thread."""
+    log, _ = own()
+    log.access_log.handlers[0].close()
+    handler = logging.FileHandler(tmp_path / "log")
+    handler.setFormatter(logging.Formatter(Logger.access_fmt))
+    log.access_log.handlers = [handler]
+
+    class Closing:
+        sent = 1
+        headers = ()
+
+        @property
+        def status(self) -> str:
+            handler.close()
+            return "200 OK"
+
+    AccessLog(log).write(Closing(), SimpleNamespace(headers=[]), ENVIRON, 0.5)
+    assert len((tmp_path / "log").read_text().splitlines()) == 1
+    handler.close()
+
+
 def test_lines_of_handler_without_stream_reach_it(own: Any) -> None:
     log, _ = own()
     records: queue.Queue[Any] = queue.Queue()

@@ -72,12 +72,17 @@ class Route:
             if formatter is not None and not any(map(callable, vars(formatter).values())):
                 self.make = line_maker(formatter)
 
-    def write(self, line: str) -> None:
-        """Write a line at once. An error of the stream goes where logging reports it."""
+    def write(self, line: str) -> bool:
+        """Write a line at once. An error of the stream goes where logging reports it.
+
+        :returns: False if the handler has been closed since: logging then opens its file again.
+        """
         handler = self.handler
         with handler.lock:
             try:
                 stream = handler.stream
+                if stream is None:
+                    return False
                 stream.write(line + self.terminator)
                 stream.flush()
             except RecursionError:
@@ -87,6 +92,7 @@ class Route:
                 handler.handleError(
                     logger.makeRecord(logger.name, _INFO, "(unknown file)", 0, line, (), None)
                 )
+        return True
 
 
 class LineLog:

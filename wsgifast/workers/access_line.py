@@ -91,8 +91,8 @@ class AccessLog:
                 except Exception:  # noqa: BLE001 - gunicorn's method meets it, too, and reports it
                     pass
                 else:
-                    route.write(line)
-                    return
+                    if route.write(line):
+                        return
         log.access(resp, req, environ, timedelta(seconds=seconds))
 
     def is_seen(self) -> bool:
