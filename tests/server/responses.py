@@ -38,7 +38,7 @@ class Asked:
     def warnings(self) -> list[str]:
         """What was logged but for the begin of the worker."""
         # A test has no arbiter, which the first worker of a process reports.
-        lines = self.bench.log.lines
+        lines: list[str] = self.bench.log.lines
         return lines[1:]
 
     @property
