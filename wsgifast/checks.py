@@ -38,14 +38,14 @@ def check_switches(**switches: object) -> None:
 
 
 def is_count(value: object, *, least: int = 0) -> bool:
-    """Whether a value is an integer of at least `least`; True and False are not."""
+    """Return whether a value is an integer of at least `least`. True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value: object, *, least: float, most: float) -> bool:
-    """Whether a value is a number within these bounds; NaN, True and False are not.
+    """Return whether a value is a number within these bounds. NaN, True and False are not.
 
-    Nor is an integer that is too large for a float: adding it to a time would fail.
+    An integer that is too large for a float is not either, because adding it to a time would fail.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -55,7 +55,10 @@ def is_number(value: object, *, least: float, most: float) -> bool:
 
 
 def list_of_text(value: object) -> list[str] | None:
-    """Return the strings of an iterable; None for anything else, such as a str, or one with ""."""
+    """Return the strings of an iterable, or None for anything else, such as a str.
+
+    An iterable with "" is refused too.
+    """
     if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
         return None
     items = list(value)
@@ -63,9 +66,11 @@ def list_of_text(value: object) -> list[str] | None:
 
 
 def checked_timeout(value: Any) -> float | None:
-    """Return a time limit in seconds; None for no limit, as for math.inf and all above LONGEST_S.
+    """Return a time limit in seconds, or None for no limit.
 
-    :raises ConfigurationError: for NaN, a negative number, or what is no number.
+    math.inf and all values above LONGEST_S mean no limit.
+
+    :raises ConfigurationError: for NaN, a negative number, or a value that is not a number.
     """
     if value is None:
         return None
@@ -90,7 +95,7 @@ def size_text(size: float) -> str:
 
 
 def configuration_names(config: str | None) -> Mapping[str, Any]:
-    """The names in gunicorn's configuration, which has run; gunicorn ignores unknown ones.
+    """Return the names in gunicorn's configuration, which has run. gunicorn ignores unknown ones.
 
     :param config: gunicorn's setting `config`: a file, or python:MODULE.
     """
@@ -104,10 +109,11 @@ def configuration_names(config: str | None) -> Mapping[str, Any]:
 def check_app(app: object, interface: Interface) -> None:
     """Refuse an object that cannot be an app of an interface.
 
-    Only what would fail at every request is refused: what cannot be called with the interface's
-    arguments and, for WSGI, coroutine functions. A callable without a known signature passes.
+    Only objects that would fail at every request are refused. These are objects that cannot be
+    called with the interface's arguments and, for WSGI, coroutine functions. A callable without a
+    known signature passes.
 
-    :raises ConfigurationError: naming the app and what to do instead.
+    :raises ConfigurationError: naming the app and the way out.
     """
     if not callable(app):
         why = "a factory has returned nothing" if app is None else "it cannot be called"
@@ -130,7 +136,7 @@ def check_app(app: object, interface: Interface) -> None:
 
 
 def interface_of(app: object) -> Interface | None:
-    """Return an app's interface; None if its signature fits neither, or both."""
+    """Return an app's interface, or None if its signature fits neither or both."""
     wsgi, asgi = callable(app) and _fits(app, "WSGI"), callable(app) and _fits(app, "ASGI")
     if wsgi == asgi:
         return None
@@ -138,9 +144,9 @@ def interface_of(app: object) -> Interface | None:
 
 
 def checked_interface(app: object) -> Interface:
-    """Return an app's interface; WSGI for a callable without a known signature.
+    """Return an app's interface. It is WSGI for a callable without a known signature.
 
-    :raises ConfigurationError: if it is no app.
+    :raises ConfigurationError: if it is not an app.
     """
     interface = interface_of(app)
     if interface is None:
@@ -170,7 +176,7 @@ def _is_async(app: Any) -> bool:
 
 
 def _takes(app: object, count: int) -> bool:
-    """Whether an app can be called with `count` arguments; True where that is not known."""
+    """Return whether an app can be called with `count` arguments. True where that is unknown."""
     import inspect
 
     try:
@@ -189,7 +195,7 @@ def _takes(app: object, count: int) -> bool:
 def needs(part: str, package: str, extra: str) -> Iterator[None]:
     """Wrap the import of an optional package: if it is not installed, name the extra to install.
 
-    :param part: what needs the package, as its users import it.
+    :param part: the name that needs the package, as its users import it.
     :param package: the package's import name. The ImportError of any other package is not changed.
     :raises MissingExtra: in place of the ImportError.
     """

@@ -1,7 +1,7 @@
 """The base of every error that wsgifast raises on purpose, and those that several packages raise.
 
-The others stand beside what raises them: those of sockets in :mod:`wsgifast.sockets`, FastWorker's
-in :mod:`wsgifast.workers`, and asgifast.uvicorn's in that module.
+All others stand beside the code that raises them: errors of sockets in :mod:`wsgifast.sockets`,
+FastWorker's in :mod:`wsgifast.workers`, and asgifast.uvicorn's in that module.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def without_frames(error: _Error) -> _Error:
-    """Drop the traceback of an error that is kept, and those of the errors that led to it.
+    """Drop the traceback of a stored error, and those of the errors that led to it.
 
-    A traceback refers to frames, these to their callers, and all of them to what they worked on.
+    A traceback refers to frames, these to their callers, and all of them to their objects.
     """
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
@@ -61,12 +61,13 @@ class BodyError(WSGIFastError, TypeError):
 
 
 class RequestError(WSGIFastError, OSError):
-    """What a client sent is not served: an error is the answer, and the connection ends.
+    """A request is refused: the response is an error, and the connection ends.
 
-    It is an OSError for apps that read the body from the client: to them it is a failing stream.
+    It is an OSError for apps that read the body from the client, since it is a failing stream for
+    them.
 
-    :param status: of the answer.
-    :ivar headers: what the answer says beside its text.
+    :param status: of the response.
+    :ivar headers: further headers of the response.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
@@ -77,16 +78,16 @@ class RequestError(WSGIFastError, OSError):
 
     @property
     def reason(self) -> str:
-        """The status's phrase; see :func:`reason_phrase`."""
+        """The status's phrase. See :func:`reason_phrase`."""
         return reason_phrase(self.status)
 
     def answer(
         self, replaced: Iterable[tuple[str, str]] = ()
     ) -> tuple[str, list[tuple[str, str]], bytes]:
-        """Return an answer's status line, headers and body, which is the message.
+        """Return a response's status line, headers and body, which is the message.
 
-        :param replaced: the headers of an answer in whose place this one is sent. All are kept but
-            those of its content: a browser shows no page the answer without the CORS headers.
+        :param replaced: the headers of a response that this one replaces. They are sent too, except
+            those of its content. Without the CORS headers a browser hides the response from pages.
         """
         body = f"{self}\n".encode()
         headers = [item for item in replaced if not _is_of_content(item[0].lower())]
@@ -107,14 +108,14 @@ class BodyTooLarge(RequestError):
 
 
 class HeadTooLarge(RequestError):
-    """A request's head is over a limit (RFC 6585 section 5)."""
+    """A request's headers are over a limit (RFC 6585 section 5)."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(431, f"The request's head is longer than {limit_bytes} bytes")
 
 
 class MalformedRequest(RequestError, ValueError):
-    """A request, or its body, is not what HTTP says it is (RFC 9110 section 15.5.1)."""
+    """A request, or its body, breaks a rule of HTTP (RFC 9110 section 15.5.1)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(HTTPStatus.BAD_REQUEST, message)

@@ -45,7 +45,7 @@ class Host:
         return self.tested[-1]
 
     def names(self, *parts: str) -> Iterator[tuple[str, str, str | None]]:
-        """Yield the place, the name and the arguments of each name; None if it is not called.
+        """Yield the place, the name and the arguments of each name. Attributes have None.
 
         :param parts: by default all.
         """

@@ -1,4 +1,4 @@
-"""FastWorker, which takes the place of gunicorn's gthread worker; JSONLogger, for any worker."""
+"""FastWorker, which replaces gunicorn's gthread worker, and JSONLogger, for any worker."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ else:
     _exported = exports_on_demand(__name__, {"FastWorker": ".worker", "JSONLogger": ".json_log"})
 
     def __getattr__(name: str) -> object:
-        # gunicorn's command asks for the class first of all, and prints a RuntimeError as a
-        # sentence; an import that fails in the worker's modules would be a traceback.
+        # gunicorn's command loads the class first of all, and prints a RuntimeError as a
+        # sentence. An import that fails in the worker's modules would be a traceback.
         if name in __all__:
             check_gunicorn(name)
         return _exported(name)

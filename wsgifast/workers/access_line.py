@@ -131,7 +131,9 @@ def _is_of_message(formatter: logging.Formatter) -> bool | None:
 
 
 def compiled(text: str, log: Any) -> LineMaker | None:
-    """Return a function that makes the lines of an access log format; None if it may be malformed.
+    """Return a function that makes the lines of an access log format.
+
+    The result is None if the format may be malformed.
 
     :param log: gunicorn's logger.
     """
@@ -194,7 +196,7 @@ def _of_headers(headers: Any, name: str) -> object:
 
 
 def _of_environ(environ: dict[str, Any], name: str) -> object:
-    """Return the last value in the environ whose key, in lower case, is a name."""
+    """Return the last value in the environ under a name. Its case does not matter."""
     upper = name.upper()
     if upper in environ and name not in environ:
         return environ[upper]

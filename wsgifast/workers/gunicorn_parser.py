@@ -27,7 +27,7 @@ _CLIENT_ERRORS_ANSWERED_500 = (
     uwsgi_errors.UnsupportedModifier,
 )
 
-# The most bytes of a uwsgi packet: its head, and the largest size that the head can name.
+# The most bytes of a uwsgi packet: its header, and the largest size that the header can name.
 _UWSGI_BYTES = 4 + 0xFFFF
 
 
@@ -37,9 +37,9 @@ class GunicornParser:
     :param settings: gunicorn's, for the peers whose requests it parses.
     :param trusted: whether these peers are in forwarded_allow_ips: only they may use HTTP/2 without
         TLS.
-    :param checks_host: refuse requests whose Host header is missing, malformed or repeated; not
-        with uwsgi.
-    :param head_limit_bytes: the most bytes of a head, beside gunicorn's own limits.
+    :param checks_host: refuse requests with a missing, malformed or repeated Host header. Not with
+        uwsgi.
+    :param head_limit_bytes: the most bytes of request line and headers, beside gunicorn's limits.
     :ivar has_preface: whether a connection may begin with HTTP/2's preface.
     """
 
@@ -138,7 +138,7 @@ class Unreader:
     """The received bytes, as gunicorn's parsers read them.
 
     :ivar data: the bytes that have not been read.
-    :ivar sock: the client's socket, for hooks; None while a request is parsed.
+    :ivar sock: the client's socket, for hooks. None while a request is parsed.
     """
 
     __slots__ = ("data", "sock")
@@ -179,7 +179,7 @@ class _Persistence:
 
 
 def proxy_addresses(req: Any) -> dict[str, Any] | None:
-    """Return the environ keys of a PROXY header; None without one."""
+    """Return the environ keys of a PROXY header, or None without one."""
     if not req.proxy_protocol_info:
         return None
     return {k: v for k, v in proxy_environ(req).items() if v not in (None, "None")}

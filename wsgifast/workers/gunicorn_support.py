@@ -31,16 +31,16 @@ from .json_log import trusts_address
 _MUCH_WAITING_BYTES = 16 * 1024 * 1024
 
 
-# mallopt(3): M_MMAP_THRESHOLD, from which on blocks are returned at once; and M_TRIM_THRESHOLD,
-# the free memory at the end of the heap that is kept.
+# mallopt(3). Freed blocks of M_MMAP_THRESHOLD bytes or more return to the system at once. The heap
+# retains at most M_TRIM_THRESHOLD free bytes at its end.
 _THRESHOLDS = (-3, 4 * 1024 * 1024), (-1, 8 * 1024 * 1024)
 
 
 class Settings:
-    """A copy of gunicorn's configuration, in which reading a setting takes no function calls.
+    """A copy of gunicorn's configuration that reads a setting without a function call.
 
     The parser reads a dozen settings for each request. It would also look for the peer in
-    forwarded_allow_ips each time; :meth:`trusts` does that once for each connection.
+    forwarded_allow_ips each time. :meth:`trusts` does that once for each connection.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -48,7 +48,7 @@ class Settings:
         for name, setting in cfg.settings.items():
             if not hasattr(type(cfg), name):  # computed ones stay with the original
                 setattr(self, name, setting.get())
-        # gunicorn replaces values that are not positive or above its own limit by that limit; but
+        # gunicorn replaces values that are not positive or above its own limit by that limit. But
         # 0 for the request line means any length.
         line, fields = self.limit_request_line, self.limit_request_fields
         self.most_line_bytes = line if 0 < line <= MAX_REQUEST_LINE else MAX_REQUEST_LINE
@@ -77,7 +77,7 @@ class Settings:
 
 
 def environ_part(settings: Settings) -> dict[str, Any]:
-    """Return what gunicorn puts into every environ of a worker."""
+    """Return the keys that gunicorn puts into every environ of a worker."""
     return {
         "wsgi.errors": _Errors(settings),
         "wsgi.multiprocess": settings.workers > 1,
@@ -143,8 +143,8 @@ class MemoryReturn:
 class _Errors:
     """`wsgi.errors`: makes gunicorn's own stream when something is written.
 
-    One stream for all requests would keep the old file when logs are reopened (SIGUSR1); one for
-    each request would cost more than the rest of the environ.
+    One stream for all requests would write to the old file when logs are reopened (SIGUSR1). One
+    for each request would cost more than all other keys of the environ.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -179,7 +179,7 @@ def arbiters_signals(arbiter: Any) -> Callable[[], list[int]]:
     return pending_signals
 
 
-# Error pages: with valid heads, and without gunicorn's own line in the access log.
+# Error pages: with valid headers, and without gunicorn's own line in the access log.
 
 _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 
@@ -187,8 +187,8 @@ _END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
 class ErrorPage:
     """The socket to which gunicorn writes a whole error page in one call.
 
-    From Python 3.14 on the page's head ends with a bare LF, which RFC 9112 section 2.2 forbids
-    servers to send: textwrap.dedent() takes the CR of the template's empty line for white space
+    From Python 3.14 on the page's headers end with a bare LF, which RFC 9112 section 2.2 forbids
+    servers to send. textwrap.dedent() takes the CR of the template's empty line for white space
     (gunicorn.util.write_error).
 
     :param send: see :meth:`.Channel.send_error`.
@@ -216,12 +216,12 @@ class ErrorPage:
 
 
 class RecordingWorker:
-    """Stands in for the worker in its handle_error(): keeps the access log's line, writes none.
+    """Replaces the worker in its handle_error(). It stores the access log's line and writes none.
 
-    gunicorn would log a line without the path, before the answer is sent.
+    gunicorn would log a line without the path, before the response is sent.
 
     :param worker: has all other attributes.
-    :ivar status: of the answer, as the access log got it.
+    :ivar status: of the response, as the access log got it.
     :ivar line: the arguments of access().
     """
 
@@ -245,7 +245,7 @@ class _RecordingLog:
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], elapsed: Any) -> None:
         self._recording.status = resp.status
-        environ["wsgi.input"] = None  # both objects refer to each other, and keep what they have
+        environ["wsgi.input"] = None  # both objects refer to each other, and would leak
         self._recording.line = resp, req, environ, elapsed
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Checks of the installed gunicorn: what FastWorker uses of it, and whether it is tested.
+"""Checks of the installed gunicorn: the names that FastWorker uses, and whether it is tested.
 
-Importable with any gunicorn and without one: the error for an unsupported version must not fail
-on it.
+This module can be imported with any gunicorn and without one, because it makes the error for an
+unsupported version.
 """
 
 from __future__ import annotations

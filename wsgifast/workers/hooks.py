@@ -23,9 +23,9 @@ from .gunicorn_support import Settings
 def pre_request(
     settings: Settings, worker: Any
 ) -> Callable[[Exchange, AcceptedSocket], object] | None:
-    """Return what calls the hook before the app, and applies its changes to the request.
+    """Return a function that calls the hook before the app, and applies its changes.
 
-    :returns: None if the hook is gunicorn's default, whose debug line would not be logged.
+    :returns: None if the hook is gunicorn's default and its debug line would not be logged.
     """
     hook = settings.pre_request
     if hook is PreRequest.default:  # it changes nothing
@@ -50,7 +50,7 @@ def pre_request(
 
 
 def post_request(settings: Settings, worker: Any) -> Callable[..., object] | None:
-    """Return what calls the hook after the app; None if it is gunicorn's, which does nothing."""
+    """Return a function that calls the hook after the app, or None for gunicorn's empty hook."""
     hook = settings.post_request
     if hook is PostRequest.default:
         return None

@@ -2,12 +2,12 @@
 
 For a short request, gunicorn's parser takes as long as everything else together. Most requests are
 plain: a known method, a path, header names of letters, digits and hyphens, none of them twice, and
-no body or one of a known length. Every parser reads such a head in the same way, and llhttp is the
-fastest.
+no body or one of a known length. Every parser reads such a request in the same way, and llhttp is
+the fastest.
 
 A plain request is one that gunicorn accepts with any settings. gunicorn's parser gets all other
-requests from their first byte on, also those that llhttp refuses. So every request
-is parsed as gunicorn would parse it, and refused requests get gunicorn's answers.
+requests from their first byte on, also those that llhttp refuses. So every request is parsed as
+gunicorn would parse it, and refused requests get gunicorn's error responses.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _METHODS = {name.encode(): name for name in PLAIN_METHODS}
 _HTTP11 = (1, 1)
 _HTTP2 = (2, 0)
 _VERSIONS = {b" HTTP/1.1\r\n": _HTTP11, b" HTTP/1.0\r\n": (1, 0)}
-# Errors by which a request turns out not to be plain: llhttp's own; no or several targets; an
-# unknown method or name.
+# Errors that show that a request is not plain: llhttp's own, no or several targets, an unknown
+# method or name.
 _UNSUPPORTED = (HttpParserError, HttpParserUpgrade, KeyError, ValueError)
 
 
@@ -70,7 +70,7 @@ class HttptoolsParser:
                 "limit_request_field_size": settings.most_field_bytes,
             },
         )
-        # Unused readers; one that was taken belongs to its thread.
+        # Unused readers. A reader in use belongs to its thread.
         self._readers: list[_Reader] = []
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
@@ -87,7 +87,9 @@ class HttptoolsParser:
         return exchange or self._gunicorn.parse_stream(received, plain, peer, number)
 
     def _take_plain(self, head: PlainHead, peer: Any, number: int) -> Exchange | None:
-        """Make a request of a head on a stream; None if this worker's settings make it special.
+        """Make a request from the headers of a stream.
+
+        Return None if this worker's settings make it special.
 
         :raises MalformedRequest: for its Host header.
         """
@@ -123,7 +125,7 @@ class HttptoolsParser:
         return scheme, scheme_headers
 
     def _parse_plain(self, data: bytes, peer: Any, number: int) -> Exchange | None:
-        """Parse a request; None if it is not plain.
+        """Parse a request. Return None if it is not plain.
 
         :raises MalformedRequest: for its Host header.
         """
@@ -148,8 +150,8 @@ class HttptoolsParser:
         # One space between the parts of the request line, and no empty line before it.
         line_end = len(method) + len(target) + 10
         version = _VERSIONS.get(head[line_end - 9 : line_end + 2])
-        # A header that comes again, or goes on in the next line (RFC 9112 section 5.2), makes fewer
-        # headers than lines; one that ends at a lone LF makes more.
+        # A repeated header, or one that goes on in the next line (RFC 9112 section 5.2), makes
+        # fewer headers than lines. One that ends at a lone LF makes more.
         count = head.count(b"\r\n") - 2
         declared = fields.get("CONTENT_LENGTH")
         length = 0 if declared is None else parse_length(declared)
@@ -188,9 +190,9 @@ class HttptoolsParser:
 
 
 class PlainRequest:
-    """A request with what gunicorn's own offers to hooks, loggers and error pages.
+    """A request with the attributes of gunicorn's own for hooks, loggers and error pages.
 
-    A hook may add attributes, and assign those that there are.
+    A hook may add attributes, and assign existing ones.
 
     :ivar body: `wsgi.input`, from the hooks on.
     """
@@ -258,7 +260,7 @@ class PlainRequest:
 
 
 class _Reader:
-    """An llhttp parser for one request at a time, and what it has found.
+    """An llhttp parser for one request at a time, and its results.
 
     Its callbacks are methods of plain containers, which cost less than functions in Python.
     """
@@ -277,5 +279,5 @@ _keys = PlainKeys()
 
 
 def _longest_line(head: bytes) -> int:
-    """How long the longest is; gunicorn's parsers count up to four bytes more."""
+    """Return the length of the longest. gunicorn's parsers count up to four bytes more."""
     return max(map(len, head.split(b"\r\n")))

@@ -34,7 +34,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
     """
 
     FORMAT = "%(json)s"
-    # gunicorn's own class escapes quotes as Apache's format needs it; JSON has its own rules.
+    # gunicorn's own class escapes quotes as Apache's format needs it. JSON has its own rules.
     atoms_wrapper_class = dict
 
     def __new__(cls, cfg: Any) -> JSONLogger:
@@ -71,7 +71,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
     def fields(
         self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
     ) -> dict[str, Any]:
-        """Return what is logged of a request, except the time; None and "" are left out.
+        """Return the logged values of a request, except the time. None and "" are left out.
 
         Names are OpenTelemetry's where there is one (semantic conventions, HTTP attributes).
         """
@@ -112,7 +112,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
     def _client(self, peer: str, forwarded: str) -> str:
         """Return the address of a client, behind the proxies that gunicorn trusts.
 
-        :param peer: the address of the connection's other end; none for a Unix socket.
+        :param peer: the address of the connection's other end. None for a Unix socket.
         :param forwarded: X-Forwarded-For, to which each proxy adds its own peer at the end.
             Anything before the address of an untrusted peer may be invented.
         """

@@ -1,8 +1,8 @@
-"""FastWorker's metrics: what it records of requests, and what it reports of itself.
+"""FastWorker's metrics of requests and of the worker itself.
 
 Each request is recorded once. Once a second a thread collects the server's figures, and writes all
 metrics into the files that the exporter reads (wsgifast.metrics.exporter). A WSGIFast in the app
-whose back end is OpenTelemetry, or prometheus_client's own registry, collects these figures too.
+with OpenTelemetry or prometheus_client's own registry as its back end collects these figures too.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
         directory = check(wanted, os.getpid())
     except (ConfigurationError, MissingExtra) as error:
         raise InvalidWorkerOption(str(error)) from None
-    # Imported here, where an error can be reported; a worker of another user may not be allowed to.
+    # Imported here, where an error can be reported. A worker of another user may not be allowed to.
     from ..metrics import prometheus  # noqa: F401
 
     hand_over(directory, cfg.uid, cfg.gid)
 
 
 class WorkerCollector:
-    """Collects a worker's metrics; any thread may call."""
+    """Collects a worker's metrics. Any thread may call."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -183,7 +183,7 @@ class ResponseRecorder:
             application.app = partial(call_noting_pattern, application.app)
 
     def record(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
-        """Record a request whose response has been sent, as far as it ever will be.
+        """Record a request after the last byte of its response.
 
         :param now: monotonic.
         """
@@ -219,9 +219,9 @@ class ResponseRecorder:
     def _record_other(
         self, output: OutputQueue, exchange: Exchange, environ: dict[str, Any], now: float
     ) -> None:
-        """Record a request that has waited in a proxy's queue, or whose response went wrong."""
+        """Record a request that has waited in a proxy's queue or has failed."""
         error, resp = output.error, exchange.resp
-        status, size = 500, 0  # the answer to what the app has raised is not the app's
+        status, size = 500, 0  # the response to an error of the app is not the app's
         if resp is not None and resp.status is not None:
             status, size = resp.status_code, resp.sent
         elif resp is not None and error is None:
@@ -284,7 +284,7 @@ def start_reporting(
 
 
 def state_of(server: Server, worker: Any) -> State:
-    """A worker's state, for probes; any thread may call."""
+    """A worker's state, for probes. Any thread may call."""
     return State(
         os.getpid(),
         worker.beaten_at,

@@ -1,4 +1,4 @@
-"""FastWorker's options: what they may be, from gunicorn's configuration, as the server has them.
+"""FastWorker's options: their checks, and their values from gunicorn's configuration.
 
 They are class attributes, and plain names in gunicorn's configuration file, beside its settings.
 gunicorn ignores names that it does not know. It runs the file as a module. The names in it are read
@@ -90,7 +90,7 @@ def check_settings(cfg: Any) -> None:
 
 
 def check_names(names: Mapping[str, Any]) -> None:
-    """Refuse a value whose name is nearly an attribute's: it would have no effect.
+    """Refuse a value with a name that is nearly an attribute's: it would have no effect.
 
     No other name is refused, since subclasses and configurations may have names of their own.
 
@@ -115,12 +115,12 @@ def check_names(names: Mapping[str, Any]) -> None:
 _config: str | None = None
 # Each class's options as they are without a configuration.
 _own: dict[type, dict[str, Any]] = {}
-# The options of the last valid configuration; empty until there is one.
+# The options of the last valid configuration. Empty until there is one.
 _in_use: dict[str, Any] = {}
 
 
 def name_module(config: str | None) -> bool:
-    """Set at the start which module is the configuration; return whether it is not a file's.
+    """Set at the start which module is the configuration. Return whether it is not a file's.
 
     In that case :func:`configure` could not read it before, and has to be called again.
 

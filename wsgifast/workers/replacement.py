@@ -24,15 +24,15 @@ Each worker shares one byte with it, its *stage*, in memory made before the fork
 - RELEASED: a successor serves. Set by the arbiter, just before it sends SIGTERM.
 
 *Old* workers are those that a reload has found, and those that retire. While there is one, the
-arbiter starts a spare worker, waits until it is READY, and ends the oldest of the old ones; then
-it does so again. If a worker ends while it is BOOTING and others serve, the arbiter does not halt:
-it tries again after a second, and after twice as long each time.
+arbiter starts a spare worker, waits until it is READY, and ends the oldest of the old ones. Then
+it does so again. If a worker ends while it is BOOTING and others serve, the arbiter does not halt.
+It tries again after a second, and after twice as long each time.
 
-Some workers cannot run beside their predecessor: each has a number, a lock or a port of its own. If
-a successor of a RETIRING worker fails, or the pre_fork hook does, the arbiter ends the old worker
-and then starts the successor, once: another failure has another reason. If the successor is BROKEN,
-the old worker serves on. With ``end_old_worker_first`` all workers are replaced in this order, one
-after the other, and each has the graceful_timeout to end.
+Some workers cannot run beside their predecessor, since each has a number, a lock or a port of its
+own. If a successor of a RETIRING worker fails, or the pre_fork hook does, the arbiter ends the old
+worker and then starts the successor. It does so once, because another failure has another reason.
+If the successor is BROKEN, the old worker continues to serve. With ``end_old_worker_first`` all
+workers are replaced in this order, one after the other, and each has the graceful_timeout to end.
 
 A pre_fork hook may give a successor the number of an old worker, as an attribute of the worker. Its
 files are named by that number, and the old worker's exit would delete them. So the arbiter keeps
@@ -59,7 +59,7 @@ from ..metrics.health import resident_bytes
 BOOTING, READY, RETIRING, RELEASED, BROKEN = range(5)
 #: A released worker's last responses may take this many graceful timeouts.
 PATIENCE = 10
-# Until the next try after a new worker has failed; doubled each time.
+# Until the next try after a new worker has failed. Doubled each time.
 _FIRST_RETRY_S = 1.0
 _LAST_RETRY_S = 60.0
 # Each worker's lifetime is up to this part shorter: those that started together do not end
@@ -72,8 +72,8 @@ class Life:
 
     Made in the arbiter, before the fork.
 
-    :param max_rss_bytes: of resident memory, shared pages included; `math.inf` for none.
-    :param max_lifetime_s: seconds; `math.inf` for none.
+    :param max_rss_bytes: of resident memory, shared pages included. `math.inf` for no limit.
+    :param max_lifetime_s: seconds. `math.inf` for no limit.
     """
 
     def __init__(self, max_rss_bytes: float, max_lifetime_s: float) -> None:
@@ -159,7 +159,7 @@ def log_missing_arbiter(log: Any) -> None:
 
 
 class ReplacingArbiter(Arbiter):  # type: ignore[misc]
-    """gunicorn's arbiter; see the module's theory of operation."""
+    """gunicorn's arbiter. See the module's theory of operation."""
 
     # Process ids: of workers older than the last reload, and of those that end.
     _outdated: set[int]
@@ -174,13 +174,13 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     # until a new worker is ready.
     _is_alone = False
     _has_tried_alone = False
-    # The process id of an old worker whose successor is started after its end.
+    # The process id of an old worker that ends before its successor starts.
     _awaited = 0
     # A worker that is not forked yet, and its numbers: an old worker has one of them.
     _made: tuple[Any, dict[str, object]] | None = None
 
     def reload(self) -> None:
-        """Read the configuration again; :meth:`manage_workers` replaces the workers."""
+        """Read the configuration again. :meth:`manage_workers` replaces the workers."""
         self._reads_configuration = True
         try:
             super().reload()
@@ -251,7 +251,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             self.worker_class = worker_class
 
     def _twin(self, numbers: dict[str, object]) -> Any:
-        """Return an old worker that has one of a new worker's numbers; None if there is none."""
+        """Return an old worker that has one of a new worker's numbers, or None."""
         workers = list(self.WORKERS.values())
         for name, number in numbers.items():
             theirs = [(vars(worker).get(name), worker) for worker in workers]
@@ -272,7 +272,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             pass
 
     def _manage_one(self) -> bool:
-        """Start or end one worker, if that is due; whether there may be more to do."""
+        """Start or end one worker, if that is due. Return whether there may be more to do."""
         workers = sorted(self.WORKERS.values(), key=lambda worker: worker.age)
         self._ending &= self.WORKERS.keys()
         self._outdated &= self.WORKERS.keys()

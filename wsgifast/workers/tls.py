@@ -1,4 +1,4 @@
-"""The TLS context of a worker: renewed when its files change; the last valid one is kept."""
+"""The TLS context of a worker. It is renewed when its files change, if they are valid."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _READS = 5
 class TLSContexts:
     """Makes gunicorn's TLS context, anew only when one of its files has changed.
 
-    gunicorn makes one for each connection, which reads the certificate each time; a renewed
-    certificate is then used without a restart, and still is here. Files that do not work, such as a
-    certificate whose key has not been replaced yet, are logged once; what worked before goes on.
-    The arbiter makes the first one, so that a worker has one even if it starts after the files have
-    been broken, or may not read the key.
+    gunicorn makes one for each connection, which reads the certificate each time. A renewed
+    certificate is then used without a restart, and so it is here. Invalid files, such as a new
+    certificate beside an old key, are logged once. The last valid context stays in use. The arbiter
+    makes the first one, so that a worker has one even if it starts with invalid files, or may not
+    read the key.
 
     :param cfg: gunicorn's configuration.
     """
@@ -39,10 +39,10 @@ class TLSContexts:
         self._error: Exception | None = None
 
     def current(self) -> ssl.SSLContext:
-        """The context for a connection that begins now.
+        """Return the context for a connection that begins now.
 
-        :raises OSError, ValueError: if there has never been one that works (ssl.SSLError is an
-            OSError), or what the `ssl_context` hook raises.
+        :raises OSError, ValueError: if there has never been a valid one. ssl.SSLError is an
+            OSError. Errors of the `ssl_context` hook are raised too.
         """
         with self._lock:
             if self._look() != self._stamps:
@@ -57,7 +57,7 @@ class TLSContexts:
 
     def _renew(self) -> None:
         for _ in range(_READS):
-            # Looked at before they are read: what is replaced meanwhile is read again next time.
+            # Looked at before they are read. Files replaced meanwhile are read again next time.
             self._stamps = self._look()
             try:
                 TLSContexts.last_good = gunicorn_sock.ssl_context(self._cfg)

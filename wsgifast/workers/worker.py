@@ -103,7 +103,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     all options, and docs/reference/fastworker.md shows them in tables.
     """
 
-    # Options that are used here; :func:`declare` sets all of them.
+    # Options that are used here. :func:`declare` sets all of them.
     max_rss_bytes: float
     max_lifetime_s: float
     end_old_worker_first: bool
@@ -115,10 +115,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     server: Server | None = None
     application: Application | None = None
     _responses: ResponseRecorder | None = None
-    # What a hook has added to the number of requests; and gunicorn's setting, or a hook's.
+    # The number that a hook has added to the number of requests. And gunicorn's setting, or a
+    # hook's.
     _nr_before = 0
     _max_requests = sys.maxsize
-    # The main thread's last heartbeat; monotonic.
+    # The monotonic time of the main thread's last heartbeat.
     beaten_at = 0.0
 
     # Called by gunicorn before any worker is started.
@@ -132,7 +133,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def check_config(cls, cfg: Any, log: Any) -> None:
         """Refuse a configuration, or a gunicorn, that cannot work.
 
-        A line in the log says what differs with an untested gunicorn or h2.
+        A line in the log names the differences with an untested gunicorn or h2.
 
         :raises UnsupportedGunicorn: for a version that is too old, or lacks a name that we use.
         :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
@@ -178,7 +179,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             cfg.set("worker_tmp_dir", _MEMORY_FILES)
 
     def __init__(self, *args: Any) -> None:
-        # The number of the request whose post_request hook runs in a thread; 0 without one.
+        # For each thread, the number of the request in a post_request hook, or 0.
         self.of_hook = threading.local()
         super().__init__(*args)  # in the arbiter still
         self._limit = ""  # that was reached
@@ -197,7 +198,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     @property
     def nr(self) -> int:
-        """The number of requests; in a post_request hook, the number of its own request."""
+        """The number of requests. In a post_request hook, the number of its own request."""
         return self._nr_before + self._served()
 
     @nr.setter
@@ -233,7 +234,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         super(gthread.ThreadWorker, self).init_process()
 
     def init_signals(self) -> None:
-        """Set the worker's handlers; a signal that came before ends the worker too."""
+        """Set the worker's handlers. A signal that arrived before ends the worker too."""
         pending_signals = arbiters_signals(running_arbiter())
         super().init_signals()
         for number in pending_signals():
@@ -285,7 +286,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             sys.exit(1)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """SIGTERM: finish what is running, then end."""
+        """SIGTERM: finish running requests, then end."""
         self.alive = False
         if self.server is None:
             sys.exit(0)  # the app is still being imported: there are no requests to finish
@@ -296,11 +297,11 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             self.server.stop()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
-        """SIGQUIT, SIGINT: end now, even if apps run; see :meth:`Server.end_now`."""
+        """SIGQUIT, SIGINT: end now, even if apps run. See :meth:`Server.end_now`."""
         super(gthread.ThreadWorker, self).handle_quit(sig, frame)
 
     def _beat(self) -> bool:
-        """Send gunicorn's heartbeat; return whether the worker goes on."""
+        """Send gunicorn's heartbeat. Return whether the worker goes on."""
         self.beaten_at = time.monotonic()
         self.notify()
         if self.server is not None:
@@ -384,12 +385,12 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     # Callbacks of the application.
 
     def _answer_error(self, channel: Channel, req: Any, error: Any) -> tuple[str, int]:
-        """Let gunicorn log an error and answer it; returns the status and the size of the page."""
+        """Let gunicorn log and answer an error. Return the status and the size of the page."""
         page = ErrorPage(channel.send_error)
         recording = RecordingWorker(self)
         type(self).handle_error(recording, req, page, channel.connection().peer, error)
         if req is None and recording.line is not None:
-            # The request could not be read to its end; gunicorn has what there is of it.
+            # The request could not be read to its end. gunicorn has the received part of it.
             resp, req, environ, elapsed = recording.line
             environ.setdefault("PATH_INFO", decoded_path(req.path or ""))
             environ.setdefault("wsgi.url_scheme", req.scheme)
