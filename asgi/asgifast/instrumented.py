@@ -289,7 +289,7 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
     if route is None:
         return None
     own_notes = scope.get("fastapi")
-    if isinstance(own_notes, Mapping):
+    if own_notes is not None and isinstance(own_notes, Mapping):  # slow for other types
         # A newer FastAPI puts a route there without the prefixes of include_router().
         included = own_notes.get("effective_route_context")
         if getattr(included, "original_route", None) is route:
@@ -301,7 +301,7 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
     # A Mount's own route has its path in the root path already.
     if getattr(route, "routes", None) is not None:
         path = ""
-    prefix = mounted.removeprefix(root_path).rstrip("/")
+    prefix = "" if mounted == root_path else mounted.removeprefix(root_path).rstrip("/")
     if prefix:
         own = getattr(route, "param_convertors", {})
         for name, value in scope.get("path_params", {}).items():
