@@ -295,7 +295,7 @@ def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench)
         yield b"second"
         output = client.near.output
         assert output.delayed is not None
-        lock, taken = output.lock, output.delayed.take()
+        lock, taken = output.lock, output.delayed.pop_all()
         assert taken == b"second"
 
         class Held:

@@ -116,7 +116,7 @@ def test_head_over_the_limit_is_refused_with_431(parser: str, step: int) -> None
     assert make().feed(GET + b"X: %b\r\n\r\n" % (b"a" * 900) + GET) is COMPLETE
     found, data = make(), GET + b"X: %b\r\n\r\n" % (b"a" * 4100)
     with pytest.raises(RequestError) as raised:
-        list(map(found.take, (data[at : at + step] for at in range(0, len(data), step))))
+        list(map(found.feed, (data[at : at + step] for at in range(0, len(data), step))))
     assert raised.value.status == 431
 
 
