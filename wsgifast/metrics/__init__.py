@@ -1,4 +1,4 @@
-"""Metrics: their catalogue, what records and collects them, and the back ends."""
+"""Metrics: their catalogue, their recording and collection, and the back ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "RequestMetrics",
 ]  # fmt: skip
 
-# The back ends are imported when they are asked for.
+# The back ends are imported on first use.
 
 _METHODS = ("begin", "record", "count_length_error", "count_client_left")
 

@@ -7,15 +7,15 @@ into one file for each kind: otherwise each scrape would have to read more files
 Theory of operation
 -------------------
 Merging. The merged file is written under a temporary name. Then a plan, which names the files that
-it replaces, is put in place by one rename. Before the rename nothing has changed; after it only
+it replaces, is put in place by one rename. Before the rename nothing has changed. After it only
 steps remain that can be repeated. If the exporter is killed in between, the next one finds the plan
 and carries it out before it reads any of the files. A file that the plan could not remove is left
 out of scrapes.
 
-Reading. A process only adds entries to its files, and an entry keeps its place. So the keys of a
-file are parsed once, and again when it has grown; a scrape in between only reads the numbers, and
-adds those of one key. prometheus_client's own code would parse every entry of every process at each
-scrape. It is left the gauges, which are few, and have rules of their own.
+Reading. A process only adds entries to its files, and an entry never moves. So the keys of a file
+are parsed once, and again when it has grown. A scrape in between only reads the numbers, and adds
+those of one key. prometheus_client's own code would parse every entry of every process at each
+scrape. It reads only the gauges, which are few, and have rules of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ with needs("wsgifast.metrics.aggregation", "prometheus_client", "prometheus"):
     from prometheus_client.mmap_dict import MmapedDict
     from prometheus_client.multiprocess import MultiProcessCollector
 
-# Kinds whose values are added up, also those of processes that have ended; those of gauges are not.
+# Kinds with values that are added up, also those of ended processes. Gauges are not.
 _ADDED_UP = frozenset({"counter", "histogram", "summary"})
 # Reading a file that is being made, or was left unfinished, raises one of these.
 UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
@@ -58,10 +58,10 @@ _VALUE_BYTES = 8
 
 
 class Directory:
-    """The files of several processes; any thread may call.
+    """The files of several processes. Any thread may call.
 
-    :param own: whether wsgifast made the directory: then files of the app's own metrics are cleaned
-        up as well.
+    :param own: whether wsgifast made the directory. If so, files of the app's own metrics are
+        cleaned up as well.
     """
 
     def __init__(self, path: str, *, own: bool) -> None:
@@ -74,7 +74,7 @@ class Directory:
         self._replaced: set[str] = set()
 
     def text(self, accept: str = "") -> tuple[str, bytes]:
-        """The metrics of all processes, added up; and before it, its Content-Type.
+        """Return the Content-Type, and the metrics of all processes, added up.
 
         :param accept: the client's Accept header.
         """

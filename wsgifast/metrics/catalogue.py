@@ -76,11 +76,11 @@ REQUEST_LABELS: Final = {
 
 # Replaces a label's value that is outside a known list, or beyond a limit.
 OTHER: Final = "_OTHER"
-# The http_route of a request whose framework has no URL pattern for it.
+# The http_route of a request without a URL pattern of its framework.
 UNKNOWN: Final = "unknown"
 
-# The states of a connection: `head` and `body` wait for the rest of a request, `running` has its
-# app, or waits for a thread; `closing` has sent all, and the client closes first.
+# The states of a connection. `head` and `body` wait for further bytes of a request. `running` is in
+# its app, or waits for a thread. `closing` has sent all, and the client closes first.
 CONNECTION_STATES: Final = (
     "handshake", "idle", "head", "body", "running", "sending", "closing", "http2",
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""The values of metrics at the moment when they are collected, and who collects them once a second.
+"""The values of metrics when they are collected, and a thread that collects them once a second.
 
-A collector is called at a scrape, or once a second in prometheus_client's multiprocess mode; never
-at a request. Until then, a number that exists already costs nothing.
+A collector is called at a scrape, or once a second in prometheus_client's multiprocess mode, but
+never at a request. Until then, a number that exists already costs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .catalogue import CATALOGUE, Metric
 
-_PERIOD_S = 1.0  # of what is called once a second
+_PERIOD_S = 1.0  # of the functions that are called once a second
 
 
 class Distribution(NamedTuple):
@@ -35,8 +35,8 @@ class Distribution(NamedTuple):
 class Histogram:
     """Values that are counted into the buckets of a metric.
 
-    :ivar metric: whose they are.
-    :ivar new: those that are not counted yet.
+    :ivar metric: the metric of the values.
+    :ivar new: values that are not counted yet.
     """
 
     __slots__ = ("_counts", "_total", "metric", "new")
@@ -48,7 +48,7 @@ class Histogram:
         self._total = 0.0
 
     def sort(self) -> None:
-        """Count what is new; a bound belongs to its bucket."""
+        """Count the new values. A bound belongs to its bucket."""
         values = self.new
         self._total += sum(values)
         values.sort()
@@ -109,7 +109,7 @@ def points_of(name: str, values: Mapping[str, float]) -> Iterator[Point]:
 
 
 class ConnectionCounters:
-    """What a server counts of its connections.
+    """A server's counters of its connections.
 
     Additions take no lock: CPython switches threads only at calls and at the end of loops, and an
     addition to an attribute contains neither.
@@ -117,7 +117,7 @@ class ConnectionCounters:
     :ivar accepted: connections accepted.
     :ivar connections_refused: of these, closed at once, as their address had too many.
     :ivar sendfile_bytes: bytes of files sent by sendfile.
-    :ivar timeouts: connections ended by a timeout, by what they were waiting for.
+    :ivar timeouts: connections ended by a timeout, by the reason of their wait.
     :ivar refused: requests answered with an error in place of the app's response, by status.
     """
 
@@ -129,7 +129,7 @@ class ConnectionCounters:
         self.refused = Counter[int]()
 
     def collect(self) -> Iterator[Point]:
-        """The points of all but the connections' number; any thread may call."""
+        """Return all points, except the number of connections. Any thread may call."""
         yield point("wsgifast_sendfile_bytes_total", self.sendfile_bytes)
         yield from points_of("wsgifast_timeouts_total", self.timeouts.copy())
         for status, count in self.refused.copy().items():
@@ -159,7 +159,7 @@ class Failures:
 
 
 class Periodic:
-    """Calls functions in turn. One that fails is called again; its failure is logged once.
+    """Calls functions in turn. One that fails is called again, and its failure is logged once.
 
     The thread is a daemon. It does not survive a fork.
     """

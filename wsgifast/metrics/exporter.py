@@ -1,8 +1,8 @@
 """The exporter: the process that is scraped, for all workers of one server.
 
-It is a separate process, so that a scrape waits for no worker, and is answered even if all workers
-are stuck. It ends once the arbiter has ended. The first worker that finds no exporter starts one
-(setup.py); it holds a lock as long as it lives, so there is only one.
+It is a separate process, so that a scrape waits for no worker, and gets a response even if all
+workers are stuck. It ends once the arbiter has ended. The first worker that finds no exporter
+starts one (setup.py). It locks a file as long as it lives, so there is only one.
 
 If another process has the address, such as the exporter of a server that this one replaces (USR2),
 it tries again until the address is free.
@@ -35,16 +35,17 @@ logger = logging.getLogger("wsgifast.metrics")
 
 # While it waits for the address.
 _LOOK_EVERY_S = 0.2
-# Whether the server has ended or wants to be scraped at another address; which workers are dead.
+# Whether the server has ended or wants to be scraped at another address, and which workers are
+# dead.
 _CHECK_EVERY_S = 0.5
 # How long a client may take for its request.
 _REQUEST_TIMEOUT_S = 10
-# Clients at a time; the oldest gives way to one more. Prometheus and probes are a few.
+# Clients at a time. A new client replaces the oldest. Prometheus and probes are a few.
 _MOST_CLIENTS = 64
 
 
 def main(export: str) -> None:
-    """Serve until the server has ended; the exporter's whole life.
+    """Serve until the server has ended. This is the exporter's whole life.
 
     :param export: an :class:`Export`, as JSON.
     """
@@ -103,7 +104,7 @@ class _Exporter:
 
 class _Handler(WSGIRequestHandler):
     timeout = _REQUEST_TIMEOUT_S
-    wbufsize = -1  # head and body are sent together
+    wbufsize = -1  # headers and body are sent together
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: there would be a line every few seconds."""
@@ -146,7 +147,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         with self._clients_lock:
             self._clients.append(request)
             if len(self._clients) > _MOST_CLIENTS:
-                with contextlib.suppress(OSError):  # it has left; else its thread sees the end
+                with contextlib.suppress(OSError):  # it has left, or its thread sees the end
                     self._clients.pop(0).shutdown(socket.SHUT_RDWR)
         try:
             super().process_request(request, client_address)
@@ -172,7 +173,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., Iterable[bytes]]:
     """The WSGI app: the metrics, the probes and the slow clients.
 
-    :param log: called with what keeps the metrics from being read.
+    :param log: called with an error that prevents reading the metrics.
     """
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""The processes of a server: which of them live, the state of each, and the answers to probes.
+"""The processes of a server: which of them live, the state of each, and the responses to probes.
 
 A server is *dead* when all its workers have been silent for twice the arbiter's timeout: only a
 restart helps then. A worker's main thread gives a sign of life each second, also while its other
@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
-# A worker whose last sign of life is older answers nobody: its interpreter stands still.
+# A worker with an older sign of life does not respond: its interpreter stands still.
 _SILENT_S = 10.0
 # What the metrics address answers by them.
 PATHS = ("/livez", "/readyz", "/clients")
@@ -45,13 +45,13 @@ def name_of_process(pid: int) -> str:
 
 
 def pid_in(name: str) -> int | None:
-    """The pid of a process by its name; None if it is none of ours."""
+    """Return the pid of a process by its name, or None if it is not one of ours."""
     found = _NAME.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def is_alive(name: str) -> bool:
-    """Whether the process of that name is there, and no zombie; True if that cannot be known."""
+    """Return whether the process of that name lives and is not a zombie. True if unknown."""
     found = _NAME.fullmatch(name)
     if found is None:
         return False
@@ -81,7 +81,7 @@ def processes(directory: str) -> set[str]:
 
 
 def _started(pid: int) -> int | None:
-    """In ticks since the system's start; None for a zombie, and without /proc.
+    """Return ticks since the system's start, or None for a zombie and without /proc.
 
     :raises OSError: if too many files are open, for example.
     """
@@ -95,7 +95,7 @@ def _started(pid: int) -> int | None:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process; without /proc, the most it ever had."""
+    """Return the resident memory of this process. Without /proc, the most it ever had."""
     try:
         with open("/proc/self/statm", "rb", 0) as file:
             pages = int(file.read(256).split()[1])  # proc_pid_statm(5)
@@ -106,13 +106,13 @@ def resident_bytes() -> int:
 
 
 class SlowClient(NamedTuple):
-    """A client that does not take its response as fast as it comes.
+    """A client that does not receive its response as fast as the app produces it.
 
     :ivar client: its address.
     :ivar path: of its request, without the query.
-    :ivar queued_bytes: that wait for it.
-    :ivar waited_s: for how long something has waited for it.
-    :ivar bytes_per_s: what it has taken since then, on average.
+    :ivar queued_bytes: bytes that wait for it.
+    :ivar waited_s: for how long bytes have waited for it.
+    :ivar bytes_per_s: its average rate since then.
     """
 
     client: str
@@ -126,10 +126,10 @@ class State(NamedTuple):
     """The state of a worker, as it has written it.
 
     :ivar beat_at: its main thread's last sign of life.
-    :ivar exhausted_since: since when no thread has been free; None while one is.
-    :ivar accepts: False if it is to end, or has as many connections as it may.
-    :ivar unready_after_s: for how long its threads may all be taken.
-    :ivar lost_after_s: what silence its arbiter would have ended long ago.
+    :ivar exhausted_since: since when no thread has been free. None while one is.
+    :ivar accepts: False if it must end, or has as many connections as it may.
+    :ivar unready_after_s: for how long its threads may all be busy.
+    :ivar lost_after_s: the silence after which its arbiter would have ended it long ago.
     :ivar slow_clients: the slowest of them.
 
     Times are the monotonic clock's, which all processes of a system share.
@@ -151,7 +151,7 @@ class State(NamedTuple):
 
 
 def liveness(workers: Sequence[State], now: float) -> tuple[bool, str]:
-    """Whether the server is alive, and why; one that has no worker yet is."""
+    """Return whether the server is alive, and why. A server without a worker yet is."""
     if workers and all(worker.silent_s(now) > worker.lost_after_s for worker in workers):
         silent_s = min(worker.silent_s(now) for worker in workers)
         return False, f"no worker has given a sign of life for {silent_s:.0f} s"
@@ -225,7 +225,7 @@ class Answer(NamedTuple):
 
 
 def answer(path: str, directory: str) -> Answer | None:
-    """The answer to a path by the states of the workers; None for a path that is not one of PATHS.
+    """Return the response to a path of PATHS by the states of the workers, or None.
 
     :param directory: where their files are.
     """
@@ -248,7 +248,7 @@ def answer(path: str, directory: str) -> Answer | None:
 
 
 def _files(directory: str) -> list[tuple[str, str]]:
-    """The states' files, each with its process; those that are being written, too."""
+    """Return the states' files with their processes, also files that are being written."""
     with os.scandir(directory) as entries:
         return [
             (entry.name.removeprefix(_PREFIX).partition(".")[0], entry.path)

@@ -1,11 +1,11 @@
-"""Instrumentation of WSGIFast: records each request when its response ends; and URL patterns.
+"""Instrumentation of WSGIFast: the record of each request when its response ends, and URL patterns.
 
-A list or tuple ends when the app returns it: the server sends it later by itself. Any other body
-ends when it is closed. What a server looks at in a body, its class, its len() and its file, stays
-the same.
+A list or tuple ends when the app returns it. The server sends it later. Any other body ends when it
+is closed. A server sees the same class, len() and file of a body as without metrics.
 
-A request's URL pattern is what its framework has matched, and never the path itself: clients can
-make up any number of paths. Patterns are few, and name the part of the app that has answered.
+A request's URL pattern is the one that its framework has matched. It is never the path itself,
+since clients can make up any number of paths. Patterns are few, and name the part of the app that
+has answered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("wsgifast")
 _FLASK, _BOTTLE, _DJANGO = "flask", "bottle", "django.core.handlers.base"
-# The modules of the frameworks whose patterns are noted by us.
+# The modules of the frameworks with patterns that we record.
 FRAMEWORKS = frozenset({_FLASK, _BOTTLE, _DJANGO})
 
 
@@ -52,7 +52,7 @@ class Instrumented:
         self._recording = Recording(recorder, spans, logger)
         # For requests that are recorded elsewhere, and have a span.
         self._tracing = Recording(None, spans, logger)
-        # Requests with this RECORDER are recorded elsewhere; None if a span may differ.
+        # Requests with this RECORDER are recorded elsewhere. None if a span may differ.
         self._recorded_by = recorder if spans is None else None
 
     def respond(self, respond: Respond, head: AppResponse) -> Iterable[bytes]:
@@ -136,7 +136,7 @@ def _record(
 def _followed(
     record: Callable[[int, int, bool], None], head: AppResponse, body: Any, wrapper: Any
 ) -> Iterable[bytes]:
-    """The body, whose request is recorded when it is closed.
+    """The body. Its close() records the request.
 
     :param wrapper: the server's, for files.
     """
@@ -173,7 +173,7 @@ def _followed(
 
 
 class _Body:
-    """A body whose chunks are counted as they are iterated."""
+    """A body that counts its chunks during iteration."""
 
     def __init__(self, end: Callable[..., None], body: Iterable[bytes]) -> None:
         self._end = end

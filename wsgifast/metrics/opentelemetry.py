@@ -1,7 +1,7 @@
-"""OpenTelemetry: requests as its metrics, and what is known of a body on the current span.
+"""OpenTelemetry: requests as its metrics, and the properties of a body on the current span.
 
-Only the API is used: what becomes of it is the configuration's of whoever instruments the app. Its
-semantic conventions for HTTP name what they have a name for.
+Only the API is used. The configuration of the app's instrumentation decides about exports. Metrics
+have the names of its semantic conventions for HTTP where these have one.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Instruments(RequestMetrics):
     """Records requests with OpenTelemetry's instruments too.
 
     Its histograms are synchronous: they record each request. Its counters and gauges are
-    asynchronous: they are collected from what is recorded here, and from the process's collectors,
-    such as FastWorker's. A histogram of the process records what its collector finds then.
+    asynchronous: they are collected from the records here, and from the process's collectors, such
+    as FastWorker's. A histogram of the process then records the values of its collector.
 
-    :param provider: of meters; None for the global one.
+    :param provider: the provider of meters. None for the global one.
     """
 
     def __init__(self, provider: metrics.MeterProvider | None = None) -> None:
@@ -44,7 +44,7 @@ class Instruments(RequestMetrics):
         self._duration = _histogram(meter, CATALOGUE["http_server_request_duration_seconds"])
         self._size = _histogram(meter, CATALOGUE["http_server_response_body_size_bytes"])
         self._found_lock = threading.Lock()
-        # By metric: what was collected for the first one that asked, until the others have asked.
+        # By metric: the points collected for the first callback, until the others have run.
         self._found: dict[str, list[Point]] = {}
         for metric in CATALOGUE.values():
             make = _observable(meter, metric)
@@ -79,8 +79,10 @@ class Instruments(RequestMetrics):
                 yield metrics.Observation(point.value, attributes)
 
     def _points(self, metric: Metric) -> list[Point]:
-        """The points of one metric. The SDK calls each instrument's callback in turn; all of them
-        get what was collected at once."""
+        """Return the points of one metric.
+
+        The SDK calls each instrument's callback in turn. All of them get points of one collection.
+        """
         with self._found_lock:
             if metric.name not in self._found:
                 self._found = {name: [] for name in CATALOGUE}
@@ -90,7 +92,7 @@ class Instruments(RequestMetrics):
 
 
 def _observable(meter: metrics.Meter, metric: Metric) -> Callable[..., object] | None:
-    """What makes the instrument of a metric that is asked for; there are no such histograms."""
+    """Return the factory of an asynchronous instrument. There are no such histograms."""
     if metric.kind == "counter":
         return meter.create_observable_counter
     if metric.kind == "histogram":
@@ -113,15 +115,15 @@ _SENT_AS = ATTRIBUTES["wsgifast_sent_as"]
 
 
 class CurrentSpans:
-    """Sets attributes on the span that is current when a request comes.
+    """Sets attributes on the span that is current when a request arrives.
 
-    It is the instrumentation's around the app: OpenTelemetry's WSGI and ASGI middleware. What ends
-    its span within the app, as its instrumentation of Flask and Django does, ends it before the
-    body is known; nothing is set then.
+    This is the span of the instrumentation around the app: OpenTelemetry's WSGI and ASGI
+    middleware. Its instrumentation of Flask and Django ends its span within the app, before the
+    body is known. No attribute is set then.
     """
 
     def current(self) -> object | None:
-        """The current span; None if it is not recording."""
+        """Return the current span, or None if it is not recording."""
         span = trace.get_current_span()
         return span if span.is_recording() else None
 

@@ -2,7 +2,7 @@
 
 A single process collects its points (values with labels) at each scrape. In prometheus_client's
 multiprocess mode (PROMETHEUS_MULTIPROC_DIR) a thread of each process writes them into its files
-once a second; the process that is scraped adds up the files of all.
+once a second. The scraped process adds up the files of all.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _lock = threading.Lock()
 
 
 def recorder() -> RequestMetrics:
-    """The metrics of this process's requests; the first call has them reported."""
+    """Return the metrics of this process's requests. The first call registers them."""
     global _recorder
     with _lock:  # functools.cache lets several threads make one each
         if _recorder is None:
@@ -101,12 +101,12 @@ def _bounds(metric: Metric) -> list[str]:
 
 
 class FileReporter:
-    """Writes the points of collectors into this process's files; a child has files of its own.
+    """Writes the points of collectors into this process's files. A child has files of its own.
 
     Calls from several threads wait for each other.
 
-    :ivar activity: if set, returns something that is equal as long as nothing happens; None if
-        something does.
+    :ivar activity: if set, returns a value that stays equal as long as nothing happens, or None
+        while something does.
     """
 
     def __init__(self) -> None:
@@ -115,11 +115,11 @@ class FileReporter:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """In a child: what is counted there is not the parent's."""
+        """In a child, start from zero: the parent reports its own counts."""
         self._lock = threading.Lock()
         # prometheus_client's class of the values in this process's files.
         self._value_class: Any = None
-        # Of each metric and its labels: prometheus_client's values, and what they are.
+        # For each metric and its labels: prometheus_client's values, and their current numbers.
         self._values: dict[tuple[str, tuple[str, ...]], tuple[list[Any], list[float]]] = {}
         self._seen: object = None
         self._reported_at = float("-inf")
@@ -139,9 +139,9 @@ class FileReporter:
             self._seen, self._reported_at = seen, now
 
     def report(self) -> None:
-        """Report what there is now.
+        """Write the current values.
 
-        :raises OSError: if the files cannot be written, or there is no room for more.
+        :raises OSError: if the files cannot be written or the disk is full.
         """
         with self._lock:
             check_space(os.environ[DIRECTORY])

@@ -1,7 +1,7 @@
-"""Requests: what is recorded of one, by whom, and how the records become metrics.
+"""Requests: the record of one, its author, and how the records become metrics.
 
 All servers and middleware record by a :class:`Recording`. A new label of a request's metrics has
-its name in the catalogue, and its value here: in the three functions for what was asked and in
+its name in the catalogue. Its value is made here, in the three functions for the request and in
 :class:`Answered`.
 """
 
@@ -18,8 +18,8 @@ from ..compression.codings import TOTALS
 from .catalogue import CATALOGUE, OTHER, REQUEST_LABELS, UNKNOWN, Metric
 from .collecting import Distribution, Failures, Histogram, Point, point, points_of
 
-# The environ's key for what records a request: an app within does not record it again, and notes
-# the URL pattern.
+# The environ's key for the recorder of a request. An inner app does not record the request again,
+# and stores the URL pattern.
 RECORDER = "wsgifast.recorder"
 
 # RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
@@ -33,10 +33,10 @@ _REPAIRING = frozenset({"rescued", "joined", "coalesced"})
 # patterns from requests must fill neither this memory nor the scraper's.
 _MAX_PATTERNS = 500
 _MAX_SERIES = 5000
-# Labels as they were sent that are remembered; others are looked up each time.
+# The most labels as clients send them that are cached. Others are looked up each time.
 _MAX_LABELS = 5000
-# Records are aggregated in batches of this size or more: a much larger one would leave the
-# processor's caches. The number is looked at this often; at each request would cost more.
+# Records are aggregated in batches of this size or more. A much larger batch would leave the
+# processor's caches. The number is checked this often, because a check at each request costs more.
 _BATCH_SIZE = 250
 _LOOK_EVERY_S = 0.01
 # This many durations and sizes may wait to be put into buckets. The more there are with the same
@@ -92,7 +92,7 @@ class Answered(NamedTuple):
     size: int
 
     def known(self) -> Answered:
-        """With OTHER for what clients invent, and for what a proxy passes on of that."""
+        """Return labels with OTHER in place of values that clients invent."""
         method = self.method if self.method in _METHODS else OTHER
         scheme = self.scheme if self.scheme in _SCHEMES else OTHER
         return self._replace(method=method, scheme=scheme)
@@ -127,7 +127,7 @@ class Recorder(Protocol):
 
 
 class Spans(Protocol):
-    """Describes spans; :class:`~.opentelemetry.CurrentSpans`, which needs a package."""
+    """Describes spans. See :class:`~.opentelemetry.CurrentSpans`, which needs a package."""
 
     def describe(
         self,
@@ -155,11 +155,11 @@ class Recording:
         self.recorder = recorder
         self._spans = spans
         self._failures = Failures(log)
-        # Not a subclass, whose record() may do more.
+        # Not a subclass: its record() may do more.
         self._metrics = recorder if type(recorder) is RequestMetrics else None
 
     def begin(self, asked: Asked) -> list[None] | None:
-        """A request has reached the app; returns what :meth:`end` takes."""
+        """Begin a request that has reached the app. Return the argument of :meth:`end`."""
         if self._metrics is not None:  # as its begin(), without a call
             active = self._metrics.active[asked]
             active.append(None)
@@ -172,7 +172,7 @@ class Recording:
         return None
 
     def add(self, record: Record, now: float) -> None:
-        """Record a request that was not begun, and whose response has ended as usual."""
+        """Record a request without :meth:`begin`, after the usual end of its response."""
         metrics = self._metrics
         try:
             if metrics is not None:  # as its record(), without a call
@@ -199,13 +199,13 @@ class Recording:
         span: object | None = None,
         chunks: int | None = None,
     ) -> None:
-        """A request has been answered; :class:`Answered` has the fields of its record.
+        """End a request. :class:`Answered` has the fields of its record.
 
-        :param active: what :meth:`begin` has returned; None if it was not called.
+        :param active: the result of :meth:`begin`, or None if it was not called.
         :param began: by the clock of `now`: perf_counter() or monotonic().
         :param left: whether the client left before it had all of its response.
-        :param span: one of `spans`, to be described.
-        :param chunks: how many blocks the body had, where they are counted.
+        :param span: the span to describe, one of `spans`.
+        :param chunks: the number of blocks of the body, if they are counted.
         """
         metrics = self._metrics
         try:
@@ -252,7 +252,7 @@ class RequestMetrics:
         self._on_first = on_first
         self.records: list[Any] = []
         self._reset()
-        # A forked worker counts from zero: its parent reports what it has counted by itself.
+        # A forked worker counts from zero, because its parent reports its own counts.
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
@@ -297,7 +297,7 @@ class RequestMetrics:
             self._clients_left += 1
 
     def collect(self) -> Iterator[Point]:
-        """The metrics of all requests so far; a :data:`~.points.Collector`."""
+        """Return the metrics of all requests so far. This is a :data:`~.points.Collector`."""
         with self._lock:
             self._aggregate()
             self._unsorted = 0
@@ -399,9 +399,9 @@ class _SeriesByLabels(dict[Any, _Series]):
 
 
 class _Active(dict[Any, list[None]]):
-    """The active requests by what clients and proxies have sent.
+    """The active requests by the values that clients and proxies have sent.
 
-    :ivar known: by the labels that are shown.
+    :ivar known: by the labels of the metric.
     """
 
     def __init__(self) -> None:

@@ -1,14 +1,14 @@
 """Sets metrics up for the workers of a server: the address, the directory, and the exporter.
 
 :func:`prepare` chooses the directory, before the app and prometheus_client are imported, and
-:func:`check` finds what cannot work. FastWorker's arbiter calls both for its workers; each worker
-of uvicorn calls the second for itself. Then each worker calls :func:`start_exporting`, which also
-writes the state of its worker for the health probes.
+:func:`check` finds settings that cannot work. FastWorker's arbiter calls both for its workers. Each
+worker of uvicorn calls the second for itself. Then each worker calls :func:`start_exporting`, which
+also writes the state of its worker for the health probes.
 
 The directory is named after the server's process, so that all of its workers find the same one.
 
-Every worker starts the exporter if there is none. A lock is taken before, which the exporter
-inherits: two workers never start two, and however it ends, the next check finds the lock free.
+Every worker starts the exporter if there is none. It first locks a file, and the exporter inherits
+the lock. So two workers never start two, and after any end the next check finds the lock free.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _PREFIX = "wsgifast-metrics-"
 # end the process.
 _MIN_FREE_BYTES = 16 * 1024 * 1024
 _LOCK_FILE = "exporter.lock"
-# The file in the directory that has the address where the server wants to be scraped; an exporter
-# that is at another one ends.
+# The file in the directory with the address where the server wants to be scraped. An exporter at
+# another address ends.
 ADDRESS_FILE = "address"
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; "
@@ -78,7 +78,7 @@ class Wanted(NamedTuple):
 
 
 def wanted_metrics(option: str, configured: object) -> Wanted | None:
-    """Return the option that enables metrics; None if there is none.
+    """Return the option that enables metrics, or None.
 
     :param option: the server's own, which the environment variable overrides.
     :param configured: its value.
@@ -136,11 +136,11 @@ def prepare(wanted: Wanted, server_pid: int) -> str:
 
 
 def check(wanted: Wanted, server_pid: int) -> str:
-    """Find what keeps the metrics of a server from being gathered and served.
+    """Check that the metrics of a server can be gathered and served.
 
-    :returns: the directory; see :func:`prepare`.
-    :raises ConfigurationError: if the address is in use, or no file can be written in the
-        directory; and as :func:`prepare` does.
+    :returns: the directory. See :func:`prepare`.
+    :raises ConfigurationError: if the address is in use, if no file can be written in the
+        directory, and for the errors of :func:`prepare`.
     :raises MissingExtra: without prometheus_client.
     """
     directory = prepare(wanted, server_pid)
@@ -202,9 +202,9 @@ def _memory_folder() -> str:
 
 
 def _make_ours(directory: str) -> bool:
-    """Make a directory; False if another worker has.
+    """Make a directory. Return False if another worker has made it.
 
-    :raises OSError: if it is another user's.
+    :raises OSError: if it belongs to another user.
     """
     is_new = False
     with contextlib.suppress(FileExistsError):
@@ -238,12 +238,12 @@ def _is_in_use(directory: str) -> bool:
 
 
 class Export(NamedTuple):
-    """What is served, and for whom; the exporter gets it as JSON.
+    """The task of an exporter. The exporter gets it as JSON.
 
     :ivar directory: of prometheus_client's multiprocess mode.
-    :ivar own: it was made for this server, and is removed with it.
+    :ivar own: whether it was made for this server, and is removed with it.
     :ivar address: where to serve it.
-    :ivar arbiter: the process whose end is the server's.
+    :ivar arbiter: the process that ends with the server.
     """
 
     directory: str
@@ -278,7 +278,7 @@ def has_exporter(directory: str) -> bool:
 
 
 def _take_lock(directory: str, flags: int) -> int | None:
-    """The lock, as a descriptor for the exporter to inherit; None if it is held.
+    """Return the lock as a descriptor for the exporter to inherit, or None if it is locked.
 
     :raises OSError: if it cannot be opened.
     """
@@ -326,7 +326,7 @@ class _Supervisor:
         self._started_at = -math.inf
 
     def check(self) -> None:
-        """Start one if there is none; called now and then.
+        """Start one if there is none. Called now and then.
 
         :raises OSError: if none can be started.
         """
