@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.process import open_terminal
 from wsgifast import ConfigurationError, __version__
-from wsgifast.commands import cli
+from wsgifast.commands import cli, terminal
 from wsgifast.commands.arguments import check_writable
 from wsgifast.commands.terminal import progress_line
 
@@ -79,6 +79,17 @@ def test_progress_line_fits_its_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
         shown = os.read(primary, 1000)
     os.close(primary)
     assert len(shown.decode().split("\r\x1b[K")[1]) == 39, shown
+
+
+def test_progress_in_a_pipe_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line_s, shown in ((1000.0, ""), (0.0, "1/2 /a\n2/2 /b\\x1b\n")):
+        monkeypatch.setattr(terminal, "LINE_S", line_s)
+        with progress_line() as progress:
+            progress(1, 2, "/a")
+            progress(2, 2, "/b\x1b")
+        assert capsys.readouterr().err == shown
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

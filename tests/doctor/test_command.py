@@ -11,6 +11,7 @@ import pytest
 
 from tests.support import forkserver
 from tests.support.servers import ROOT
+from wsgifast.commands.doctor.findings import entry_of
 from wsgifast.commands.doctor.formats import JSON_VERSION
 
 pytestmark = pytest.mark.long
@@ -37,7 +38,7 @@ def test_option_without_effect_is_refused() -> None:
         ((APP, "/list", "--silence", "WF001"), 0),
         ((APP, "no-slash"), 2),
         ((APP, "/good#top"), 2),
-        ((APP, "--urls", "pyproject.toml"), 2),
+        ((APP, "--access-log", "pyproject.toml"), 2),
         ((APP, "/good", "--baseline", "{baseline}"), 2),
         ((APP, "/good", "--silence", "WF999"), 2),
         ((APP, "/good", "--timeout", "0"), 2),
@@ -128,7 +129,50 @@ def test_explain_shows_a_finding_or_the_list() -> None:
     ended = doctor("--explain", "wf003")
     assert ended.returncode == 0
     assert "StreamingHttpResponse" in ended.stdout
-    assert "WF047  info" in doctor("--explain").stdout
+    assert "WF045  slow" in doctor("--explain").stdout
+
+
+SECTION = """WF900
+
+**a fault** (slow)
+
+This was seen.
+
+This is its cost.
+
+How to fix it:
+
+    WSGI   one way
+    Flask  another way
+
+With wsgifast: nothing.
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("How to fix it:\n\n    WSGI   one way\n    Flask  another way\n\n", ""),
+        ("cost.\n", "cost.\n\nAnother paragraph.\n"),
+        ("another way\n", "another way\n\nAnother paragraph.\n"),
+        ("How to fix it:\n\n", ""),
+        ("    WSGI   one way\n    Flask  another way", "Do this."),
+        ("This is its cost.\n\n", ""),
+        ("(slow)", "(grave)"),
+        ("With wsgifast: nothing.", "Nothing."),
+    ],
+)
+def test_finding_with_another_paragraph_is_refused(old: str, new: str) -> None:
+    section = SECTION.replace(old, new, 1) if old else SECTION
+    if old.startswith("How to fix it:\n\n    ") or not old:
+        entry = entry_of(section)
+        assert (entry.what, entry.why) == ("This was seen.", "This is its cost.")
+        assert dict(entry.fixes) == ({} if old else {"WSGI": "one way", "Flask": "another way"})
+        assert entry.wsgifast == "nothing."
+    else:
+        with pytest.raises(ValueError, match=r"findings\.md, WF900: expected"):
+            entry_of(section)
 
 
 def test_command_ends_although_a_thread_of_the_app_does_not(tmp_path: Path) -> None:

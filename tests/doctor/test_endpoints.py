@@ -21,19 +21,8 @@ from starlette.routing import Mount, Route
 from tests.doctor.apps import parted
 from wsgifast import ConfigurationError
 from wsgifast.commands.doctor import as_text, examine
-from wsgifast.commands.doctor.endpoints import from_access_log, from_openapi, from_urls_file
+from wsgifast.commands.doctor.endpoints import from_access_log, from_openapi
 from wsgifast.commands.doctor.model import Found
-
-
-def test_urls_file_names_paths(tmp_path: Path) -> None:
-    path = tmp_path / "urls"
-    path.write_text("# some\n/a?b=c\n\nhttp://host/d\n/a?b=c\n")
-    assert [e.url for e in parted(from_urls_file(str(path)))[0]] == ["/a?b=c", "/d"]
-    with pytest.raises(ConfigurationError, match="nowhere"):
-        from_urls_file("nowhere")
-    path.write_text("/a\nimport os\n")
-    with pytest.raises(ConfigurationError, match="urls: 'import os' is not a path"):
-        from_urls_file(str(path))
 
 
 def test_access_log_names_paths_and_their_counts(tmp_path: Path) -> None:
@@ -137,7 +126,6 @@ def test_openapi_servers_of_one_operation_are_its_prefix() -> None:
 
 
 FROM_FILES: dict[str, Callable[[str], Found]] = {
-    "--urls": from_urls_file,
     "--access-log": from_access_log,
     "--openapi": lambda path: from_openapi(path, {}, lambda path: b""),
 }
@@ -153,7 +141,7 @@ def test_file_without_endpoints_is_refused(tmp_path: Path, option: str) -> None:
         (tmp_path / "missing", "No such file or directory$"),
         (tmp_path, "Is a directory$"),
         (empty, "no |Expecting value"),
-        (binary, "no |is not a path|Expecting value"),
+        (binary, "no |Expecting value"),
     ):
         given = os.path.relpath(path)
         with pytest.raises(ConfigurationError, match=f"^{option} {given}: .*({reason})"):

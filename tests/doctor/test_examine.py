@@ -68,11 +68,28 @@ def test_asgi_shape_has_its_finding(path: str) -> None:
 def test_gain_of_a_fix_is_measured() -> None:
     report = examine(wsgi_app, ["/list", "/good"])
     finding = report.findings[0]
-    before, after = map(float, re.findall(r"[0-9.]+", finding.cost))
     assert re.fullmatch(r"[0-9.]+ ms as it is -> [0-9.]+ ms wrapped", finding.cost)
-    assert before > 2 * after > 0
+    costs = next(s.costs for s in report.observations if s.endpoint == finding.endpoint)
+    assert costs["raw"].sends > 2 * costs["wrapped"].sends > 0
     assert finding.saves_s > 0
     assert report.good == 1
+
+
+def test_slow_endpoint_is_examined_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its finding and its costs stay."""
+    calls = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        calls.append(environ["PATH_INFO"])
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        return (b"a" * 10 for _ in range(5000))
+
+    monkeypatch.setattr("wsgifast.commands.doctor.examination.MOST_S", -1.0)
+    report = examine(app, ["/slow"])
+    assert len(calls) == 3  # raw, wrapped, coalesced
+    assert "WF003" in {finding.id for finding in report.findings}
+    assert {"raw", "wrapped", "coalesced"} == report.observations[0].costs.keys()
+    assert "  1 examined in part, for 8 s: /slow" in as_text(report).splitlines()
 
 
 @pytest.mark.parametrize("app", [wsgi_app, asgi_app], ids=["WSGI", "ASGI"])

@@ -333,13 +333,12 @@ def test_server_that_ends_at_once_says_so_itself(
 
 def test_doctor_reads_and_writes_files_where_it_was_started(place: Path) -> None:
     (place / "moves.py").write_text("import os\nos.chdir('src')\n" + app_text("moved", "WSGI"))
-    (place / "urls").write_text("/from-urls\n")
     (place / "access.log").write_text(
         """1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] "GET /from-log HTTP/1.1" 200 5\n"""
     )
     command = [str(BIN / "wsgifast"), "doctor", "moves.py", "--html=report.html"]
     ended = subprocess.run(
-        [*command, "--urls=urls", "--access-log=access.log", "--all"],
+        [*command, "/from-args", "--access-log=access.log", "--all"],
         cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=60,
     )  # fmt: skip

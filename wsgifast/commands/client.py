@@ -24,8 +24,6 @@ BROWSER_ACCEPT_ENCODING = ("Accept-Encoding", "gzip, deflate, br, zstd")
 # This much of a body is kept; the rest is not read.
 _MOST_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 1 << 20
-# Seconds to wait for bytes after the end of a response; they come with its head or right behind it.
-_AFTER_HEAD_S = 0.15
 # Of a client that reads slowly.
 _SLOW_BUFFER_BYTES = 4096
 
@@ -204,21 +202,6 @@ class HTTPClient:
         with self._no_answer():
             self._send(connection, url)
         return sock
-
-    def bytes_after_head(
-        self, url: str, *, method: str = "GET", headers: Iterable[tuple[str, str]] = ()
-    ) -> bytes:
-        """The bytes that follow a head, at once or soon, although its response has no body."""
-        received = b""
-        with contextlib.closing(self.connect()) as connection, self._no_answer():
-            self._send(connection, url, method, headers)
-            sock: socket.socket = connection.sock
-            while b"\r\n\r\n" not in received and (data := sock.recv(65536)):
-                received += data
-            sock.settimeout(_AFTER_HEAD_S)
-            with contextlib.suppress(TimeoutError):
-                received += sock.recv(65536)
-        return received.partition(b"\r\n\r\n")[2]
 
     def _send(
         self,

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
@@ -20,6 +21,8 @@ from typing import TextIO
 # Called with the number of parts that are done, their total, and the name of the next one.
 Progress = Callable[[int, int, str], None]
 _BAR_CHARACTERS = 24
+# In a file or pipe there is no line before this time, and at most one in it.
+LINE_S = 5.0
 # Where a terminal does not report it.
 _DEFAULT_COLUMNS = 80
 # The colours in which our own text may be.
@@ -74,10 +77,19 @@ def output_width() -> int | None:
 
 @contextlib.contextmanager
 def progress_line() -> Iterator[Progress]:
-    """A progress line on stderr, if that is a terminal."""
+    """A progress line on stderr. If that is no terminal, a line every 5 s at most."""
     stream = sys.stderr
     if not stream.isatty():
-        yield lambda done, total, what: None
+        last = time.monotonic()
+
+        def write(done: int, total: int, what: str) -> None:
+            nonlocal last
+            if time.monotonic() - last >= LINE_S:
+                last = time.monotonic()
+                stream.write(_encodable(f"{done}/{total} {printable(what)}\n", stream))
+                stream.flush()
+
+        yield write
         return
 
     def show(done: int, total: int, what: str) -> None:

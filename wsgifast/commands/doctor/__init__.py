@@ -42,7 +42,7 @@ __all__ = [
 
 _NO_ENDPOINTS = (
     "{}: no endpoints are known: the app has no routes, or its framework lists none that the "
-    "doctor can read. Name paths, as in: wsgifast doctor {} / /about; or use --urls, --openapi "
+    "doctor can read. Name paths, as in: wsgifast doctor {} / /about. Or use --openapi "
     "(with the path of the document that FastAPI, Litestar and others serve, such as "
     "/openapi.json) or --access-log"
 )
@@ -76,9 +76,8 @@ def examine(
     :param values: for the parameters of the framework's patterns, by name.
     :param headers: for every request, such as ("Cookie", "sessionid=..."). Host replaces the
         default, "localhost".
-    :param all_endpoints: True also requests endpoints that may change data, and pages that
-        responses link to. Or a function that gets the safe and the other endpoints, and returns a
-        bool.
+    :param all_endpoints: True also requests endpoints that may change data. Or a function that gets
+        the safe and the other endpoints, and returns a bool.
     :param unsafe: use other methods, too.
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
@@ -128,7 +127,6 @@ def examine(
                 if each is not None:
                     each.body.clear()  # no longer needed
         report.unreached += search.unreached
-        # Several URLs of one pattern may have been tried.
         reached = {(seen.endpoint.method, seen.endpoint.name) for seen in report.observations}
         report.unreached = [
             left

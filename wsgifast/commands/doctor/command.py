@@ -28,7 +28,7 @@ from ..arguments import (
 from ..loading import load_app
 from ..terminal import next_steps, output_width, printable, progress_line, show
 from . import examine
-from .endpoints import Fetch, from_access_log, from_openapi, from_paths, from_urls_file
+from .endpoints import Fetch, from_access_log, from_openapi, from_paths
 from .findings import explain
 from .formats import FORMATS, as_html, as_text, baseline_of, by_reason
 from .model import OF_A_FILE, OF_FASTAPI, SEVERITIES, Endpoint, Found, Report
@@ -39,7 +39,7 @@ _MOST_TO_MEASURE = 3
 # Reasons why nothing was reached, in the last line; the report has all of them.
 _MOST_REASONS = 3
 # Options that do not go with --live.
-_OF_APPS = ("urls", "access_log", "openapi", "value", "all", "unsafe", "https")
+_OF_APPS = ("access_log", "openapi", "value", "all", "unsafe", "https")
 
 _EXAMPLES = """\
   wsgifast doctor shop.wsgi:application
@@ -57,16 +57,15 @@ def add_command(commands: Any) -> None:
         commands,
         "doctor",
         help="find endpoints that return slow, wrong or fragile bodies",
-        description="Request the endpoints of an app, unwrapped and wrapped with wsgifast, and "
-        "show slow, wrong and fragile response bodies. The doctor requests each endpoint up to "
-        "sixty times, in this process. It asks you before it requests "
-        "endpoints that may change data.",
+        description="Find slow, wrong and fragile response bodies. The doctor runs your app in "
+        "this process, and requests each endpoint up to sixty times, with and without wsgifast. It "
+        "asks you before it requests endpoints that may change data.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
     which = (
-        "paths to examine, with the files that a browser loads with them (default: the framework's "
-        "routes)"
+        "a path to examine (default: all routes of the framework). The files that a browser loads "
+        "with the page are examined, too"
     )
     parser.add_argument("paths", nargs="*", metavar="/PATH", help=which)
     option(parser, "--live", "URL", "examine a running server from outside")
@@ -74,7 +73,6 @@ def add_command(commands: Any) -> None:
     option(parser, "--explain", "ID", explained, nargs="?", const="all")
 
     source = parser.add_argument_group("endpoints")
-    option(source, "--urls", "FILE", "a file with one path or URL per line")
     option(
         source,
         "--access-log",
@@ -88,10 +86,7 @@ def add_command(commands: Any) -> None:
     given = "a value for a URL parameter, such as slug=cat"
     option(asking, "--value", "NAME=X", given, repeated=True, type=pair("="))
     add_header_options(asking)
-    rest = (
-        "also request endpoints that may change data, and pages that responses link to (default: "
-        "ask)"
-    )
+    rest = "also request endpoints that may change data (default: ask on a terminal)"
     option(asking, "--all", help=rest)
     option(asking, "--unsafe", help="like --all, and also use methods other than GET and HEAD")
     https = "request by https, for an app that redirects http to it"
@@ -101,7 +96,7 @@ def add_command(commands: Any) -> None:
     result = parser.add_argument_group("result")
     option(result, "--format", "", "format of the report", default="text", choices=FORMATS)
     option(result, "--html", "FILE", "also write a self-contained page")
-    bad = "exit with 1 at this severity or worse"
+    bad = "exit with status 1 if a finding is this severe, or more"
     option(result, "--fail-level", "", bad, default="slow", choices=SEVERITIES)
     option(result, "--baseline", "FILE", "ignore findings of this earlier JSON report")
     option(result, "--silence", "ID", "ignore a finding, such as WF010", repeated=True)
@@ -152,7 +147,7 @@ def _stdout_kept() -> Iterator[None]:
 
 
 def _examined(options: argparse.Namespace) -> Report:
-    for name in ("html", "urls", "access_log", "openapi"):
+    for name in ("html", "access_log", "openapi"):
         if (path := getattr(options, name)) and (name != "openapi" or os.path.isfile(path)):
             setattr(options, name, os.path.abspath(path))  # the app may change the directory
     loaded = load_app(options.app)
@@ -180,7 +175,7 @@ def _allow(options: argparse.Namespace) -> bool | Allow:
     """
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()
     is_all = bool(options.all or options.unsafe)
-    if is_all or options.paths or options.urls or not is_asked:
+    if is_all or options.paths or not is_asked:
         return is_all
     return _ask
 
@@ -192,7 +187,7 @@ def _ask(safe: Sequence[Endpoint], rest: Sequence[Endpoint]) -> bool:
     lines += [f"  {_shown(each)}: {printable(each.evidence)}" for each in safe]
     lines += ["", f"May change something: {len(rest)}", *(f"  {_shown(each)}" for each in rest), ""]
     show("\n".join(lines), error=True)
-    question = "Request these, too, each up to sixty times, and what they link to? [y/N] "
+    question = "Request these, too, each up to sixty times? [y/N] "
     show(question, error=True, end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -206,15 +201,13 @@ def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fe
 
     def find(fetch: Fetch) -> Found:
         found = from_paths(options.paths)
-        if options.urls:
-            found += from_urls_file(options.urls)
         if options.access_log:
             found += from_access_log(options.access_log)
         if options.openapi:
             found += from_openapi(options.openapi, values, fetch)
         return found
 
-    sources = (options.paths, options.urls, options.access_log, options.openapi)
+    sources = (options.paths, options.access_log, options.openapi)
     return find if any(sources) else None
 
 

@@ -1,4 +1,4 @@
-"""Endpoints from a command line, a file or an OpenAPI document; patterns of URLs."""
+"""Endpoints from a command line, an access log or an OpenAPI document, and URL patterns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from ...errors import ConfigurationError
 from ..arguments import check_path
@@ -27,7 +27,7 @@ _URL_CHARACTERS = "!$%&'()*+,/:;=?@[]~"
 _PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?:[^<>]*:)?(?P<angle>[^<>:]+)>")
 
 
-def from_paths(paths: Iterable[str], source: str = "command line") -> Found:
+def from_paths(paths: Iterable[str]) -> Found:
     """Paths as they are written on a command line.
 
     :raises ConfigurationError: for one that is not a path.
@@ -35,22 +35,7 @@ def from_paths(paths: Iterable[str], source: str = "command line") -> Found:
     given = list(dict.fromkeys(paths))
     for path in given:
         check_path(path)
-    return [Endpoint(path, path, source, evidence=NAMED) for path in given]
-
-
-def from_urls_file(path: str) -> Found:
-    """A file with a path or URL in each line; empty lines and those with # are skipped.
-
-    :raises ConfigurationError: for a line that is neither, and for a file without lines.
-    """
-    lines = [line.strip() for line in _file_text("--urls", path).splitlines()]
-    named = [line for line in lines if line and not line.startswith("#")]
-    urls = [_path_of(each) if _ORIGIN.match(each) else each for each in named]
-    try:
-        found = from_paths(urls, "urls file")
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--urls {path}: {error}") from None
-    return _some(found, f"--urls {path}: no line of it is a path or URL")
+    return [Endpoint(path, path, "command line", evidence=NAMED) for path in given]
 
 
 def from_access_log(path: str, *, most: int = 200) -> Found:
@@ -141,35 +126,7 @@ def filled(
     if not missing:
         return Endpoint(encoded(url), pattern, source, method, evidence)
     reason = f"needs {' '.join(f'--value {name}=...' for name in missing)}"
-    return Unreached(pattern, reason, method, tuple(missing))
-
-
-def values_in(pattern: str, path: str) -> dict[str, str] | None:
-    """The values of a pattern's parameters in a path; None if it does not match.
-
-    :returns: each value under the pattern's text up to and with its parameter, since parameters of
-        other patterns may have the same name: "/<user>" of "/<user>/orders/<id>" is that of
-        "/<user>".
-    """
-    keys, parts = [], []
-    end = 0
-    for match in _PARAMETER.finditer(pattern):
-        keys.append(pattern[: match.end()])
-        is_path = re.search(r"\bpath\b|\*", match[0])
-        parts.append(re.escape(encoded(pattern[end : match.start()])))
-        parts.append("(.+)" if is_path else "([^/]+)")
-        end = match.end()
-    parts.append(re.escape(encoded(pattern[end:])))
-    found = re.fullmatch("".join(parts), path)
-    return dict(zip(keys, map(unquote, found.groups()), strict=True)) if found else None
-
-
-def filled_by_prefix(pattern: str, values: Mapping[str, str]) -> str | None:
-    """A pattern with values in it, as :func:`values_in` returns them; None if one is missing."""
-    if any(pattern[: match.end()] not in values for match in _PARAMETER.finditer(pattern)):
-        return None
-    url = _PARAMETER.sub(lambda m: quote(values[pattern[: m.end()]], safe="/"), pattern)
-    return encoded(url)
+    return Unreached(pattern, reason, method)
 
 
 # What the app answers to a path of its own: the body of a 200.

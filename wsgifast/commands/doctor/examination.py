@@ -33,8 +33,10 @@ _ROUNDS = 12
 # Runs that every endpoint gets, and the time for further ones, in seconds.
 _LEAST_ROUNDS = 5
 _COSTS_S = 0.1
-# The most time for the runs of one endpoint.
+# The most time for these runs of one endpoint.
 _MOST_COSTS_S = 3.0
+# After this time an endpoint gets no further request, except one for each missing cost.
+MOST_S = 8.0
 # A smaller body fits into socket buffers, so a slow client occupies no thread.
 _HOLDING_BYTES = 512 * 1024
 # What servers send of a body before they wait for the client: ten packets (RFC 6928). A smaller one
@@ -87,6 +89,11 @@ def observer(
 
 
 def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
+    ends = time.monotonic() + MOST_S
+
+    def is_late() -> bool:
+        return time.monotonic() > ends
+
     record = contenders["raw"]
     raw = record(endpoint)
     seen = Observation(endpoint, raw, Recording())
@@ -97,16 +104,18 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
         return seen
     browsers = replace(endpoint, headers=(*endpoint.headers, BROWSER_ACCEPT_ENCODING))
     known = {("raw", endpoint): raw, ("wrapped", endpoint): seen.wrapped}
-    seen.changes = changes(contenders, (endpoint, browsers), known)
+    seen.changes = changes(contenders, (endpoint, browsers), known, is_late)
     seen.coded, seen.wrapped_coded = (known.get((w, browsers)) for w in ("raw", "wrapped"))
     if seen.wrapped.failed:
         return seen
     if seen.coded is not None:
         seen.coded_sizes = coded_sizes(seen.coded)
-    raw.blocked_s = _least_blocked_s(seen, record)
+    raw.blocked_s = min(raw.blocked_s, seen.wrapped.blocked_s)
+    if not is_late():
+        raw.blocked_s = _least_blocked_s(seen, record)
     measured = dict(contenders)
     asked = measured.pop("pathsend=True", None)
-    if asked is not None and raw.file_bytes:
+    if asked is not None and raw.file_bytes and not is_late():
         # It is recommended only if it was seen to change nothing.
         ways = {"raw": record, "wrapped": asked}
         if not changes(ways, (endpoint, browsers), {("raw", endpoint): raw}):
@@ -117,10 +126,12 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
     if raw.is_file and coded is not None and coded.coding and not (raw.coding or coded.is_file):
         measured["coded"] = lambda _, **options: record(browsers, **options)
     if raw.chunks.count > 1 or raw.is_file:
-        seen.costs = _costs(measured, endpoint)
+        first = {"raw": raw, "wrapped": seen.wrapped} if is_late() else {}
+        seen.costs = _costs(measured, endpoint, first)
     # Under ASGI a client may hold a task, which occupies no thread.
     is_wsgi = raw.returned != "messages"
-    if is_wsgi and (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
+    seen.cut_short = is_late()
+    if is_wsgi and not is_late() and (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
         raw.held = record(endpoint, reads=False, inspect=False).held
     return seen
 
@@ -156,11 +167,19 @@ def _least_blocked_s(seen: Observation, record: Record) -> float:
     return least
 
 
-def _costs(contenders: dict[str, Record], endpoint: Endpoint) -> dict[str, Cost]:
-    runs: dict[str, list[Recording]] = {name: [] for name in contenders}
+def _costs(
+    contenders: dict[str, Record], endpoint: Endpoint, first: Mapping[str, Recording]
+) -> dict[str, Cost]:
+    """The costs of the contenders.
+
+    :param first: earlier runs, which count if there is no time. Others get a single run.
+    """
+    runs = {name: [first[name]] if name in first else [] for name in contenders}
     spent = 0.0
-    for round_ in range(1, _ROUNDS + 1):
+    for round_ in range(1, _ROUNDS + 1 if not first else 2):
         for name, record in contenders.items():
+            if name in first:
+                continue
             run = record(endpoint, inspect=False)
             if run.failed:
                 return {}
@@ -191,12 +210,14 @@ def changes(
     contenders: Mapping[str, Record],
     asked_for: Iterable[Endpoint],
     known: dict[tuple[str, Endpoint], Recording],
+    is_late: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
     """How the responses of the wrapped app differ: the first change of each kind.
 
     :param contenders: "raw", "wrapped", for ASGI also "sendfile".
     :param asked_for: the endpoint, and with other headers.
     :param known: first responses, by contender and endpoint; others are added.
+    :param is_late: whether there is no time for the other headers.
     """
     ways = [way for way in ("wrapped", "sendfile") if way in contenders]
     found: dict[str, str] = {}
@@ -207,7 +228,7 @@ def changes(
         return known[way, asked]
 
     for asked in asked_for:
-        if "failure" in found:
+        if "failure" in found or ((("raw", asked) not in known) and is_late()):
             break
         own = first("raw", asked)
         if own.failed:

@@ -10,6 +10,7 @@ import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...bodies.chunks import is_event_stream
 from ...bodies.slow_shapes import BodyKind, BodySeen, is_many_and_small, slow_shape
@@ -51,20 +52,39 @@ class Entry:
     fixes: Mapping[str, str]
 
 
-def _entry(section: str) -> Entry:
-    """An entry of a section of findings.md: id, title and severity, paragraphs, fixes."""
-    id_, head, what, why, *fixes, wsgifast = section.strip().split("\n\n")
-    title, _, severity = head.strip("*)").partition("** (")
-    assert severity in SEVERITIES
-    what, why, wsgifast = (" ".join(text.split()) for text in (what, why, wsgifast))
-    wsgifast = wsgifast.removeprefix("With wsgifast: ")
+_FIX = "How to fix it:"
+_WITH = "With wsgifast: "
+
+
+def entry_of(section: str) -> Entry:
+    """Return the entry of a section of findings.md.
+
+    A section has the id, the title with the severity, a paragraph about what was seen, one about
+    why it matters, the fixes by framework if there are any, and a paragraph "With wsgifast: ...".
+
+    :raises ValueError: for any other paragraph.
+    """
+    id_, head, *parts = section.strip().split("\n\n")
+    found = re.fullmatch(rf"\*\*([^*]+)\*\* \(({'|'.join(SEVERITIES)})\)", head)
+    fixes = parts[2:-1]
+    is_whole = len(parts) in (3, 5) and not any(p.startswith((" ", _FIX)) for p in parts[:2])
+    if fixes:
+        lines = fixes[-1].splitlines()
+        is_whole &= fixes[0] == _FIX and all(re.match(r" {4}\w+ +\S", line) for line in lines)
+    if found is None or not is_whole or not parts[-1].startswith(_WITH):
+        raise ValueError(
+            f"findings.md, {id_}: expected **title** (severity), two paragraphs, fixes below "
+            f"{_FIX!r} or none, and a paragraph {_WITH!r}"
+        )
+    what, why, wsgifast = (" ".join(text.split()) for text in (*parts[:2], parts[-1]))
     by_framework = dict(line.split(maxsplit=1) for line in fixes[-1].splitlines()) if fixes else {}
-    return Entry(id_, severity, title, what, why, wsgifast, by_framework)
+    severity: Any = found[2]
+    return Entry(id_, severity, found[1], what, why, wsgifast.removeprefix(_WITH), by_framework)
 
 
 _TEXT = (pkgutil.get_data(__package__, "findings.md") or b"").decode()
 CATALOGUE: Mapping[str, Entry] = {
-    entry.id: entry for entry in map(_entry, _TEXT.removeprefix("## ").split("\n## "))
+    entry.id: entry for entry in map(entry_of, _TEXT.removeprefix("## ").split("\n## "))
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ... import __version__
 from ..page import Bar, escaped, page, ratio_chart, table
 from ..terminal import CYAN, DIM, RED, RESET, YELLOW, cut, fitted, printable, width_of
+from .examination import MOST_S
 from .findings import CATALOGUE
 from .model import Finding, Observation, Report, Severity, Unreached
 
@@ -52,6 +53,10 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
             lines += [line, *(f"{_FIX_INDENT}{text}" for text in (fix, cost) if text)]
         lines.append("")
     lines.append(summary(report))
+    if cut_short := [each.endpoint.url for each in report.observations if each.cut_short]:
+        names = ", ".join(map(printable, cut_short[:_MOST_NAMES]))
+        more = f" and {len(cut_short) - _MOST_NAMES} more" if len(cut_short) > _MOST_NAMES else ""
+        lines.append(f"  {len(cut_short)} examined in part, for {MOST_S:g} s: {names}{more}")
     for line in _not_reached(report.unreached, width):
         lines.append(f"{DIM}{line}{RESET}" if colours else line)
     return "\n".join(lines)
@@ -137,6 +142,7 @@ def _data(report: Report) -> dict[str, Any]:
                 "by_sendfile_bytes": seen.raw.by_sendfile,
                 "app_s": seen.raw.app_s,
                 "slow_client_holds_thread": seen.raw.held,
+                "cut_short": seen.cut_short,
                 "costs": {name: vars(cost) for name, cost in seen.costs.items()},
             }
             for seen in report.observations

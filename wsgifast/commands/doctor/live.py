@@ -38,9 +38,9 @@ def look_at(
     limit_s: float = 10.0,
     silence: Iterable[str] = (),
 ) -> Report:
-    """Examine some paths of a running server, by GET and HEAD.
+    """Examine some paths of a running server, by GET.
 
-    About thirty requests for each path; with a body of 1 MiB or more among them, eight more clients
+    About ten requests for each path; with a body of 1 MiB or more among them, eight more clients
     that read slowly for two seconds.
 
     :param url: such as "http://127.0.0.1:8000"; a path in it goes before the others.
@@ -72,7 +72,7 @@ def look_at(
         wrong = answers_error(seen)
         findings = [] if wrong is None else [wrong]
         lost = ""
-        for check in (_length, _packets, _head, _validators, _ranges, _compression):
+        for check in (_length, _packets, _compression):
             try:
                 findings += check(client, endpoint, first)
             except NoAnswer as error:  # the other checks go on
@@ -114,65 +114,11 @@ def _packets(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[
         yield finding_at("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
 
 
-def _head(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
-    head = client.ask(endpoint.url, method="HEAD")
-    if head.status != first.status:
-        what = f"{head.status} to HEAD, {first.status} to GET"
-        yield finding_at("WF044", endpoint, what, "answer HEAD as GET, without a body")
-        return
-    for name in ("Content-Type", "Content-Length"):
-        one, other = head.header(name), first.header(name)
-        if one is not None and other is not None and one != other:
-            what = f"{name}: {one} to HEAD, {other} to GET"
-            yield finding_at("WF044", endpoint, what, "answer HEAD as GET")
-    if client.bytes_after_head(endpoint.url, method="HEAD"):
-        what = "bytes after the head to HEAD"
-        yield finding_at("WF044", endpoint, what, "send no body to HEAD")
-
-
-def _validators(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
-    etag, modified = first.header("ETag"), first.header("Last-Modified")
-    if first.status != 200 or (etag is None and modified is None):
-        return
-    again = client.ask(endpoint.url)
-    if again.body == first.body and again.header("ETag") != etag:
-        what = f"the ETag was {etag}, and is {again.header('ETag')} for the same bytes"
-        yield finding_at("WF043", endpoint, what, "make it of the content or the file")
-        return
-    name, value = ("If-None-Match", etag) if etag is not None else ("If-Modified-Since", modified)
-    condition = [(name, value or "")]
-    checked = client.ask(endpoint.url, headers=condition)
-    if checked.status == 200 and checked.body == first.body:
-        what = f"{name} is not honoured"
-        yield finding_at("WF043", endpoint, what, "WSGIFast(app), or ConditionalGetMiddleware")
-    elif checked.status == 304 and client.bytes_after_head(endpoint.url, headers=condition):
-        yield finding_at("WF046", endpoint, "bytes after a 304", "send no body with 304")
-
-
-def _ranges(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
-    size = len(first.body)
-    if first.status != 200 or size < 10 or first.header("Accept-Ranges") == "none":
-        return
-    part = client.ask(endpoint.url, headers=[("Range", "bytes=2-8")])
-    if part.status != 206:
-        return
-    said, expected = part.header("Content-Range"), f"bytes 2-8/{size}"
-    if said != expected:
-        what = f"Content-Range is {said} for {expected}"
-        yield finding_at("WF042", endpoint, what, "WSGIFast(app)")
-    elif part.body != first.body[2:9]:
-        what = f"{len(part.body)} bytes for bytes=2-8, and other ones"
-        yield finding_at("WF042", endpoint, what, "WSGIFast(app)")
-
-
 def _compression(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
     coded = _recorded(client.ask(endpoint.url, headers=[BROWSER_ACCEPT_ENCODING]))
     seen = Observation(endpoint, _recorded(first), Recording(), coded)
     seen.coded_sizes = coded_sizes(coded)
     yield from coding_findings(seen)
-    if coded.coding and first.header("Content-Length") and not coded.header("Content-Length"):
-        what = f"{coded.coding} without a Content-Length"
-        yield finding_at("WF047", endpoint, what, "wsgifast compress, for static files")
 
 
 def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:

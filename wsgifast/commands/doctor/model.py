@@ -46,15 +46,11 @@ OF_FASTAPI = "FastAPI's own page of the app's routes"
 
 @dataclass(frozen=True)
 class Unreached:
-    """An endpoint that was not examined, and why.
-
-    :ivar missing: the parameters of its pattern for which there is no value.
-    """
+    """An endpoint that was not examined, and why."""
 
     name: str
     reason: str
     method: str = "GET"
-    missing: tuple[str, ...] = ()
 
 
 # Endpoints that were found, and among them those that cannot be requested.
@@ -182,6 +178,7 @@ class Observation:
     :ivar changes: the differences of the wrapped app's response, each time that both were
         requested. In a few words, by "failure", "status", "coding", "body", "size", or "header ..."
         with its name.
+    :ivar cut_short: it took so long that it was not requested as often as others.
     """
 
     endpoint: Endpoint
@@ -192,6 +189,7 @@ class Observation:
     coded_sizes: Mapping[str, CodedSize] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)
     changes: Mapping[str, str] = field(default_factory=dict)
+    cut_short: bool = False
 
 
 @dataclass(frozen=True)

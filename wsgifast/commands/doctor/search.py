@@ -1,50 +1,42 @@
-"""Which endpoints are requested: those that are safe by evidence, and the rest if that is allowed.
+"""Decides which endpoints are requested: the safe ones, and the others if that is allowed.
 
-A GET should change nothing (RFC 9110 9.2.1), and in many apps it does: the method, the name of a
-view and its path say nothing reliable. So an endpoint is requested without asking only if something
-else says that it is safe, see :attr:`.model.Endpoint.evidence`: the user has named it, it is a file
-of a folder that the app serves, a browser loads it with a page that the user has named, or an
-OpenAPI document calls it read-only.
-
-The links in an answer are what a browser loads with a page, and what else the page leads to.
+A GET should change nothing (RFC 9110, section 9.2.1), but in many apps it does. The method, the
+name of a view and its path do not prove that it is safe. An endpoint is requested without a
+question only with other evidence, see :attr:`.model.Endpoint.evidence`. The user has named it, it
+is a file of a folder that the app serves, a browser loads it with a page that the user has named,
+or an OpenAPI document describes it as read-only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from html.parser import HTMLParser
-from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-from .endpoints import NAMED, encoded, filled_by_prefix, values_in
+from .endpoints import NAMED, encoded
 from .model import Endpoint, Found, Recording, Unreached
 
-# Whether the rest may be requested: called with the endpoints that are safe, and the rest.
+# Called with the safe endpoints and the others. Returns whether the others may be requested.
 Allow = Callable[[Sequence[Endpoint], Sequence[Endpoint]], bool]
 
 _SAFE_METHODS = ("GET", "HEAD")
-# Endpoints that no list of routes has: those that answers link to, and, with that as their
-# evidence, what a browser loads with pages.
-_MOST_ADDED = {False: 200, True: 30}
-# How many URLs of a pattern are tried before one of them is a page.
-_MOST_TRIES = 3
+# The files of pages, which no list of routes has.
+_MOST_ADDED = 30
 
 
 class Search:
-    """An iterator of the endpoints to request; what their answers link to is added to it."""
+    """An iterator of the endpoints to request. The files of named pages are added to it."""
 
     def __init__(
         self, found: Found, host: str, *, unsafe: bool, allow: Allow, follows: bool
     ) -> None:
-        """Find out what may be requested.
+        """Decide which endpoints may be requested.
 
         :param host: the app's own, in its URLs.
-        :param unsafe: request the rest without asking, and other methods than GET and HEAD, too.
-        :param follows: whether what a browser loads with a page that the user has named is added.
+        :param unsafe: request the others without a question, also by other methods.
+        :param follows: add the files that a browser loads with a page that the user has named.
         """
         self._host = host
         self._follows = follows
@@ -52,42 +44,24 @@ class Search:
         endpoints = list({(e.method, e.url): e for e in reversed(listed)}.values())[::-1]
         names = {(each.method, each.name) for each in endpoints}
         left = [each for each in found if isinstance(each, Unreached)]
-        self._left = [each for each in left if (each.method, each.name) not in names]
+        self.unreached = [each for each in left if (each.method, each.name) not in names]
         readable = [each for each in endpoints if each.method in _SAFE_METHODS]
         safe = [each for each in readable if each.evidence]
         rest = [each for each in (endpoints if unsafe else readable) if each not in safe]
-        has_patterns = any(left.missing for left in self._left)
-        self._is_allowed = bool(rest or has_patterns) and (unsafe or allow(safe, rest))
-        if not self._is_allowed:
+        if rest and not (unsafe or allow(safe, rest)):
             reason = "may change something: --all requests it, too"
-            self._left += [_left(each, reason) for each in rest]
+            self.unreached += [_left(each, reason) for each in rest]
             rest = []
         reason = "its method changes something: --unsafe requests it, too"
-        self._left += [_left(e, reason) for e in endpoints if e not in readable and not unsafe]
+        self.unreached += [_left(e, reason) for e in endpoints if e not in readable and not unsafe]
         self._waiting = deque([*safe, *rest])
         self._known = {(each.method, unquote(each.url)) for each in endpoints}
-        # Patterns of GET without values, the most specific one first: with the fewest parameters,
-        # and of these the longest.
-        patterns = (e for e in self._left if e.missing and e.method == "GET")
-        order = sorted(patterns, key=lambda each: (len(each.missing), -len(each.name)))
-        self._patterns = list(dict.fromkeys(each.name for each in order))
-        # Those of which a URL is known; other links to them; and how often one was tried.
-        self._filled = {each.name for each in endpoints if each.name != each.url}
-        self._links: dict[str, list[str]] = {}
-        self._tries: Counter[str] = Counter()
-        self._values: dict[str, str] = {}
-        # How many were added without evidence, and with it.
-        self._added: Counter[bool] = Counter()
+        self._added = 0
         self.done = 0
 
     @property
-    def unreached(self) -> list[Unreached]:
-        """What is not requested, and why."""
-        return [e for e in self._left if e.method != "GET" or not self._tries[e.name]]
-
-    @property
     def total(self) -> int:
-        """How many endpoints are known to be requested."""
+        """The number of endpoints to request, as far as they are known."""
         return self.done + len(self._waiting)
 
     def __iter__(self) -> Iterator[Endpoint]:
@@ -96,113 +70,60 @@ class Search:
             self.done += 1
 
     def learn(self, endpoint: Endpoint, answer: Recording) -> None:
-        """Add what an answer links to: endpoints, and values of parameters."""
-        path = endpoint.url.partition("?")[0]
-        values = values_in(endpoint.name, path)
-        if values and answer.status == 200:
-            self._values |= values
-        elif values:
-            self._try_another(endpoint.name)
-        is_shown = self._follows and endpoint.evidence == NAMED and answer.status == 200
-        if not (is_shown or self._is_allowed):
+        """Add the files that a browser loads with a page."""
+        if not self._follows or endpoint.evidence != NAMED or answer.status != 200:
             return
-        links = links_of(answer, endpoint.url, self._host)
-        for url in links if is_shown else ():
-            if links[url]:
-                self._add(url, f"a browser loads it with {endpoint.url}")
-        for url in links if self._is_allowed else ():
-            self._add(url, "")
-        for pattern in self._patterns if self._is_allowed else ():
-            filled = filled_by_prefix(pattern, self._values)
-            if pattern not in self._filled and filled is not None:
-                self._request(filled, pattern)
-
-    def _try_another(self, pattern: str) -> None:
-        """Another link may have a value for which there is a page."""
-        self._filled.discard(pattern)
-        links = self._links.get(pattern)
-        if links and self._tries[pattern] < _MOST_TRIES:
-            self._request(links.pop(0), pattern)
-
-    def _add(self, url: str, evidence: str) -> None:
-        path = url.partition("?")[0]
-        if {("GET", unquote(url)), ("GET", unquote(path))} & self._known:
-            return
-        for pattern in self._patterns:
-            if values_in(pattern, path) is not None:
-                if pattern not in self._filled:
-                    self._request(url, pattern, evidence)
-                elif self._is_allowed:
-                    self._links.setdefault(pattern, []).append(url)
-                return
-        self._added[bool(evidence)] += 1
-        is_one_more = self._added[bool(evidence)] <= _MOST_ADDED[bool(evidence)]
-        if is_one_more and all(values_in(each, path) is None for each in self._filled):
-            self._request(url, path, evidence)
-
-    def _request(self, url: str, name: str, evidence: str = "") -> None:
-        """:param name: the pattern, or the path if it has none."""
-        if ("GET", unquote(url)) not in self._known:
+        for url in loaded_with(answer, endpoint.url, self._host):
+            path = url.partition("?")[0]
+            if {("GET", unquote(url)), ("GET", unquote(path))} & self._known:
+                continue
+            self._added += 1
+            if self._added > _MOST_ADDED:
+                break
             self._known.add(("GET", unquote(url)))
-            self._waiting.append(Endpoint(url, name, "link", evidence=evidence))
-            if name in self._patterns:
-                self._filled.add(name)
-                self._tries[name] += 1
+            evidence = f"a browser loads it with {endpoint.url}"
+            self._waiting.append(Endpoint(url, path, "link", evidence=evidence))
 
 
 def _left(endpoint: Endpoint, reason: str) -> Unreached:
     return Unreached(endpoint.name, reason, endpoint.method)
 
 
-# Of a page; a list of a thousand items has the same endpoint a thousand times.
+# Limits for one page.
 _MOST_LINKS = 1000
 _MOST_BYTES = 4 * 1024 * 1024
-# What a browser loads without being asked as soon as it shows a page (HTML, 4.6.7 and 4.8).
+# A browser loads these as soon as it shows a page (HTML, 4.6.7 and 4.8).
 _LOADED_LINKS = frozenset(
     {"stylesheet", "icon", "apple-touch-icon", "mask-icon", "manifest", "modulepreload", "preload"}
 )
 _LOADED = frozenset({"audio", "img", "script", "source", "track", "video"})
-_LINKS = dict.fromkeys(("a", "area", "link"), "href") | dict.fromkeys(
-    ("frame", "iframe", *_LOADED), "src"
-)
 
 
-def links_of(answer: Recording, url: str, host: str) -> dict[str, bool]:
-    """The links of an answer: a page's, those in JSON, and a redirect's.
+def loaded_with(answer: Recording, url: str, host: str) -> list[str]:
+    """Return the files that a browser loads with a page: images, scripts, style sheets and media.
 
-    :param url: path and query that were requested.
-    :param host: the app's own; URLs with another one are left out.
-    :returns: paths of the app's own, and whether a browser loads them with the page, as images,
-        scripts, style sheets, icons and media: whoever opens the page requests these, and the app
-        knows. They come first. The others are what a visitor may choose, such as /logout.
+    Whoever opens the page requests these, and the app knows. Other links are a visitor's choice,
+    such as /logout.
+
+    :param url: the path and query of the page.
+    :param host: the app's own. URLs with another one are left out.
     """
-    base = f"http://{host}{url}"
-    found: list[tuple[str, bool]] = []
     kind = (answer.header("Content-Type") or "").partition(";")[0].strip().lower()
-    if answer.header("Content-Encoding") is None:
-        text = bytes(answer.body[:_MOST_BYTES]).decode(errors="replace")
-        if kind in ("text/html", "application/xhtml+xml"):
-            parser = _Page()
-            with contextlib.suppress(AssertionError):  # of html.parser, at some broken markup
-                parser.feed(text)
-            with contextlib.suppress(ValueError):
-                base = urljoin(base, parser.base)
-            found = parser.found
-        elif kind == "application/json" or kind.endswith("+json"):
-            found = [(each, False) for each in _strings(text)]
-    location = answer.header("Location")
-    if location is not None:
-        found.append((location, False))
-    links: dict[str, bool] = {}
-    for link, is_loaded in found[:_MOST_LINKS]:
-        path = _own_path(link, base, host)
-        if path is not None:
-            links.setdefault(path, is_loaded)
-    return dict(sorted(links.items(), key=lambda link: not link[1]))
+    is_page = kind in ("text/html", "application/xhtml+xml")
+    if not is_page or answer.header("Content-Encoding") is not None:
+        return []
+    parser = _Page()
+    with contextlib.suppress(AssertionError):  # html.parser raises it for some broken markup
+        parser.feed(bytes(answer.body[:_MOST_BYTES]).decode(errors="replace"))
+    base = f"http://{host}{url}"
+    with contextlib.suppress(ValueError):
+        base = urljoin(base, parser.base)
+    paths = (_own_path(link, base, host) for link in parser.found[:_MOST_LINKS])
+    return list(dict.fromkeys(path for path in paths if path is not None))
 
 
 def _own_path(link: str, base: str, own: str) -> str | None:
-    """The path and query of a link to the app's own host; None for others."""
+    """Return the path and query of a link to the app's own host. None for other hosts."""
     try:
         parts = urlsplit(urljoin(base, link.strip()))
         host = parts.netloc.rpartition("@")[2].lower()
@@ -214,35 +135,20 @@ def _own_path(link: str, base: str, own: str) -> str | None:
 
 
 class _Page(HTMLParser):
-    """Collects the links of a page, and whether a browser loads each with it."""
+    """Collects the URLs that a browser loads with a page."""
 
     def __init__(self) -> None:
         super().__init__()
         self.base = ""
-        self.found: list[tuple[str, bool]] = []
+        self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value for name, value in attrs if value}
         if tag == "base" and not self.base:
             self.base = given.get("href", "")
-        url = given.get(_LINKS.get(tag, ""))
-        if url is not None:
-            kinds = set(given.get("rel", "").lower().split())
-            is_loaded = tag in _LOADED or (tag == "link" and bool(_LOADED_LINKS & kinds))
-            self.found.append((url, is_loaded))
-
-
-def _strings(text: str) -> Iterator[str]:
-    """The strings in JSON that may be URLs."""
-    try:
-        waiting: list[Any] = [json.loads(text)]
-    except (ValueError, RecursionError):
-        return
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-        elif isinstance(value, str) and re.match(r"/(?!/)|https?://", value):
-            yield value
+        kinds = set(given.get("rel", "").lower().split())
+        if tag in _LOADED:
+            self.found.append(given.get("src", ""))
+        elif tag == "link" and _LOADED_LINKS & kinds:
+            self.found.append(given.get("href", ""))
+        self.found = [url for url in self.found if url]
