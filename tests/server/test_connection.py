@@ -319,6 +319,7 @@ def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench)
     client = bench.connect()
     client.run(b"GET / HTTP/1.0\r\n\r\n")
     assert client.receive_all_there_is().endswith(b"\r\n\r\nfirst, second")
+    assert not bench.log.errors
 
 
 @pytest.mark.parametrize("fails", [False, True])
