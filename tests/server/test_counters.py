@@ -13,10 +13,10 @@ import pytest
 from tests.server.connections import KNOWN, MakeBench, answers_wrapped
 from tests.server.pools import Monitored, exhaust
 from tests.workers.bench import GET, LARGE, echo, large
-from wsgifast.server.gauges import gauges
 from wsgifast.server.server import Server
 from wsgifast.server.shared import _MOST_TIMES, Counters
 from wsgifast.workers import FastWorker
+from wsgifast.workers.gauges import gauges
 
 
 def gauges_of(server: Server) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from tests.server.connections import answers
 from tests.server.http2_peer import CANCEL, Begin, generator, large_file
 from tests.workers.bench import LARGE
 from wsgifast.server.backlog import Backlog
-from wsgifast.server.gauges import gauges, slowest_clients
 from wsgifast.server.http2 import connection, multiplexer
 from wsgifast.server.http2.response import StreamOutput
 from wsgifast.server.output import OutputQueue
 from wsgifast.sockets.sending import FileSegment
+from wsgifast.workers.gauges import gauges, slowest_clients
 from wsgifast.workers.worker import FastWorker
 
 

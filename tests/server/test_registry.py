@@ -7,7 +7,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -64,8 +65,8 @@ class Armed:
 def make_registry(poller: Any) -> Any:
     deferred: list[Any] = []
     registry: Any = Registry(
+        cast(Any, SimpleNamespace(log=logging.getLogger("test"))),
         poller,
-        logging.getLogger("test"),
         defer=deferred.append,
         push_first=deferred.append,
         submit=lambda job: job(),

@@ -19,8 +19,8 @@ from tests.support.servers import free_port, wait_for
 from tests.workers.bench import LARGE, PEER, MakeBench, echo, large, request_for
 from tests.workers.serving import fast_worker, reset
 from wsgifast.commands import cli
-from wsgifast.server.gauges import slowest_clients
 from wsgifast.workers import FastWorker
+from wsgifast.workers.gauges import slowest_clients
 from wsgifast.workers.metrics import UNREADY_AFTER_S, state_of
 
 pytestmark = pytest.mark.long

@@ -25,9 +25,9 @@ from wsgifast.metrics import (
     collecting,
 )
 from wsgifast.metrics.opentelemetry import Instruments
-from wsgifast.server.gauges import gauges
 from wsgifast.workers import FastWorker
 from wsgifast.workers import metrics as worker_metrics
+from wsgifast.workers.gauges import gauges
 from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_reporting
 
 

@@ -48,7 +48,6 @@ from .poller import READ, WOULD_BLOCK, WRITE
 from .receiving import COMPLETE, HTTP2, WANTS_CONTINUE, Exchange, Parser, Receiver
 from .response import Response
 from .sending import SocketSender
-from .shared import Shared
 from .streamed_body import StreamedBody
 
 # The deadline of an overdue connection that gets a last turn.
@@ -83,7 +82,6 @@ class Connection(Endpoint, Channel):
 
     def __init__(
         self,
-        shared: Shared,
         registry: Registry,
         application: Application,
         rules: OutputRules,
@@ -96,7 +94,7 @@ class Connection(Endpoint, Channel):
         on_handshake_end: Callable[[Endpoint], object],
     ) -> None:
         secure = isinstance(sock, ssl.SSLSocket)
-        super().__init__(shared, registry, sock, peer, address, HANDSHAKE if secure else IDLE)
+        super().__init__(registry, sock, peer, address, HANDSHAKE if secure else IDLE)
         self.output = OutputQueue(SocketSender(sock, rules), self, rules)
         self.exchange: Exchange | None = None
         self.hijacked = False

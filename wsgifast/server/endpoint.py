@@ -62,7 +62,6 @@ _DISCARD_BYTES = 256 * 1024
 class Registry:
     """Keeps a worker's connections; thread-safe.
 
-    :param log: the error log.
     :param defer: has a thread of the pool take a step, see :meth:`.Pool.defer`.
     :param push_first: the same before all other work, see :meth:`.Pool.push_first`.
     :param submit: has a disk thread run a function, see :meth:`.DiskThreads.submit_temporary`.
@@ -73,8 +72,8 @@ class Registry:
 
     def __init__(
         self,
+        shared: Shared,
         poller: Poller,
-        log: Any,
         *,
         defer: Callable[[Step], object],
         push_first: Callable[[Step], object],
@@ -82,8 +81,9 @@ class Registry:
         on_closed: Callable[[Endpoint], object],
     ) -> None:
         self.connections: set[Endpoint] = set()
+        self.shared = shared
+        self.log = shared.log
         self._poller = poller
-        self.log = log
         self.defer, self.push_first, self._submit = defer, push_first, submit
         self._on_closed = on_closed
         self.waiting: dict[int, Endpoint] = {}
@@ -241,16 +241,10 @@ class Endpoint(AcceptedSocket, Owner):
     output: OutputQueue
 
     def __init__(
-        self,
-        shared: Shared,
-        registry: Registry,
-        sock: socket.socket,
-        peer: Any,
-        address: Any,
-        state: str,
+        self, registry: Registry, sock: socket.socket, peer: Any, address: Any, state: str
     ) -> None:
         super().__init__(sock, peer, address)
-        self.shared = shared
+        self.shared = shared = registry.shared
         self.registry = registry
         self.fd = sock.fileno()
         self.known = False

@@ -78,10 +78,10 @@ class Server:
             log,
             receive=self.receive,
             run=self.run,
-            on_tick=self._on_tick,
+            on_tick=lambda: self.output_rules.tick(),
             on_queued=self.on_queued,
             on_taken=self.on_taken,
-            on_saturation=self._on_saturation,
+            on_saturation=lambda: self.acceptor.update(),
         )
         monitor = self.pool.monitor
         self.output_rules = OutputRules(
@@ -89,8 +89,8 @@ class Server:
         )
         disk = self.output_rules.disk
         self.registry = Registry(
+            shared,
             self.poller,
-            log,
             defer=self.pool.defer,
             push_first=self.pool.push_first,
             submit=disk.submit_temporary,
@@ -245,7 +245,6 @@ class Server:
             if self._secure is not None:
                 sock = self._secure(sock)
             connection = Connection(
-                self.shared,
                 self.registry,
                 self._application,
                 self.output_rules,
@@ -286,12 +285,12 @@ class Server:
         from .http2.connection import HTTP2Connection  # needs h2
 
         http2 = HTTP2Connection(
-            self.shared, self.registry, self._application, self.output_rules, connection, parser
+            self.registry, self._application, self.output_rules, connection, parser
         )
         self.registry.replace(connection, http2)
         return self.registry.attempt(http2, partial(http2.begin_streams, received))
 
-    # Called by the pool's threads; _on_tick() and _on_saturation() by its monitor, too
+    # Called by the pool's threads
 
     def receive(self, item: Event | Task) -> Channel | None:
         """Handle an event or a task with non-blocking I/O; returns what is ready to run."""
@@ -347,12 +346,6 @@ class Server:
         exchange = channel.exchange
         if exchange is not None:
             self.shared.counters.waits.append(time.monotonic() - exchange.queued)
-
-    def _on_tick(self) -> bool:
-        return self.output_rules.tick()
-
-    def _on_saturation(self) -> None:
-        self.acceptor.update()
 
     # Overdue connections
 

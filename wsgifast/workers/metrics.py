@@ -37,13 +37,13 @@ from ..metrics.requests import LengthError, Recording, RequestMetrics, asked_of_
 from ..metrics.setup import Wanted, check, hand_over, prepare, start_exporting, wanted_metrics
 from ..middleware import WSGIFast
 from ..server.application import Application, queued_seconds
-from ..server.gauges import gauges, requests_under_way, slowest_clients
 from ..server.output import OutputQueue
 from ..server.receiving import Exchange
 from ..server.response import Response
 from ..server.server import Server
 from ..server.shared import Counters
 from ..sockets.sending import FileTruncated
+from .gauges import gauges, requests_under_way, slowest_clients
 from .options import InvalidWorkerOption
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]

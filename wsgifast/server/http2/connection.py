@@ -44,7 +44,6 @@ from ..output import OutputQueue
 from ..output_rules import OutputRules
 from ..poller import READ, WOULD_BLOCK, WRITE
 from ..receiving import Exchange, Parser
-from ..shared import Shared
 from .floods import Flood
 from .frames import ALL_STREAMS, PlainRequest, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
@@ -74,21 +73,20 @@ class HTTP2Connection(Endpoint):
 
     def __init__(
         self,
-        shared: Shared,
         registry: Registry,
         application: Application,
         rules: OutputRules,
         before: Endpoint,
         parser: Parser,
     ) -> None:
-        super().__init__(shared, registry, before.sock, before.peer, before.address, STREAMS)
+        super().__init__(registry, before.sock, before.peer, before.address, STREAMS)
         self.known, self.proxy = before.known, before.proxy
         self.mux = mux = Multiplexer(self, application, rules)
         self.output = mux.output
         self.streams: dict[int, Stream] = mux.streams
         self._floods = mux.floods
         self._frames = mux.frames
-        self._head = Reservation(shared.input_memory)  # for one that is incomplete
+        self._head = Reservation(self.shared.input_memory)  # for one that is incomplete
         self._lock = mux.lock
         self._parser = parser
         self._ready: list[Stream] = []  # whose apps can run

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from ..metrics.collecting import Point, point, points_of
 from ..metrics.health import SlowClient
 from ..metrics.requests import Asked, asked_of_parsed
+from ..server.channel import CLOSED, LINGERING, RECEIVING
+from ..server.endpoint import Endpoint
+from ..server.server import Server
 from ..sockets.options import Address
-from .channel import CLOSED, LINGERING, RECEIVING
-from .endpoint import Endpoint
-from .server import Server
 
 # tcp(7), linux/tcp.h: for a listening socket tcpi_unacked is the length of its accept queue, and
 # tcpi_sacked the limit.
