@@ -10,19 +10,30 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.http import answering
 from tests.support.servers import ROOT, free_port
-from wsgifast import WSGIFastError
-from wsgifast.commands import cli, top
-from wsgifast.commands.top import Client, lines, parsed, quantile, view
-from wsgifast.metrics import CATALOGUE
+from wsgifast.commands import cli
+from wsgifast.commands import top as command
+from wsgifast.metrics import CATALOGUE, top
 from wsgifast.metrics.health import SlowClient
+from wsgifast.metrics.top import Scrape, View, quantile, view
+
+
+def parsed(text: str, at: float) -> Scrape:
+    """A scrape of Prometheus's text."""
+    return Scrape.of(at, text_string_to_metric_families(text))
+
+
+def lines(of: View, address: str, **options: Any) -> list[str]:
+    return command.lines(asdict(of), address, **options)
+
 
 BOUNDS = ("0.01", "0.1", "1.0", "+Inf")
 
@@ -130,10 +141,14 @@ def test_view_is_written_as_text() -> None:
     assert " ".join(line.split()) == slowest
 
 
+def slow_client(client: str, path: str) -> dict[str, Any]:
+    return {"pid": 7, **SlowClient(client, path, 300_000, 12.0, 800.0)._asdict()}
+
+
 def test_slow_clients_are_written_as_text() -> None:
     nothing = parsed("", 0.0)
     path = "/movie\x1b[2J"
-    slow = [Client(7, f"192.0.2.{number}:5", path, 300_000, 12.0, 800.0) for number in range(3)]
+    slow = [slow_client(f"192.0.2.{number}:5", path) for number in range(3)]
     text = lines(view(nothing, nothing, slow), "here", most=2)
     assert [" ".join(line.split()) for line in text[-2:]] == [
         "192.0.2.0:5 800 B/s 293 KiB 12 s /movie\\x1b[2J",
@@ -146,7 +161,7 @@ def test_figures_stay_visible_on_a_narrow_terminal() -> None:
     one, other = (
         parsed(text.replace("/page", long), at) for at, text in enumerate((BEFORE, AFTER))
     )
-    slow = [Client(7, "192.0.2.1:5", "/movie" * 20, 300_000, 12.0, 800.0)]
+    slow = [slow_client("192.0.2.1:5", "/movie" * 20)]
     wide, narrow = (lines(view(one, other, slow), "here", width=width) for width in (200, 70))
     at = wide.index(next(line for line in wide if line.startswith("slowest endpoints")))
     assert max(map(len, narrow[at:])) <= 70
@@ -178,26 +193,17 @@ def test_quantile_without_an_observation_is_none() -> None:
     assert quantile(0.5, {1.0: 0, math.inf: 0}) is None
 
 
-def test_text_that_is_no_exposition_is_refused() -> None:
-    with pytest.raises(WSGIFastError, match="text format"):
-        parsed("<!doctype html>\n<p>hello", 0.0)
-
-
 SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)
 
 
 class Metrics(http.server.BaseHTTPRequestHandler):
-    """A metrics address that counts ten requests more at each scrape."""
-
-    scrapes = 0
+    """A metrics address of a server that answers ten requests more in each view."""
 
     def do_GET(self) -> None:
-        if self.path == "/metrics":
-            Metrics.scrapes += 1
-            body = exposition(quick=10 * Metrics.scrapes, slow=0, failed=0, cpu=1.0).encode()
-        else:
-            assert self.path == "/clients"
-            body = json.dumps([SLOW._asdict() | {"pid": 11}]).encode()
+        assert self.path in ("/top?seconds=0.1", "/top?seconds=0.05")
+        one, other = (exposition(quick=n, slow=0, failed=0, cpu=1.0) for n in (10, 20))
+        slow = [SLOW._asdict() | {"pid": 11}]
+        body = json.dumps(asdict(view(parsed(one, 1.0), parsed(other, 3.0), slow))).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -221,7 +227,7 @@ def test_top_prints_one_view_as_text_or_json(
     address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WSGIFAST_METRICS", address)
-    monkeypatch.setattr(top, "_INTERVAL_S", 0.1)
+    monkeypatch.setattr(command, "_INTERVAL_S", 0.1)
     assert cli.main(["top", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["threads"] == 8
@@ -267,22 +273,15 @@ def test_top_without_a_server_names_the_way_out(
 def test_top_of_another_server_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(
         [b"HTTP/1.0 200 OK\r\n\r\n<p>hello"],
+        [b'HTTP/1.0 200 OK\r\n\r\n{"seconds": 2}'],
         [b"HTTP/1.0 404 Not Found\r\n\r\n"],
         [b"HTTP/1.0 500 Internal Server Error\r\n\r\nThe disk is full\n"],
         [b"no HTTP"],
     ) as address:
         for said in (
-            "not Prometheus's text format", "answers 404", "answers 500: The disk is full",
+            "answers 200 without a view", "answers 200 without a view",
+            "answers 404 without a view", "answers 500: The disk is full",
             "the answer is not HTTP (no HTTP",
         ):  # fmt: skip
             assert cli.main(["top", "{}:{}".format(*address)]) == 2
             assert said in capsys.readouterr().err
-
-
-def test_top_without_prometheus_client_names_the_extra(
-    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert cli.main(["top", address]) == 2
-    assert "wsgifast[prometheus]" in capsys.readouterr().err

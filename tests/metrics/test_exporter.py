@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import socket
@@ -15,7 +16,7 @@ import pytest
 
 from tests.support.http import Connection, get
 from tests.support.servers import free_port, wait_for
-from wsgifast.metrics import setup
+from wsgifast.metrics import exporter, setup
 from wsgifast.metrics.aggregation import Directory
 from wsgifast.metrics.exporter import _MOST_CLIENTS, _app, _Exporter, _Handler, _Server
 from wsgifast.metrics.health import is_alive, name_of_process
@@ -92,7 +93,29 @@ def test_exporter_that_cannot_read_the_address_goes_on(tmp_path: Path) -> None:
     assert not exporter._is_wanted()
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x", "/livez", "/clients", "/none"])
+def test_top_compares_two_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(tmp_path) as address:
+        status, body = asked(address, "/top?seconds=0.05")
+        found = json.loads(body)
+        assert (status, found["clients"], found["endpoints"]) == (200, [], [])
+        assert found["requests_per_s"] is None
+        for wrong in ("0", "-1", "301", "inf", "nan", "x"):
+            status, body = asked(address, f"/top?seconds={wrong}")
+            assert (status, b"expected a number above 0, up to 300" in body) == (400, True)
+
+
+def test_top_waits_for_few_clients_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_MOST_TOPS", 0)
+    with serving(tmp_path) as address:
+        status, body = asked(address, "/top")
+    assert (status, body) == (503, b"0 clients wait for /top: try again later\n")
+
+
+@pytest.mark.parametrize(
+    "path", ["/metrics", "/metrics?name[]=x", "/livez", "/clients", "/none", "/top"]
+)
 def test_exporter_sends_no_body_to_head(path: str, tmp_path: Path) -> None:
     with serving(tmp_path) as address, Connection((address.host, address.port)) as client:
         client.send(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
@@ -100,7 +123,7 @@ def test_exporter_sends_no_body_to_head(path: str, tmp_path: Path) -> None:
         assert client.read_to_end() == b""
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x"])
+@pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=x", "/top?seconds=0.01"])
 def test_full_disk_fails_the_scrape(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ import json
 import os
 import struct
 import threading
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ from typing import Any
 
 from ..checks import needs
 from .health import is_alive, pid_in
+from .top import Scrape
 
 with needs("wsgifast.metrics.aggregation", "prometheus_client", "prometheus"):
     from prometheus_client.core import Metric
@@ -82,6 +84,11 @@ class Directory:
             metrics = self._read()
             encode, content_type = choose_encoder(accept)
             return content_type, encode(SimpleNamespace(collect=lambda: metrics))
+
+    def scrape(self) -> Scrape:
+        """Return the samples of all processes, added up."""
+        with self._lock:
+            return Scrape.of(time.monotonic(), self._read())
 
     def _read(self) -> list[Metric]:
         files = {file for file in self._files() if file[0] not in self._replaced}

@@ -22,14 +22,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.options import Address
 from .aggregation import UNREADABLE, Directory
-from .health import PATHS, PLAIN, Answer, answer, is_alive, remove_dead
+from .health import JSON, PATHS, PLAIN, Answer, answer, is_alive, remove_dead, slow_clients
 from .setup import ADDRESS_FILE, Export, check_space, metrics_address
+from .top import view
 
 logger = logging.getLogger("wsgifast.metrics")
 
@@ -42,6 +45,10 @@ _CHECK_EVERY_S = 0.5
 _REQUEST_TIMEOUT_S = 10
 # Clients at a time. A new client replaces the oldest. Prometheus and probes are a few.
 _MOST_CLIENTS = 64
+# The interval of /top, and the longest one that a client may ask for.
+_TOP_S, _MOST_TOP_S = 2, 300
+# They wait in threads, also after their client has left.
+_MOST_TOPS = 16
 
 
 def main(export: str) -> None:
@@ -171,32 +178,62 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., Iterable[bytes]]:
-    """The WSGI app: the metrics, the probes and the slow clients.
+    """The WSGI app: the metrics, the view of `wsgifast top`, the probes and the slow clients.
 
     :param log: called with an error that prevents reading the metrics.
     """
 
+    places = threading.Semaphore(_MOST_TOPS)
+
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        if path != "/metrics":
-            text = f"There are /metrics, {', '.join(PATHS)}\n".encode()
-            found = answer(path, directory.path) or Answer("404 Not Found", PLAIN, text)
+        if path == "/metrics":
+            accept = environ.get("HTTP_ACCEPT", "")
+            found = read(lambda: Answer("200 OK", *directory.text(accept)))
+        elif path == "/top":
+            is_head = environ["REQUEST_METHOD"] == "HEAD"
+            query = environ.get("QUERY_STRING", "")
+            found = Answer("200 OK", JSON, b"") if is_head else top(query)
         else:
-            found = scrape(environ.get("HTTP_ACCEPT", ""))
+            text = f"There are /metrics, /top, {', '.join(PATHS)}\n".encode()
+            found = answer(path, directory.path) or Answer("404 Not Found", PLAIN, text)
         headers = [("Content-Type", found.content_type), ("Content-Length", str(len(found.body)))]
         start_response(found.status, [*headers, ("Cache-Control", "no-store")])
         # wsgiref would send a body to HEAD (RFC 9110 9.3.2).
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [found.body]
 
-    def scrape(accept: str) -> Answer:
-        # What is old must not be taken for new, nor a part of the workers for all of them.
+    def top(query: str) -> Answer:
+        try:
+            seconds = float(parse_qs(query).get("seconds", [f"{_TOP_S}"])[-1])
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds <= _MOST_TOP_S:
+            text = f"seconds={query}: expected a number above 0, up to {_MOST_TOP_S}\n"
+            return Answer("400 Bad Request", PLAIN, text.encode())
+
+        def compare() -> Answer:
+            before = directory.scrape()
+            time.sleep(seconds)
+            found = view(before, directory.scrape(), slow_clients(directory.path))
+            return Answer("200 OK", JSON, json.dumps(asdict(found)).encode())
+
+        if not places.acquire(blocking=False):
+            text = f"{_MOST_TOPS} clients wait for /top: try again later\n"
+            return Answer("503 Service Unavailable", PLAIN, text.encode())
+        try:
+            return read(compare)
+        finally:
+            places.release()
+
+    def read(found: Callable[[], Answer]) -> Answer:
+        # Old values must not look new, nor those of some workers like all.
         try:
             check_space(directory.path)
         except OSError as error:
             problem = f"The workers cannot write their metrics: {error}"
         else:
             try:
-                return Answer("200 OK", *directory.text(accept))
+                return found()
             except (OSError, *UNREADABLE) as error:
                 log(problem := f"The metrics cannot be read: {error}")
         return Answer("500 Internal Server Error", PLAIN, f"{problem}\n".encode())

@@ -22,7 +22,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
 # A worker with an older sign of life does not respond: its interpreter stands still.
@@ -30,6 +30,7 @@ _SILENT_S = 10.0
 # What the metrics address answers by them.
 PATHS = ("/livez", "/readyz", "/clients")
 PLAIN = "text/plain; charset=utf-8"
+JSON = "application/json"
 _PREFIX, _SUFFIX = "state_", ".json"
 # A sign of life is written this often, far more often than in _SILENT_S.
 _BEAT_EVERY_S = 2.5
@@ -237,14 +238,21 @@ def answer(path: str, directory: str) -> Answer | None:
         status = "200 OK" if ok else "503 Service Unavailable"
         return Answer(status, PLAIN, f"{text}\n".encode())
     if path == "/clients":
-        clients = [
-            {"pid": state.pid, **client._asdict()}
-            for state in states(directory)
-            for client in state.slow_clients
-        ]
-        clients.sort(key=lambda client: client["bytes_per_s"])
-        return Answer("200 OK", "application/json", json.dumps(clients).encode())
+        return Answer("200 OK", JSON, json.dumps(slow_clients(directory)).encode())
     return None
+
+
+def slow_clients(directory: str) -> list[dict[str, Any]]:
+    """Return the slowest clients of all workers, with the pid of the worker.
+
+    :param directory: where the workers' files are.
+    """
+    clients = [
+        {"pid": state.pid, **client._asdict()}
+        for state in states(directory)
+        for client in state.slow_clients
+    ]
+    return sorted(clients, key=lambda client: client["bytes_per_s"])
 
 
 def _files(directory: str) -> list[tuple[str, str]]:
