@@ -47,7 +47,7 @@ def test_command_without_an_app_shows_how_one_is_named(
     ("arguments", "said"),
     [
         (("doctor", "shop:app", "--fromat", "json"), " (did you mean '--format'?)"),
-        (("run", "shop:app", "--thread", "2", "--bogus"), "arguments: --bogus"),
+        (("run", "shop:app", "--access-log=off", "--bogus"), "arguments: --bogus"),
         (("files", "site", "--", "--workers", "2"), "arguments: --workers 2"),
         (("compress", "site", "--jobs", "0"), "--jobs: '0': expected a whole number"),
     ],
