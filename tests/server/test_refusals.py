@@ -258,9 +258,45 @@ def test_stop_iteration_of_an_app_is_an_error(make_bench: MakeBench, http2: bool
     assert [type(error) for error in bench.log.errors] == [StopIteration]
 
 
-def test_error_page_has_a_date(bench: Bench) -> None:
-    """RFC 9110 section 6.6.1."""
-    client = bench.connect()
-    client.send(b"nonsense\r\n\r\n")
-    bench.run()
-    assert dict(client.read_response().headers)["Date"].endswith("GMT")
+def failing(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    raise ValueError("the app fails")
+
+
+@pytest.mark.parametrize(
+    ("app", "attributes", "fields", "body", "status"),
+    [
+        (failing, {}, [], b"", 500),
+        (echo, {"body_limit_bytes": 3}, [("content-length", "4")], b"1234", 413),
+        (echo, {"bodies_on_disk_bytes": 0, "body_memory_bytes": 0},
+         [("content-length", "4")], b"1234", 503),
+        (echo, {"head_limit_bytes": 500}, [("a", "b" * 500)], b"", 431),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["POST", "HEAD"])
+def test_error_response_is_the_same_over_http2(
+    make_bench: MakeBench,
+    app: Any,
+    attributes: dict[str, Any],
+    fields: list[tuple[str, str]],
+    body: bytes,
+    status: int,
+    method: str,
+) -> None:
+    """It has a Date (RFC 9110 section 6.6.1), and no body for HEAD (section 9.3.2)."""
+    if method == "HEAD" and body:
+        pytest.skip("HEAD has no body")
+    bench = make_bench(app, attributes=attributes, keepalive=5, **HTTP2)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in [("host", "a"), *fields])
+    client = bench.begin(f"{method} / HTTP/1.1\r\n{lines}\r\n".encode() + body)
+    received = client.read_to_end()
+    head, _, page = received.partition(b"\r\n\r\n")
+    first, *rest = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
+    assert headers.pop("connection") == "close"
+    answer = Peer(bench).get("/", method, headers=fields, body=body or None)
+    assert (first.split()[1], answer.status) == (str(status), status)
+    found = {name: value for name, value in answer.headers.items() if name[0] != ":"}
+    assert headers.pop("date")[:16] == found.pop("date")[:16]  # the second may have passed
+    assert found == headers
+    assert answer.body == page
+    assert bool(page) is (method != "HEAD")

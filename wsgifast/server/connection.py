@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-endpoint.py has the states, and which may follow which; :data:`_IN_STATE`, below, has what is done
+channel.py has the states, and which may follow which; :data:`_IN_STATE`, below, has what is done
 in each. A waiting connection is in the registry, where an event or the sweep claims it and makes
 one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`, which lets the
 connection wait again, closes it, or returns it because its app is to run. Once HTTP/2 is
