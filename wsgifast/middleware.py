@@ -8,12 +8,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .bodies.access_log import CHUNKS, SENT_AS
-from .bodies.body import Bare, Body, ClosedWith, File, Passed, Refusal, Segments, Stream
+from .bodies.body import (
+    Bare,
+    Body,
+    ClosedWith,
+    File,
+    Passed,
+    Refusal,
+    Segments,
+    Stream,
+    Whole,
+)
 from .bodies.chunks import excerpt, few_chunks
 from .bodies.classify import classify
 from .bodies.file_responses import FileResponses, send_nothing, send_segments
 from .bodies.files import close_body
-from .bodies.requests import respond_within
+from .bodies.requests import within_limits
 from .bodies.slow_shapes import Examined, Reports, check_rate
 from .bodies.start_response import AppResponse, Respond, Stage
 from .bodies.stream import ConvertedStream
@@ -155,9 +165,9 @@ class WSGIFast:
         stages: list[Stage] = []
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
-            stages.append(Instrumented(recorder, spans).respond)
+            stages.append(Instrumented(recorder, spans).stage)
         if self.body_limits is not None:
-            stages.append(partial(respond_within, self.body_limits, refuse=_refuse))
+            stages.append(partial(within_limits, self.body_limits, _refuse))
         if self.compression is not None:
             stages.append(partial(_compressed, self.compression))
         # Called in their order with a response whose bytes exist, before it may be compressed. The
@@ -165,7 +175,7 @@ class WSGIFast:
         self._whole_steps: list[WholeStep] = []
         self._respond: Respond = self._call_app
         for stage in reversed(stages):
-            self._respond = partial(stage, self._respond)
+            self._respond = stage(self._respond)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if self.nodelay:
@@ -194,6 +204,8 @@ class WSGIFast:
 
     def _send(self, head: AppResponse, body: Body) -> Iterable[bytes]:
         """Send a body that has been classified."""
+        if type(body) is Whole and head.status is not None and not head.forwarded:
+            return self._send_wrapped(head, body)
         if isinstance(body, Stream):
             return self._send_stream(head, body.owner)
         if isinstance(body, Refusal):
@@ -209,13 +221,11 @@ class WSGIFast:
             return send_segments(head, body.content)
         if isinstance(body, Passed):
             return self._pass_on(head, body)
+        # Bare text would be an iterable of its elements.
+        chunks = [head.convert(body.content)] if isinstance(body, Bare) else body.owner
         if head.forwarded:  # write() was used, and may have sent a part
-            is_bare = isinstance(body, Bare)
-            return self._send_stream(head, [body.content] if is_bare else body.owner)
-        if isinstance(body, Bare):
-            # Alone it would be an iterable of its elements.
-            return self._send_whole(head, [head.convert(body.content)], "rescued")
-        return self._send_wrapped(head, body)
+            return self._send_stream(head, chunks)
+        return self._send_whole(head, chunks, "rescued")
 
     def _send_whole(
         self,
@@ -242,7 +252,9 @@ class WSGIFast:
             if answer is not None:
                 return answer
         if head.compression is not None:
-            few = head.compress_whole(head.decide_whole(size), few, size)
+            decision = head.decide_whole(size)
+            if decision is not None:
+                few = head.compress_whole(decision, few, size)
         if head.no_body:
             return send_nothing(head, chunks)
         head.forward()
@@ -251,7 +263,7 @@ class WSGIFast:
         environ[CHUNKS] = count
         return few
 
-    def _send_wrapped(self, head: AppResponse, body: Body) -> Iterable[bytes]:
+    def _send_wrapped(self, head: AppResponse, body: Whole) -> Iterable[bytes]:
         """Send a list or tuple that is in wrappers with a close() of their own."""
         wrapped = body.owner
         chunks = body.content
@@ -269,7 +281,7 @@ class WSGIFast:
             if head.forwarded or (head.decision is not None and head.decision.coding is not None):
                 return self._send_stream(head, body.owner)
             if head.decision is not None:
-                head.headers = head.decision.headers
+                head.headers = head.decision.apply(head.headers)
         if head.no_body:
             return send_nothing(head, body.owner)
         if not head.forwarded:
@@ -313,10 +325,14 @@ def _is_one_block(chunks: Any, length: int | None) -> bool:
     )
 
 
-def _compressed(compression: Compression, respond: Respond, head: AppResponse) -> Iterable[bytes]:
-    """Have a response compressed: a stage."""
-    head.enable_compression(compression)
-    return respond(head)
+def _compressed(compression: Compression, respond: Respond) -> Respond:
+    """Have responses compressed: a stage."""
+
+    def call(head: AppResponse) -> Iterable[bytes]:
+        head.enable_compression(compression)
+        return respond(head)
+
+    return call
 
 
 def _refuse(

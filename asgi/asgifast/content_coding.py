@@ -131,7 +131,8 @@ class ContentCoding(ResponseCoding):
             return start
         if decision.coding is not None:
             return None
-        return {**start, "headers": decision.headers.raw()}
+        headers = decision.apply(Headers.from_raw(start["headers"]))
+        return {**start, "headers": headers.raw()}
 
     async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
         """Return the head and the only message of a response as they are to be sent."""
@@ -144,7 +145,8 @@ class ContentCoding(ResponseCoding):
         decision = self._whole or self._decide_whole(start, None if is_head else len(body))
         if decision is None:
             return start, message
-        changed = decision.headers
+        headers = Headers.from_raw(start["headers"])
+        changed = decision.apply(headers)
         if decision.coding is not None and not is_head:
             compressor = self.compressor_for(decision, decision.coding, len(body))
             coded = await self._compressed(compressor.whole, body)
@@ -152,7 +154,7 @@ class ContentCoding(ResponseCoding):
                 changed.append(("content-length", str(len(coded))))
                 message = {**message, "body": coded}
             else:
-                changed = Headers.from_raw(start["headers"]).with_vary(decision.vary)
+                changed = headers.with_vary(decision.vary)
         return {**start, "headers": changed.raw()}, message
 
     def _decide_whole(self, start: Message, size: int | None) -> Decision | None:
@@ -244,7 +246,7 @@ class ContentCoding(ResponseCoding):
         elif (decision := self.decide(start["status"], headers)) is None:
             return start
         else:
-            changed = decision.headers if decision.coding is None else headers.with_vary()
+            changed = headers.with_vary() if decision.coding else decision.apply(headers)
         return start if changed is headers else {**start, "headers": Headers(changed).raw()}
 
     def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:

@@ -28,6 +28,7 @@ from wsgifast.compression.response import decide
 from wsgifast.errors import RequestError
 from wsgifast.http.framing import list_members, wants_to_persist
 from wsgifast.http.head import raw_headers
+from wsgifast.http.headers import Headers
 from wsgifast.http.request_head import HeadScanner, check_host, header_fields
 from wsgifast.http.stream_head import http1_head, plain_head
 
@@ -95,7 +96,7 @@ PARTS: dict[str, Callable[[Lines], object]] = {
     "limit_request": lambda lines: limit_request(environ_of(lines), LIMITS),
     "decoder": lambda lines: [LIMITS.decoder(value) for _, value in lines],
     "decide": lambda lines: [
-        decide(COMPRESSION, "GET", value, [], 200, [("Content-Type", "text/plain")], 9)
+        decide(COMPRESSION, "GET", value, [], 200, Headers([("Content-Type", "text/plain")]), 9)
         for _, value in lines
     ],
     "asgifast: request_facts": lambda lines: asgi_facts(asgi_scope(lines)),

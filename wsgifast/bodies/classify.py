@@ -44,7 +44,7 @@ def classify(body: Any, server_wrapper: object = None) -> Body:
         return File(file, body, segment, file if is_range or not hasattr(body, "close") else body)
     if kind is server_wrapper and name_of(kind) not in FILE_WRAPPERS:
         return Passed(body, body)  # of a known one the file inside is used
-    if not can_be_iterated(kind):
+    if getattr(kind, "__iter__", None) is None and not can_be_iterated(kind):
         if callable(getattr(body, "read", None)):
             return File(body, body, segment_of(body), body)
         return Refusal(body, body, _advice(body))

@@ -59,15 +59,13 @@ class ContentCoding(ResponseCoding):
         self, decision: Decision, headers: Headers, blocks: Iterable[bytes], size: int
     ) -> tuple[Headers, Iterable[bytes]]:
         """Compress a body whose blocks exist; return the headers and the blocks to send."""
-        is_head = self.method == "HEAD"
         coding = decision.coding
-        if coding is None or not size:
-            return decision.headers, blocks
+        assert coding is not None
         if size > _WHOLE_BYTES:
-            if is_head:
-                return decision.headers, blocks
-            self.compressor = self.compressor_for(decision, coding, None)
-            return decision.headers, self.flushed(blocks)
+            if self.method != "HEAD":
+                self.compressor = self.compressor_for(decision, coding, None)
+                blocks = self.flushed(blocks)
+            return decision.apply(headers), blocks
         self.compressor = None
         content = b"".join(blocks)
         coded = self.compressor_for(decision, coding, size).whole(content)
@@ -75,11 +73,12 @@ class ContentCoding(ResponseCoding):
             for key in (CODING, UNCODED_BYTES, CODED_BYTES):
                 self.environ.pop(key)
             return headers.with_vary(decision.vary), [content]
-        if is_head:
-            return decision.headers, blocks
-        self.environ[CODED_BYTES] = len(coded)
-        decision.headers.append(("Content-Length", str(len(coded))))
-        return decision.headers, [coded]
+        headers = decision.apply(headers)
+        if self.method != "HEAD":
+            self.environ[CODED_BYTES] = len(coded)
+            headers.append(("Content-Length", str(len(coded))))
+            blocks = [coded]
+        return headers, blocks
 
     def note(self, coding: str, uncoded_bytes: int, coded_bytes: int) -> None:
         """Put the coding and both sizes into the environ, for logs."""

@@ -147,7 +147,7 @@ class FileResponses:
         if decision is None:
             return None
         if decision.coding is None:
-            head.headers = decision.headers
+            head.headers = decision.apply(head.headers)
             return None
         head.headers = head.headers.with_vary()
         if segment.size > MAX_FILE_BYTES:
@@ -234,7 +234,9 @@ def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
         head.code = plan.status
     head.headers = Headers(plan.headers)
     if head.coding is not None and plan.status == 304:
-        head.headers = head.coding.not_modified(head.headers)
+        decision = head.coding.decide_page(304, head.headers)
+        if decision is not None:
+            head.headers = decision.apply(head.headers)
     parts = plan.segments_of(request.segment.fd, request.segment.offset)
     if not parts:
         return send_nothing(head, request.owner)
@@ -274,7 +276,8 @@ def _send_coded(
     """
     blocks: Iterable[bytes] = reader
     if size is not None:
-        blocks = head.compress_whole(decision, reader, size)
+        if decision is not None:
+            blocks = head.compress_whole(decision, reader, size)
     else:
         coding = head.coding
         assert coding is not None

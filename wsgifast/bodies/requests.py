@@ -152,21 +152,25 @@ class LimitedInput(io.IOBase):
         raise BodyTooLarge(self.limit_bytes)  # a new error, so that the first one keeps no frames
 
 
-def respond_within(
-    limits: BodyLimits, respond: Respond, head: AppResponse, *, refuse: Callable[..., Any]
-) -> Iterable[bytes]:
-    """Call the app with a request body that is within the limits, or refuse the request: a stage.
+def within_limits(
+    limits: BodyLimits, refuse: Callable[..., Iterable[bytes]], respond: Respond
+) -> Respond:
+    """Have the app called with request bodies that are within the limits: a stage.
 
     :param refuse: called with the response and an error, to answer in place of the app; with
         exc_info if its head has been forwarded.
     """
-    try:
-        limited = limit_request(head.environ, limits)
-    except RequestError as error:
-        return refuse(head, error)  # type: ignore[no-any-return]
-    if limited is None:
-        return respond(head)
-    return _respond_counted(respond, head, limited, partial(refuse, head))
+
+    def call(head: AppResponse) -> Iterable[bytes]:
+        try:
+            limited = limit_request(head.environ, limits)
+        except RequestError as error:
+            return refuse(head, error)
+        if limited is None:
+            return respond(head)
+        return _respond_counted(respond, head, limited, partial(refuse, head))
+
+    return call
 
 
 def _respond_counted(

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import app_name
 from ..compression.policy import WISH, Compression, Wish
-from ..compression.response import Decision, decide
+from ..compression.response import ADDS_VARY, Decision, decide
 from ..errors import BodyError
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.head import ResponseHead, declared_length, known_head, no_pairs, status_code
-from ..http.headers import Headers
+from ..http.headers import LOWER, Headers
 from .access_log import LENGTH_ERROR
 from .body import Writer
 from .chunks import charset_of, to_bytes
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("wsgifast")
 # Calls the app with a response's start(), and returns what the server is to iterate.
 Respond = Callable[["AppResponse"], Iterable[bytes]]
-# Does the same, with the next stage as its first argument.
-Stage = Callable[[Respond, "AppResponse"], Iterable[bytes]]
+# Given the next stage, returns a function that does something before or after it.
+Stage = Callable[[Respond], Respond]
 
 
 class AppResponse:
@@ -61,22 +61,15 @@ class AppResponse:
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     """
 
-    # Class attributes, so that most responses need not set them.
-    status: str | None = None
+    # Class attributes, so that most responses need not set them. What all responses read is set by
+    # __init__(), since CPython reads an attribute of an instance faster.
     code = 0
-    headers = Headers()  # replaced by start(), never changed
     length: int | None = None
     no_body = False
-    exc_info: OptExcInfo | None = None
-    holds = True
-    forwarded = False
-    edits: Sequence[Callable[[AppResponse], object]] = ()
-    compression: Compression | None = None
-    codes_stream = False
     decision: Decision | None = None
-    _checked: ResponseHead | None = None
+    _given: Sequence[tuple[str, str]] = ()  # until the headers are asked for
     _coding: ContentCoding | None = None
-    _accept_encoding: str | None = None
+    _accept_encoding: str | None
     _wish: Wish
     _has_text = False
     _counter: BodyCounter | None = None
@@ -87,7 +80,27 @@ class AppResponse:
         self.environ = environ
         self._method: str = environ.get("REQUEST_METHOD", "GET")
         self.server_start = server_start
+        self.status: str | None = None
+        self.holds = True
+        self.forwarded = False
+        self.exc_info: OptExcInfo | None = None
+        self.edits: Sequence[Callable[[AppResponse], object]] = ()
+        self.compression: Compression | None = None
+        self.codes_stream = False
+        self._headers: Headers | None = None
+        self._checked: ResponseHead | None = None
         self.began_ns = time_ns()
+
+    @property
+    def headers(self) -> Headers:
+        headers = self._headers
+        if headers is None:
+            self._headers = headers = Headers(self._given)
+        return headers
+
+    @headers.setter
+    def headers(self, headers: Headers) -> None:
+        self._headers = headers
 
     # Called by the app
 
@@ -98,15 +111,38 @@ class AppResponse:
         forwards = not self.holds
         if exc_info:
             forwards = forwards or self.forwarded
+            # uWSGI leaves the error pending, and the next call of whatever function raises it.
+            passes_on = self.forwarded or "uwsgi" not in modules
         elif self.status is not None:
             check_second_start(None, sent=False, app=self.app_name)
+        server_start = self.server_start
         try:
-            self._check(status, headers)
-            # uWSGI leaves the error pending, and the next call of whatever function raises it.
-            if exc_info and (self.forwarded or "uwsgi" not in modules):
+            if type(server_start) is MethodType and isinstance(server_start.__self__, Writer):
+                self._checked = checked = known_head(status, headers)
+                code, length = checked.code, checked.content_length
+                given: list[tuple[str, str]] = checked.given
+            else:
+                try:
+                    given = list(headers)  # the app may go on using its own list
+                except TypeError:
+                    raise no_pairs(headers) from None
+                code = status_code(status)
+                length = declared_length(given)
+            if exc_info and passes_on:
                 self.exc_info = exc_info
+        except BodyError as error:
+            raise BodyError(f"{self.app_name} called start_response wrongly: {error}") from None
         finally:
             exc_info = None  # it refers to this frame
+        self.status = status
+        self.code = code
+        self.length = length
+        self._given = given
+        self._headers = None
+        self.no_body = (code != 200 or self._method != "GET") and not has_body(self._method, code)
+        if length is not None and self.no_body and not has_body("GET", code):
+            # Also for 304, which may have one: gevent's pywsgi answers 500 to it.
+            self.set_length(None)
         if forwards:
             # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
             self.forward()
@@ -149,8 +185,11 @@ class AppResponse:
         self.length = size
         if size is None:
             return
-        if self.headers.get("transfer-encoding") is None:  # never both
-            self.headers.append(("Content-Length", str(size)))
+        headers = self._changeable()
+        for name, _ in headers:
+            if len(name) == 17 and LOWER[name] == "transfer-encoding":
+                return  # never both
+        headers.append(("Content-Length", str(size)))
 
     def correct_length(self, size: int) -> None:
         """Replace a wrong Content-Length, and log that."""
@@ -171,12 +210,16 @@ class AppResponse:
         for edit in self.edits:
             edit(self)
         if self.exc_info is None:
-            headers = self._to_send() if self.codes_stream else self.headers
+            headers = self._to_send() if self.codes_stream else self._headers
             checked = self._checked
+            sent: Any
             if checked is None:
-                sent: Any = list(headers)  # wsgiref accepts no subclass
-            elif headers == checked.given and checked.status == self.status:
+                # wsgiref accepts no subclass of list.
+                sent = self._given if headers is None else [*headers]
+            elif headers is None or headers == checked.given:
                 sent = checked
+                if checked.status != self.status:
+                    sent = checked.changed(self.status, self.code, checked.given)
             else:
                 sent = checked.changed(self.status, self.code, headers)
             self._server_write = self.server_start(self.status, sent)
@@ -198,7 +241,7 @@ class AppResponse:
 
     def _to_send(self) -> Headers:
         if self.codes_stream and self.coding is not None:
-            decision, self.decision = self.decision, None
+            decision, self.decision = self.decision, None  # the app may replace its headers
             return self.coding.begin(self.code, self.headers, decision)
         return self.headers
 
@@ -208,9 +251,9 @@ class AppResponse:
         To be called before the app, which may change the environ.
         """
         self.compression = compression
+        self._coding = None
         environ = self.environ
-        if "HTTP_ACCEPT_ENCODING" in environ:
-            self._accept_encoding = environ["HTTP_ACCEPT_ENCODING"]
+        self._accept_encoding = environ.get("HTTP_ACCEPT_ENCODING")
         self._wish = environ[WISH] = []
         if (
             compression.dictionary is not None
@@ -234,39 +277,53 @@ class AppResponse:
         return self._coding
 
     def decide_whole(self, size: int) -> Decision | None:
-        """Decide about a body whose bytes exist; None to send it as it is."""
+        """Decide about a body whose bytes exist; None to send it as it is.
+
+        Most headers that only lack a Vary get it here.
+        """
         compression = self.compression
         if compression is None:
             return None
+        coding = self._coding
+        if coding is None:  # else it changes preconditions, or has a dictionary
+            is_small = size < compression.min_bytes and self.code == 200
+            if is_small and not (self.no_body or self._wish):
+                return None  # most of them
         # Frameworks drop the body of an answer to HEAD.
         known_size = None if self._method == "HEAD" and not size else size
-        if self._coding is not None:
-            return self._coding.decide_page(self.code, self.headers, known_size)
-        if size < compression.min_bytes and self.code == 200 and not (self.no_body or self._wish):
-            return None  # most small ones
-        return decide(
+        if coding is not None:
+            return coding.decide_page(self.code, self.headers, known_size)
+        decision = decide(
             compression,
             self._method,
             self._accept_encoding,
             self._wish,
             self.code,
-            self.headers,
+            self._given if self._headers is None else self._headers,
             known_size,
         )
+        if decision is ADDS_VARY:
+            self._changeable().append(("Vary", "Accept-Encoding"))
+            return None
+        return decision
 
     def compress_whole(
-        self, decision: Decision | None, blocks: Iterable[bytes], size: int
+        self, decision: Decision, blocks: Iterable[bytes], size: int
     ) -> Iterable[bytes]:
         """Return the blocks to send of a body whose blocks exist, and change the headers."""
-        if decision is None:
-            return blocks
         if decision.coding is None or not size:
-            self.headers = decision.headers
+            self.headers = decision.apply(self.headers)
             return blocks
         coding = self.coding
         assert coding is not None
         self.headers, blocks = coding.whole(decision, self.headers, blocks, size)
         return blocks
+
+    def _changeable(self) -> list[tuple[str, str]]:
+        """Return the headers as a list to append to: the copy of the app's, if that is enough."""
+        if self._headers is None and self._checked is None:
+            return self._given  # type: ignore[return-value]
+        return self.headers
 
     def counter(self) -> BodyCounter:
         """Return the counter that limits the body to its Content-Length."""
@@ -313,29 +370,3 @@ class AppResponse:
     @property
     def app_name(self) -> str:
         return app_name(self._app)
-
-    def _check(self, status: str, headers: list[tuple[str, str]]) -> None:
-        """Copy a status and headers, and refuse those that no server could send."""
-        server_start = self.server_start
-        try:
-            if type(server_start) is MethodType and isinstance(server_start.__self__, Writer):
-                self._checked = checked = known_head(status, headers)
-                code = checked.code
-                self.length = checked.content_length
-                copied = Headers(checked.given)
-            else:
-                try:
-                    copied = Headers(headers)  # the app may go on using its own list
-                except TypeError:
-                    raise no_pairs(headers) from None
-                code = status_code(status)
-                self.length = declared_length(copied)
-        except BodyError as error:
-            raise BodyError(f"{self.app_name} called start_response wrongly: {error}") from None
-        self.status = status
-        self.code = code
-        self.headers = copied
-        self.no_body = (code != 200 or self._method != "GET") and not has_body(self._method, code)
-        if self.length is not None and self.no_body and not has_body("GET", code):
-            # Also for 304, which may have one: gevent's pywsgi answers 500 to it.
-            self.set_length(None)

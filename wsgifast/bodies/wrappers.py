@@ -46,6 +46,7 @@ _FILE_RANGES = {
     "servestatic.responders.SlicedFile": "fileobj",
     "whitenoise.responders.SlicedFile": "fileobj",
 }
+_WERKZEUG_RANGE = "werkzeug.wsgi._RangeWrapper"
 # Wrappers around any iterable that add a close() of their own: what returns the iterable.
 _WRAPPERS: dict[str, Callable[[Any], object]] = {
     "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
@@ -146,19 +147,20 @@ def examined_file(
         is iterated, so that read() is called as its author expects. The part is None if the file
         has to be read.
     """
+    kind: Any = type(inner)
     try:
-        file: Any = _unwrapped(inner)
-        if file is None:
-            if name_of(type(inner)) == "werkzeug.wsgi._RangeWrapper":
+        file: Any = inner
+        if _is_known(kind) or kind in _registered:
+            if name_of(kind) == _WERKZEUG_RANGE:
                 found: object = _werkzeug_range(inner)
                 return None if found is None else (found, segment_of(found))
-            file = inner
-        attribute = _FILE_RANGES.get(name_of(type(file)))
-        if attribute is not None:
-            found = _file_range(file, attribute)
-            return None if found is None else (found, segment_of(found))
-        if type(inner) in _registered and callable(file.read):
-            return file, segment_of(file)
+            file = _unwrapped(inner) or inner
+            attribute = _FILE_RANGES.get(name_of(type(file)))
+            if attribute is not None:
+                found = _file_range(file, attribute)
+                return None if found is None else (found, segment_of(found))
+            if kind in _registered and callable(file.read):
+                return file, segment_of(file)
         is_standard_file, segment = examined(file, iterated=iterated)
         return (file, segment) if is_standard_file else None
     except Exception:  # noqa: BLE001 - a closed file, or a release with other attributes
@@ -307,6 +309,13 @@ def _qualified_name(kind: type) -> str:
 
 # The module and the name of a class. Its type says Any since mypy takes classes for unhashable.
 name_of: Callable[[Any], str] = lru_cache(_MOST_CLASSES)(_qualified_name)
+
+
+@lru_cache(_MOST_CLASSES)
+def _is_known(kind: Any) -> bool:
+    """Return whether a class may wrap a file, by its name."""
+    name = name_of(kind)
+    return name == _WERKZEUG_RANGE or name in FILE_WRAPPERS or name in _FILE_RANGES
 
 
 def _file_range(body: Any, attribute: str) -> object | None:

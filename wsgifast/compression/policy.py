@@ -65,7 +65,9 @@ IDENTITY_HEADERS = frozenset(
     | {"etag"}
 )
 # Lengths of the names that matter, so that most headers are passed over by a comparison of numbers.
-_DECISIVE_LENGTHS = frozenset(map(len, ["content-type", "content-encoding", "cache-control"]))
+_DECISIVE_LENGTHS = frozenset(
+    map(len, ["content-type", "content-encoding", "cache-control", "vary"])
+)
 _MOST_TYPES = 256
 
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
@@ -199,9 +201,13 @@ def compress_response(request: object, compress: bool) -> None:
         wish[:] = [compress]
 
 
-def type_to_compress(headers: Iterable[Header]) -> str | None:
-    """Return the Content-Type; None without one, or if the headers forbid a content coding."""
+def type_to_compress(headers: Iterable[Header]) -> tuple[str | None, bool]:
+    """Return the Content-Type, and whether there is a Vary.
+
+    The type is None if the headers forbid a content coding.
+    """
     content_type = None
+    has_vary = False
     for name, value in headers:
         if name == "Content-Type":  # as most write it
             content_type = value
@@ -209,11 +215,13 @@ def type_to_compress(headers: Iterable[Header]) -> str | None:
             match name.lower():
                 case "content-type":
                     content_type = value
+                case "vary":
+                    has_vary = True
                 case "content-encoding":
-                    return None
+                    return None, has_vary
                 case "cache-control" if "no-transform" in cache_directives(value):
-                    return None
-    return content_type
+                    return None, has_vary
+    return content_type, has_vary
 
 
 def cache_directives(cache_control: str) -> set[str]:

@@ -51,16 +51,44 @@ _CODED_TAG = re.compile(
 class Decision(NamedTuple):
     """What is done with a response.
 
-    :ivar headers: to send in place of the app's.
     :ivar coding: that the body is compressed with; None to send it as it is.
-    :ivar content_type: the app's.
+    :ivar content_type: the app's, where the body is compressed.
     :ivar vary: the headers of the request that it depends on.
+    :ivar is_unsure: whether the response to GET may be compressed, so that headers of the original
+        body would be wrong.
+    :ivar sent_tags: for a 304: the entity tags that the client has sent, by the app's own.
+    :ivar link: a Link header to add; None for none.
     """
 
-    headers: Headers
     coding: str | None
-    content_type: str
+    content_type: str = ""
     vary: Sequence[str] = ("Accept-Encoding",)
+    is_unsure: bool = False
+    sent_tags: Mapping[str, str] = MappingProxyType({})
+    link: str | None = None
+
+    def apply(self, headers: Headers) -> Headers:
+        """Return the headers to send in place of the app's."""
+        etag = headers.get("etag")
+        if self.coding is not None or self.is_unsure:
+            headers = headers.without(IDENTITY_HEADERS)
+        headers = headers.with_vary(self.vary)
+        if self.link is not None:
+            headers.append(("Link", self.link))
+        if etag is not None and self.sent_tags:
+            headers.set("ETag", self.sent_tags.get(etag.strip(" \t"), etag))
+        if self.coding is not None:
+            if etag is not None and (tag := coded_tag(etag, self.coding)) is not None:
+                headers.append(("ETag", tag))
+            headers.append(("Content-Encoding", self.coding))
+        return headers
+
+
+# The decision for responses that are sent as they are, and depend on Accept-Encoding; and the same
+# for those whose headers have no Vary yet.
+VARIES = Decision(None)
+ADDS_VARY = Decision(None)
+_UNSURE = Decision(None, is_unsure=True)
 
 
 class ResponseCoding:
@@ -157,48 +185,42 @@ class ResponseCoding:
         """Return WebDAV's If header (RFC 4918, section 10.4) with the app's own tags."""
         return _CODED_TAG.sub(_original, value)
 
-    def decide(self, code: int, headers: list[Header], size: int | None = None) -> Decision | None:
+    def decide(
+        self, code: int, headers: Sequence[Header], size: int | None = None
+    ) -> Decision | None:
         """See :func:`decide`; a 304 gets the tag that the client has sent."""
-        if code == 304 and self.method in ("GET", "HEAD"):
-            return Decision(self.not_modified(Headers(headers)), None, "")
+        if code == 304 and self._sent_tags and self.method in ("GET", "HEAD"):
+            return VARIES._replace(sent_tags=self._sent_tags)
         return decide(
             self.compression, self.method, self.accept_encoding, self.wish, code, headers, size
         )
 
-    def not_modified(self, headers: Headers) -> Headers:
-        """Return the headers of a 304, with Vary and the tag that the client has sent."""
-        etag = headers.get("etag")
-        changed = headers.with_vary()
-        if etag is not None and self._sent_tags:
-            changed.set("ETag", self._sent_tags.get(etag.strip(" \t"), etag))
-        return changed
-
     def decide_page(
-        self, code: int, headers: list[Header], size: int | None = None
+        self, code: int, headers: Sequence[Header], size: int | None = None
     ) -> Decision | None:
         """Decide about what is compressed while it is sent, by the dictionary of pages, too."""
-        return self.refine(self.decide(code, headers, size), code, headers)
+        decision = self.decide(code, headers, size)
+        return decision if self._pages is None else self.refine(decision, code, headers)
 
     def refine(
-        self, decision: Decision | None, code: int, headers: list[Header]
+        self, decision: Decision | None, code: int, headers: Sequence[Header]
     ) -> Decision | None:
         """Return a decision that uses the dictionary of pages, if it applies."""
         pages = self._pages
         if decision is None or pages is None:
             return decision
-        changed = decision.headers
+        on_dictionary = decision._replace(vary=(*decision.vary, "Available-Dictionary"))
         if code == 304:
-            return _on_dictionary(decision, changed)
+            return on_dictionary
         is_coded_page = decision.coding is not None and is_page(decision.content_type)
-        if not is_coded_page or code != 200 or is_private(changed) or self.has_user():
+        if not is_coded_page or code != 200 or is_private(headers) or self.has_user():
             return decision
-        allowed = Headers(changed).get("access-control-allow-origin")
-        if self._dictionary is None or not self._dictionary.may_be_used(allowed):
-            if "html" in decision.content_type.lower():
-                changed = Headers(changed)
-                changed.append(("Link", pages.link(self._mount)))
-            return _on_dictionary(decision, changed)
-        return _on_dictionary(decision, _coded(Headers(headers), DCZ))._replace(coding=DCZ)
+        allowed = Headers(headers).get("access-control-allow-origin")
+        if self._dictionary is not None and self._dictionary.may_be_used(allowed):
+            return on_dictionary._replace(coding=DCZ)
+        if "html" in decision.content_type.lower():
+            return on_dictionary._replace(link=pages.link(self._mount))
+        return on_dictionary
 
     def begin(self, code: int, headers: Headers, decision: Decision | None = None) -> Headers:
         """Decide about a response whose body is compressed block by block.
@@ -212,7 +234,7 @@ class ResponseCoding:
             return headers
         if decision.coding is not None and self.method != "HEAD":
             self.compressor = self.compressor_for(decision, decision.coding, None)
-        return decision.headers
+        return decision.apply(headers)
 
     def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:
         """Make the compressor for a body of `size` bytes; None for a stream."""
@@ -226,7 +248,7 @@ def decide(
     accept_encoding: str | None,
     wish: Wish,
     code: int,
-    headers: list[Header],
+    headers: Sequence[Header],
     size: int | None = None,
 ) -> Decision | None:
     """Decide about a response.
@@ -239,8 +261,7 @@ def decide(
     :returns: None to send it as it is.
     """
     if code == 304:
-        is_read = method in ("GET", "HEAD")
-        return Decision(Headers(headers).with_vary(), None, "") if is_read else None
+        return VARIES if method in ("GET", "HEAD") else None
     is_head = method == "HEAD"
     if (code != 200 or method != "GET") and not has_body("GET" if is_head else method, code):
         return None
@@ -248,49 +269,33 @@ def decide(
     has_least_size = code != 206 and not asked
     if has_least_size and size is not None and size < compression.min_bytes:
         return None
-    content_type = type_to_compress(headers)
+    content_type, has_vary = type_to_compress(headers)
     if content_type is None:
         return None
     if not (compression.shrinks[content_type] if asked is None else asked):
         return None
-    headers = Headers(headers)
     if has_least_size and size is None:
-        length = parse_length((headers.get("content-length") or "").strip(" \t"))
+        length = parse_length((Headers(headers).get("content-length") or "").strip(" \t"))
         if length is not None and length < compression.min_bytes:
             return None
     coding = None
     if accept_encoding and code != 206:  # the app has answered Range for the original body
         coding = preferred_coding(accept_encoding, compression.codings)
     if coding is None:
-        return Decision(headers.with_vary(), None, content_type)
+        return VARIES if has_vary else ADDS_VARY
     if is_head and size is None:
         # Not known without the body: whether GET's is long enough, or has a coding of the app's.
-        return Decision(headers.without(IDENTITY_HEADERS).with_vary(), None, content_type)
-    return Decision(_coded(headers, coding), coding, content_type)
-
-
-def _coded(headers: Headers, coding: str) -> Headers:
-    """Return the headers of a body in a coding."""
-    etag = headers.get("etag")
-    coded = headers.without(IDENTITY_HEADERS).with_vary()
-    if etag is not None and (tag := coded_tag(etag, coding)) is not None:
-        coded.append(("ETag", tag))
-    coded.append(("Content-Encoding", coding))
-    return coded
+        return _UNSURE
+    return Decision(coding, content_type)
 
 
 def is_private(headers: Iterable[Header]) -> bool:
     """Whether a response is, by its headers, for one client alone."""
     headers = Headers(headers)
     controls = headers.get_all("cache-control")
-    return "set-cookie" in headers.names() or any(
+    return headers.get("set-cookie") is not None or any(
         _NOT_SHARED & cache_directives(value) for value in controls
     )
-
-
-def _on_dictionary(decision: Decision, headers: list[Header]) -> Decision:
-    on = (*decision.vary, "Available-Dictionary")
-    return decision._replace(headers=Headers(headers).with_vary(on), vary=on)
 
 
 def _original(match: re.Match[str]) -> str:

@@ -88,19 +88,25 @@ class Headers(list[Header]):
         :param on: the names of the request's headers.
         """
         varied = Headers(self)
-        at = None
+        for name, _ in self:
+            if LOWER[name] == "vary":
+                varied._merge_vary(on)
+                return varied
+        varied.append(("Vary", ", ".join(on)))
+        return varied
+
+    def _merge_vary(self, on: Sequence[str]) -> None:
+        """Add names to the last Vary that there is."""
+        at = 0
         for index, (name, value) in enumerate(self):
             if LOWER[name] == "vary":
                 members = list_members(value)
                 if "*" in members:
-                    return varied
+                    return
                 on = [each for each in on if LOWER[each] not in members]
                 at = index
-        if not on:
-            return varied
-        if at is None or not self[at][1].strip(" \t,"):
-            varied.append(("Vary", ", ".join(on)))
-        else:
-            name, value = self[at]
-            varied[at] = name, ", ".join([value, *on])
-        return varied
+        name, value = self[at]
+        if on and value.strip(" \t,"):
+            self[at] = name, ", ".join([value, *on])
+        elif on:
+            self.append(("Vary", ", ".join(on)))

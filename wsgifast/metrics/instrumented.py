@@ -55,8 +55,11 @@ class Instrumented:
         # Requests with this RECORDER are recorded elsewhere. None if a span may differ.
         self._recorded_by = recorder if spans is None else None
 
-    def respond(self, respond: Respond, head: AppResponse) -> Iterable[bytes]:
-        """Record a request: a stage."""
+    def stage(self, respond: Respond) -> Respond:
+        """Have requests recorded: a stage."""
+        return lambda head: self._recorded(respond, head)
+
+    def _recorded(self, respond: Respond, head: AppResponse) -> Iterable[bytes]:
         environ = head.environ
         if RECORDER in environ and environ[RECORDER] is self._recorded_by:
             return respond(head)
