@@ -46,9 +46,14 @@ class Parser(argparse.ArgumentParser):
     """
 
     logs_json: Callable[[Sequence[str]], bool] | None = None
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        if self.logs_json is not None and self.logs_json(sys.argv[1:]):
+        if self.logs_json is not None and self.logs_json(self._words):
             show(log_line(f"{self.prog}: {message}", "CRITICAL"), error=True)
             self.exit(STATUS_USAGE)
         super().error(lines_of(message))
