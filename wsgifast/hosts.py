@@ -143,7 +143,7 @@ GUNICORN = Host(
             "gunicorn.errors": "AppImportError HaltServer",
             "gunicorn.glogging": "SafeAtoms(atoms)",
             "gunicorn.glogging:Logger": (
-                "_get_user(environ) access(resp, req, environ, seconds) access_fmt access_log "
+                "access(resp, req, environ, seconds) access_fmt access_log "
                 "atoms(resp, req, environ, seconds) debug error_log"
             ),
             "gunicorn.http": "get_parser(cfg, source, address)",
@@ -157,7 +157,7 @@ GUNICORN = Host(
                 "address, number)"
             ),
             "gunicorn.http.message:Request": (
-                "_expected_100_continue _peer_is_trusted_proxy() body headers method must_close "
+                "body cfg headers method must_close "
                 "parse_headers(data, from_trailer=) path proxy_protocol_info query req_number "
                 "scheme should_close() trailers unreader uri version"
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import sys
@@ -193,6 +194,20 @@ def _log_uncaught(
         return
     found: Any = (kind, error, traceback)
     logging.getLogger("wsgifast").critical(text, exc_info=found)
+
+
+def basic_user(authorization: str) -> str | None:
+    """Return the user of an Authorization header of HTTP's Basic scheme (RFC 7617).
+
+    :returns: None for another scheme, and if the header is malformed.
+    """
+    scheme, _, credentials = authorization.partition(" ")
+    if not scheme.lower().startswith("basic") or not credentials:
+        return None
+    try:
+        return base64.b64decode(credentials.strip().encode()).split(b":", 1)[0].decode()
+    except ValueError:
+        return None
 
 
 def sent_text(value: str) -> str:

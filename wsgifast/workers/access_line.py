@@ -13,11 +13,13 @@ import re
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import FunctionType
 from typing import Any
 
 from gunicorn import glogging
 from gunicorn.glogging import Logger, SafeAtoms
 
+from ..bodies.access_log import basic_user
 from ..bodies.line_log import LineLog, is_defined_in
 from . import json_log
 from .json_log import JSONLogger
@@ -39,7 +41,7 @@ _FIELDS = {
 }
 _QUOTED_FIELDS = {
     "h": "get('REMOTE_ADDR', '-')",
-    "u": "(get_user(environ) or '-') if get('HTTP_AUTHORIZATION') else '-'",
+    "u": "(user(environ['HTTP_AUTHORIZATION']) or '-') if get('HTTP_AUTHORIZATION') else '-'",
     "r": "'%s %s %s' % (environ['REQUEST_METHOD'], environ['RAW_URI'], environ['SERVER_PROTOCOL'])",
     "s": "resp.status.split(None, 1)[0]",
     "m": "get('REQUEST_METHOD')",
@@ -55,7 +57,7 @@ _LOOK_UPS = {
     "e": "of_environ(environ, {})",
 }
 # Methods of gunicorn's logger that a line skips.
-_SKIPPED = frozenset({"access", "atoms", "now", "_get_user"})
+_SKIPPED = frozenset({"access", "atoms", "now"})
 _FIELD = re.compile(r"%\(([^()]*)\)")
 _TIME = "[%d/%b/%Y:%H:%M:%S %z]"
 # A format in which everything but the names of fields has been removed from its conversions.
@@ -119,7 +121,7 @@ def _is_stock(log: Any) -> bool:
     of = type(log)
     if of is not JSONLogger and not (of is Logger and log.atoms_wrapper_class is SafeAtoms):
         return False
-    functions = [getattr(of, name) for name in _SKIPPED]
+    functions = [f for kind in of.__mro__ for f in vars(kind).values() if type(f) is FunctionType]
     functions += [SafeAtoms.__init__, SafeAtoms.__getitem__]
     return all(is_defined_in(glogging, f) or is_defined_in(json_log, f) for f in functions)
 
@@ -158,7 +160,7 @@ def compiled(text: str, log: Any) -> LineMaker | None:
     namespace: dict[str, Any] = {
         "now": _clock(),
         "getpid": os.getpid,
-        "get_user": log._get_user,
+        "user": basic_user,
         "timedelta": timedelta,
         "escaped": _escaped,
         "of_headers": _of_headers,

@@ -57,10 +57,10 @@ class GunicornParser:
         if settings.uses_uwsgi:
             kind = http.get_parser(settings, [], None).mesg_class
             self.eager_bytes = _UWSGI_BYTES
-        # gunicorn would look the peer's address up for each request: this parser's peers all have
+        # gunicorn would look the peer's address up for each request. This parser's peers all have
         # the same answer.
-        answers = {"_peer_is_trusted_proxy": lambda req: trusted}
-        self._request_class = type(kind.__name__, (_Persistence, kind), answers)
+        self._for_request = settings.for_peers(trusted=trusted)
+        self._request_class = type(kind.__name__, (_Persistence, kind), {})
         self.head_limit_bytes = min(head_limit_bytes, _head_limit_bytes(settings))
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
@@ -68,9 +68,10 @@ class GunicornParser:
             return None
         unreader = Unreader(data)
         try:
-            req = self._request_class(self.settings, unreader, peer, number)
+            req = self._request_class(self._for_request, unreader, peer, number)
         except _CLIENT_ERRORS_ANSWERED_500 as error:
             raise MalformedRequest(str(error)) from error
+        req.cfg = self.settings  # for hooks
         if self.checks_host:
             hosts = [value for name, value in req.headers if name == "HOST"]
             check_host(hosts, http11=req.version >= (1, 1))
@@ -92,7 +93,10 @@ class GunicornParser:
             rest,
             fields,
             script_name=script_name,
-            expects_continue=req._expected_100_continue,
+            # HTTP/1.0 has none (RFC 9110 section 10.1.1). A proxy that speaks uwsgi has sent it.
+            expects_continue=(
+                "HTTP_EXPECT" in fields and req.version >= (1, 1) and not self.settings.uses_uwsgi
+            ),
             proxy=proxy_addresses(req) if number == 1 else None,
         )
 

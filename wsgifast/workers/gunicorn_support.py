@@ -65,6 +65,14 @@ class Settings:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cfg, name)
 
+    def for_peers(self, *, trusted: bool) -> Settings:
+        """Return a copy for peers that are all in forwarded_allow_ips, or all not."""
+        copy = Settings.__new__(Settings)
+        vars(copy).update(vars(self))
+        copy.forwarded_allow_ips = ["*"] if trusted else []
+        copy.forwarded_allow_networks = list
+        return copy
+
     def trusts(self, peer: object) -> bool:
         """Whether a peer's address is in forwarded_allow_ips, as gunicorn itself decides it."""
         if not isinstance(peer, tuple):

@@ -16,6 +16,7 @@ from ..bodies.access_log import (
     SENDFILE_BYTES,
     SENT_AS,
     ErrorLogFormatter,
+    basic_user,
     json_line,
     sent_text,
 )
@@ -90,7 +91,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
             "process.pid": os.getpid(),
             "client.address": client,
             "network.peer.address": None if client == peer else peer,
-            "user.name": self._get_user(environ) if "HTTP_AUTHORIZATION" in environ else None,
+            "user.name": basic_user(environ.get("HTTP_AUTHORIZATION", "")),
             "http.route": environ.get(PATTERN),
             "http.request.method": environ.get("REQUEST_METHOD"),
             "url.scheme": environ.get("wsgi.url_scheme"),
