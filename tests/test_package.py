@@ -173,3 +173,14 @@ def test_importing_a_module_never_exits() -> None:
             check=False,
         )
         assert (run.returncode, run.stdout) == (0, "imported\n"), run.stderr
+
+
+def test_module_that_a_package_lacks_is_named(tmp_path: Path) -> None:
+    """A newer version without a module is not taken for a package that is not installed."""
+    (tmp_path / "starlette").mkdir()
+    (tmp_path / "starlette/__init__.py").touch()
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from asgifast import FileResponse"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stderr.splitlines()[-1].startswith(
+        "ImportError: cannot import name 'responses' from 'starlette'"
+    )

@@ -196,13 +196,14 @@ def needs(part: str, package: str, extra: str) -> Iterator[None]:
     """Wrap the import of an optional package: if it is not installed, name the extra to install.
 
     :param part: the name that needs the package, as its users import it.
-    :param package: the package's import name. The ImportError of any other package is not changed.
+    :param package: the package's import name. Other errors, such as a module that a newer version
+        does not have, are not changed.
     :raises MissingExtra: in place of the ImportError.
     """
     try:
         yield
     except ImportError as error:
-        if (error.name or "").partition(".")[0] != package:
+        if (error.name or "").partition(".")[0] != package or sys.modules.get(package) is not None:
             raise
         raise MissingExtra(part, package, extra) from None
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import FunctionType
 from typing import Any
+
+from .errors import WSGIFastError
 
 _NAME = re.compile(r"(\w+)(?:\((.*?)\))?(?:\s|$)")
 
@@ -64,6 +67,31 @@ class Host:
             for place, name, arguments in self.names(*parts)
             if not _has(place, name, arguments)
         ]
+
+    def check(self, user: str, *parts: str, way_out: str) -> None:
+        """Check that the installed version has every name that some parts use.
+
+        :param user: of these names, for the error.
+        :raises UnsupportedHost: with the missing names.
+        """
+        if missing := self.missing(*parts):
+            raise UnsupportedHost(f"{self.lacks(missing)}, which {user} uses: {way_out}")
+
+    @contextmanager
+    def needed(self, user: str, *parts: str, way_out: str) -> Iterator[None]:
+        """Check as :meth:`check` does, before a module imports names of the package."""
+        self.check(user, *parts, way_out=way_out)
+        yield
+
+    def lacks(self, missing: Sequence[str]) -> str:
+        """Return a sentence about missing names, such as "h2 4.5 has no H2Stream.closed"."""
+        from importlib.metadata import version  # slow to import
+
+        return f"{self.name} {version(self.name)} has no {', '.join(missing)}"
+
+
+class UnsupportedHost(WSGIFastError, ImportError):
+    """An installed package lacks a name that a part of ours uses."""
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -216,10 +244,10 @@ UVICORN = Host(
             ),
             f"{_HTTP}.httptools_impl:FlowControl": _FLOW,
             f"{_HTTP}.httptools_impl:HttpToolsProtocol": (
-                f"{_PROTOCOL} _should_upgrade() _unset_keepalive_if_required() "
-                "_unsupported_upgrade_warning() handle_websocket_upgrade() headers on_body(body) "
+                f"{_PROTOCOL} _should_upgrade() handle_websocket_upgrade() headers on_body(body) "
                 "on_header(name, value) on_headers_complete() on_message_begin() "
-                "on_message_complete() on_url(url) parser pipeline scope send_400_response(msg) url"
+                "on_message_complete() on_url(url) parser pipeline scope send_400_response(msg) "
+                "url ws_protocol_class"
             ),
         },
         "zttp": {
@@ -231,12 +259,12 @@ UVICORN = Host(
                 f"{_PROTOCOL} handle_websocket_upgrade(event) send_400_response(msg)"
             ),
             f"{_HTTP}.zttp_h2_impl:RequestResponseCycle": (
-                f"{_CYCLE} abort_stream() bodyless body_complete conn expected_content_length "
+                f"{_CYCLE} abort_stream() bodyless conn expected_content_length "
                 "resume_reading stream"
             ),
             f"{_HTTP}.zttp_h2_impl:FlowControl": _FLOW,
             f"{_HTTP}.zttp_h2_impl:ZttpH2Protocol": (
-                f"{_PROTOCOL} _close_connection() conn cycles flush() handle_request(event) "
+                f"{_PROTOCOL} conn cycles flush() handle_request(event) "
                 "handle_rst_stream(event) on_stream_closed()"
             ),
             f"{_HTTP}.auto_zttp_impl:AutoZttpProtocol": (
@@ -326,7 +354,7 @@ DJANGO = Host(
     below="7",
     used={
         "wsgifast.django": {
-            "django.contrib.staticfiles.finders": "find get_finders()",
+            "django.contrib.staticfiles.finders": "find(path)",
             "django.contrib.staticfiles.storage": (
                 "ManifestStaticFilesStorage StaticFilesStorage staticfiles_storage"
             ),
@@ -334,7 +362,6 @@ DJANGO = Host(
         },
         "WSGIFast": {
             "django.http.response:HttpResponseBase": "_resource_closers",
-            "django.http.response:HttpResponse": "_container",
             "django.http.response:StreamingHttpResponse": "_iterator",
         },
     },
@@ -349,7 +376,6 @@ LOCUST = Host(
             "locust": "FastHttpUser constant runners task",
             "locust.env": "Environment",
             "locust.exception": "StopUser",
-            "locust.html": "get_html_report",
             "locust.log": "setup_logging",
         }
     },

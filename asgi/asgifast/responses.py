@@ -7,6 +7,7 @@ import time
 
 from wsgifast.checks import needs
 from wsgifast.files import Plan, RequestFacts, describe, stat_etag
+from wsgifast.hosts import STARLETTE
 from wsgifast.sockets.sending import NotAFile, open_regular
 
 from .files import FileSender, Received, request_facts
@@ -15,6 +16,10 @@ from .messages import Receive, Scope, Send, response_start, text_headers
 
 with needs("asgifast.FileResponse", "starlette", "asgi"):
     from starlette import responses
+
+STARLETTE.check(
+    "asgifast.FileResponse", way_out="install a newer wsgifast, or use Starlette's own FileResponse"
+)
 
 # Paths whose files were opened lately, and when (monotonic seconds): another open() finds all that
 # it needs in the kernel's memory.

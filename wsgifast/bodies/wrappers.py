@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 import io
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from operator import attrgetter
 from types import GeneratorType
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..sockets.sending import READING, FileSegment, has_reading_of_its_own
 from .files import FileSlice, examined, is_standard, segment_of
+
+logger = logging.getLogger("wsgifast")
 
 # Wrappers around a file: the attribute with the file.
 FILE_WRAPPERS = {
@@ -184,7 +187,9 @@ def _closes_no_more(close: Any, file: Any) -> bool:
         return False
     module = getattr(close, "__module__", "")
     if module == "django.http.response":
-        return all(_closes_no_more(closer, file) for closer in owner._resource_closers)
+        return fits_django() and all(
+            _closes_no_more(closer, file) for closer in owner._resource_closers
+        )
     if module == "django.http.request":
         return True  # it closes uploads
     attribute = FILE_WRAPPERS.get(name_of(type(owner))) or _TRANSPARENT.get(name_of(type(owner)))
@@ -232,13 +237,13 @@ def _encoded_by(generator: Any) -> object | None:
 def _django_getter(kind: type) -> Callable[[Any], object] | None:
     responses: Any = sys.modules.get("django.http.response")
     iterates = getattr(kind, "__iter__", None)
-    if responses is None or iterates is None:
+    if responses is None or iterates is None or not fits_django():
         return None
     if iterates is responses.HttpResponse.__iter__:
-        return attrgetter("_container")
+        return list
     template: Any = sys.modules.get("django.template.response")
     if template is not None and iterates is template.SimpleTemplateResponse.__iter__:
-        return lambda response: response._container if response.is_rendered else None
+        return lambda response: list(response) if response.is_rendered else None
     streaming = responses.StreamingHttpResponse
     if all(
         getattr(kind, name, None) is getattr(streaming, name)
@@ -246,6 +251,22 @@ def _django_getter(kind: type) -> Callable[[Any], object] | None:
     ):
         return _streamed_by_django
     return None
+
+
+@cache
+def fits_django() -> bool:
+    """Return whether Django has the names by which its responses are unwrapped; log if not."""
+    from ..hosts import DJANGO
+
+    missing = DJANGO.missing("WSGIFast")
+    if missing:
+        logger.warning(
+            "%s, which WSGIFast uses. So responses of Django are sent as Django iterates them. "
+            "Tested is Django %s",
+            DJANGO.lacks(missing),
+            ", ".join(DJANGO.tested),
+        )
+    return not missing
 
 
 def _closing_iterators(body: Any) -> Any | None:

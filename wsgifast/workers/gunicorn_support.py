@@ -69,8 +69,8 @@ class Settings:
         """Return a copy for peers that are all in forwarded_allow_ips, or all not."""
         copy = Settings.__new__(Settings)
         vars(copy).update(vars(self))
-        copy.forwarded_allow_ips = ["*"] if trusted else []
-        copy.forwarded_allow_networks = list
+        allowed = ["*"] if trusted else []
+        vars(copy).update(forwarded_allow_ips=allowed, forwarded_allow_networks=list)
         return copy
 
     def trusts(self, peer: object) -> bool:

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from threading import TIMEOUT_MAX
 from typing import Any
@@ -270,7 +269,7 @@ def drop_http2(cfg: Any) -> str | None:
 def _problem_of_h2() -> str | None:
     if missing := H2.missing():
         return (
-            f"h2 {version('h2')} has no {', '.join(missing)}, which FastWorker uses for HTTP/2. "
+            f"{H2.lacks(missing)}, which FastWorker uses for HTTP/2. "
             f"Tested is h2 {', '.join(H2.tested)}"
         )
     try:

@@ -15,6 +15,11 @@ from uvicorn.protocols.http import httptools_impl
 check("httptools")
 digest_of_send(httptools_impl)  # kept: later it would read a file on the event loop
 
+_NO_WEBSOCKETS = (
+    "No supported WebSocket library detected. Install 'websockets' or 'wsproto', or "
+    "'uvicorn[standard]'"
+)
+
 
 class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
     """uvicorn's HttpToolsProtocol with sendfile."""
@@ -26,7 +31,9 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn's, which drops what comes behind the head of a request to upgrade."""
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
         try:
             while data:
                 try:
@@ -37,7 +44,9 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
                 if super()._should_upgrade():
                     self.handle_websocket_upgrade(rest=rest)
                     return
-                self._unsupported_upgrade_warning()
+                self.logger.warning("Unsupported upgrade request.")
+                if self.ws_protocol_class is None:
+                    self.logger.warning(_NO_WEBSOCKETS)
                 if self.scope["method"] == "CONNECT":  # what follows is no HTTP
                     return
                 data = self._begin_again() + rest

@@ -273,7 +273,9 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         left_s: float = self.loop.since + self.head_timeout_s - self.loop.time()
         if left_s <= 0 and not self.transport.is_closing():
             figures.timeouts["head"] += 1
-            self._close_connection()
+            self.conn.close()
+            self.flush()
+            self.transport.close()
         return left_s if left_s > 0 else math.inf
 
     def on_stream_closed(self) -> None:

@@ -24,7 +24,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from locust import FastHttpUser, constant, runners, task
+from ...hosts import LOCUST
+
+with LOCUST.needed("wsgifast bench", way_out=f"install locust {LOCUST.newest}"):
+    from locust import FastHttpUser, constant, runners, task
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.log import setup_logging
