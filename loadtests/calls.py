@@ -98,6 +98,46 @@ def _flask(
     return _request(wrap(flask_app), {**_accepting(accepts), "PATH_INFO": path})
 
 
+_ONE_KIB = b"x" * 1024
+_GET = b"GET /plain HTTP/1.1\r\nHost: a.example\r\nUser-Agent: loadtests\r\nAccept: */*\r\n\r\n"
+
+
+def _one_kib(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "1024")])
+    return [_ONE_KIB]
+
+
+def _fast_worker(wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """A request on a connection that stays open: one thread polls, receives, calls and sends."""
+    from types import SimpleNamespace
+
+    from gunicorn.config import Config
+    from gunicorn.glogging import Logger
+
+    from wsgifast.workers import FastWorker
+
+    cfg = Config()
+    worker = FastWorker(0, os.getppid(), [], SimpleNamespace(), 30, cfg, Logger(cfg))
+    worker.wsgi = wrap(_one_kib)
+    server = worker.make_server()
+    near, client = socket.socketpair()
+    connection = server.connect(near, ("192.0.2.1", 4711), ("192.0.2.2", 80))
+    if connection is None:
+        raise RuntimeError("FastWorker has refused the connection")
+    connection.begin()
+    pool = server.pool
+    pool.monitor.guard_at = float("inf")  # nobody watches how long a turn takes
+
+    def call() -> None:
+        client.sendall(_GET)
+        pool._serve(pool.leader)  # polls
+        pool._serve(pool.leader)  # receives, and runs the app
+        if not client.recv(65536).endswith(_ONE_KIB):
+            raise RuntimeError("FastWorker has not sent the response in one piece")
+
+    return call
+
+
 _LENGTH, _LONGER = ("Content-Length", "512"), ("Content-Length", "20000")
 _WSGI: dict[str, Any] = {"raw": lambda app: app, "WSGIFast": WSGIFast}
 _COMPRESS: dict[str, Any] = {
@@ -129,6 +169,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] =
     "uncompressed.flask.small": ("A small page of Flask's", _COMPRESS, _flask),
     "uncompressed.flask.image": ("An image of Flask's", _COMPRESS,
                                  partial(_flask, path="/image")),
+    "fastworker": ("A response of 1 KiB", {"FastWorker": _WSGI["raw"]}, _fast_worker),
     "metrics": ("WSGIFast with metrics", _METRICS, partial(_wsgi, **_NOTED)),
 }  # fmt: skip
 
