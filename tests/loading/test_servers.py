@@ -236,7 +236,7 @@ def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
     (place / "factory.py").write_text(
         "import sys\n"
         "async def create_app():\n"
-        "    if 'wsgifast.commands.loading.servers' not in sys.argv[0].replace('/', '.'):\n"
+        "    if 'wsgifast.commands.loading.as_server' not in sys.argv[0].replace('/', '.'):\n"
         "        raise LookupError('the reason')\n"
         "    async def app(scope, receive, send): ...\n"
         "    return app\n"
