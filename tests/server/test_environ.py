@@ -16,9 +16,9 @@ from gunicorn.http.message import Request
 from tests.workers.serving import using
 from wsgifast.errors import MalformedRequest
 from wsgifast.http import request_head
-from wsgifast.server.application import EnvironFactory
 from wsgifast.server.receiving import Exchange
 from wsgifast.workers import gunicorn_support, httptools_parser
+from wsgifast.workers.environ import EnvironFactory
 from wsgifast.workers.gunicorn_parser import Unreader
 from wsgifast.workers.gunicorn_support import Settings, environ_part
 from wsgifast.workers.options import parsers

@@ -1,8 +1,6 @@
-"""Calls the WSGI app for each request, answers for it when it fails, and logs the request.
+"""Calls the WSGI app for each request, responds for it when it fails, and logs the request.
 
-The environ has the same keys and values as gunicorn's. What all requests of a listener share is in
-a template, which is copied for each request; an idle connection keeps nothing. Security is the
-parser's part: it decides which headers get here.
+The end of a response is here, too: :meth:`Application.end_exchange`.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import errno
 import html
 import math
-import os
 import ssl
 import time
 from collections.abc import Callable
@@ -18,7 +15,6 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from ..bodies.access_log import (
     APP_US,
@@ -33,22 +29,15 @@ from ..bodies.access_log import (
     queue_seconds,
 )
 from ..bodies.wrappers import closes_file_alone
-from ..errors import ClientGone, MalformedRequest, RequestError
+from ..errors import ClientGone, RequestError
 from ..sockets.sending import FileTruncated
 from .backlog import Backlog
-from .channel import AcceptedSocket, AppSocket, Channel, Headers
+from .channel import AcceptedSocket, Channel, Headers
 from .output import OutputQueue
 from .receiving import Exchange
 from .response import Response, ResponseSettings
 from .shared import Shared
 
-_PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
-_DEFAULT_PORTS = {"http": "80", "https": "443"}
-# Set for each request, in the order in which the template has them.
-_PER_REQUEST_KEYS = (
-    "gunicorn.socket", "wsgi.input", "wsgi.url_scheme", "REQUEST_METHOD", "SCRIPT_NAME",
-    "PATH_INFO", "QUERY_STRING", "RAW_URI", "SERVER_PROTOCOL",
-)  # fmt: skip
 # Errors of a socket whose client is gone; and their numbers, if Python has no class for them.
 _FROM_CLIENT = (ConnectionError, ssl.SSLError)
 _LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN)
@@ -61,7 +50,8 @@ class Application:
     The server sets `on_max_requests`, `write_late` and `postpone`.
 
     :param app: the WSGI app.
-    :param environs: makes its environs.
+    :param make_environ: makes the environ of an exchange, given its connection. With check=False it
+        accepts any path, for the log of a request that is refused anyway.
     :param file_wrapper: the environ's `wsgi.file_wrapper`.
     :param log_access: writes a line of the access log, given the response, the request, its environ
         and its duration in seconds. None if there is no access log.
@@ -85,7 +75,7 @@ class Application:
 
     shared: Shared
     app: Callable[..., Any]
-    environs: EnvironFactory
+    make_environ: Callable[..., dict[str, Any]]
     file_wrapper: type
     settings: ResponseSettings
     log_access: Callable[[Any, Any, dict[str, Any], float], object] | None
@@ -124,7 +114,7 @@ class Application:
                 if number == self.max_requests and self.on_max_requests is not None:
                     self.on_max_requests()
                 exchange.resp = resp = channel.response_class(req, channel.output, self.settings)
-                environ = self.environs.make(exchange, channel.connection())
+                environ = self.make_environ(exchange, channel.connection())
                 resp.offer(environ)
                 exchange.environ = environ
                 resp.must_close = not stays
@@ -248,7 +238,7 @@ class Application:
     ) -> Response:
         """Return what is logged of an error that was answered; the exchange has an environ then."""
         if exchange.environ is None:
-            exchange.environ = self.environs.make(exchange, channel.connection(), check=False)
+            exchange.environ = self.make_environ(exchange, channel.connection(), check=False)
         resp = channel.response_class(exchange.req, channel.output, self.settings)
         resp.status, resp.status_code = status, int(status[:3])
         resp.sent = size
@@ -366,97 +356,3 @@ def _error_page(error: RequestError) -> tuple[Headers, bytes]:
         f"    <h1><p>{reason}</p></h1>\n    {html.escape(str(error))}\n  </body>\n</html>\n"
     ).encode("latin-1", "replace")
     return [("Content-Type", "text/html"), ("Content-Length", str(len(page)))], page
-
-
-class EnvironFactory:
-    """Makes the environs of one worker.
-
-    :param worker_part: what is the same in all of them.
-    """
-
-    def __init__(self, worker_part: dict[str, Any]) -> None:
-        self._script_name = os.environ.get("SCRIPT_NAME", "")
-        self._worker_part = {
-            "wsgi.version": (1, 0),
-            "wsgi.multithread": True,
-            "wsgi.run_once": False,
-            "wsgi.input_terminated": True,
-            **worker_part,
-        }
-        self._shared: dict[Any, dict[str, Any]] = {}  # templates, by the listener's address
-
-    def make(
-        self, exchange: Exchange, connection: AcceptedSocket, *, check: bool = True
-    ) -> dict[str, Any]:
-        """Make the environ of a request; SERVER_NAME is its Host's behind a Unix socket.
-
-        :param check: False to accept any path, for the log of a request that is refused anyway.
-        :raises MalformedRequest: if the path is not below SCRIPT_NAME.
-        """
-        req = exchange.req
-        fields = exchange.fields
-        version = req.version
-        path = req.path
-        script_name = exchange.script_name
-        if script_name is None:
-            script_name = self._script_name
-        if script_name:
-            if path.startswith(script_name):
-                path = path[len(script_name) :]
-            elif check:
-                raise MalformedRequest(
-                    f"Request path {path!r} does not start with SCRIPT_NAME {script_name!r}"
-                )
-        if "%" in path or not path.isascii():
-            path = decoded_path(path)
-        address, peer = connection.address, connection.peer
-        shared = self._shared.get(address)
-        if shared is None:
-            shared = self._shared[address] = self._share(address)
-        sock = connection.app_socket
-        if sock is None:
-            sock = connection.app_socket = AppSocket(connection)
-        environ = shared.copy()
-        environ["gunicorn.socket"] = sock
-        environ["wsgi.input"] = req.body
-        environ["wsgi.url_scheme"] = req.scheme
-        environ["REQUEST_METHOD"] = req.method
-        environ["SCRIPT_NAME"] = script_name
-        environ["PATH_INFO"] = path
-        environ["QUERY_STRING"] = req.query
-        environ["RAW_URI"] = req.uri
-        environ["SERVER_PROTOCOL"] = _PROTOCOLS.get(version) or f"HTTP/{version[0]}.{version[1]}"
-        if isinstance(peer, tuple):
-            environ["REMOTE_ADDR"] = peer[0]
-            environ["REMOTE_PORT"] = str(peer[1])
-        else:  # of a Unix socket: bytes if the client has an abstract name
-            environ["REMOTE_ADDR"] = os.fsdecode(peer)
-        if exchange.proxy is not None:
-            connection.proxy = exchange.proxy
-        if connection.proxy is not None:
-            environ.update(connection.proxy)
-        environ |= fields
-        if "SERVER_NAME" not in environ:
-            host = fields.get("HTTP_HOST")
-            # Not at a colon of an IPv6 address in brackets (RFC 3986 section 3.2.2).
-            address, bracket, rest = (host or "").rpartition("]")
-            name, _, port = rest.partition(":")
-            name = address + bracket + name
-            if not port and host is not None:
-                port = _DEFAULT_PORTS.get(req.scheme, "")
-            environ["SERVER_NAME"] = name
-            environ["SERVER_PORT"] = port
-        return environ
-
-    def _share(self, address: Any) -> dict[str, Any]:
-        """Make the template of a listener."""
-        environ = {**self._worker_part, **dict.fromkeys(_PER_REQUEST_KEYS)}
-        if isinstance(address, tuple):
-            environ["SERVER_NAME"] = address[0]
-            environ["SERVER_PORT"] = str(address[1])
-        return environ
-
-
-def decoded_path(path: str) -> str:
-    """Return the path of a request as PATH_INFO has it."""
-    return unquote_to_bytes(path).decode("latin-1")

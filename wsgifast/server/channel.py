@@ -41,14 +41,6 @@ STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py), whose streams have sta
 LINGERING: Final = "closing"  # all is sent; the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 
-# What an app may use of its client's socket without taking it over.
-_HARMLESS = frozenset(
-    {
-        "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
-        "gettimeout", "proto", "selected_alpn_protocol", "setsockopt", "type", "version",
-    }
-)  # fmt: skip
-
 Headers = list[tuple[str, str]]
 
 
@@ -70,7 +62,7 @@ class AcceptedSocket:
         self.sock = sock
         self.peer = peer
         self.address = address
-        self.app_socket: AppSocket | None = None
+        self.app_socket: Any = None
         self.proxy: dict[str, Any] | None = None
 
     def hijack(self) -> socket.socket:
@@ -79,30 +71,6 @@ class AcceptedSocket:
         :raises OSError: if other streams use it too.
         """
         raise NotImplementedError
-
-
-class AppSocket:
-    """The client's socket, for apps that take it over.
-
-    Addresses, certificate and options can be read, and options set, as middleware does. Any other
-    use makes the socket blocking, as apps expect it, and ends HTTP on it: the connection is closed
-    when the app returns.
-    """
-
-    __slots__ = ("__weakref__", "_accepted", "_sock")
-
-    def __init__(self, accepted: AcceptedSocket) -> None:
-        self._sock = accepted.sock
-        self._accepted = accepted
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in _HARMLESS:
-            return getattr(self._sock, name)
-        if not hasattr(self._sock, name):
-            raise AttributeError(f"a socket has no attribute {name!r}")
-        return getattr(self._accepted.hijack(), name)
 
 
 class Channel(Owner):

@@ -14,8 +14,9 @@ from gunicorn.config import PostRequest, PreRequest
 from gunicorn.glogging import Logger
 
 from ..http.request_head import header_fields
-from ..server.channel import AcceptedSocket, AppSocket
+from ..server.channel import AcceptedSocket
 from ..server.receiving import Exchange
+from .environ import AppSocket
 from .gunicorn_parser import proxy_addresses
 from .gunicorn_support import Settings
 

@@ -24,11 +24,12 @@ from ..compression.policy import IS_BEHIND
 from ..files.coded_copies import COPIES
 from ..metrics.health import resident_bytes
 from ..metrics.requests import RECORDER
-from ..server.application import Application, EnvironFactory, decoded_path
+from ..server.application import Application
 from ..server.channel import Channel
 from ..server.server import Server
 from ..server.shared import Shared
 from .access_line import AccessLog
+from .environ import EnvironFactory, decoded_path
 from .gunicorn_support import (
     ErrorPage,
     MemoryReturn,
@@ -345,7 +346,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         application = Application(
             shared=Shared(options(self, settings), self.log),
             app=self.wsgi,
-            environs=EnvironFactory(environ),
+            make_environ=EnvironFactory(environ).make,
             file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
             log_access=access_log.write if self._logs_access() else None,

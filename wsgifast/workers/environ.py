@@ -1,0 +1,149 @@
+"""The environ of a request, and the socket in it.
+
+It has the same keys and values as gunicorn's. What all requests of a listener share is in a
+template, which is copied for each request. An idle connection keeps nothing. Security is the
+parser's part, which decides about the headers that get here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from ..errors import MalformedRequest
+from ..server.channel import AcceptedSocket
+from ..server.receiving import Exchange
+
+_PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+# Set for each request, in the order in which the template has them.
+_PER_REQUEST_KEYS = (
+    "gunicorn.socket", "wsgi.input", "wsgi.url_scheme", "REQUEST_METHOD", "SCRIPT_NAME",
+    "PATH_INFO", "QUERY_STRING", "RAW_URI", "SERVER_PROTOCOL",
+)  # fmt: skip
+# What an app may use of its client's socket without taking it over.
+_HARMLESS = frozenset(
+    {
+        "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
+        "gettimeout", "proto", "selected_alpn_protocol", "setsockopt", "type", "version",
+    }
+)  # fmt: skip
+
+
+class EnvironFactory:
+    """Makes the environs of one worker.
+
+    :param worker_part: what is the same in all of them.
+    """
+
+    def __init__(self, worker_part: dict[str, Any]) -> None:
+        self._script_name = os.environ.get("SCRIPT_NAME", "")
+        self._worker_part = {
+            "wsgi.version": (1, 0),
+            "wsgi.multithread": True,
+            "wsgi.run_once": False,
+            "wsgi.input_terminated": True,
+            **worker_part,
+        }
+        self._shared: dict[Any, dict[str, Any]] = {}  # templates, by the listener's address
+
+    def make(
+        self, exchange: Exchange, connection: AcceptedSocket, *, check: bool = True
+    ) -> dict[str, Any]:
+        """Make the environ of a request; SERVER_NAME is its Host's behind a Unix socket.
+
+        :param check: False to accept any path, for the log of a request that is refused anyway.
+        :raises MalformedRequest: if the path is not below SCRIPT_NAME.
+        """
+        req = exchange.req
+        fields = exchange.fields
+        version = req.version
+        path = req.path
+        script_name = exchange.script_name
+        if script_name is None:
+            script_name = self._script_name
+        if script_name:
+            if path.startswith(script_name):
+                path = path[len(script_name) :]
+            elif check:
+                raise MalformedRequest(
+                    f"Request path {path!r} does not start with SCRIPT_NAME {script_name!r}"
+                )
+        if "%" in path or not path.isascii():
+            path = decoded_path(path)
+        address, peer = connection.address, connection.peer
+        shared = self._shared.get(address)
+        if shared is None:
+            shared = self._shared[address] = self._share(address)
+        sock = connection.app_socket
+        if sock is None:
+            sock = connection.app_socket = AppSocket(connection)
+        environ = shared.copy()
+        environ["gunicorn.socket"] = sock
+        environ["wsgi.input"] = req.body
+        environ["wsgi.url_scheme"] = req.scheme
+        environ["REQUEST_METHOD"] = req.method
+        environ["SCRIPT_NAME"] = script_name
+        environ["PATH_INFO"] = path
+        environ["QUERY_STRING"] = req.query
+        environ["RAW_URI"] = req.uri
+        environ["SERVER_PROTOCOL"] = _PROTOCOLS.get(version) or f"HTTP/{version[0]}.{version[1]}"
+        if isinstance(peer, tuple):
+            environ["REMOTE_ADDR"] = peer[0]
+            environ["REMOTE_PORT"] = str(peer[1])
+        else:  # of a Unix socket: bytes if the client has an abstract name
+            environ["REMOTE_ADDR"] = os.fsdecode(peer)
+        if exchange.proxy is not None:
+            connection.proxy = exchange.proxy
+        if connection.proxy is not None:
+            environ.update(connection.proxy)
+        environ |= fields
+        if "SERVER_NAME" not in environ:
+            host = fields.get("HTTP_HOST")
+            # Not at a colon of an IPv6 address in brackets (RFC 3986 section 3.2.2).
+            address, bracket, rest = (host or "").rpartition("]")
+            name, _, port = rest.partition(":")
+            name = address + bracket + name
+            if not port and host is not None:
+                port = _DEFAULT_PORTS.get(req.scheme, "")
+            environ["SERVER_NAME"] = name
+            environ["SERVER_PORT"] = port
+        return environ
+
+    def _share(self, address: Any) -> dict[str, Any]:
+        """Make the template of a listener."""
+        environ = {**self._worker_part, **dict.fromkeys(_PER_REQUEST_KEYS)}
+        if isinstance(address, tuple):
+            environ["SERVER_NAME"] = address[0]
+            environ["SERVER_PORT"] = str(address[1])
+        return environ
+
+
+def decoded_path(path: str) -> str:
+    """Return the path of a request as PATH_INFO has it."""
+    return unquote_to_bytes(path).decode("latin-1")
+
+
+class AppSocket:
+    """The client's socket, for apps that take it over.
+
+    Addresses, certificate and options can be read, and options set, as middleware does. Any other
+    use makes the socket blocking, as apps expect it, and ends HTTP on it: the connection is closed
+    when the app returns.
+    """
+
+    __slots__ = ("__weakref__", "_accepted", "_sock")
+
+    def __init__(self, accepted: AcceptedSocket) -> None:
+        self._sock = accepted.sock
+        self._accepted = accepted
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _HARMLESS:
+            return getattr(self._sock, name)
+        if not hasattr(self._sock, name):
+            raise AttributeError(f"a socket has no attribute {name!r}")
+        return getattr(self._accepted.hijack(), name)
