@@ -20,7 +20,7 @@ only `SHORT_HANDSHAKE_S`, so that clients that never finish theirs do not keep t
 A worker that ends closes the acceptor first. A thread may have an event at that moment, of a
 connection that the kernel has reported to nobody else, so there is a last turn after the poller has
 forgotten the listeners. And a thread may be in a turn, with an accepted connection that is not
-counted yet; the worker must wait for the end of that turn.
+counted yet. The worker must wait for the end of that turn.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 
 
 class Acceptor:
-    """Accepts from listeners, which stay the caller's to close; thread-safe.
+    """Accepts from listeners, which the caller closes. Thread-safe.
 
     :param connections: those that are open.
     :param may_accept: returns whether new connections are wanted at this moment.
     :param connect: makes a connection of an accepted socket, the client's address and the
-        listener's; returns None if it has closed the socket.
-    :ivar unfinished: a listener whose queue its last turn did not empty.
+        listener's. Returns None if it has closed the socket.
+    :ivar unfinished: a listener with connections left in its queue after a turn.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Acceptor:
         self._limit = shared.options.worker_connections
         self._lock = threading.Lock()
         self._resume_at = 0.0
-        self._warned_at: dict[str, float] = {}  # of each text; monotonic
+        self._warned_at: dict[str, float] = {}  # of each text, monotonic
         self.listening = False
         self._closed = False
         self._accepting = 0  # threads in a turn
-        self._handshakes: dict[Any, float] = {}  # when each began; monotonic
+        self._handshakes: dict[Any, float] = {}  # when each began, monotonic
         self.unfinished: int | None = None
         self._events = 0
 
@@ -103,7 +103,7 @@ class Acceptor:
         return self._accepting > 0
 
     def close(self) -> None:
-        """Take a last turn, and begin no more; see :attr:`is_accepting` for those under way."""
+        """Take a last turn. :attr:`is_accepting` says whether another one is under way."""
         with self._lock:
             self._closed = True
         self.update()
@@ -145,13 +145,13 @@ class Acceptor:
             self.update()
 
     def shorten_handshakes(self) -> None:
-        """If there are too many, shorten their deadlines; called before each sweep."""
+        """If there are too many, shorten their deadlines. Called before each sweep."""
         if len(self._handshakes) >= MOST_HANDSHAKES:
             for connection, begun in list(self._handshakes.items()):
                 connection.deadline = min(connection.deadline, begun + SHORT_HANDSHAKE_S)
 
     def accept(self, fd: int) -> None:
-        """Take a turn at a listener that is readable; nothing for another descriptor."""
+        """Take a turn at a listener that is readable. Ignore any other descriptor."""
         with self._lock:
             if self._closed or fd not in self._listeners:
                 return
@@ -203,7 +203,7 @@ class Acceptor:
                     self._listen_later(error)
 
     def count_event(self) -> None:
-        """Count an event while a listener's turn is unfinished; after some, take its next turn."""
+        """Count an event while a listener's turn is unfinished. After some, take its next turn."""
         fd = self.unfinished
         self._events += 1
         if fd is not None and self._events >= _EVENTS_BETWEEN_TURNS:

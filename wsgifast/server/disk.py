@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-A job is one read, or one sendfile, of a file that may not be in the page cache; or one write to a
-temporary file, of a response that waits for its client or of a request's body. Each device has a
-queue and a few threads of its own. So a slow disk, or a network file system that hangs, delays only
-its own files. The threads are started when needed and end when idle. Temporary files have theirs,
-whatever device they are on.
+A job is one read, or one sendfile, of a file that may not be in the page cache. Or it is one write
+to a temporary file, of a response that waits for its client or of a request's body. Each device has
+a queue and a few threads of its own. So a slow disk, or a network file system that hangs, delays
+only its own files. The threads are started when needed and end when idle. Temporary files have
+theirs, whatever device they are on.
 
 So has the access log, but only one thread, which keeps the lines in their order. It writes the
 lines of responses that were still being sent when their app returned. None of these threads runs an
@@ -62,7 +62,7 @@ class DiskThreads:
         self.submit(_TEMPORARY_FILES, job)
 
     def write_line(self, write: Job) -> None:
-        """Have the log's thread write a line; write it at once if that cannot be started."""
+        """Have the log's thread write a line. Write it here if that thread cannot be started."""
 
         def job() -> None:
             try:
@@ -78,7 +78,7 @@ class DiskThreads:
 
     @property
     def has_pending_lines(self) -> bool:
-        """Whether a line has not been written yet."""
+        """Return whether a line has not been written yet."""
         return self._log.unfinished > 0
 
     def _submit(self, known: _Device, job: Job, name: str) -> None:

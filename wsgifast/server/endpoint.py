@@ -52,7 +52,7 @@ from .receiving import Exchange
 from .sending import Owner
 from .shared import Shared
 
-# A step of a connection's owner; returns a channel whose app is to run, if there is one.
+# A step of a connection's owner. It returns a channel that is ready to run its app, or None.
 Step = Callable[[], Channel | None]
 
 # Bytes discarded in one turn.
@@ -60,7 +60,7 @@ _DISCARD_BYTES = 256 * 1024
 
 
 class Registry:
-    """Keeps a worker's connections; thread-safe.
+    """Keeps a worker's connections. Thread-safe.
 
     :param defer: has a thread of the pool take a step, see :meth:`.Pool.defer`.
     :param push_first: the same before all other work, see :meth:`.Pool.push_first`.
@@ -92,11 +92,11 @@ class Registry:
     # Called by the owner of a connection.
 
     def wait(self, connection: Endpoint, events: int) -> None:
-        """Give a connection up until an event; the caller must not touch it afterwards.
+        """Give a connection up until an event. The caller must not touch it afterwards.
 
         :param events: as for :meth:`Poller.arm`.
-        :raises OSError, ValueError: if the kernel cannot wait for the descriptor; the caller still
-            owns the connection then.
+        :raises OSError, ValueError: if the kernel cannot wait for the descriptor. The caller then
+            still owns the connection.
         """
         arm = self._poller.arm if connection.known else self._poller.add
         connection.known = True
@@ -121,7 +121,7 @@ class Registry:
                     raise
 
     def change(self, connection: Endpoint, events: int) -> None:
-        """Change the events that a connection waits for, if it waits; for any thread.
+        """Change the events that a connection waits for, if it waits. For any thread.
 
         An event that is under way already may then be reported twice: the new owner must cope with
         finding nothing to do.
@@ -184,7 +184,7 @@ class Registry:
                 connection.deadline = min(connection.deadline, deadline)
 
     def attempt(self, connection: Endpoint, step: Step) -> Channel | None:
-        """Have the owner of a connection take a step; an error in it is logged, and closes it."""
+        """Have the owner of a connection take a step. An error is logged, and closes it."""
         try:
             return step()
         except Exception:
@@ -197,9 +197,11 @@ class Registry:
         self.defer(partial(self.attempt, connection, partial(connection.on_event, 0)))
 
     def wait_for_disk(self, connection: Endpoint, step: Step) -> bool:
-        """Have a disk thread take a step that may write to a temporary file; False if it cannot.
+        """Have a disk thread take a step that may write to a temporary file.
 
-        It owns the connection until then; if the step returns a channel, its app is run as usual.
+        It owns the connection until then. If the step returns a channel, its app is run as usual.
+
+        :returns: False if there is no such thread.
         """
 
         def job() -> None:
@@ -215,12 +217,12 @@ class Registry:
 
 
 class Endpoint(AcceptedSocket, Owner):
-    """An accepted socket, its output queue and its state; connection.py describes who owns it.
+    """An accepted socket, its output queue and its state. connection.py describes who owns it.
 
     :param peer: the client's address as accept() returned it.
     :param address: the listener's.
     :param state: the first one.
-    :ivar deadline: when the sweep claims it; monotonic, in seconds.
+    :ivar deadline: when the sweep claims it, on the monotonic clock in seconds.
     :ivar known: whether the poller knows its descriptor.
     :ivar waits_for_memory: whether the next sweep claims it in any case.
     """
@@ -257,31 +259,31 @@ class Endpoint(AcceptedSocket, Owner):
 
     @property
     def receives_body(self) -> bool:
-        """Whether the head of a request is complete, and its body is not."""
+        """Return whether the head of a request is complete, and its body is not."""
         return False
 
     @abstractmethod
     def on_event(self, events: int) -> Channel | None:
-        """Handle an event; the caller owns the connection.
+        """Handle an event. The caller owns the connection.
 
         :param events: 0 to go on without one.
-        :returns: what runs an app, if one is to run: the connection, or one of its streams.
+        :returns: the connection, or one of its streams, if it is ready to run its app.
         """
 
     @abstractmethod
     def on_overdue(self) -> None:
-        """End what is overdue; called by the sweep, which owns the connection."""
+        """End an overdue connection or stream. Called by the sweep, which owns the connection."""
 
     @abstractmethod
     def outputs(self) -> list[tuple[OutputQueue, Exchange | None]]:
-        """Return all output queues, each with the exchange that it is for; for any thread."""
+        """Return all output queues, each with the exchange that it is for. For any thread."""
 
     @abstractmethod
     def is_sending(self) -> bool:
-        """Whether a response is being sent whose app has returned."""
+        """Return whether a response is being sent after its app has returned."""
 
     def is_idle(self) -> bool:
-        """Whether it is before a request of HTTP/1, or in its TLS handshake."""
+        """Return whether it is before a request of HTTP/1, or in its TLS handshake."""
         return self.state is IDLE or self.state is SKIPPING or self.state is HANDSHAKE
 
     def needs_goaway(self) -> bool:
@@ -290,7 +292,7 @@ class Endpoint(AcceptedSocket, Owner):
 
     @abstractmethod
     def _drop_requests(self) -> bool:
-        """Drop all requests, before the socket is closed; False if that must wait for an app."""
+        """Drop all requests before the socket is closed. Return False if an app still runs."""
 
     # Waiting
 
@@ -307,7 +309,7 @@ class Endpoint(AcceptedSocket, Owner):
         self.registry.resume(self)
 
     def end_memory_wait(self) -> None:
-        """Wait for the socket after all; called by the sweep, which owns the connection."""
+        """Wait for the socket after all. Called by the sweep, which owns the connection."""
         self.waits_for_memory = False
         self.wait(WRITE)
 
@@ -321,20 +323,20 @@ class Endpoint(AcceptedSocket, Owner):
                 self.close()
 
     def has_unread(self) -> bool:
-        """Whether the socket has unread data, or is at its end; encrypted data with TLS."""
+        """Return whether the socket has unread (perhaps encrypted) data, or is at its end."""
         try:
             return bool(socket.socket.recv(self.sock, 1, socket.MSG_PEEK))
         except (OSError, ValueError):
             return False
 
     def has_more_in_tls(self) -> bool:
-        """Whether TLS holds decrypted bytes, which no event would report."""
+        """Return whether TLS holds decrypted bytes, which no event would report."""
         return self._tls is not None and self._tls.pending() > 0
 
     # Ends
 
     def cut_off(self) -> None:
-        """Give the client up; for any thread. The owner, or the next event, ends the connection."""
+        """Give the client up. The owner, or the next event, ends the connection. For any thread."""
         self.output.fail(ClientGone("the server ends"))
         with contextlib.suppress(OSError):
             # Not SSLSocket's: another thread may use its TLS object.
@@ -343,7 +345,7 @@ class Endpoint(AcceptedSocket, Owner):
     def linger(self) -> None:
         """End the connection so that the client can read the whole response.
 
-        Only the sending side is shut down, and what the client still sends is discarded until it
+        Only the sending side is shut down. Further bytes of the client are discarded until it
         closes: see :mod:`~wsgifast.sockets.closing`.
         """
         if self.output.error is not None:
@@ -352,7 +354,7 @@ class Endpoint(AcceptedSocket, Owner):
         try:
             self.sock.setblocking(False)
             if self._tls is not None:
-                # It sends close_notify (RFC 8446 section 6.1); the client's is not waited for.
+                # It sends close_notify (RFC 8446 section 6.1), and does not wait for the client's.
                 with contextlib.suppress(OSError, ValueError):
                     self._tls.unwrap()
             self.sock.shutdown(socket.SHUT_WR)
@@ -380,7 +382,7 @@ class Endpoint(AcceptedSocket, Owner):
         self.wait(READ)
 
     def close(self) -> None:
-        """Close at once; for the owner only, and never while the app runs."""
+        """Close at once. For the owner only, and never while the app runs."""
         if self.state is CLOSED:
             return
         if not self._drop_requests():

@@ -26,7 +26,7 @@ from typing import TypeAlias
 # have more bits set (EPOLLHUP, EPOLLERR): the next read or write then fails.
 READ = 0x1
 WRITE = 0x4
-# Set together with READ: the peer has shut down its sending side (EPOLLRDHUP; epoll only).
+# Set together with READ: the peer has shut down its sending side (EPOLLRDHUP, epoll only).
 HUNG_UP = 0x2000
 
 # What a non-blocking socket raises, plain or TLS, if it has to be waited for.
@@ -76,7 +76,7 @@ class EpollPoller:
     def arm(self, fd: int, events: int) -> None:
         """Arm a descriptor again after its event, or change the events it is armed for.
 
-        :param events: 0 for none; epoll then still reports an error or a hang-up.
+        :param events: 0 for none. epoll then still reports an error or a hang-up.
         """
         self._modify(fd, _ONCE[events])
 
@@ -117,21 +117,21 @@ class EpollPoller:
         self._pipe.wake()
 
     def close(self) -> None:
-        """Close the poller's own descriptors; no thread may be polling."""
+        """Close the poller's own descriptors. No thread may be polling."""
         self._epoll.close()
         self._pipe.close()
 
 
 class PollPoller:
-    """Any system with poll(2); only one thread polls at a time.
+    """Any system with poll(2). Only one thread polls at a time.
 
-    For what methods do, see :class:`EpollPoller`. A descriptor that is closed while it is armed is
+    The methods are those of :class:`EpollPoller`. A descriptor that is closed while it is armed is
     reported once, for nobody.
     """
 
     def __init__(self) -> None:
         self._pipe = _WakePipe()
-        self._armed: dict[int, int] = {}  # what each descriptor is watched for
+        self._armed: dict[int, int] = {}  # the events that each descriptor is watched for
         self._listeners = {self._pipe.fd}  # those that stay armed
         self._armed[self._pipe.fd] = READ
         self._polling = threading.Lock()
@@ -177,7 +177,7 @@ Poller: TypeAlias = EpollPoller | PollPoller
 
 
 class _WakePipe:
-    """A pipe that makes a poll return; each wake-up is one byte, which the poll reads."""
+    """A pipe that makes a poll return. Each wake-up is one byte, which the poll reads."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()

@@ -1,4 +1,4 @@
-"""FastWorker's response to one request: its head, and what loggers and hooks read of it."""
+"""FastWorker's response to one request: its headers, and the attributes for loggers and hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 class ResponseSettings(Protocol):
     """What all responses of a worker share.
 
-    :ivar server_name: the value of the Server header; None for none.
+    :ivar server_name: the value of the Server header, or None for no such header.
     :ivar sends_chunks: False if the proxy in front of the server does not understand chunks.
     """
 
@@ -38,7 +38,7 @@ class HeaderLines:
         return self._at(time.time())[1]
 
     def get(self, server_name: str | None, connection: str, *, dates: bool) -> str:
-        """Return Server, Date and Connection; the same object throughout a second.
+        """Return Server, Date and Connection. Throughout a second it is the same object.
 
         :param server_name: None if the app has set Server.
         :param dates: False if the app has set Date.
@@ -137,9 +137,9 @@ class Response(ResponseWriter):
         environ["wsgi.early_hints"] = self.early_hints
 
     def early_hints(self, headers: Iterable[Any]) -> None:
-        """Send a 103 response (RFC 8297); does nothing after the head, or for HTTP/1.0.
+        """Send a 103 response (RFC 8297). Do nothing after the headers, or for HTTP/1.0.
 
-        :param headers: pairs of str or bytes; those for framing and the connection are left out.
+        :param headers: pairs of str or bytes. Those for framing and the connection are left out.
         :raises BodyError: for a malformed one.
         """
         if self.headers_sent or self.req.version < (1, 1):
@@ -151,7 +151,7 @@ class Response(ResponseWriter):
     def _end_body(self, close: Callable[[], object]) -> None:
         self.close_body = close
 
-    # HTTP/1; HTTP2Response overrides these.
+    # HTTP/1. HTTP2Response overrides these.
 
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
         lines = "".join([f"{name}: {value}\r\n" for name, value in fields])

@@ -21,7 +21,7 @@ from .poller import WOULD_BLOCK
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-# Bytes of one receive: at least, however little the app asks for; and at most.
+# The least and the most bytes of one receive, whatever the app asks for.
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024
 # Of one call: poll(2) takes milliseconds of 31 bits.
@@ -29,7 +29,7 @@ _LONGEST_WAIT_S = 3600.0
 
 
 class RawBody(io.RawIOBase):
-    """The raw stream under `wsgi.input`; wrap it in an io.BufferedReader.
+    """The raw stream under `wsgi.input`. Wrap it in an io.BufferedReader.
 
     :ivar failure: why the body cannot be read to its end.
     """
@@ -46,12 +46,12 @@ class RawBody(io.RawIOBase):
 
 
 class StreamedBody(RawBody):
-    """The body of a request of HTTP/1; after a failure no other request can follow it.
+    """The body of an HTTP/1 request. After a failure no other request can follow it.
 
     :param sock: non-blocking.
     :param lock: the output queue's, because both directions share one TLS object.
     :param take_trailers: called with its trailers at the end of the body.
-    :param data: what was received with the head.
+    :param data: bytes that were received with the head.
     :param timeout_s: see :func:`~wsgifast.sockets.client_limits.time_left_s`.
     """
 
@@ -98,9 +98,9 @@ class StreamedBody(RawBody):
         return size
 
     def skip(self) -> bytes | None:
-        """End the app's access, and discard what it has not read, as far as it was received.
+        """End the app's access, and discard the unread bytes that were received.
 
-        :returns: what was received after the body. None if the body has not ended: call this again
+        :returns: the bytes received after the body. None if the body has not ended: call this again
             when more arrives, unless :attr:`failure` is set.
         """
         self._is_over = True
@@ -124,7 +124,7 @@ class StreamedBody(RawBody):
         return None
 
     def _take(self, data: bytes) -> None:
-        """Decode what was received; b"" is the end of the connection."""
+        """Decode received bytes. b"" is the end of the connection."""
         if not data:
             raise ClientGone("the client has left in the middle of its request body")
         decoder = self._decoder

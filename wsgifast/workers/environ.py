@@ -51,7 +51,7 @@ class EnvironFactory:
     def make(
         self, exchange: Exchange, connection: AcceptedSocket, *, check: bool = True
     ) -> dict[str, Any]:
-        """Make the environ of a request; SERVER_NAME is its Host's behind a Unix socket.
+        """Make the environ of a request. Behind a Unix socket SERVER_NAME is its Host's.
 
         :param check: False to accept any path, for the log of a request that is refused anyway.
         :raises MalformedRequest: if the path is not below SCRIPT_NAME.
