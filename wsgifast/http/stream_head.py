@@ -164,6 +164,34 @@ def trailer_lines(fields: Iterable[Field]) -> list[bytes]:
     return [_line(name, value)[:-2] for name, value in fields]
 
 
+class Priority(NamedTuple):
+    """How soon a client needs a response, by its `priority` field (RFC 9218 section 4).
+
+    :ivar urgency: 0 for the most urgent, to 7.
+    :ivar is_incremental: whether parts of it are of use; if not, it is sent as a whole.
+    """
+
+    urgency: int = 3
+    is_incremental: bool = True
+
+
+# Without the field. Its own default is not incremental: then a download without the field would
+# hold up everything after it.
+NO_PRIORITY = Priority()
+
+
+def parse_priority(value: str) -> Priority:
+    """Parse a `priority` field; unknown and malformed members are ignored (section 4)."""
+    urgency, is_incremental = NO_PRIORITY.urgency, False
+    for member in value.split(","):
+        name, _, text = member.split(";")[0].strip(" \t").partition("=")
+        if name == "u" and len(text) == 1 and text in "01234567":
+            urgency = int(text)
+        elif name == "i" and text in ("", "?1", "?0"):
+            is_incremental = text != "?0"
+    return Priority(urgency, is_incremental)
+
+
 def _line(name: bytes, value: bytes) -> bytes:
     if not _TOKEN.fullmatch(name) or _ENDS_LINE.search(value):
         raise MalformedRequest("a malformed header")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import contextlib
 import errno
 import re
 import socket
@@ -167,6 +168,20 @@ def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> 
     return True
 
 
+def limit_unsent(sock: SocketLike, size: int) -> None:
+    """Have a TCP socket be writable only while the kernel has less than `size` bytes to send.
+
+    Bytes that the peer has not acknowledged do not count, so the connection is as fast as before
+    (TCP_NOTSENT_LOWAT, Linux and macOS). What is written later need not wait for much.
+
+    :param size: 0 for the system's default.
+    """
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+    if option is not None:
+        with contextlib.suppress(OSError):  # a Unix socket, or the peer has gone
+            sock.setsockopt(socket.IPPROTO_TCP, option, size)
+
+
 def release_send_buffer(sock: SocketLike) -> None:
     """Leave the size of a send buffer to the kernel again, as before :func:`limit_send_buffer`.
 
@@ -190,10 +205,25 @@ def round_trip_us(sock: SocketLike) -> int:
 
     :raises OSError: if the socket is closed or not TCP.
     """
+    # Before it is measured, the minimum is the largest number.
+    return min(_round_trips_us(sock))
+
+
+def smoothed_round_trip_us(sock: SocketLike) -> int:
+    """Return the smoothed round-trip time of a TCP connection, in microseconds.
+
+    :raises OSError: as :func:`round_trip_us`; or if the system does not tell.
+    """
+    if not hasattr(socket, "TCP_INFO"):
+        raise OSError(errno.ENOPROTOOPT, "no TCP_INFO")
+    return _round_trips_us(sock)[0]
+
+
+def _round_trips_us(sock: SocketLike) -> tuple[int, int]:
+    """Return the smoothed round-trip time, and the minimum."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT_AND_LEAST.size)
     smoothed, least = _TCP_INFO_RTT_AND_LEAST.unpack(info)
-    # Before it is measured, the minimum is the largest number.
-    return int(min(smoothed, least))
+    return smoothed, least
 
 
 def _is_socket(candidate: object) -> TypeGuard[SocketLike]:

@@ -35,7 +35,7 @@ from h2.settings import SettingCodes
 
 from ...errors import BodyTooLarge, ClientGone
 from ...files.temporary import Reservation, Spool
-from ...http.stream_head import Field, PlainHead, plain_head, trailer_lines
+from ...http.stream_head import Field, PlainHead, parse_priority, plain_head, trailer_lines
 from ..application import Application
 from ..channel import RECEIVING, RUNNING, STREAMS, Channel
 from ..endpoint import Endpoint, Registry
@@ -55,6 +55,9 @@ _MOST_UNSENT_BYTES = 128 * 1024
 _RECEIVE_BYTES = 16 * 1024
 # How long after the first GOAWAY new streams are accepted: the client may have sent them before.
 _SECOND_GOAWAY_S = 1.0
+
+
+_PRIORITY_UPDATE = 0x10  # RFC 9218 section 7.1
 
 
 class HTTP2Connection(Endpoint):
@@ -297,6 +300,9 @@ class HTTP2Connection(Endpoint):
         try:
             exchange = self._parser.parse_stream(received, plain, self.peer, number)
             stream.exchange = exchange
+            priority = self.mux.priorities.pop(number, None) or exchange.fields.get("HTTP_PRIORITY")
+            if priority is not None:
+                stream.priority = parse_priority(priority)
             if ends:
                 exchange.body = io.BytesIO()
                 stream.has_ended = True
@@ -390,6 +396,17 @@ class HTTP2Connection(Endpoint):
         else:
             self.mux.state = GOING_AWAY if self.mux.state is OPEN else self.mux.state
 
+    def _on_unknown_frame(self, event: events.UnknownFrameReceived) -> None:
+        frame: Any = event.frame
+        if frame.type != _PRIORITY_UPDATE:
+            return
+        number = int.from_bytes(frame.body[:4], "big") & ALL_STREAMS
+        with self._lock:
+            if frame.stream_id or len(frame.body) < 4 or not number & 1:
+                self._frames.close_connection(ErrorCodes.PROTOCOL_ERROR)
+                raise ProtocolError("a malformed PRIORITY_UPDATE frame")
+            self.mux.prioritize(number, frame.body[4:].decode("latin-1"))
+
     def _make_ready(self, stream: Stream) -> None:
         stream.make_ready()
         self._ready.append(stream)
@@ -482,5 +499,6 @@ _HANDLERS: dict[type[events.Event], Callable[[HTTP2Connection, Any], None]] = {
     events.StreamReset: HTTP2Connection._on_reset,
     events.WindowUpdated: HTTP2Connection._on_window,
     events.RemoteSettingsChanged: HTTP2Connection._on_settings,
+    events.UnknownFrameReceived: HTTP2Connection._on_unknown_frame,
     events.ConnectionTerminated: HTTP2Connection._on_goaway,
 }

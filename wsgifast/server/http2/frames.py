@@ -39,6 +39,7 @@ from .header_blocks import TABLE_BYTES, Decoder, Encoder
 ALL_STREAMS = 2**31 - 1
 # RFC 9113 section 6.9.2.
 _DEFAULT_WINDOW_BYTES = 65_535
+_NO_OLD_PRIORITIES = 0x9  # SETTINGS_NO_RFC7540_PRIORITIES
 # The longest DATA frame, even if the client accepts more: other streams' frames go in between.
 _FRAME_BYTES = 64 * 1024
 # Length in 24 bits, type, flags, stream (RFC 9113 section 4.1).
@@ -143,6 +144,8 @@ class Frames(H2Connection):
         values = {
             SettingCodes.MAX_CONCURRENT_STREAMS: options.http2_streams,
             SettingCodes.MAX_FRAME_SIZE: options.http2_frame_bytes,
+            # RFC 9218 section 2.1: the priorities of RFC 7540 are ignored.
+            _NO_OLD_PRIORITIES: 1,
             # A smaller one takes effect when the client has acknowledged it.
             SettingCodes.INITIAL_WINDOW_SIZE: max(window, _DEFAULT_WINDOW_BYTES),
         }

@@ -11,6 +11,12 @@ Calls go down: the pump, or an app's thread > the stream's queue > its sender > 
 the connection's queue > the socket. A queue that cannot go on reports what it waits for: a
 stream's queue by :meth:`Multiplexer.enqueue`, which sends nothing.
 
+*Priorities* (RFC 9218). The most urgent stream has the next turn, and of equally urgent ones first
+those that are not incremental, then the others in a circle. Every few turns it is that of the one
+that has waited for longest, so that each of them goes on. What is framed already cannot be
+overtaken: the kernel gets little ahead of what it can send, and a stream of a client that does not
+take all at once frames less in one turn.
+
 *Gathering.* A client often sends several requests at once. A response that has ended is not
 transmitted while other complete requests of its connection wait for a thread: the last of them
 transmits for all, in one TLS record. It waits for a tick at most (monitor.py), in case an app takes
@@ -31,14 +37,15 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
+from ...http.stream_head import parse_priority
 from ...sockets.client_limits import ClientWait, UploadPace
 from ..application import Application
 from ..monitor import TICK_S
 from ..output import OutputQueue
 from ..output_rules import OutputRules
-from ..sending import LONG_TURN_BYTES, SocketSender
+from ..sending import LONG_TURN_BYTES, MultiplexedSender
 from .floods import Floods
-from .frames import Frames, goaway
+from .frames import ALL_STREAMS, Frames, goaway
 
 if TYPE_CHECKING:
     from .connection import HTTP2Connection
@@ -48,10 +55,15 @@ if TYPE_CHECKING:
 # length that every client accepts, it fills four TLS records. Less where memory is short.
 _QUANTUM_BYTES = 64 * 1024 - 4 * 9
 _SMALL_QUANTUM_BYTES = 16 * 1024
+# So many turns go by priority before the stream has one that has waited for longest.
+_TURNS_BY_PRIORITY = 8
 # What is gathered before it is transmitted.
 _GATHERED_BYTES = 60 * 1024
 # What a connection frames before other connections have their turn.
 _TURN_BYTES = 1024 * 1024
+
+# Priorities of streams that have not begun; each takes 100 bytes.
+_MOST_PRIORITIES = 100
 
 OPEN: Final = "open"
 GOING_AWAY: Final = "going away"
@@ -66,6 +78,7 @@ class Multiplexer:
     :ivar streams: those that are not over, by number.
     :ivar uploads: how fast the client sends its bodies.
     :ivar lock: guards h2's state, all output, and every change of a state.
+    :ivar priorities: values of the priority field for streams that have not begun, by number.
     :ivar unbegun: the streams with a complete request whose apps have not been called.
     :ivar is_pumping: the pump transmits what streams frame.
     :ivar blocked_until: when to give up on a client that does not open the connection's window.
@@ -75,7 +88,9 @@ class Multiplexer:
         "_encrypts",
         "_gathers_until",
         "_is_pump_pushed",
+        "_sender",
         "_turns",
+        "_turns_taken",
         "_window_wait",
         "application",
         "blocked_until",
@@ -85,6 +100,7 @@ class Multiplexer:
         "is_pumping",
         "lock",
         "output",
+        "priorities",
         "rules",
         "shared",
         "state",
@@ -101,7 +117,7 @@ class Multiplexer:
         self.connection = connection
         self.rules = rules
         self.lock = threading.RLock()
-        sender = SocketSender(connection.sock, rules)
+        self._sender = sender = MultiplexedSender(connection.sock, rules)
         self.output = OutputQueue(sender, connection, rules, self.lock)
         self.output.keeps_all = True
         self._encrypts = sender.encrypts
@@ -110,8 +126,10 @@ class Multiplexer:
         self.uploads = UploadPace(shared.options.body_timeout_s)
         self.state = OPEN
         self.streams: dict[int, Stream] = {}
+        self.priorities: dict[int, str] = {}
         self.unbegun: set[Stream] = set()
         self._gathers_until: float | None = None  # set while responses wait to be transmitted
+        self._turns_taken = 0
         self._turns: dict[Stream, None] = {}  # those that wait for their turn, in order
         self.is_pumping = self._is_pump_pushed = False
         self._window_wait: ClientWait | None = None  # for the connection's window
@@ -137,7 +155,8 @@ class Multiplexer:
     @property
     def quantum(self) -> int:
         """Bytes that a stream may frame in one turn."""
-        return _SMALL_QUANTUM_BYTES if self.rules.memory.is_full else _QUANTUM_BYTES
+        is_small = self._sender.is_paced or self.rules.memory.is_full
+        return _SMALL_QUANTUM_BYTES if is_small else _QUANTUM_BYTES
 
     def check(self, number: int) -> None:
         """:raises ClientGone: if nothing can be sent on a stream any more."""
@@ -241,12 +260,11 @@ class Multiplexer:
             shares = self._encrypts
             try:
                 while self._turns and left > 0 and self._can_transmit():
-                    stream = next(iter(self._turns))
-                    del self._turns[stream]
+                    stream = self._next_in_turn()
                     if stream.output.on_writable():
                         over.append(stream)
                     left -= self.quantum
-                    if self.frames.body_bytes >= _QUANTUM_BYTES:
+                    if self.frames.body_bytes >= self.quantum:
                         transmitted += self.frames.body_bytes
                         self.transmit_or_wait()
                     if shares and transmitted >= LONG_TURN_BYTES:
@@ -258,6 +276,18 @@ class Multiplexer:
             self._pump_soon()
         for stream in over:
             stream.finish()
+
+    def _next_in_turn(self) -> Stream:
+        """Take the stream that has the next turn from those that wait."""
+        turns = self._turns
+        stream = next(iter(turns))
+        if len(turns) > 1:
+            self._turns_taken += 1
+            by_priority = self._turns_taken % _TURNS_BY_PRIORITY
+            stream = min(turns, key=_order if by_priority else _last_turn)
+            stream.last_turn = self._turns_taken
+        del turns[stream]
+        return stream
 
     def _can_transmit(self) -> bool:
         output = self.output
@@ -326,3 +356,24 @@ class Multiplexer:
         with contextlib.suppress(ClientGone):
             self.transmit()
             self.output.write_all((goaway(last_stream),))
+
+    def prioritize(self, number: int, value: str) -> None:
+        """Set the priority of a stream, which may not have begun (RFC 9218 section 7.1)."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            stream.priority = parse_priority(value)
+        elif number > self.frames.highest_inbound_stream_id:
+            self.priorities.pop(number, None)
+            if len(self.priorities) < _MOST_PRIORITIES:
+                self.priorities[number] = value
+
+
+def _order(stream: Stream) -> tuple[int, int, int]:
+    """Return by what streams are ordered: the smallest one has the next turn."""
+    urgency, is_incremental = stream.priority
+    # Responses that are not incremental are sent one after the other, as they were requested.
+    return urgency, ALL_STREAMS if is_incremental else stream.number, stream.last_turn
+
+
+def _last_turn(stream: Stream) -> int:
+    return stream.last_turn

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import ClientGone, RequestError
 from ...files.temporary import Spool
+from ...http.stream_head import NO_PRIORITY
 from ..channel import RECEIVING, RUNNING, SENDING, AcceptedSocket, Channel, Headers
 from ..receiving import Exchange
 from ..streamed_body import RawBody
@@ -50,12 +51,14 @@ class Stream(Channel):
     :param is_head: whether the method is HEAD; known even if the request is refused.
     :ivar deadline: when to give up on the client; monotonic.
     :ivar is_blocked: it has something to send, and a window is used up.
+    :ivar priority: of its response.
+    :ivar last_turn: when it has last had a turn beside others, in turns.
     :ivar has_ended: the client has sent END_STREAM.
     """
 
     __slots__ = (
         "_is_head_request", "_mux", "_received_before", "_spool", "deadline", "exchange",
-        "has_ended", "is_blocked", "number", "output", "state",
+        "has_ended", "is_blocked", "last_turn", "number", "output", "priority", "state",
     )  # fmt: skip
 
     response_class = HTTP2Response
@@ -70,6 +73,8 @@ class Stream(Channel):
         self.state = RECEIVING
         self.deadline = math.inf
         self.is_blocked = False
+        self.priority = NO_PRIORITY
+        self.last_turn = 0
         self.has_ended = False
         self._spool: Spool | None = None  # the body being received, if it is buffered
         self._received_before = mux.uploads.received
