@@ -1,9 +1,9 @@
-"""One client connection: what an event, or a deadline, does in each of its states.
+"""One client connection: its steps at an event, or at a deadline, in each of its states.
 
 Theory of operation
 -------------------
-channel.py has the states, and which may follow which; :data:`_IN_STATE`, below, has what is done
-in each. A waiting connection is in the registry, where an event or the sweep claims it and makes
+channel.py has the states, and which may follow which. :data:`_IN_STATE`, below, has the step of
+each. A waiting connection is in the registry, where an event or the sweep claims it and makes
 one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`, which lets the
 connection wait again, closes it, or returns it because its app is to run. Once HTTP/2 is
 negotiated, an HTTP2Connection takes its place (http2/connection.py).
@@ -12,8 +12,8 @@ While the app runs, the app's thread is the owner. If the output queue waits for
 meanwhile, the connection waits in the registry too, but its event then only sends, under the
 queue's lock. Only the owner closes the socket, and never while the app may use it.
 
-Three parts do the rest: the receiver parses what was received and has no socket; the output queue
-sends; the base class, Endpoint, waits and closes.
+Three parts do the other work. The receiver parses received bytes and has no socket. The output
+queue sends. The base class, Endpoint, waits and closes.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ _CANCELLED = "USER_CANCELLED"
 class Connection(Endpoint, Channel):
     """One accepted connection of HTTP/1: a channel, as a stream of HTTP/2 is one.
 
-    :param sock: non-blocking; with TLS, before the handshake.
+    :param sock: non-blocking, and with TLS before the handshake.
     :param peer: the client's address as accept() returned it.
     :param address: the listener's.
     :param receiver: parses its requests.
-    :param begin_http2: lets another object go on with HTTP/2, given this one, its parser and what
-        has been received already; returns a channel whose app is to run, if there is one.
+    :param begin_http2: lets another object go on with HTTP/2, given this one, its parser and the
+        bytes received so far. It returns a channel that is ready to run its app, or None.
     :param on_handshake_end: called when a TLS handshake has succeeded, or its connection ends.
     :ivar exchange: the request that runs or is being answered.
     :ivar hijacked: the app has taken the socket over.
@@ -105,7 +105,7 @@ class Connection(Endpoint, Channel):
 
     @property
     def receives_body(self) -> bool:
-        """Whether the head of a request is complete, and its body is not."""
+        """Return whether the headers of a request are complete, and its body is not."""
         return self.state is RECEIVING and self._receiver.exchange is not None
 
     def is_sending(self) -> bool:
@@ -121,7 +121,7 @@ class Connection(Endpoint, Channel):
         return ready
 
     def on_overdue(self) -> None:
-        """End a connection whose deadline has passed; the sweep owns it.
+        """End a connection after its deadline. The sweep owns it.
 
         But not if a request has arrived that a busy server has not read yet: its client could not
         know whether it was processed (RFC 9110 section 9.2.2).
@@ -166,7 +166,7 @@ class Connection(Endpoint, Channel):
         return self._receive(READ)
 
     def _receive_rest(self, events: int) -> Channel | None:
-        """Receive more of a request; what goes to a disk, by a thread that may wait for it."""
+        """Receive more of a request. A disk thread does it if it may write to a disk."""
         if self._receiver.may_need_disk() and self.registry.wait_for_disk(
             self, partial(self._receive, events)
         ):
@@ -215,7 +215,7 @@ class Connection(Endpoint, Channel):
         return None
 
     def _receive_more(self, *, wants_continue: bool) -> None:
-        """Wait for the rest of a request, or go on with what has been received.
+        """Wait for more of a request, or go on with the bytes that have been received.
 
         :param wants_continue: the client waits for "100 Continue".
         """
@@ -228,7 +228,7 @@ class Connection(Endpoint, Channel):
                 self.close()
                 return
             if self.output.draining:
-                return  # the queue waits for the socket; receiving goes on after that
+                return  # the queue waits for the socket, and receiving goes on after that
         if deadline is not None:
             self.deadline = deadline
         if self._receiver.has_more_to_do() or self.has_more_in_tls():  # which no event will report
@@ -237,7 +237,7 @@ class Connection(Endpoint, Channel):
             self.wait(READ)
 
     def _await_request(self) -> None:
-        """Wait for the next request, or go on at once with what has been received of it."""
+        """Wait for the next request, or go on at once with its bytes that have been received."""
         self.state = IDLE
         if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
             self.registry.resume(self)
@@ -267,7 +267,7 @@ class Connection(Endpoint, Channel):
             self.finish()
 
     def _speak_http2(self) -> Channel | None:
-        """Let another object go on, with what has been received already."""
+        """Let another object go on with the bytes that have been received."""
         self.state = STREAMS
         receiver = self._receiver
         return self._begin_http2(self, receiver.parser, receiver.rest)
@@ -275,7 +275,7 @@ class Connection(Endpoint, Channel):
     # The app's thread
 
     def begin_app(self) -> bool:
-        """The app is about to be called; False if the client no longer waits for it."""
+        """The app is about to be called. Return False if the client no longer waits for it."""
         return True
 
     def _is_head(self) -> bool:
@@ -303,7 +303,7 @@ class Connection(Endpoint, Channel):
     # Ends
 
     def refuse(self, error: Exception) -> None:
-        """Answer a request that is malformed or refused; then close."""
+        """Respond to a request that is malformed or refused, then close."""
         self.state = SENDING
         self._application.refuse(self, self._receiver.exchange, error)
         self._receiver.close()
@@ -377,8 +377,8 @@ def _has_left(error: ssl.SSLError) -> bool:
     return isinstance(error, _LEFT_IN_HANDSHAKE) or _CANCELLED in (error.reason or "")
 
 
-# What is done in a state at an event, and when it is overdue; and what it waits for, in the counter
-# of timeouts.
+# Of each state: the step at an event, the step when it is overdue, and its kind in the counter of
+# timeouts.
 _IN_STATE: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any], object], str]] = {
     HANDSHAKE: (Connection._shake_hands, Connection.close, "handshake"),
     IDLE: (Connection._receive, Connection.close, "keepalive"),

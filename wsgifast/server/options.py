@@ -22,14 +22,14 @@ class Options:
     :ivar sendfile: whether to use sendfile.
     :ivar trailer_line_bytes: the longest trailer of a chunked body.
     :ivar max_fields: the most headers of an HTTP/2 request, or trailers of a chunked body. It is
-        the parser that refuses more headers; what is received may have somewhat more, since cookies
-        may come one by one.
+        the parser that refuses more headers. A request may be received with somewhat more, since
+        cookies may come one by one.
     :ivar http2_streams: the most streams of a connection at once. This and the next three are
         settings sent to HTTP/2 clients (RFC 9113 section 6.5.2).
     :ivar http2_window_bytes: the initial flow-control window of a stream.
-    :ivar http2_frame_bytes: the largest frame that a client may send; 16384 or more.
-    :ivar http2_header_list_bytes: the most bytes of a request's headers, uncompressed; 0 for no
-        limit.
+    :ivar http2_frame_bytes: the largest frame that a client may send, 16384 or more.
+    :ivar http2_header_list_bytes: the most bytes of a request's headers, uncompressed, or 0 for
+        no limit.
     """
 
     threads: int

@@ -23,14 +23,14 @@ Streaming"). The thread that takes the lock next frames them together, and queue
 *Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
 run ahead*, goes on into a temporary file, so that a slow client does not occupy the app's thread
 (as with nginx's proxy_buffering). A temporary file is also used when all queues together have too
-much in memory. A disk thread writes it without the lock; the writer waits for it only if there is
+much in memory. A disk thread writes it without the lock. The writer waits for it only if there is
 too much in memory meanwhile.
 
 *Disk.* An event's thread sends a file only as far as the page cache has it. For the rest, a disk
 thread makes one step without the lock, and waits for the socket again. No other thread sends
 meanwhile.
 
-An error is final: what is queued is dropped, files are closed, and the writer's next call raises
+An error is final: queued bytes are dropped, files are closed, and the writer's next call raises
 :class:`ClientGone`.
 
 When the kernel is out of memory for TCP, a socket is writable and takes nothing. Waiting until it
@@ -64,10 +64,10 @@ class OutputQueue:
     :param lock: by default one of its own.
     :ivar owner: waits for the client.
     :ivar sender: sends on the socket, or on the stream.
-    :ivar backlog: what is left to send; None while every response was sent at once.
+    :ivar backlog: waiting bytes and files, or None while every response was sent at once.
     :ivar draining: an event's thread, or a disk thread, will go on sending.
-    :ivar delayed: the blocks of a stream that are delayed; None before a stream.
-    :ivar may_run_ahead: what is more than `ahead_bytes` may go to a temporary file.
+    :ivar delayed: the delayed blocks of a stream, or None before a stream.
+    :ivar may_run_ahead: bytes beyond `ahead_bytes` may go to a temporary file.
     :ivar keeps_all: nothing goes to a temporary file: it holds little, and is written under a lock.
     :ivar closing: the response is complete: the thread that sends its last byte finishes it.
     :ivar error: why nothing can be sent any more.
@@ -109,7 +109,7 @@ class OutputQueue:
         self.reset()
 
     def reset(self) -> None:
-        """Prepare for the next response; the queue is empty."""
+        """Prepare for the next response. The queue is empty."""
         self._dropped = 0  # bytes that an error has dropped
         self.closing = False
         self.may_run_ahead = False
@@ -124,10 +124,10 @@ class OutputQueue:
         backlog = self.backlog  # which the end of a response removes
         return 0 if backlog is None else backlog.size
 
-    # Called by the writer; all of it raises ClientGone if the client has gone.
+    # Called by the writer. All of it raises ClientGone if the client has gone.
 
     def write(self, data: bytes) -> None:
-        """Send bytes, and queue what the kernel does not take; may wait for the client."""
+        """Send bytes, and queue those that the kernel does not take. May wait for the client."""
         rest: bytes | memoryview = data
         with self.lock:
             if self.delayed is not None and self.delayed.blocks:
@@ -171,7 +171,7 @@ class OutputQueue:
         """Send the beginning of a stream.
 
         :param data: the head, and the first block, framed.
-        :param frame: frames blocks that are sent together, as one chunk; None for no framing.
+        :param frame: frames blocks that are sent together, as one chunk. None for no framing.
         :param compresses: whether `frame` compresses, so that little is to be given to it at once.
         :returns: :meth:`write_block`, for the further blocks.
         """
@@ -221,7 +221,7 @@ class OutputQueue:
         self.write(data)
 
     def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send several buffers, in one system call if possible; never waits for the client."""
+        """Send several buffers, in one system call if possible. Never wait for the client."""
         buffers = [buffer for buffer in buffers if buffer]
         with self.lock:
             self._check(*buffers)
@@ -244,7 +244,7 @@ class OutputQueue:
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
         """Send a head, which may be empty, and a part of a file, through a duplicate of `fd`.
 
-        :raises OSError: if no descriptor is left; nothing was sent.
+        :raises OSError: if no descriptor is left. Nothing was sent then.
         """
         with self.lock:
             if self.error is not None:
@@ -261,7 +261,7 @@ class OutputQueue:
             self._send_or_raise()
 
     def is_sent(self) -> bool:
-        """Whether the kernel has taken everything, or never will."""
+        """Return whether the kernel has taken everything, or never will."""
         if self.delayed is None:
             return not self.draining
         self.flush()
@@ -284,7 +284,7 @@ class OutputQueue:
     # Called by any thread
 
     def flush_at_tick(self) -> bool:
-        """As :meth:`flush`, but never wait; returns False if another thread has the lock."""
+        """As :meth:`flush`, but never wait. Return False if another thread has the lock."""
         if self.delayed is None or not self.delayed.blocks:
             return True
         if not self.lock.acquire(blocking=False):
@@ -302,7 +302,7 @@ class OutputQueue:
         return True
 
     def on_writable(self) -> bool:
-        """Go on sending; called by the owner of the socket's event.
+        """Go on sending. Called by the owner of the socket's event.
 
         :returns: True if the response is complete and its last byte has been sent, or never will
             be: the caller finishes it. This is decided under the lock, so that the app's thread
@@ -317,7 +317,7 @@ class OutputQueue:
             return self.closing and not self.draining
 
     def fail(self, error: BaseException) -> None:
-        """Drop everything; the writer's next call raises."""
+        """Drop everything. The writer's next call raises."""
         with self.lock:
             self._fail(error)
 
@@ -343,7 +343,7 @@ class OutputQueue:
             self._end_spilling(backlog, spilling, None)
 
     def _spill(self, backlog: Backlog, spilling: Spilling) -> None:
-        """Write to a temporary file; runs in a disk thread."""
+        """Write to a temporary file, in a disk thread."""
         segment = backlog.spill(spilling.buffers)
         more = self._end_spilling(backlog, spilling, segment)
         if more is not None:
@@ -377,7 +377,7 @@ class OutputQueue:
             backlog.waited_s += time.monotonic() - began
 
     def _go_on_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
-        """Make one step of sending a file; runs in a disk thread, without the lock."""
+        """Make one step of sending a file, in a disk thread and without the lock."""
         done: int | bytes = 0
         failure: Exception | None = None
         try:
@@ -402,7 +402,7 @@ class OutputQueue:
     def _check(self, *lost: bytes | memoryview) -> None:
         """Raise if there was an error.
 
-        :param lost: what was to be written, and is dropped then.
+        :param lost: the bytes to be written, which are dropped then.
         """
         if self.error is not None:
             self._dropped += sum(map(len, lost))
@@ -424,7 +424,7 @@ class OutputQueue:
         return self.backlog
 
     def _queue_delayed(self) -> None:
-        """Queue the delayed blocks; after an error, drop them."""
+        """Queue the delayed blocks, or drop them after an error."""
         data = b"" if self.delayed is None else self.delayed.pop_all()
         if self.error is not None:
             self._dropped += len(data)
@@ -475,7 +475,7 @@ class OutputQueue:
         return backlog.begin_spill(rest) if rest else None
 
     def _may_spill(self, backlog: Backlog) -> bool:
-        """Whether a temporary file may take what is more than `ahead_bytes`."""
+        """Return whether bytes beyond `ahead_bytes` may go to a temporary file."""
         limit = self._rules.options.response_on_disk_bytes
         return self.may_run_ahead and backlog.may_spill(limit)
 

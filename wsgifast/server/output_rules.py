@@ -1,4 +1,4 @@
-"""What the output queues of a server share: limits, memory, threads for the disk, and the tick."""
+"""Shared by all output queues of a server: limits, memory, threads for the disk, and the tick."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OutputRules:
     :param request_tick: has :meth:`tick` called soon.
     :ivar to_flush: how to flush each queue with delayed blocks, at the next tick.
         Such a function never blocks, and returns False if it has to be called again.
-    :ivar ahead_bytes: what may wait for one client before the writer waits, or uses a file.
+    :ivar ahead_bytes: how many bytes may wait for one client before the writer waits or spills.
     :ivar memory: counts the output in memory.
     :ivar disk: the threads for files that are not in the page cache.
     """
@@ -54,7 +54,7 @@ class OutputRules:
         self._request_tick()
 
     def tick(self) -> bool:
-        """Send the delayed blocks; return whether there were any. Never blocks."""
+        """Send the delayed blocks, and return whether there were any. Never blocks."""
         if not self.to_flush:
             return False
         later = {}

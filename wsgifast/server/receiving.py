@@ -1,11 +1,11 @@
-"""Turns the bytes of one connection into requests; sans I/O.
+"""Turns the bytes of one connection into requests, sans I/O.
 
 Nothing here waits, has a socket or knows a thread, and no byte is scanned twice. A request is a
 head, which the parser takes apart, and a body, which a collector takes unless the app reads it from
 the socket. What follows it is kept for the next request.
 
-An :class:`Exchange` is a request and its response, as the whole server passes it on;
-:class:`Parser` is what the parsers of workers/ implement.
+An :class:`Exchange` is a request and its response, as the whole server passes it on. The parsers of
+workers/ implement :class:`Parser`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .shared import Shared
 # calls, and never less than a TLS record (RFC 8446 section 5.1): no event would announce the rest.
 _HEAD_BYTES = 16 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
-# The same of a body: at most; and of a chunked one, at first and at least.
+# The same of a body: the most, and of a chunked one the first and the least.
 _RECEIVE_BYTES = 256 * 1024
 _FIRST_CHUNKS_BYTES = 4 * 1024
 _LEAST_CHUNKS_BYTES = 1024
@@ -45,31 +45,31 @@ _ONLY_FRAMING = {"chunked", "identity", ""}
 # The next step, as :meth:`Receiver.feed` returns it.
 MORE: Final = "receive more, or call feed() again if has_more_to_do()"
 WANTS_CONTINUE: Final = "the same, and the client waits for 100 Continue"
-COMPLETE: Final = "run the request; it has no body if the app is to read that from the socket"
+COMPLETE: Final = "run the request, without its body if the app is to read that from the socket"
 HTTP2: Final = "the connection speaks HTTP/2 from here on"
 
 
 class Exchange:
-    """A request and its response; made by the parser from a complete head.
+    """A request and its response. The parser makes it from complete headers.
 
     :ivar req: the parser's request, for the environ, hooks and loggers.
-    :ivar length: Content-Length in bytes; None for a chunked body (RFC 9112 section 6).
-    :ivar rest: what was received after the head.
+    :ivar length: Content-Length in bytes, or None for a chunked body (RFC 9112 section 6).
+    :ivar rest: bytes received after the headers.
     :ivar fields: the headers, under their environ keys.
-    :ivar script_name: SCRIPT_NAME from a trusted proxy; None without one.
+    :ivar script_name: SCRIPT_NAME from a trusted proxy, or None without one.
     :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
     :ivar proxy: environ keys from a PROXY header before the connection's first request.
     :ivar resp: its response, once there is one.
     :ivar environ: once the app is called.
     :ivar body: `wsgi.input`, once there is one.
-    :ivar streamed: the raw stream below it, if the app reads from the socket; its `failure` says
+    :ivar streamed: the raw stream below it, if the app reads from the socket. Its `failure` says
         why the body cannot be read to its end.
-    :ivar context: the app's, for log lines that another thread writes later; None without need.
+    :ivar context: the app's, for log lines that another thread writes later. None without need.
     :ivar make_close_due: has the body closed, if its app has returned and it is still being sent.
     :ivar started: when this was made. All times are monotonic, and 0.0 if they do not apply.
     :ivar queued: when the complete request began to wait for a thread.
-    :ivar begun: when the app was called; only with an access log.
-    :ivar answered: when the app was done; only with an access log.
+    :ivar begun: when the app was called, only with an access log.
+    :ivar answered: when the app was done, only with an access log.
     """
 
     __slots__ = (
@@ -108,7 +108,7 @@ class Exchange:
         """Set the length of a body that has come without one, and was received whole.
 
         Apps go by CONTENT_LENGTH (PEP 3333): Django takes a body without one for empty. Chunks are
-        gone by now (RFC 9112 section 7.1.3 has a decoder do the same); where another coding is left
+        gone by now (RFC 9112 section 7.1.3 has a decoder do the same). If another coding is left
         on the body, its length in that coding would say nothing.
         """
         codings = self.fields.get("HTTP_TRANSFER_ENCODING", "").lower().split(",")
@@ -139,7 +139,7 @@ class Parser(Protocol):
         :param number: of the request on its connection, from 1.
         :returns: None for HTTP/2's preface (RFC 9113 section 3.4).
         :raises NeedMoreData: if the head is incomplete.
-        :raises Exception: if it is malformed; the parser's owner knows how to answer it.
+        :raises Exception: if it is malformed. The parser's owner knows how to respond to it.
         """
 
     def parse_stream(
@@ -161,12 +161,12 @@ class Parser(Protocol):
 
 
 class Receiver:
-    """Parses what one connection receives.
+    """Parses the bytes that one connection receives.
 
     :param peer: the client's address as accept() returned it.
     :param shared: its budgets count bodies in temporary files and in memory, and longer heads until
         the request is complete.
-    :ivar exchange: the request being received, or the last one; None in the middle of a head.
+    :ivar exchange: the request being received, or the last one. None in the middle of headers.
     :ivar rest: bytes received and not parsed yet.
     :ivar wanted: how many bytes the next receive may return.
     """
@@ -192,24 +192,24 @@ class Receiver:
 
     @property
     def is_first(self) -> bool:
-        """Whether no request has come on the connection yet."""
+        """Return whether no request has come on the connection yet."""
         return not self._number
 
     def has_more_to_do(self) -> bool:
-        """Whether :meth:`feed` can go on without receiving anything."""
+        """Return whether :meth:`feed` can go on without receiving anything."""
         return bool(self.rest) if self._body is None else self._body.has_more_to_do
 
     def may_need_disk(self) -> bool:
-        """Whether the next receive may write to a temporary file."""
+        """Return whether the next receive may write to a temporary file."""
         body = self._body
         return body is not None and body.spool.may_need_disk(self.wanted)
 
     def feed(self, data: bytes) -> str:
-        """Parse what was received; b"" to go on with what is left.
+        """Parse received bytes. b"" goes on with the unparsed ones.
 
         :returns: the next step.
         :raises Exception: for a request that is malformed or refused. RequestError carries its own
-            answer; the parser's owner knows how to answer its other errors.
+            response. The parser's owner knows how to respond to its other errors.
         """
         if self._body is not None:
             return self._feed_body(self._body, data)
@@ -228,9 +228,9 @@ class Receiver:
         return MORE
 
     def deadline(self, now: float) -> float | None:
-        """When the client must have sent more of the body; None within a head.
+        """Return when the client must have sent more of the body, or None within headers.
 
-        :param now: monotonic; something was received just now.
+        :param now: monotonic. Something was received just now.
         """
         if self._body is None or self.exchange is None:
             return None
@@ -242,7 +242,7 @@ class Receiver:
     def decoder(self, length: int | None) -> BodyDecoder:
         """Return a decoder for a body.
 
-        :param length: bytes; None for a chunked one.
+        :param length: bytes, or None for a chunked one.
         """
         if length is not None:
             return LengthDecoder(length)
@@ -343,12 +343,12 @@ class BodyCollector:
     """Collects a body as it is received.
 
     Many small chunks take longer to decode than to receive. So one turn decodes a limited number of
-    chunks, and the next receive shrinks to what a turn can decode.
+    chunks, and the next receive shrinks to the bytes that a turn can decode.
 
     :ivar received: bytes received so far, framing included.
     :ivar wanted: how many bytes the next receive may return.
     :ivar has_more_to_do: call :meth:`feed` again, without data, before receiving more.
-    :ivar rest: what came after the body.
+    :ivar rest: bytes that came after the body.
     """
 
     def __init__(self, decoder: BodyDecoder, spool: Spool) -> None:
@@ -362,7 +362,7 @@ class BodyCollector:
         self._at = 0
 
     def feed(self, data: bytes) -> None:
-        """Add what was received; b"" to go on with what is left of it.
+        """Add received bytes. b"" goes on with those that are left.
 
         :raises RequestError: if it is malformed, or there is no room for it.
         :raises OSError: if the temporary file cannot be written.
