@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,20 @@ def test_progress_in_a_pipe_is_a_line_now_and_then(
             progress(1, 2, "/a")
             progress(2, 2, "/b\x1b")
         assert capsys.readouterr().err == shown
+
+
+@pytest.mark.parametrize("command", ["", "doctor", "bench", "run", "top", "files", "compress"])
+def test_help_fits_100_columns_and_has_sections(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        cli.main([*command.split(), "--help"])
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 100
+    sections = {line for line in shown if re.fullmatch(r"[a-zA-Z ]+:", line)}
+    sections -= {"options:", "positional arguments:", "examples:"}
+    assert len(shown) <= 24 or len(sections) >= 2
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

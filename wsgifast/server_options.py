@@ -186,7 +186,7 @@ _ROWS = (
     ),
     Option(
         "body_timeout_s", 30.0, SECONDS, "requests",
-        "Respond with 408 if no byte of a request body arrives for this time, or after it below "
+        "Respond with 408 if no byte of a request body arrives for this time. Later, also below "
         f"{LEAST_BYTES_PER_S:.0f} bytes/s on average.",
         at_limit=_too_slow("a response with 408", "body"),
         is_shared=True,
@@ -212,7 +212,7 @@ _ROWS = (
     # Responses
     Option(
         "send_timeout_s", 60.0, SECONDS, "responses",
-        "Disconnect a client that accepts no byte of a response for this time, or after it below "
+        "Disconnect a client that accepts no byte of a response for this time. Later, also below "
         f"{LEAST_BYTES_PER_S:.0f} bytes/s on average.",
         at_limit=_too_slow("the end of its connection, or of its HTTP/2 stream", "send"),
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -30,7 +31,8 @@ STATUS_NOT_STARTED = 3
 STATUS_INTERRUPTED = 128 + signal.SIGINT
 STATUS_CUT_OFF = 128 + signal.SIGPIPE
 DEFAULT_BIND = "127.0.0.1:8000"
-_WIDTH = 79  # columns
+# Of help texts. A wider terminal does not make longer lines.
+_WIDTH, _MOST_WIDTH = 79, 100
 # Visible ASCII without "#": clients do not send a fragment.
 _PATH = re.compile(r'/[!"$-~]*')
 APP_HELP = (
@@ -59,6 +61,12 @@ class Parser(argparse.ArgumentParser):
         super().error(lines_of(message))
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        columns = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
+        super().__init__(prog, width=columns - 2)
+
+
 def add_parser(
     commands: Any, name: str, *, help: str, examples: str, description: str | None = None
 ) -> Parser:
@@ -73,7 +81,7 @@ def add_parser(
         help=help,
         description=textwrap.fill(description or f"{help[0].upper()}{help[1:]}.", _WIDTH),
         epilog=f"examples:\n{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     parser.set_defaults(parser=parser)
     return parser

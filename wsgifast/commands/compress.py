@@ -44,16 +44,19 @@ def add_command(commands: Any) -> None:
         nargs="?",
         help="the directory whose files are compressed, with its subdirectories",
     )
+    copies = parser.add_argument_group("copies")
     codings = "content codings, such as gzip,br,zstd (default: those whose package is installed)"
-    option(parser, "--codings", "LIST", codings)
+    option(copies, "--codings", "LIST", codings)
     against = "also write deltas (.dcz) for clients that have this earlier release"
-    option(parser, "--against", "OLD_DIR", against, repeated=True)
-    option(parser, "--jobs", "N", "number of threads (default: one per CPU)", type=count)
-    option(parser, "--overwrite", help="also replace outdated files that another tool made")
+    option(copies, "--against", "OLD_DIR", against, repeated=True)
+    option(copies, "--jobs", "N", "number of threads (default: one per CPU)", type=count)
+    option(copies, "--overwrite", help="also replace outdated files that another tool made")
+    option(copies, "--quiet", help="do not print progress and a summary")
+    dictionary = parser.add_argument_group("dictionary")
     train = "make a dictionary from these pages, for compress=Compression(dictionary=FILE)"
-    option(parser, "--train", "URL", train, nargs="+")
-    option(parser, "--output", "FILE", "file for the dictionary of --train", default="pages.dict")
-    option(parser, "--quiet", help="do not print progress and a summary")
+    option(dictionary, "--train", "URL", train, nargs="+")
+    output = "file for the dictionary of --train"
+    option(dictionary, "--output", "FILE", output, default="pages.dict")
     parser.set_defaults(run=_run)
 
 

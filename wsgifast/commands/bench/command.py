@@ -43,8 +43,8 @@ def add_command(commands: Any) -> None:
 
     serving = parser.add_argument_group("servers")
     classes = (
-        "gunicorn worker class (repeatable, default: gthread and FastWorker). The unwrapped app "
-        "runs on the first one"
+        "a worker class of gunicorn (repeatable, default: gthread and FastWorker). The first one "
+        "also runs the unwrapped app"
     )
     option(serving, "--worker-class", "NAME", classes, action="append")
     option(serving, "--coalesce", help="wrap with WSGIFast(app, coalesce=True)")
@@ -60,8 +60,8 @@ def add_command(commands: Any) -> None:
     link = "also compute how long the bodies take on a link of this rate, such as 20mbit"
     option(result, "--link", "RATE", link, type=_mbit)
     limits = (
-        "exit with 1 if the wrapped app misses a limit, as in 'p99=50ms,ratio>=1'. The limits are "
-        "ratio, cpu-ratio, requests, p50, p95 and p99"
+        "exit with status 1 if the wrapped app misses a limit, as in 'p99=50ms,ratio>=1'. The "
+        "limits are ratio, cpu-ratio, requests, p50, p95 and p99"
     )
     option(result, "--budget", "LIMITS", limits)
     option(result, "--report", "NAME", "write NAME.json and NAME.html", default="wsgifast-bench")
@@ -72,7 +72,7 @@ def add_command(commands: Any) -> None:
     expected = "number of Locust workers to wait for (default: 1)"
     option(more, "--expect-workers", "N", expected, type=count)
     option(more, "--worker", help="run as a Locust worker for --master")
-    address = f"address of the master, where the app's servers listen too (default: {_MASTER[0]})"
+    address = f"address of the master and of the app's servers (default: {_MASTER[0]})"
     option(more, "--master-host", "ADDRESS", address)
     option(more, "--master-port", "PORT", f"port of the master (default: {_MASTER[1]})", type=count)
     parser.usage = "wsgifast bench [OPTION ...] APP [/PATH ...] [-- SERVER'S OPTION ...]"

@@ -100,6 +100,7 @@ def add_command(commands: Any) -> None:
     option(result, "--fail-level", "", bad, default="slow", choices=SEVERITIES)
     option(result, "--baseline", "FILE", "ignore findings of this earlier JSON report")
     option(result, "--silence", "ID", "ignore a finding, such as WF010", repeated=True)
+    parser.usage = "wsgifast doctor [OPTION ...] [APP] [/PATH ...]"
     parser.set_defaults(run=_run)
 
 

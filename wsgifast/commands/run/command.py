@@ -59,63 +59,69 @@ def add_command(commands: Any) -> None:
         "run",
         help="wrap an app, and serve it on gunicorn with FastWorker or on uvicorn",
         description="Wrap an app and serve it: a WSGI app on gunicorn with FastWorker, an ASGI app "
-        "on uvicorn with asgifast's protocol. Options after -- are passed to that server. The app "
-        "is found like the server finds it, by options, configuration and environment.",
+        "on uvicorn with asgifast's protocol. Options after -- are passed to that server. The "
+        "server's options, configuration and environment also decide where your app is found.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
+    server = parser.add_argument_group("server")
     bind = (
         f"address to listen on, or unix:PATH (default: {DEFAULT_BIND}, or 0.0.0.0:$PORT if PORT is "
         "set)"
     )
-    option(parser, "--bind", "HOST:PORT", bind)
+    option(server, "--bind", "HOST:PORT", bind)
     workers = (
         "number of processes (default: $WEB_CONCURRENCY, or else auto: as many as the CPUs and the "
         "memory of the container allow)"
     )
-    option(parser, "--workers", "N", workers, type=_workers)
+    option(server, "--workers", "N", workers, type=_workers)
     threads = (
-        f"threads of each process, for WSGI apps (default: {THREADS}, or {THREADS_OF_CLIENTS} if "
-        "the app has imported a client of databases or other servers)"
+        f"threads of each process, for WSGI apps (default: {THREADS}, or {THREADS_OF_CLIENTS} for "
+        "an app that imports a database driver or an HTTP client)"
     )
-    option(parser, "--threads", "N", threads, type=count)
-    static = "also serve a directory, as in /static/=build"
-    option(parser, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
-    conventional = (
-        "do not serve Django's STATIC_ROOT or Flask's static folder automatically (default: serve "
-        "them, unless the app's URLs, middleware or hooks are involved)"
-    )
-    option(parser, "--no-static", help=conventional)
-    option(parser, "--no-compress", help="do not compress responses and files")
-    access_log = (
-        "log each request to stdout. With json the error log is in JSON, too (default: text on a "
-        "terminal, else json)"
-    )
-    option(parser, "--access-log", "", access_log, choices=("text", "json", "off"))
-    metrics = "serve /metrics, /readyz and /livez for all processes at this address"
-    option(parser, "--metrics", "HOST:PORT", metrics)
-    option(parser, "--reload", help="restart when code changes, for development")
+    option(server, "--threads", "N", threads, type=count)
     certfile = (
         "certificate for TLS. With h2 installed, a WSGI app is also served over HTTP/2. If h2 "
         "does not fit, only over HTTP/1.1"
     )
-    option(parser, "--certfile", "FILE", certfile)
-    option(parser, "--keyfile", "FILE", "private key of the certificate")
+    option(server, "--certfile", "FILE", certfile)
+    option(server, "--keyfile", "FILE", "private key of the certificate")
+    option(server, "--reload", help="restart when code changes, for development")
+    config = "gunicorn's configuration file. Its settings take precedence over our defaults"
+    option(server, "--config", "FILE", config)
+
+    responses = parser.add_argument_group("responses")
+    static = "also serve a directory, as in /static/=build"
+    option(responses, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
+    conventional = (
+        "do not serve Django's STATIC_ROOT or Flask's static folder. By default they are served, "
+        "unless the app has its own way for them"
+    )
+    option(responses, "--no-static", help=conventional)
+    option(responses, "--no-compress", help="do not compress responses and files")
+
+    limits = parser.add_argument_group("limits")
     for name, shared in SHARED.items():
         text = shared.help[0].lower() + shared.help[1:].removesuffix(".")
-        option(parser, _flag(name), shared.kind.metavar, text, type=partial(_limit, name))
-    config = "gunicorn's configuration file. Its settings override the defaults of this command"
-    option(parser, "--config", "FILE", config)
-    check = (
-        "check the deployment and exit. A gunicorn or uvicorn command after -- is checked in its "
-        "place"
+        option(limits, _flag(name), shared.kind.metavar, text, type=partial(_limit, name))
+
+    watching = parser.add_argument_group("logs and metrics")
+    access_log = (
+        "log each request to stdout. With json the error log is in JSON, too (default: text on a "
+        "terminal, else json)"
     )
-    option(parser, "--check", help=check)
-    option(parser, "--json", help="with --check: print the findings as JSON")
-    bad = "with --check: exit with 1 at this severity or worse (default: slow)"
-    option(parser, "--fail-level", "", bad, choices=SEVERITIES)
-    silence = "with --check: leave a finding out, such as WF113"
-    option(parser, "--silence", "ID", silence, repeated=True)
+    option(watching, "--access-log", "", access_log, choices=("text", "json", "off"))
+    metrics = "serve /metrics, /readyz and /livez for all processes at this address"
+    option(watching, "--metrics", "HOST:PORT", metrics)
+
+    checks = parser.add_argument_group("checks")
+    check = "check the deployment and exit. You can name a gunicorn or uvicorn command after --"
+    option(checks, "--check", help=check)
+    option(checks, "--json", help="with --check: print the findings as JSON")
+    bad = "with --check: exit with status 1 if a finding is this severe, or more (default: slow)"
+    option(checks, "--fail-level", "", bad, choices=SEVERITIES)
+    silence = "with --check: ignore a finding, such as WF113"
+    option(checks, "--silence", "ID", silence, repeated=True)
     parser.usage = "wsgifast run [OPTION ...] APP [-- SERVER'S OPTION ...]"
     parser.set_defaults(run=_run, takes_rest=True)
     parser.logs_json = _error_is_json
