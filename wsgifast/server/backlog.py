@@ -4,7 +4,7 @@ Plain data structures without a socket. Every call of a :class:`Backlog` needs t
 except for :meth:`Backlog.spill`.
 
 What goes to a temporary file is written by a disk thread, and has its place in the queue meanwhile.
-If its turn comes before it is written, it is sent from memory, and what is written is not used.
+If its turn comes before it is written, it is sent from memory, and the written bytes are not used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEFT_FREE_BYTES = 64 * 1024 * 1024
 
 
 class OutputMemory(Budget):
-    """Counts the output in memory that waits for clients; beyond it, temporary files are used.
+    """Counts the output in memory that waits for clients. Beyond a limit, temporary files are used.
 
     :param disk: counts the bytes of these.
     :param warn: a logging function.
@@ -74,15 +74,15 @@ class OutputMemory(Budget):
 class DelayedBlocks:
     """The blocks of a stream that are delayed, and framed together.
 
-    Only the writer adds some, without a lock; the thread that takes them has the queue's lock.
-    CPython copies a list in one step, and what is appended later stays.
+    Only the writer adds blocks, without a lock. The thread that takes them has the queue's lock.
+    CPython copies a list in one step, and blocks that are appended later stay.
 
-    :param frame: frames blocks that are sent together, as one chunk; None for no framing.
+    :param frame: frames blocks that are sent together, as one chunk. None for no framing.
     :param most_waiting: how many bytes may wait here for a slow client.
     :param compresses: whether `frame` compresses, too.
     :ivar blocks: unframed, none of them empty.
-    :ivar size: their bytes; it may be wrong for a moment, which a limit and a log tolerate.
-    :ivar last_block_at: when the app handed the last one over; monotonic.
+    :ivar size: their bytes. It may be wrong for a moment, which a limit and a log tolerate.
+    :ivar last_block_at: when the app handed the last one over, monotonic.
     :ivar most_delayed: how many bytes may wait for the next block.
     """
 
@@ -127,13 +127,13 @@ class Spilling:
 class Backlog:
     """A queue of buffers and parts of files.
 
-    :param memory: counts what stays in memory for longer than one send.
+    :param memory: counts buffers that stay in memory for longer than one send.
     :ivar size: bytes that wait.
-    :ivar in_memory: bytes of memory that buffers use; a buffer is freed when its last byte is sent.
+    :ivar in_memory: bytes of memory that buffers use. A buffer is freed when its last byte is sent.
     :ivar file_sent: bytes sent of the first item, if it is a file.
     :ivar by_sendfile: bytes sent by sendfile.
     :ivar waited_s: seconds that the writer has waited for its client, or for a disk.
-    :ivar spilling: what a disk thread is writing; it may have left the queue.
+    :ivar spilling: the buffers that a disk thread is writing. They may have left the queue.
     """
 
     __slots__ = (
@@ -153,7 +153,7 @@ class Backlog:
         self._spill_file: TemporaryFile | None = None  # more may be written to it
         self.spilling: Spilling | None = None
         self._is_closed = False
-        self._uses: dict[int, int] = {}  # reference counts of descriptors; the last use closes one
+        self._uses: dict[int, int] = {}  # reference counts of descriptors: the last use closes one
         self._temporary: dict[int, TemporaryFile] = {}  # those of temporary files
 
     # Adding
@@ -173,17 +173,17 @@ class Backlog:
         self.in_memory += _bytes_in_memory(view)
 
     def append_file(self, segment: FileSegment) -> None:
-        """Add a part of a file; its descriptor is closed once it is sent."""
+        """Add a part of a file. Its descriptor is closed once it is sent."""
         self.size += segment.size
         self._items.append(segment)
         self.use(segment.fd)
 
     def take_excess(self, ahead_bytes: int | None) -> list[memoryview]:
-        """Count what is in memory; remove from the end, and return, what is too much for it.
+        """Count the buffers in memory. Remove excess ones from the end, and return them.
 
         Buffers before a file stay in any case, and all of them while a disk thread is writing.
 
-        :param ahead_bytes: what is kept if there is more than twice as much; None for any.
+        :param ahead_bytes: the bytes to keep if there are more than twice as many, or None.
         """
         if self.spilling is not None:
             self.count_memory()
@@ -199,7 +199,7 @@ class Backlog:
         return []
 
     def count_memory(self) -> None:
-        """Count what is in memory, however much it is."""
+        """Count all buffers in memory."""
         more = self.in_memory - self._reserved
         if more > 0:
             self._memory.count(more)
@@ -222,7 +222,7 @@ class Backlog:
         return taken
 
     def may_spill(self, limit: int) -> bool:
-        """Whether more may be written to a temporary file.
+        """Return whether more may be written to a temporary file.
 
         :param limit: the most bytes of it. What has been sent cannot be overwritten, because its
             pages may still be in the socket.
@@ -230,7 +230,7 @@ class Backlog:
         return (0 if self._spill_file is None else self._spill_file.size) < limit
 
     def begin_spill(self, buffers: list[memoryview]) -> Spilling:
-        """Add what :meth:`take_excess` has returned; see :meth:`spill` and :meth:`end_spill`."""
+        """Add the buffers of :meth:`take_excess`. :meth:`spill` and :meth:`end_spill` follow."""
         self.spilling = spilling = Spilling(buffers)
         self._items.append(spilling)
         self.size += spilling.size
@@ -241,7 +241,7 @@ class Backlog:
     def end_spill(self, spilling: Spilling, segment: FileSegment | None) -> None:
         """Buffers have been written, or cannot be.
 
-        :param segment: where they are; None if they stay in memory.
+        :param segment: where they are, or None if they stay in memory.
         """
         self.spilling = None
         if self._is_closed:
@@ -273,7 +273,7 @@ class Backlog:
         self.release_memory()
 
     def spill(self, buffers: list[memoryview]) -> FileSegment | None:
-        """Write buffers to a temporary file; called by a disk thread, without the lock.
+        """Write buffers to a temporary file. Called by a disk thread, without the lock.
 
         :returns: None if that is not possible.
         """
@@ -315,7 +315,7 @@ class Backlog:
         return buffers, False
 
     def replace_buffers(self, count: int, left: Sequence[bytes | memoryview]) -> int:
-        """Replace the first buffers by what a send has left; returns how many bytes were sent."""
+        """Replace the first buffers by the unsent ones. Return how many bytes were sent."""
         sent = 0
         for _ in range(count):
             buffer = self._items.popleft()
@@ -363,7 +363,7 @@ class Backlog:
     # Ends
 
     def release_memory(self) -> None:
-        """Stop counting what is no longer in memory."""
+        """Stop counting bytes that are no longer in memory."""
         if self.in_memory < self._reserved:
             self._memory.count(self.in_memory - self._reserved)
             self._reserved = self.in_memory
@@ -378,7 +378,7 @@ class Backlog:
         self.release_memory()
 
     def close(self) -> None:
-        """Drop everything; the writer is done."""
+        """Drop everything. The writer is done."""
         self.clear()
         self._is_closed = True
         if self.spilling is None:  # else the thread that writes closes it
