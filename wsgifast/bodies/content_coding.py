@@ -40,7 +40,11 @@ class ContentCoding(ResponseCoding):
         wish: Wish,
         environ: WSGIEnvironment,
     ) -> None:
-        super().__init__(compression, method, accept_encoding, wish)
+        # The base class's __init__, inlined.
+        self.compression = compression
+        self.method = method
+        self.accept_encoding = accept_encoding
+        self.wish = wish
         get = environ.get
         self.environ = environ
         if compression.dictionary is not None:
@@ -108,12 +112,15 @@ class ContentCoding(ResponseCoding):
         return self._count(block, compressor.flushed(block))
 
     def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:
-        self.note(coding, size or 0, 0)
-        return super().compressor_for(decision, coding, size)
-
-    def is_behind(self) -> bool:
-        is_behind = self.environ.get(IS_BEHIND)
-        return is_behind is not None and is_behind()
+        environ = self.environ
+        environ.update({CODING: coding, UNCODED_BYTES: size or 0, CODED_BYTES: 0})
+        is_behind = environ.get(IS_BEHIND)
+        return self.compression.compressor(
+            coding,
+            decision.content_type,
+            size,
+            is_behind=is_behind is not None and is_behind(),
+        )
 
     def has_user(self) -> bool:
         # HTTP_REMOTE_USER is a proxy's header.

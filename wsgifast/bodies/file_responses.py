@@ -101,12 +101,13 @@ class FileResponses:
             size = None if head.length is None else head.counter().missing
             rest = FileReader(file, size, head.convert, owner)
             return rest if head.coding is None else ClosedWith(head.coding.flushed(rest), rest)
-        if head.length is not None and corrects_length(owner):
-            size = size_left(file)
-            if size and size < head.length:
-                head.correct_length(size)
         if segment is None or (head.length is not None and head.length > segment.size):
-            return _send_read(head, file, owner)
+            if head.length is not None and corrects_length(owner):
+                size = size_left(file)
+                if size and size < head.length:
+                    head.correct_length(size)
+            if segment is None or (head.length is not None and head.length > segment.size):
+                return _send_read(head, file, owner)
         if head.length is not None:
             segment = segment._replace(size=head.length)
         request = _Request(head, file, segment, owner)
@@ -140,16 +141,14 @@ class FileResponses:
     def _copy(self, request: _Request) -> Iterable[bytes] | None:
         """Decide about compression, and send the compressed copy of the file if there is one."""
         head, segment = request.head, request.segment
-        coding = head.coding
-        if coding is None:
-            return None
-        request.decision = decision = coding.decide(head.code, head.headers, segment.size)
+        request.decision = decision = head.decide_whole(segment.size, pages=False)
         if decision is None:
             return None
+        headers = head.headers
         if decision.coding is None:
-            head.headers = decision.apply(head.headers)
+            head.headers = decision.apply(headers)
             return None
-        head.headers = head.headers.with_vary()
+        head.headers = headers = headers.with_vary()
         if segment.size > MAX_FILE_BYTES:
             return None
         request.coding = decision.coding
@@ -161,9 +160,11 @@ class FileResponses:
         request.coding = None
         if copy.body is None:
             return None
+        coding = head.coding
+        assert coding is not None
         facts = request.facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
         described = describe_file_body(
-            facts, head.headers, request.file, segment, copy=copy, **self._options
+            facts, headers, request.file, segment, copy=copy, **self._options
         )
         if described is None:
             return None
@@ -177,9 +178,10 @@ class FileResponses:
         if not request.may_plan or request.is_answer:
             return None
         head = request.head
+        headers = head.headers
         described = describe_file_body(
             request.facts,
-            head.headers,
+            headers,
             request.file,
             request.segment,
             began_ns=head.began_ns,
@@ -193,7 +195,7 @@ class FileResponses:
             if plan.status in (304, 412) or (plan.status != 200 and request.coding is None):
                 return _send_plan(request, plan)
         if request.coding is None:
-            head.headers = described.headers
+            headers[:] = described.headers
         return None
 
     def _coded(self, request: _Request) -> Iterable[bytes] | None:
@@ -201,10 +203,12 @@ class FileResponses:
         if request.coding is None:
             return None
         head, size = request.head, request.segment.size
+        assert head.coding is not None
+        decision = head.coding.refine(request.decision, head.code, head.headers)
         if head.length is None:
             head.set_length(size)
         reader = FileSlice(request.segment, request.owner)
-        return _send_coded(head, reader, size, request.decision)
+        return _send_coded(head, reader, size, decision)
 
 
 def send_nothing(head: AppResponse, body: Any, sent_as: str = "no-body") -> Iterable[bytes]:

@@ -85,7 +85,8 @@ class FileSlice:
         return self._fd
 
     def read(self, size: int | None = -1, /) -> bytes:
-        self._check_open()
+        if self._file is None:
+            self._check_open()
         rest = self._end - self._position
         if size is None or size < 0 or size > rest:
             size = rest

@@ -276,10 +276,12 @@ class AppResponse:
         )
         return self._coding
 
-    def decide_whole(self, size: int) -> Decision | None:
+    def decide_whole(self, size: int, *, pages: bool = True) -> Decision | None:
         """Decide about a body whose bytes exist; None to send it as it is.
 
         Most headers that only lack a Vary get it here.
+
+        :param pages: whether the dictionary of pages may be used.
         """
         compression = self.compression
         if compression is None:
@@ -292,7 +294,8 @@ class AppResponse:
         # Frameworks drop the body of an answer to HEAD.
         known_size = None if self._method == "HEAD" and not size else size
         if coding is not None:
-            return coding.decide_page(self.code, self.headers, known_size)
+            decide_by = coding.decide_page if pages else coding.decide
+            return decide_by(self.code, self.headers, known_size)
         decision = decide(
             compression,
             self._method,
@@ -314,9 +317,9 @@ class AppResponse:
         if decision.coding is None or not size:
             self.headers = decision.apply(self.headers)
             return blocks
-        coding = self.coding
-        assert coding is not None
-        self.headers, blocks = coding.whole(decision, self.headers, blocks, size)
+        assert self.compression is not None
+        coding = self._coding or self._made_coding(self.compression)
+        self._headers, blocks = coding.whole(decision, self.headers, blocks, size)
         return blocks
 
     def _changeable(self) -> list[tuple[str, str]]:

@@ -135,7 +135,7 @@ _remembered = lru_cache(_REMEMBERED_HEADERS)(_preferred)
 
 def compress_file(content: bytes, coding: str) -> bytes:
     """Compress a file's content as well as the coding can; the same bytes for the same content."""
-    return _COMPRESSORS[coding](_BEST_LEVELS[coding], len(content), False).whole(content)
+    return COMPRESSORS[coding](_BEST_LEVELS[coding], len(content), False).whole(content)
 
 
 def compressor(
@@ -150,7 +150,7 @@ def compressor(
     """
     if level is None:
         level = DEFAULT_LEVELS[coding]
-    return _COMPRESSORS[coding](level, size, padding)
+    return COMPRESSORS[coding](level, size, padding)
 
 
 class Compressor:
@@ -218,7 +218,10 @@ class Counted(Compressor):
         return self._counted(lambda _: self._inner.finish(), b"")
 
     def whole(self, content: bytes) -> bytes:
-        return self._counted(self._inner.whole, content)
+        began = thread_time()
+        coded = self._inner.whole(content)
+        TOTALS.count(self._coding, len(content), len(coded), thread_time() - began)
+        return coded
 
     def flushed(self, block: bytes) -> bytes:
         return self._counted(self._inner.flushed, block)
@@ -304,6 +307,13 @@ class _Brotli(Compressor):
         data += self._compressor.finish()
         return data
 
+    def whole(self, content: bytes) -> bytes:
+        data: bytes = self._compressor.process(content)
+        if self._padding:
+            data += self._compressor.flush() + self._pad()
+        data += self._compressor.finish()
+        return data
+
     def _pad(self) -> bytes:
         """The padding, for behind a flush, which ends at a byte's boundary."""
         size, self._padding = self._padding, 0
@@ -369,7 +379,8 @@ def _padding_bytes(padding: bool) -> int:
     return secrets.randbelow(MAX_PADDING_BYTES + 1) if padding else 0
 
 
-_COMPRESSORS: dict[str, Callable[[int, int | None, bool], Compressor]] = {
+# Make a compressor of a level, for a body of a size or a stream (None), with padding or without.
+COMPRESSORS: dict[str, Callable[[int, int | None, bool], Compressor]] = {
     "zstd": Zstd,
     "br": _Brotli,
     "gzip": _Gzip,

@@ -9,6 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from urllib.parse import quote
 
 from ..checks import check_switches, is_count, list_of_text
@@ -16,12 +17,12 @@ from ..errors import ConfigurationError
 from ..http.head import TOKEN
 from ..http.headers import Header, Headers
 from .codings import (
+    COMPRESSORS,
     DEFAULT_LEVELS,
     LEVELS,
     Compressor,
     Counted,
     checked_codings,
-    compressor,
 )
 from .dictionaries import DCZ, PagesDictionary
 
@@ -138,7 +139,7 @@ class Compression:
         if coding == DCZ and self.dictionary is not None:
             made = self.dictionary.compressor(level, size, padding=padding)
         else:
-            made = compressor(coding, level=level, size=size, padding=padding)
+            made = COMPRESSORS[coding](level, size, padding)
         return Counted(coding, made)
 
 
@@ -244,6 +245,7 @@ def is_stale_at_once(headers: Iterable[Header]) -> bool:
     return False
 
 
+@lru_cache(_MOST_TYPES)
 def is_page(content_type: str) -> bool:
     """Whether this is the type of pages, or of JSON."""
     return _PAGES.match(content_type.strip(" \t").lower()) is not None

@@ -24,7 +24,7 @@ from urllib.parse import unquote
 
 from ..http.framing import has_body
 from ..http.head import parse_length
-from ..http.headers import Header, Headers
+from ..http.headers import LOWER, Header, Headers
 from .codings import SIBLING_SUFFIXES, Compressor, preferred_coding
 from .dictionaries import DCZ, ClientDictionary, PagesDictionary, client_dictionary, prefers_delta
 from .policy import (
@@ -69,19 +69,31 @@ class Decision(NamedTuple):
 
     def apply(self, headers: Headers) -> Headers:
         """Return the headers to send in place of the app's."""
-        etag = headers.get("etag")
-        if self.coding is not None or self.is_unsure:
-            headers = headers.without(IDENTITY_HEADERS)
-        headers = headers.with_vary(self.vary)
+        drops = self.coding is not None or self.is_unsure
+        changed = Headers()
+        etag = None
+        has_vary = False
+        for header in headers:
+            name = LOWER[header[0]]
+            if name == "etag":
+                etag = header[1]
+            elif name == "vary":
+                has_vary = True
+            if not drops or name not in IDENTITY_HEADERS:
+                changed.append(header)
+        if has_vary:
+            changed = changed.with_vary(self.vary)
+        else:
+            changed.append(("Vary", ", ".join(self.vary)))
         if self.link is not None:
-            headers.append(("Link", self.link))
+            changed.append(("Link", self.link))
         if etag is not None and self.sent_tags:
-            headers.set("ETag", self.sent_tags.get(etag.strip(" \t"), etag))
+            changed.set("ETag", self.sent_tags.get(etag.strip(" \t"), etag))
         if self.coding is not None:
             if etag is not None and (tag := coded_tag(etag, self.coding)) is not None:
-                headers.append(("ETag", tag))
-            headers.append(("Content-Encoding", self.coding))
-        return headers
+                changed.append(("ETag", tag))
+            changed.append(("Content-Encoding", self.coding))
+        return changed
 
 
 # The decision for responses that are sent as they are, and depend on Accept-Encoding; and the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 
 from .framing import list_members
 
@@ -25,6 +26,9 @@ class _LowerNames(dict[str, str]):
 
 # Maps a name to its lower case.
 LOWER = _LowerNames()
+
+
+_NAME, _VALUE = itemgetter(0), itemgetter(1)
 
 
 class Headers(list[Header]):
@@ -52,7 +56,7 @@ class Headers(list[Header]):
 
     def by_name(self) -> dict[str, str]:
         """Return the last value of each name, which is in lower case."""
-        return {LOWER[name]: value for name, value in self}
+        return dict(zip(map(LOWER.__getitem__, map(_NAME, self)), map(_VALUE, self), strict=True))
 
     def get(self, name: str) -> str | None:
         """Return the first value of a header; None without one."""
