@@ -369,6 +369,10 @@ class Zstd(Compressor):
     def finish(self) -> bytes:
         return self._padded(self._compressor.flush())
 
+    def whole(self, content: bytes) -> bytes:
+        data: bytes = self._compressor.compress(content)
+        return self._padding + data + self._compressor.flush()  # type: ignore[no-any-return]
+
     def _padded(self, data: bytes) -> bytes:
         if self._padding and data:
             data, self._padding = self._padding + data, b""
