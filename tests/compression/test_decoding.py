@@ -385,7 +385,9 @@ def test_django_form_is_read_under_asgi() -> None:
         await sending(START, END)(scope, receive, send)
 
     for size in (5000, 3_000_000):
-        data = gzip.compress(form % os.urandom(size))
+        # Without a hyphen, of which Django might take three bytes for the boundary.
+        content = os.urandom(size).replace(b"-", b"+")
+        data = gzip.compress(form % content)
         scope = scope_of(
             method="POST", content_encoding="gzip", content_length=str(len(data)),
             content_type="multipart/form-data; boundary=B",
