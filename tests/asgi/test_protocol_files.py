@@ -79,7 +79,9 @@ async def test_malformed_request_behind_one_does_not_break_its_response(
             answer = await client.until(b"hello")
             assert answer.startswith(b"HTTP/1.1 200 ")
         refused = await client.to_end()
-        assert refused[:13] in (b"", b"HTTP/1.1 400 "), refused
+        # httptools' protocol closes the connection, like uvicorn's own behind a response.
+        is_told = protocol.__name__ != "HttpToolsProtocol"
+        assert refused[:13] == (b"HTTP/1.1 400 " if is_told else b"")
 
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])

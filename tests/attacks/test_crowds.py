@@ -7,6 +7,7 @@ of their ratio is far above the noise of a busy machine, and far below the effec
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -161,13 +162,27 @@ def test_readers_that_stop_reading_cost_bounded_memory() -> None:
         def held() -> int:
             return int(process.memory_info().rss - before)
 
+        def in_files() -> int:
+            return sum(os.stat(fd).st_size for fd in _unnamed_files(process.pid))
+
         kind, path = "readers of a list", f"/small/{size}"
         with slow_clients(kind, _port(server), clients=count, path=path) as crowd:
             assert crowd.gathered == count
             wait_for(
-                lambda: held() < count * size / 2,
-                lambda: f"pages are in files: {held()} bytes are held of {count * size}",
+                lambda: in_files() > count * size / 2 > held(),
+                lambda: f"{held()} bytes are held of {count * size}, {in_files()} are in files",
             )
+
+
+def _unnamed_files(pid: int) -> list[str]:
+    """The descriptors of a process's temporary files, which have no name."""
+    folder = f"/proc/{pid}/fd"
+    found = []
+    for fd in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(f"{folder}/{fd}").endswith(" (deleted)"):
+                found.append(f"{folder}/{fd}")
+    return found
 
 
 def test_floods_leave_nothing_behind() -> None:

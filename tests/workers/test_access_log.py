@@ -76,10 +76,9 @@ def test_access_log_omits_bytes_for_client_that_left(
     client = bench.connect(tcp=True)
     client.run_request()
     assert not bench.log.errors
-    logged = [size for _, _, size in bench.log.requests]
-    assert logged in ([], [0], [6])
-    if when == "after the head":
-        assert logged
+    # A first small block waits for the next one, unless a length is declared.
+    sent = 6 if when == "after the head" and length else 0
+    assert [logged for _, _, logged in bench.log.requests] == [sent]
 
 
 @pytest.mark.parametrize("body", ["one block", "list", "generator", "file"])
@@ -114,7 +113,7 @@ def test_access_log_of_reset_stream_counts_what_its_window_allowed(
     peer = Peer(make_bench(app, **HTTP2))
     peer.ask()
     peer.run()
-    assert [size for _, _, size in peer.bench.log.requests] in ([], [0])
+    assert [size for _, _, size in peer.bench.log.requests] == [0]
 
 
 @pytest.mark.parametrize("streams", [1, 3])
@@ -200,15 +199,12 @@ def test_access_log_of_request_refused_by_hook_has_path(make_bench: MakeBench) -
     assert bench.log.environs[0]["PATH_INFO"] == "/orders/17"
 
 
-def test_access_log_of_unreadable_request_has_path(make_bench: MakeBench) -> None:
+def test_access_log_omits_an_unreadable_request(make_bench: MakeBench) -> None:
+    """Like gunicorn's. The error log has it."""
     bench = make_bench(lambda environ, start_response: [])
     client = bench.begin(b"GET /orders/17%20?q=1 HTTP/1.1\r\nHost: a\r\nBad Name: x\r\n\r\n")
-    response = client.read_response()
-    assert response.status == 400
-    for (asked, status, sent), environ in zip(bench.log.requests, bench.log.environs, strict=True):
-        assert (asked, status) == ("GET /orders/17%20?q=1", "400 Bad Request")
-        assert sent == len(response.body)
-        assert environ["PATH_INFO"] == "/orders/17 "
+    assert client.read_response().status == 400
+    assert bench.log.requests == []
 
 
 def test_subclass_handle_error_answers_and_is_logged_once(make_bench: MakeBench) -> None:
