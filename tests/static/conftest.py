@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.static.calls import LARGE
+from tests.static.deltas import NEW, NEW_NAME, OLD, OLD_NAME
+from tests.support.files import settle
 
 
 @pytest.fixture
@@ -21,3 +24,13 @@ def site(tmp_path: Path) -> Path:
     (root / "nothing.txt").write_bytes(b"")
     (root / ".env").write_text("SECRET=1")
     return root
+
+
+@pytest.fixture
+def releases(site: Path) -> Path:
+    """A directory with two releases of a script."""
+    (site / OLD_NAME).write_bytes(OLD)
+    (site / NEW_NAME).write_bytes(NEW)
+    os.utime(site / OLD_NAME, (1e9, 1e9))
+    settle(*site.iterdir())
+    return site
