@@ -103,13 +103,14 @@ def memory_of(server: LiveServer) -> int:
     return sum(each.memory_info().rss for each in psutil.Process(server.pid).children())
 
 
-def test_slow_readers_share_one_bound_of_memory() -> None:
+@pytest.mark.parametrize("kind", ["page", "own-blocks"])
+def test_slow_readers_share_one_bound_of_memory(kind: str) -> None:
     bound, count = 8 * 2**20, 10
     attributes = {"output_memory_bytes": bound}
     with fast_worker(app="tests.support.large_app:app", attributes=attributes) as server:
-        server.get("/page")
+        server.get(f"/{kind}")
         before = memory_of(server)
-        with readers(server, "/page", count=count):
+        with readers(server, f"/{kind}", count=count):
             wait_for(
                 lambda: memory_of(server) - before < bound + 2 * SIZE,
                 lambda: f"pages are on the disk: {memory_of(server) - before:,} bytes",

@@ -111,7 +111,7 @@ def test_output_stays_in_memory_where_no_temporary_file_can_be_written(
     warnings: list[str] = []
     shared = rules(memory_bytes=0, warnings=warnings)
     with giving_back(shared) as (near,), monkeypatch.context() as patch:
-        patch.setattr(*((os, "pwrite") if full else (tempfile, "TemporaryFile")), refuse)
+        patch.setattr(*((os, "pwritev") if full else (tempfile, "TemporaryFile")), refuse)
         for _ in range(3):
             near.queue.write_all([CONTENT] * 5)
             # Once for each is too often: the log may be on the same disk.
@@ -305,15 +305,15 @@ class HangingWrites:
         self.go = threading.Event()
         self.began = threading.Event()
         self.fails = False
-        self._pwrite = os.pwrite
-        monkeypatch.setattr(os, "pwrite", self._hang)
+        self._pwritev = os.pwritev
+        monkeypatch.setattr(os, "pwritev", self._hang)
 
-    def _hang(self, fd: int, data: bytes, offset: int) -> int:
+    def _hang(self, fd: int, data: list[memoryview], offset: int) -> int:
         self.began.set()
         assert self.go.wait(60)
         if self.fails:
             raise OSError(errno.ENOSPC, "no room")
-        return self._pwrite(fd, data, offset)
+        return self._pwritev(fd, data, offset)
 
 
 @pytest.fixture

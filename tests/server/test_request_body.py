@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.workers.bench import GET as NEXT
 from wsgifast.errors import RequestError
-from wsgifast.files.temporary import Budget, Spool
+from wsgifast.files.temporary import Budget, Spool, TemporaryFile
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 from wsgifast.server.receiving import BodyCollector
 
@@ -123,8 +123,8 @@ def test_large_chunks_are_received_in_large_pieces() -> None:
 
 
 def test_temporary_file_taking_less_is_written_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
+    pwritev = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, data, at: pwritev(fd, [data[0][:3]], at))
     body = bytes(range(100))
     for in_memory in (0, 60):
         assert collect(known(100, spool(in_memory)), body, [50])[0] == body
@@ -184,3 +184,15 @@ def test_full_disk_is_503(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert caught.value.status == 503
     collector.spool.close()
     assert disk.used_bytes == 0
+
+
+def test_buffers_are_written_whole_by_short_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pwritev = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, data, at: pwritev(fd, [data[0][:3]], at))
+    with TemporaryFile(Budget(1000)) as file:
+        file.append(b"before")
+        segment = file.append(b"", b"abcd", memoryview(b"efg"), b"", b"h")
+        assert os.pread(segment.fd, segment.size, segment.offset) == b"abcdefgh"
+    with TemporaryFile(Budget(10_000)) as file:
+        monkeypatch.setattr(os, "pwritev", pwritev)
+        assert file.append(*[b"ab"] * 3000).size == len(file.read()) == 6000

@@ -30,6 +30,7 @@ def _page(environ: dict[str, Any]) -> Iterable[bytes]:
 KINDS: dict[str, Callable[[dict[str, Any]], Iterable[bytes]]] = {
     "page": _page,
     "blocks": lambda environ: _BLOCKS,
+    "own-blocks": lambda environ: [b"%b." % block[1:] for block in _BLOCKS],
     "generator": lambda environ: (block for block in _BLOCKS),
     "file": lambda environ: environ["wsgi.file_wrapper"](open(_path.name, "rb")),
 }

@@ -214,23 +214,31 @@ def test_enabled_gil_is_accepted(monkeypatch: pytest.MonkeyPatch, enabled: bool)
 
 
 _WAITING = """
+import sys
+
 from wsgifast.metrics.health import resident_bytes
 from wsgifast.workers.gunicorn_support import MemoryReturn
 
 memory = MemoryReturn()
 blocks = [bytes(100_000) + b"x" for _ in range(500)]
-memory.update(50_000_000)
+memory.update(50_000_000, 0)
 full = resident_bytes()
 del blocks[:-1]  # the last one keeps glibc from returning those before it
-memory.update(100_000)
+memory.update(int(sys.argv[1]), int(sys.argv[2]))
 print((full - resident_bytes()) / 2**20)
 """
 
 
-def test_memory_of_responses_that_waited_is_returned() -> None:
+@pytest.mark.parametrize(
+    ("waiting", "on_disk"),
+    [(100_000, 0), (40_000_000, 10_000_000)],
+    ids=["sent", "on the disk"],
+)
+def test_memory_of_waiting_responses_is_returned(waiting: int, on_disk: int) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", _WAITING], cwd=ROOT, check=True, capture_output=True, timeout=60
-    )
+        [sys.executable, "-c", _WAITING, str(waiting), str(on_disk)],
+        cwd=ROOT, check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
     assert float(run.stdout) > 40
 
 

@@ -64,17 +64,17 @@ class _HangingFile:
 
 
 if "DISK" in os.environ:  # in the worker, at the calls that write
-    _pwrite, _temporary_file = os.pwrite, tempfile.TemporaryFile
+    _pwritev, _temporary_file = os.pwritev, tempfile.TemporaryFile
 
-    def _slow_pwrite(fd: int, data: bytes, offset: int) -> int:
+    def _slow_pwritev(fd: int, data: list[memoryview], offset: int) -> int:
         _hang()
-        return _pwrite(fd, data, offset)
+        return _pwritev(fd, data, offset)
 
     def _slow_file(*arguments: Any, **more: Any) -> Any:
         return _HangingFile(_temporary_file(*arguments, **more))
 
-    slow: Any = _slow_pwrite
-    os.pwrite, tempfile.TemporaryFile = slow, _slow_file
+    slow: Any = _slow_pwritev
+    os.pwritev, tempfile.TemporaryFile = slow, _slow_file
 
 
 def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

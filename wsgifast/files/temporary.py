@@ -11,11 +11,14 @@ import io
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
 from typing import BinaryIO, cast
 
 from ..errors import BodyTooLarge, RequestError
 from ..sockets.sending import FileSegment
 
+# The most buffers of one write: Linux's IOV_MAX.
+_MOST_BUFFERS = 1024
 # A full disk, or as much of it as this user, or a file, may take; or no descriptor is left.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
@@ -203,12 +206,12 @@ class TemporaryFile(io.BufferedReader):
         super().__init__(file, buffer_bytes)
         self._is_open = True
 
-    def append(self, data: bytes | bytearray | memoryview) -> FileSegment:
-        """Append bytes; returns the part of the file that they take up.
+    def append(self, *buffers: bytes | bytearray | memoryview) -> FileSegment:
+        """Append buffers, without a copy; returns the part of the file that they take up.
 
         :raises OSError: if the disk or its budget is full; nothing was appended.
         """
-        fd, begin, size = self.fileno(), self.size, len(data)
+        fd, begin, size = self.fileno(), self.size, sum(map(len, buffers))
         if self._left_free_bytes:
             at = os.fstatvfs(fd)
             if at.f_bavail * at.f_frsize < size + self._left_free_bytes:
@@ -217,10 +220,7 @@ class TemporaryFile(io.BufferedReader):
         if not self._disk.take(size):
             raise OSError(errno.EDQUOT, "the limit of all temporary files is reached")
         try:
-            with memoryview(data) as view:
-                done = 0
-                while done < size:
-                    done += os.pwrite(fd, view[done:], begin + done)
+            _write_at(fd, buffers, begin)
         except OSError:
             self._disk.count(-size)
             raise
@@ -246,3 +246,15 @@ class TemporaryFile(io.BufferedReader):
         if not self.closed:
             self._disk.count(-self.size)
         super().close()
+
+
+def _write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
+    for first in range(0, len(buffers), _MOST_BUFFERS):
+        left = [memoryview(buffer) for buffer in buffers[first : first + _MOST_BUFFERS]]
+        while left:
+            done = os.pwritev(fd, left, offset)
+            offset += done
+            while left and done >= len(left[0]):
+                done -= len(left.pop(0))
+            if done:
+                left[0] = left[0][done:]

@@ -284,8 +284,7 @@ class Backlog:
                 file = TemporaryFile(disk, left_free_bytes=_LEFT_FREE_BYTES, buffer_bytes=1)
                 self._spill_file = self._temporary[file.fileno()] = file
                 self.use(file.fileno())
-            # A page of one block is written from where it is: a copy would double its memory.
-            return self._spill_file.append(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+            return self._spill_file.append(*buffers)
         except OSError as error:
             text = "Output stays in memory, as it cannot be written to a temporary file: %s"
             self._memory.warn_once(text, error)

@@ -29,6 +29,8 @@ from .json_log import trusts_address
 
 # When less than this has waited in memory, little can be returned.
 _MUCH_WAITING_BYTES = 16 * 1024 * 1024
+# Of these, how much has gone to temporary files since.
+_MUCH_ON_DISK_BYTES = 4 * 1024 * 1024
 
 
 # mallopt(3). Freed blocks of M_MMAP_THRESHOLD bytes or more return to the system at once. The heap
@@ -121,7 +123,8 @@ class MemoryReturn:
     By default glibc keeps the memory of a page of 12 MB that waited for a slow client. It also
     returns the end of its heap after each page of 200 kB, and the kernel has to clear it again.
     Fixed thresholds (mallopt(3)) have it return large blocks at once, and reuse smaller ones. The
-    rest is returned after many responses have waited. Variables of glibc take precedence.
+    rest is returned after many responses have waited or gone to the disk. Variables of glibc take
+    precedence.
     """
 
     def __init__(self) -> None:
@@ -131,21 +134,32 @@ class MemoryReturn:
 
                 for option, size in _THRESHOLDS:
                     ctypes.CDLL(None).mallopt(option, size)
-        # The most that has waited since the last return.
-        self._most_bytes = 0
+        # Since the last return: the most that has waited in memory, the least on the disk.
+        self._most_bytes = self._least_on_disk = 0
+        self._is_being_written = False
 
-    def update(self, waiting_bytes: int) -> None:
-        """Return memory, if much less waits now than before.
+    def update(self, waiting_bytes: int, on_disk_bytes: int) -> None:
+        """Return memory, if much less waits there than before, or much has gone to the disk.
+
+        The memory of what is on the disk now is free, and lies between other blocks.
 
         :param waiting_bytes: of responses, in memory.
+        :param on_disk_bytes: of responses, in temporary files.
         """
         self._most_bytes = max(self._most_bytes, waiting_bytes)
-        if self._most_bytes >= _MUCH_WAITING_BYTES and waiting_bytes <= self._most_bytes // 4:
-            self._most_bytes = waiting_bytes
-            with contextlib.suppress(ImportError, OSError, AttributeError):  # no malloc_trim()
-                import ctypes
+        self._least_on_disk = min(self._least_on_disk, on_disk_bytes)
+        has_less = (
+            self._most_bytes >= _MUCH_WAITING_BYTES and waiting_bytes <= self._most_bytes // 4
+        )
+        is_written = on_disk_bytes >= self._least_on_disk + _MUCH_ON_DISK_BYTES
+        if not (has_less or is_written or self._is_being_written):
+            return
+        self._is_being_written = is_written  # what is counted may not be freed yet
+        self._most_bytes, self._least_on_disk = waiting_bytes, on_disk_bytes
+        with contextlib.suppress(ImportError, OSError, AttributeError):  # no malloc_trim()
+            import ctypes
 
-                ctypes.CDLL(None).malloc_trim(0)
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Errors:

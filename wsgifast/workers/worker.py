@@ -306,7 +306,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self.beaten_at = time.monotonic()
         self.notify()
         if self.server is not None:
-            self._memory_return.update(self.server.output_rules.memory.used_bytes)
+            memory = self.server.output_rules.memory
+            self._memory_return.update(memory.used_bytes, memory.disk.used_bytes)
         if self.life.stage == BOOTING:
             self.log.info("Worker ready (pid: %s)", os.getpid())
             self._enter(READY)
