@@ -221,7 +221,9 @@ class Frames(H2Connection):
             length, flags = len(part), _END_STREAM if ends else 0
             parts.append(_FRAME_HEAD.pack(length >> 16, length & 0xFFFF, _DATA, flags, number))
             parts.append(part)
-        self._append(parts)
+        is_kept = isinstance(data, bytes) or isinstance(data.obj, bytes)
+        # The buffer in which files are read is used again before these frames are sent.
+        self._append(parts if is_kept else [b"".join(parts)])
         self.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
         self.body_bytes += size
