@@ -217,9 +217,9 @@ def test_files_are_written_and_closed_by_other_threads(monkeypatch: pytest.Monke
     threads: list[int] = []
 
     class Watched(temporary.TemporaryFile):
-        def append(self, data: bytes | bytearray | memoryview) -> FileSegment:
+        def append(self, *buffers: bytes | bytearray | memoryview) -> FileSegment:
             threads.append(threading.get_ident())
-            return super().append(data)
+            return super().append(*buffers)
 
         def close(self) -> None:
             if not self.closed:  # whichever thread drops the object calls it again
