@@ -169,6 +169,7 @@ def test_slow_stream_is_never_held_back() -> None:
     for sent, chunk in enumerate(bodies.coalesced(app(), clock), start=1):
         assert chunk == b"event"
         assert sent == made  # the app was not called while a chunk waited
+    assert made == 50
 
 
 def test_chunks_before_an_error_are_sent() -> None:
@@ -216,6 +217,9 @@ def test_held_bytes_are_sent_within_the_limit() -> None:
             yield b"x"
 
     last = clock.now
-    for _ in bodies.coalesced(app(), clock):
+    sent = 0
+    for block in bodies.coalesced(app(), clock):
         assert clock.now - last <= bodies.MAX_HOLD_S + 2 * bodies.SLOW_CHUNK_S
         last = clock.now
+        sent += len(block)
+    assert sent == 10_000

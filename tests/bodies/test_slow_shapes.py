@@ -205,6 +205,7 @@ def test_chunks_of_an_examined_body_are_not_delayed() -> None:
     for number, chunk in enumerate(body):
         assert chunk == CRUMB
         assert made[-1] == number
+    assert len(made) == 50
 
 
 def test_endless_body_is_examined_up_to_a_limit() -> None:

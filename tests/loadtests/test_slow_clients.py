@@ -153,9 +153,7 @@ def test_crowd_ends_at_its_time() -> None:
         listening() as listener,
         slow_clients("idle", listener.port, clients=1, seconds=0.2) as crowd,
     ):
-        begun = time.monotonic()
-        crowd.process.wait(PATIENCE_S)
-        assert time.monotonic() - begun < PATIENCE_S  # its own time, if it gets none
+        crowd.process.wait(PATIENCE_S)  # its own time, if it gets none
 
 
 def test_failures_of_others_are_counted() -> None:

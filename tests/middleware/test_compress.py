@@ -79,6 +79,7 @@ def test_each_block_of_a_stream_arrives_before_the_next_is_made() -> None:
             if number < 5:
                 assert decoder.add(block) == b"data: %d\n\n" % number
                 assert made[-1] == number
+        assert made == [*range(5)]
 
 
 def test_compressed_wsgi_stream_that_fails_has_no_end() -> None:
