@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from types import FunctionType
 from typing import Any
@@ -120,15 +121,16 @@ def _has(place: str, name: str, arguments: str | None) -> bool:
     return hasattr(owner, name) or (isinstance(owner, type) and name in _attributes(owner))
 
 
-def _attributes(kind: type) -> set[str]:
+@cache
+def _attributes(kind: type) -> frozenset[str]:
     """Return the names in the methods of a class: its attributes are among them."""
-    return {
+    return frozenset(
         name
         for base in kind.__mro__
         for method in vars(base).values()
         if isinstance(method, FunctionType)
         for name in method.__code__.co_names
-    }
+    )
 
 
 def _takes(owner: object, function: Callable[..., object], arguments: str) -> bool:
