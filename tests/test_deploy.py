@@ -30,6 +30,7 @@ def test_systemd(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
+        "haproxy -c -f haproxy.cfg",
         "promtool check config prometheus.yml",
         "hadolint Dockerfile",
         "hadolint run.Dockerfile",

@@ -19,7 +19,7 @@ from wsgifast.checks import needs
 EXPORTED = {
     "wsgifast": """
         BodyError Compression ConfigurationError MissingExtra StaticFiles WSGIFast WSGIFastError
-        __version__ compress_response register_file_wrapper
+        __version__ compress_response register_file_wrapper request_timeout
     """,
     "wsgifast.devservers": """
         ThreadingWSGIServer WSGIRequestHandler WSGIServer WerkzeugRequestHandler make_server

@@ -16,6 +16,7 @@ from .errors import BodyError, ConfigurationError, MissingExtra, WSGIFastError
 if TYPE_CHECKING:
     from .bodies.wrappers import register_file_wrapper
     from .compression import Compression, compress_response
+    from .deadlines import request_timeout
     from .middleware import WSGIFast
     from .static import StaticFiles
     from .workers import FastWorker as FastWorker
@@ -28,6 +29,7 @@ else:
             "StaticFiles": ".static",
             "WSGIFast": ".middleware",
             "register_file_wrapper": ".bodies.wrappers",
+            "request_timeout": ".deadlines",
             # Not in __all__: it needs the extra. `gunicorn -k wsgifast.FastWorker` finds it.
             "FastWorker": ".workers",
         },
@@ -44,6 +46,7 @@ __all__ = [
     "__version__",
     "compress_response",
     "register_file_wrapper",
+    "request_timeout",
 ]
 
 __version__ = "0.1.0"

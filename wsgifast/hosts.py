@@ -162,9 +162,9 @@ GUNICORN = Host(
         "FastWorker": {
             "gunicorn": "SERVER SERVER_SOFTWARE __version__",
             "gunicorn.arbiter:Arbiter": (
-                "SIG_QUEUE WORKERS cfg kill_worker(pid, sig) log manage_workers() num_workers "
-                "reap_workers() reload() spawn_worker() spawn_workers() stop(graceful) worker_age "
-                "worker_class"
+                "SIG_QUEUE WORKERS cfg kill_worker(pid, sig) log manage_workers() master_pid "
+                "num_workers reap_workers() reexec_pid reload() spawn_worker() spawn_workers() "
+                "stop(graceful) worker_age worker_class"
             ),
             "gunicorn.config:Config": "forwarded_allow_networks() is_ssl set(name, value) settings",
             "gunicorn.config:PreRequest": "default",

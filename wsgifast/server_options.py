@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable
 from functools import partial
+from threading import TIMEOUT_MAX
 from typing import Any, Final, NamedTuple
 
 from .checks import is_count, is_number
@@ -22,6 +24,10 @@ from .errors import ConfigurationError
 LEAST_BYTES_PER_S = 500.0
 
 
+def _number(text: str) -> float:
+    return int(text) if text.isascii() and text.isdigit() else float(text)
+
+
 class Kind(NamedTuple):
     """What values an option may have.
 
@@ -29,12 +35,16 @@ class Kind(NamedTuple):
     :param expected: as errors say it.
     :param is_allowed: returns whether an option may have a value.
     :param metavar: for the command line.
+    :param parse: returns a value from its text; raises ValueError.
+    :param is_repeated: whether the command line may have the option several times.
     """
 
     type: str
     expected: str
     is_allowed: Callable[[Any], bool]
     metavar: str = "NUMBER"
+    parse: Callable[[str], Any] = _number
+    is_repeated: bool = False
 
 
 class AtLimit(NamedTuple):
@@ -54,12 +64,14 @@ class Option(NamedTuple):
     """An option, which is a class attribute of FastWorker.
 
     :param default: FastWorker's.
-    :param section: of the documentation's page: "requests", "responses", "workers" or "metrics".
+    :param section: of the documentation's page: "requests", "responses", "workers", "operators" or
+        "metrics".
     :param help: for the documentation, in Markdown; and for the command line.
     :param note: what else is to be said of FastWorker.
     :param at_limit: if the option is a limit.
     :param is_shared: whether asgifast's protocols have the option too. It can then be an
         environment variable and an option of `wsgifast run`.
+    :param is_operators: whether it can be these two, although only FastWorker has it.
     :param asgi_default: of asgifast's protocols, if that is another one.
     :param asgi_note: what else is to be said of asgifast's protocols.
     """
@@ -72,6 +84,7 @@ class Option(NamedTuple):
     note: str = ""
     at_limit: AtLimit | None = None
     is_shared: bool = False
+    is_operators: bool = False
     asgi_default: Any = ...
     asgi_note: str = ""
 
@@ -85,19 +98,22 @@ class Option(NamedTuple):
         """The default of asgifast's protocols."""
         return self.default if self.asgi_default is ... else self.asgi_default
 
-    def parse(self, text: str) -> float:
-        """Return the value of a number from its text.
+    def parse(self, text: str) -> Any:
+        """Return the value of the option from its text.
 
         :raises ConfigurationError: if the option has no such value.
         """
-        value: float
         try:
-            value = int(text) if text.isascii() and text.isdigit() else float(text)
+            value = self.kind.parse(text)
         except ValueError:
             value = math.nan
         if not self.kind.is_allowed(value):
             raise ConfigurationError(f"{text!r}: expected {self.kind.expected}")
         return value
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"/[!-\"$->@-~]*", value) is not None
 
 
 FLAG = Kind("bool", "True or False", lambda value: isinstance(value, bool))
@@ -114,6 +130,24 @@ SECONDS = Kind(
     "seconds above 0",
     lambda value: is_number(value, least=0, most=math.inf) and value > 0,
     "SECONDS",
+)
+SECONDS_OR_NONE = Kind(
+    "seconds", "seconds, 0 or more", partial(is_number, least=0, most=TIMEOUT_MAX), "SECONDS"
+)
+PATH = Kind(
+    "str or None",
+    "a path such as /livez, without query, or None",
+    lambda value: value is None or _is_path(value),
+    "PATH",
+    str,
+)
+PATHS = Kind(
+    "list",
+    "a list of paths such as /livez, without query",
+    lambda value: isinstance(value, (list, tuple, set)) and all(map(_is_path, value)),
+    "PATH",
+    str.split,
+    is_repeated=True,
 )
 CONNECTIONS = Kind(
     "number",
@@ -262,6 +296,52 @@ _ROWS = (
             "its response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_lifetime_s"}'
         ),
     ),
+    # Operators
+    Option(
+        "health_path", None, PATH, "operators",
+        "Respond to GET and HEAD at this path with 200, without the app and without a thread.",
+        is_operators=True,
+    ),
+    Option(
+        "ready_path", None, PATH, "operators",
+        "Respond to GET and HEAD at this path with 200 if the worker is ready, else with 503. It "
+        "is 503 from SIGTERM on.",
+        is_operators=True,
+    ),
+    Option(
+        "access_log_skip", (), PATHS, "operators",
+        "Leave requests for these paths out of the access log, as those for `health_path` and "
+        "`ready_path`.",
+        note="The environment variable separates paths by spaces.",
+        is_operators=True,
+    ),
+    Option(
+        "drain_delay_s", 0, SECONDS_OR_NONE, "operators",
+        "After SIGTERM, serve for this time while `ready_path` responds with 503. Then the stop "
+        "begins.",
+        is_operators=True,
+    ),
+    Option(
+        "queue_timeout_s", math.inf, SECONDS, "operators",
+        "Respond with 503 and Retry-After to a request that has waited longer for a thread. The "
+        "time counts from its arrival, or from X-Request-Start of a trusted proxy.",
+        at_limit=AtLimit(
+            "a response with 503", "Requests have waited longer than queue_timeout_s",
+            'wsgifast_requests_shed_total{reason="queue_timeout"}',
+        ),
+        is_operators=True,
+    ),
+    Option(
+        "request_timeout_s", math.inf, SECONDS, "operators",
+        "Respond with 503 if the app takes longer. If the response has begun, disconnect the "
+        "client. The log has the stack of the app.",
+        note="If all threads of a worker are past this time, the worker is replaced.",
+        at_limit=AtLimit(
+            "a response with 503, or the end of its connection",
+            "... has taken longer than request_timeout_s", "wsgifast_request_timeouts_total",
+        ),
+        is_operators=True,
+    ),
     # Metrics
     Option(
         "metrics_bind", None, ADDRESS, "metrics",
@@ -273,15 +353,19 @@ _ROWS = (
 OPTIONS: Final = {option.name: option for option in _ROWS}
 # Those that asgifast's protocols have, too.
 SHARED: Final = {name: option for name, option in OPTIONS.items() if option.is_shared}
+# Those that environment variables and `wsgifast run` set.
+OUTSIDE: Final = {
+    name: option for name, option in OPTIONS.items() if option.is_shared or option.is_operators
+}
 
 
-def options_of_environment() -> dict[str, float]:
+def options_of_environment() -> dict[str, Any]:
     """Return the options that environment variables set.
 
     :raises ConfigurationError: for a value that an option cannot have.
     """
     found = {}
-    for name, option in SHARED.items():
+    for name, option in OUTSIDE.items():
         if text := os.environ.get(option.variable):
             try:
                 found[name] = option.parse(text)

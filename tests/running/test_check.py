@@ -104,6 +104,17 @@ def test_header_that_stands_for_tls_is_found_where_clients_connect(
     assert ids({"addresses": [address]}, tls_header="HTTP_X_FORWARDED_PROTO") == expected
 
 
+def test_missing_health_check_and_long_drain_are_found() -> None:
+    none = {"health_path": None, "ready_path": None, "drain_delay_s": 0}
+    ready = {**none, "ready_path": "/readyz"}
+    assert ids(none) == ["WF116"]
+    assert ids(none, {"has_metrics": True}) == []
+    assert ids({**none, "addresses": ["127.0.0.1:8000"]}) == []
+    assert ids(ready) == []
+    assert ids({**ready, "graceful": 20, "drain_delay_s": 25}) == ["WF117"]
+    assert ids({**ready, "graceful": 20, "drain_delay_s": 20}) == []
+
+
 def test_replaced_part_of_gunicorn_is_found() -> None:
     assert ids({}, replaced=["gunicorn.http.wsgi.Response"]) == ["WF115"]
 

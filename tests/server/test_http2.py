@@ -368,6 +368,9 @@ class Leaves:
     def exchange(self) -> Any:
         return self._seen.pop() if self._seen else None
 
+    def has_left(self) -> bool:
+        return False
+
 
 def test_stream_that_ends_while_queued_or_taken_is_no_error(begin: Begin) -> None:
     server = begin().bench.server

@@ -30,6 +30,7 @@ PACKAGES = {
     "mod_wsgi.so": "libapache2-mod-wsgi-py3",  # for Debian's own Python
     "setpriv": "util-linux",  # starts Apache as somebody else
     "caddy": "caddy",
+    "haproxy": "haproxy",
     "systemd-analyze": "systemd",
     "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python, with uwsgi-core
     "wrk": "wrk",  # the load tests' client

@@ -87,6 +87,8 @@ CONNECTION_STATES: Final = (
 
 # What a connection was doing when its time was over.
 _TIMEOUTS = ("handshake", "head", "body", "send", "keepalive")
+# Why a request has waited for a thread in vain.
+_SHED = ("queue_timeout", "client_left")
 _CODINGS = tuple(SIBLING_SUFFIXES)
 _ENDS = ("max_requests", "max_rss_bytes", "max_lifetime_s", "stuck", "failed", "stopped")
 
@@ -148,6 +150,14 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
         Metric("wsgifast_output_queued_bytes", "gauge", "By", (),
                "Bytes in memory that wait for slow clients."),
         Metric("wsgifast_workers", "gauge", "{process}", (), "Workers that are serving."),
+        Metric("wsgifast_workers_draining", "gauge", "{process}", (),
+               "Workers whose readiness fails because the server is about to end."),
+        Metric("wsgifast_health_checks_total", "counter", "{request}", ("status",),
+               "Health checks at health_path and ready_path, by status.", known=("200", "503")),
+        Metric("wsgifast_requests_shed_total", "counter", "{request}", ("reason",),
+               f"Requests that waited in vain: {', '.join(_SHED)}.", known=_SHED),
+        Metric("wsgifast_request_timeouts_total", "counter", "{request}", (),
+               "Requests whose app took longer than request_timeout_s."),
         Metric("wsgifast_worker_starts_total", "counter", "{process}", (),
                "Workers that have started to serve."),
         Metric("wsgifast_worker_memory_bytes", "gauge", "By", (),

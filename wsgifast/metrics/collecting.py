@@ -119,6 +119,9 @@ class ConnectionCounters:
     :ivar sendfile_bytes: bytes of files sent by sendfile.
     :ivar timeouts: connections ended by a timeout, by the reason of their wait.
     :ivar refused: requests answered with an error in place of the app's response, by status.
+    :ivar probes: health checks that the server itself has answered, by status.
+    :ivar shed: requests that waited for a thread in vain, by reason.
+    :ivar request_timeouts: requests whose deadline has passed.
     """
 
     def __init__(self) -> None:
@@ -127,6 +130,9 @@ class ConnectionCounters:
         self.sendfile_bytes = 0
         self.timeouts = Counter[str]()
         self.refused = Counter[int]()
+        self.probes = Counter[str]()
+        self.shed = Counter[str]()
+        self.request_timeouts = 0
 
     def collect(self) -> Iterator[Point]:
         """Return all points, except the number of connections. Any thread may call."""
@@ -134,6 +140,9 @@ class ConnectionCounters:
         yield from points_of("wsgifast_timeouts_total", self.timeouts.copy())
         for status, count in self.refused.copy().items():
             yield point("wsgifast_requests_refused_total", count, str(status))
+        yield from points_of("wsgifast_health_checks_total", self.probes.copy())
+        yield from points_of("wsgifast_requests_shed_total", self.shed.copy())
+        yield point("wsgifast_request_timeouts_total", self.request_timeouts)
 
 
 class Failures:

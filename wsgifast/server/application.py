@@ -37,6 +37,7 @@ from .output import OutputQueue
 from .receiving import Exchange
 from .response import Response, ResponseSettings
 from .shared import Shared
+from .shedding import QueueTimeout
 
 # Errors of a socket whose client is gone; and their numbers, if Python has no class for them.
 _FROM_CLIENT = (ConnectionError, ssl.SSLError)
@@ -47,7 +48,7 @@ _LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN,
 class Application:
     """Runs a WSGI app; thread-safe.
 
-    The server sets `on_max_requests`, `write_late` and `postpone`.
+    The server sets `on_max_requests`, `write_late`, `postpone`, `probe_paths` and `answer_probe`.
 
     :param app: the WSGI app.
     :param make_environ: makes the environ of an exchange, given its connection. With check=False it
@@ -71,6 +72,8 @@ class Application:
     :ivar max_requests: after how many `on_max_requests` is called, once; may change.
     :ivar write_late: calls what writes a line, in a thread that never runs an app.
     :ivar postpone: see :meth:`.Pool.postpone`.
+    :ivar probe_paths: of the health checks that the server answers itself.
+    :ivar answer_probe: answers a request for such a path; returns False if the app gets it.
     """
 
     shared: Shared
@@ -89,9 +92,13 @@ class Application:
     on_max_requests: Callable[[], object] | None = None
     write_late: Callable[[Callable[[], object]], object] = field(init=False)
     postpone: Callable[[Callable[[], object], Any], Callable[[], object]] = field(init=False)
+    probe_paths: frozenset[str] = frozenset()
+    answer_probe: Callable[[Channel], bool] = field(init=False)
 
     def __post_init__(self) -> None:
         self.log = self.shared.log
+        options = self.shared.options
+        self._unlogged = {options.health_path, options.ready_path, *options.access_log_skip}
 
     def run(self, channel: Channel, *, stays: bool) -> None:
         """Call the app for a request; whoever called then finishes the response.
@@ -197,6 +204,27 @@ class Application:
         status, size = self._answer(channel, exchange, error)
         exchange.resp = self._error_response(channel, exchange, status, size)
 
+    def time_out(self, channel: Channel, exchange: Exchange, error: Exception) -> str | None:
+        """End the response to a request whose deadline has passed; for any thread.
+
+        :param error: of its output from then on.
+        :returns: what its client gets; None if the app has returned by now.
+        """
+        output = channel.output
+        with output.lock:
+            if exchange.has_ended or channel.exchange is not exchange:
+                return None
+            exchange.is_timed_out = True
+            if exchange.resp is not None and exchange.resp.headers_sent:
+                channel.end_early(error, None)
+                return "the client is disconnected"
+            refusal = RequestError(503, "The response has taken too long")
+            page = channel.error_page(503, refusal.reason, *_error_page(refusal))
+            status = f"503 {refusal.reason}"
+            exchange.replaced_by = self._error_response(channel, exchange, status, len(page.body))
+            channel.end_early(error, page)
+            return "the client gets 503"
+
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         """Answer an error before the app's turn, and log it, with the request if there is one.
 
@@ -221,7 +249,9 @@ class Application:
         """Answer an error in place of the app's response; returns the status and the size sent."""
         if not isinstance(error, RequestError):
             return self.answer_error(channel, exchange and exchange.req, error)
-        if error.status >= 500:
+        if isinstance(error, QueueTimeout):
+            pass  # it is logged for all of them, once a minute
+        elif error.status >= 500:
             self.log.error("A request from %s is not served: %s", channel.connection().peer, error)
         elif error.status not in (408, 413):
             self.log.warning("Invalid request from %s: %s", channel.connection().peer, error)
@@ -250,6 +280,8 @@ class Application:
 
         :param now: monotonic.
         """
+        if exchange.replaced_by is not None:
+            exchange.resp = exchange.replaced_by
         if self.on_answered is not None:
             self.on_answered(output, exchange, now)
         if self.log_access is not None:
@@ -272,11 +304,12 @@ class Application:
         resp = exchange.resp
         if resp is None or resp.status is None or exchange.environ is None:
             return
+        is_replaced = resp is exchange.replaced_by
         left = output.bytes_left()
-        if left:
+        if left and not is_replaced:
             resp.sent = max(0, resp.sent - left)
         environ = exchange.environ
-        if output.error is None and not resp.is_cut_off:
+        if is_replaced or (output.error is None and not resp.is_cut_off):
             environ[OUTCOME] = SENT
         else:
             environ[OUTCOME] = CUT_OFF if self._has_cut_off(output.error) else CLIENT_LEFT
@@ -295,6 +328,8 @@ class Application:
         return not isinstance(error, _FROM_CLIENT) and getattr(error, "errno", None) not in _LOST
 
     def _log_access(self, resp: Response, exchange: Exchange, environ: Any) -> None:
+        if exchange.req.path in self._unlogged:
+            return
         seconds = time.monotonic() - exchange.started
         write = partial(self._write_line, resp, exchange.req, environ, seconds)
         if exchange.context is None:
@@ -355,4 +390,5 @@ def _error_page(error: RequestError) -> tuple[Headers, bytes]:
         f"<html>\n  <head>\n    <title>{reason}</title>\n  </head>\n  <body>\n"
         f"    <h1><p>{reason}</p></h1>\n    {html.escape(str(error))}\n  </body>\n</html>\n"
     ).encode("latin-1", "replace")
-    return [("Content-Type", "text/html"), ("Content-Length", str(len(page)))], page
+    size = str(len(page))
+    return [("Content-Type", "text/html"), ("Content-Length", size), *error.headers], page

@@ -15,7 +15,7 @@ from __future__ import annotations
 import socket
 from abc import abstractmethod
 from contextvars import copy_context
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .output import OutputQueue
 from .receiving import Exchange
@@ -42,6 +42,15 @@ LINGERING: Final = "closing"  # all is sent; the client closes first (RFC 9112 s
 CLOSED: Final = "closed"
 
 Headers = list[tuple[str, str]]
+
+
+class ErrorPage(NamedTuple):
+    """A whole response with an error."""
+
+    status: int
+    reason: str
+    headers: Headers
+    body: bytes
 
 
 class AcceptedSocket:
@@ -98,6 +107,18 @@ class Channel(Owner):
         """The app is about to be called; return False if the client no longer waits for it."""
 
     @abstractmethod
+    def has_left(self) -> bool:
+        """Return whether the client has left, or sends no more; for the owner."""
+
+    @abstractmethod
+    def end_early(self, error: Exception, page: ErrorPage | None) -> None:
+        """End the response while the app runs, under the output's lock; for any thread.
+
+        :param error: the output's from then on.
+        :param page: sent in place of the response, if that has not begun.
+        """
+
+    @abstractmethod
     def finish(self) -> None:
         """The response has been sent, or never will be."""
 
@@ -110,7 +131,7 @@ class Channel(Owner):
         """Return whether the request's method is HEAD, also if the request is refused."""
 
     @abstractmethod
-    def _write_error(self, status: int, reason: str, headers: Headers, body: bytes) -> bool:
+    def _write_error(self, page: ErrorPage) -> bool:
         """Send a whole response with an error; return False if another one has begun."""
 
     def send_error(self, status: int, reason: str, headers: Headers, body: bytes) -> int:
@@ -120,10 +141,15 @@ class Channel(Owner):
         :returns: the size of the body that is sent, in bytes.
         :raises ClientGone: if the client has gone.
         """
+        page = self.error_page(status, reason, headers, body)
+        return len(page.body) if self._write_error(page) else 0
+
+    def error_page(self, status: int, reason: str, headers: Headers, body: bytes) -> ErrorPage:
+        """Return a response with an error as this request gets it: dated, without body to HEAD."""
         if self._is_head():  # RFC 9110 section 9.3.2
             body = b""
-        dated = [*headers, ("Date", header_lines.date())]  # RFC 9110 section 6.6.1
-        return len(body) if self._write_error(status, reason, dated, body) else 0
+        # RFC 9110 section 6.6.1
+        return ErrorPage(status, reason, [*headers, ("Date", header_lines.date())], body)
 
     def finish_when_sent(self) -> None:
         """The response is complete: finish it, or let the thread do so that sends its last byte."""
@@ -132,6 +158,8 @@ class Channel(Owner):
             output.flush()
         # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
         with output.lock:
+            if self.exchange is not None:
+                self.exchange.has_ended = True
             if output.draining:
                 if self.state is not SENDING:  # a refused connection is already
                     self.state = SENDING  # type: ignore[misc]  # a slot of each subclass

@@ -18,6 +18,7 @@ queue sends. The base class, Endpoint, waits and closes.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
 import ssl
@@ -39,7 +40,7 @@ from .channel import (
     SKIPPING,
     STREAMS,
     Channel,
-    Headers,
+    ErrorPage,
 )
 from .endpoint import Endpoint, Registry
 from .output import OutputQueue
@@ -205,6 +206,9 @@ class Connection(Endpoint, Channel):
             self.state = RUNNING
             if exchange.body is None:
                 self._stream_body(exchange)
+            paths = self._application.probe_paths
+            if paths and exchange.req.path in paths and self._application.answer_probe(self):
+                return None
             return self
         if step is HTTP2:
             return self._speak_http2()
@@ -278,14 +282,27 @@ class Connection(Endpoint, Channel):
         """The app is about to be called. Return False if the client no longer waits for it."""
         return True
 
+    def has_left(self) -> bool:
+        """See :class:`~.channel.Channel`; a client that only shuts down its sending side, too."""
+        try:
+            return not socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
+        except WOULD_BLOCK:
+            return False
+        except (OSError, ValueError):
+            return True
+
+    def end_early(self, error: Exception, page: ErrorPage | None) -> None:
+        self.output.replace(b"" if page is None else _encoded(page), error)
+        with contextlib.suppress(OSError):
+            # Not SSLSocket's: another thread may use its TLS object.
+            socket.socket.shutdown(self.sock, socket.SHUT_WR if page else socket.SHUT_RDWR)
+
     def _is_head(self) -> bool:
         exchange = self._receiver.exchange
         return exchange is not None and exchange.req.method == "HEAD"
 
-    def _write_error(self, status: int, reason: str, headers: Headers, body: bytes) -> bool:
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        head = f"HTTP/1.1 {status} {reason}\r\nConnection: close\r\n{lines}\r\n"
-        self.output.write(head.encode("latin-1") + body)
+    def _write_error(self, page: ErrorPage) -> bool:
+        self.output.write(_encoded(page))
         return True
 
     def connection(self) -> Connection:
@@ -370,6 +387,12 @@ class Connection(Endpoint, Channel):
         self.output.fail(TimeoutError("the client took no byte in time"))
         if self.state is SENDING:  # else the app's thread does it
             self.finish()
+
+
+def _encoded(page: ErrorPage) -> bytes:
+    lines = "".join([f"{name}: {value}\r\n" for name, value in page.headers])
+    head = f"HTTP/1.1 {page.status} {page.reason}\r\nConnection: close\r\n{lines}\r\n"
+    return head.encode("latin-1") + page.body
 
 
 def _has_left(error: ssl.SSLError) -> bool:

@@ -57,6 +57,7 @@ class Member:
     since: float = 0.0  # when its last turn began; monotonic
     polling: bool = False  # in the poller, or about to be
     turn: int = 0  # number of turns begun, by which the watchdog recognizes one
+    job: Any = None  # the channel whose app it runs
     # Those of the bodies that its apps have returned: not called yet; and now to be called.
     closes: set[Any] = field(default_factory=set)
     due: deque[Any] = field(default_factory=deque)
@@ -96,6 +97,10 @@ class Exhaustion:
         """Return the total up to `now` (monotonic)."""
         since = self.since
         return self._over_s + (0.0 if since is None else now - since)
+
+
+# `member` is the thread's own; only in threads that run apps.
+this_thread = threading.local()
 
 
 class Monitor:
@@ -236,10 +241,15 @@ class Watchdog:
 
 
 def _stacks(turns: _Turns) -> str:
-    frames = sys._current_frames()
-    stacks = []
-    for name, ident, _ in turns:
-        frame = None if ident is None else frames.get(ident)
-        stack = "" if frame is None else "".join(traceback.format_stack(frame))
-        stacks.append(f"Thread {name} (most recent call last):\n{stack}")
-    return "\n".join(stacks)
+    return "\n".join(_stack(name, ident) for name, ident, _ in turns)
+
+
+def stack_of(member: Member) -> str:
+    """Return the stack of a thread, as a traceback shows it."""
+    return _stack(member.name, None if member.thread is None else member.thread.ident)
+
+
+def _stack(name: str, ident: int | None) -> str:
+    frame = None if ident is None else sys._current_frames().get(ident)
+    stack = "" if frame is None else "".join(traceback.format_stack(frame))
+    return f"Thread {name} (most recent call last):\n{stack}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..server_options import LEAST_BYTES_PER_S
@@ -56,6 +57,11 @@ class Options:
     output_memory_bytes: int
     responses_on_disk_bytes: int
     kill_stuck_after_s: float
+    health_path: str | None
+    ready_path: str | None
+    access_log_skip: Sequence[str]
+    queue_timeout_s: float
+    request_timeout_s: float
     # Larger bodies go to a temporary file: forms fit in memory, uploads do not.
     body_memory_bytes: int = 512 * 1024
     # A client that takes fewer on average, after send_timeout_s, is disconnected.

@@ -334,6 +334,18 @@ class OutputQueue:
         with self.lock:
             return self._dropped + (self.delayed.size if self.delayed else 0) + self.bytes_queued
 
+    def replace(self, data: bytes, error: BaseException) -> None:
+        """Send something in place of all that the writer still writes; needs the lock.
+
+        Of this, only what the kernel takes at once is sent.
+
+        :param error: the writer's next call raises it.
+        """
+        if data and self.error is None:
+            with contextlib.suppress(OSError):
+                self.sender.send(data)
+        self._fail(error)
+
     # Without the lock: a slow disk must not hold up the thread that sends, nor the writer.
 
     def _spill_soon(self, backlog: Backlog, spilling: Spilling) -> None:

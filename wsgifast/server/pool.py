@@ -62,7 +62,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .monitor import TICK_S, Exhaustion, Member, Monitor, is_running
+from .monitor import TICK_S, Exhaustion, Member, Monitor, is_running, this_thread
 from .poller import WRITE, Event, Poller
 
 # After a slow app, the lead is handed over before each app, until this many in a row were quick:
@@ -108,7 +108,7 @@ class Pool:
     :param on_tick: called by the monitor when it looks, or if a tick was requested; returns
         whether there was something to do.
     :param on_queued: called before a job waits in `ready`, as no thread is free for it.
-    :param on_taken: called when a thread takes such a job.
+    :param on_taken: called when a thread takes such a job; returns whether to run it.
     :param on_saturation: called when `saturated` has changed; by the monitor, too.
     :ivar leader: the thread that should poll.
     :ivar saturated: no thread is free to run a job, and a spare leads.
@@ -125,7 +125,7 @@ class Pool:
         run: Callable[[Job], object],
         on_tick: Callable[[], bool],
         on_queued: Callable[[Job], object],
-        on_taken: Callable[[Job], object],
+        on_taken: Callable[[Job], bool],
         on_saturation: Callable[[], object],
     ) -> None:
         self.work: deque[Event | Task] = deque()
@@ -301,6 +301,11 @@ class Pool:
             self._wake_spare()
         self._poller.wake()
 
+    @property
+    def members(self) -> list[Member]:
+        """The threads that run apps."""
+        return self._members
+
     def turns(self) -> list[tuple[str, int | None, int | None]]:
         """Return name, ident and current turn (None: idle) of each thread that runs apps."""
         return [
@@ -315,7 +320,7 @@ class Pool:
     # The pool's threads
 
     def _serve_until_stopped(self, me: Member) -> None:
-        self._by_ident[threading.get_ident()] = me
+        self._by_ident[threading.get_ident()] = this_thread.member = me
         try:
             while not self._stopped:
                 self._serve(me)
@@ -337,7 +342,8 @@ class Pool:
                 close = me.due.popleft()
             elif self.ready and not me.spare:
                 job = self.ready.popleft()
-                self._on_taken(job)
+                if not self._on_taken(job):
+                    return
             elif self.work:
                 item = self.work.popleft()
             elif self.leader is me:
@@ -362,10 +368,13 @@ class Pool:
                 self._on_queued(job)
                 self.ready.append(job)
                 self._wake_for_work()
-            elif self._promote_early:
-                self._hand_over_and_run(me, job)
             else:
-                self._run(job)
+                me.job = job
+                if self._promote_early:
+                    self._hand_over_and_run(me, job)
+                else:
+                    self._run(job)
+                me.job = None
         me.busy = False
         job = item = close = None  # it may wait for long now, and keeps nothing of a request
         if me.spare:

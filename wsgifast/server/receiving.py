@@ -66,6 +66,9 @@ class Exchange:
         why the body cannot be read to its end.
     :ivar context: the app's, for log lines that another thread writes later. None without need.
     :ivar make_close_due: has the body closed, if its app has returned and it is still being sent.
+    :ivar has_ended: the app has returned, and the output has all of the response.
+    :ivar is_timed_out: its deadline has passed first.
+    :ivar replaced_by: the response that the client got at the deadline, in place of the app's.
     :ivar started: when this was made. All times are monotonic, and 0.0 if they do not apply.
     :ivar queued: when the complete request began to wait for a thread.
     :ivar begun: when the app was called, only with an access log.
@@ -73,9 +76,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "answered", "begun", "body", "context", "environ", "expects_continue", "fields", "length",
-        "make_close_due", "proxy", "queued", "req", "resp", "rest", "script_name", "started",
-        "streamed",
+        "answered", "begun", "body", "context", "environ", "expects_continue", "fields",
+        "has_ended", "is_timed_out", "length", "make_close_due", "proxy", "queued", "replaced_by",
+        "req", "resp", "rest", "script_name", "started", "streamed",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +104,8 @@ class Exchange:
         self.streamed: Any = None
         self.make_close_due: Callable[[], object] | None = None
         self.context: Context | None = None
+        self.has_ended = self.is_timed_out = False
+        self.replaced_by: Any = None
         self.started = time.monotonic()
         self.queued = self.begun = self.answered = 0.0
 

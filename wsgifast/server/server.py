@@ -14,18 +14,22 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from ..errors import ClientGone
 from ..sockets.client_limits import ConnectionsByAddress
 from ..sockets.closing import LINGER_S
 from .acceptor import Acceptor
 from .application import Application
 from .channel import Channel
 from .connection import Connection
+from .deadlines import Deadlines
 from .endpoint import Endpoint, Registry
 from .monitor import Watchdog
 from .output_rules import OutputRules
 from .poller import HUNG_UP, Event, make_poller
 from .pool import Pool, Task
+from .probes import Probes
 from .receiving import Parser, Receiver
+from .shedding import Shedding
 
 # How often deadlines are checked and `beat` is called.
 _ROUND_S = 1.0
@@ -44,6 +48,7 @@ class Server:
     :param parser_for: returns the parser for a peer's requests, given its address.
     :param has_many_clients: whether an IP address is a trusted proxy's.
     :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
+    :param readiness: returns whether this worker is ready for requests, and why.
     :ivar shared: the application's, which all parts have.
     :ivar connections: the open ones.
     """
@@ -56,6 +61,7 @@ class Server:
         parser_for: Callable[[Any], Parser],
         has_many_clients: Callable[[str], bool],
         secure: Callable[[socket.socket], socket.socket] | None,
+        readiness: Callable[[], tuple[bool, str]] = lambda: (True, "ready"),
     ) -> None:
         self.shared = shared = application.shared
         self._options, self.log = options, log = shared.options, shared.log
@@ -110,6 +116,11 @@ class Server:
         application.on_max_requests = monitor.interrupt  # it calls `beat`
         application.write_late = disk.write_line
         application.postpone = self.pool.postpone
+        probes = Probes(shared, application.settings, application.file_wrapper, readiness)
+        application.probe_paths, application.answer_probe = probes.paths, probes.answer
+        self._deadlines = Deadlines(shared, self.pool.members, application.time_out, self.kill)
+        self._shedding = Shedding(shared)
+        self._sheds = options.queue_timeout_s < math.inf
 
     # Start and end; called by the main thread
 
@@ -128,8 +139,10 @@ class Server:
     @property
     def accepts(self) -> bool:
         """Whether it would accept a connection: it is not ending, and below its limit."""
+        shared = self.shared
         return (
-            not self.shared.is_ending and len(self.connections) < self._options.worker_connections
+            not (shared.is_ending or shared.is_draining)
+            and len(self.connections) < self._options.worker_connections
         )
 
     def serve(self, beat: Callable[[], bool]) -> None:
@@ -140,7 +153,9 @@ class Server:
         self.pool.start()
         while not self.shared.is_ending and not self.pool.failed and beat():
             self._sweep_soon()
-            self.pool.monitor.watch(_ROUND_S)
+            if self.shared.is_draining:
+                self._send_goaways(time.monotonic())
+            self.pool.monitor.watch(min(_ROUND_S, self._deadlines.look(time.monotonic())))
 
     def finish(self, beat: Callable[[], object]) -> None:
         """Let requests finish within the time given to :meth:`stop`; then drop the rest.
@@ -189,8 +204,17 @@ class Server:
             self._send_goaways(now)
             beat()
             self._sweep_soon()
+            self._deadlines.look(now)
             self.pool.monitor.watch(min(_LAST_ROUND_S, self._end_at - now))
         self.pool.stop()
+
+    def drain(self) -> None:
+        """Fail readiness, and close each connection after its response; safe in a signal handler.
+
+        New connections are still accepted, until :meth:`stop`.
+        """
+        self.shared.is_draining = True
+        self.pool.monitor.interrupt()
 
     def stop(self, *, within_s: float | None = None) -> None:
         """Make :meth:`serve` return, and limit :meth:`finish`; safe in a signal handler.
@@ -322,8 +346,11 @@ class Server:
         try:
             if not channel.begin_app():
                 return
+            if self._sheds and self._shedding.is_overdue(channel):
+                self._shed(channel)
+                return
             stays = (
-                not self.shared.is_ending
+                not (self.shared.is_ending or self.shared.is_draining)
                 and self.shared.keepalive_s > 0
                 and len(self.connections) <= self._options.max_keepalived
             )
@@ -341,11 +368,41 @@ class Server:
         if exchange is not None:  # a stream may end meanwhile, and drop it
             exchange.queued = time.monotonic()
 
-    def on_taken(self, channel: Channel) -> None:
-        """A thread takes such a request."""
+    def on_taken(self, channel: Channel) -> bool:
+        """A thread takes such a request; return whether its client still waits for it."""
         exchange = channel.exchange
-        if exchange is not None:
-            self.shared.counters.waits.append(time.monotonic() - exchange.queued)
+        if exchange is None:
+            return False
+        if channel.has_left():
+            self.shared.counters.shed["client_left"] += 1
+            try:
+                channel.output.fail(ClientGone("the client left before its app was called"))
+                channel.finish()
+            except Exception:
+                self.log.exception("Error in a connection")
+                channel.close()
+            return False
+        self.shared.counters.waits.append(time.monotonic() - exchange.queued)
+        return True
+
+    def _shed(self, channel: Channel) -> None:
+        """Refuse a request that has waited too long."""
+        self._application.refuse(channel, channel.exchange, self._shedding.error())
+        channel.finish_when_sent()
+
+    def _shed_overdue(self) -> None:
+        """Refuse what has waited too long in `ready` while no thread was free."""
+        ready = self.pool.ready
+        for _ in range(len(ready)):
+            try:
+                channel = ready.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if not self._shedding.is_overdue(channel):
+                ready.appendleft(channel)
+                return
+            if channel.begin_app():
+                self._shed(channel)
 
     # Overdue connections
 
@@ -363,4 +420,6 @@ class Server:
         self.registry.sweep(now)
         self.acceptor.update()
         self._watchdog.look(now)
+        if self._sheds:
+            self._shed_overdue()
         self.pool.close_in_other_thread(now - self._options.stuck_after_s)

@@ -34,7 +34,7 @@ class Counters(ConnectionCounters):
 class Shared:
     """The options, log, counters and budgets of a server, and how far it is from its end.
 
-    Only the server changes `is_ending`, `is_disconnecting` and `keepalive_s`.
+    Only the server changes `is_draining`, `is_ending`, `is_disconnecting` and `keepalive_s`.
 
     :param log: the error log.
     :ivar counters: for the metrics; any thread adds to them.
@@ -42,6 +42,8 @@ class Shared:
     :ivar input_memory: counts the bytes of requests in memory that are incomplete, or wait for a
         thread.
     :ivar keepalive_s: how long an idle connection is kept open; shorter once the server ends.
+    :ivar is_draining: readiness fails, and connections are closed after their responses. New ones
+        are still accepted.
     :ivar is_ending: clients should make their next requests elsewhere.
     :ivar is_disconnecting: the graceful timeout is nearly over: the server disconnects all clients.
     """
@@ -52,6 +54,7 @@ class Shared:
     bodies_on_disk: Budget = field(init=False)
     input_memory: Budget = field(init=False)
     keepalive_s: float = field(init=False)
+    is_draining: bool = False
     is_ending: bool = False
     is_disconnecting: bool = False
 

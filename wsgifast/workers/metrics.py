@@ -31,12 +31,13 @@ from ..metrics.collecting import (
     points_of,
     process_collectors,
 )
-from ..metrics.health import State, resident_bytes
+from ..metrics.health import SlowClient, State, resident_bytes
 from ..metrics.instrumented import FRAMEWORKS, call_noting_pattern
 from ..metrics.requests import LengthError, Recording, RequestMetrics, asked_of_parsed
 from ..metrics.setup import Wanted, check, hand_over, prepare, start_exporting, wanted_metrics
 from ..middleware import WSGIFast
 from ..server.application import Application, queued_seconds
+from ..server.deadlines import RequestTimedOut
 from ..server.output import OutputQueue
 from ..server.receiving import Exchange
 from ..server.response import Response
@@ -121,6 +122,7 @@ class WorkerCollector:
         if ended:
             return
         yield point("wsgifast_workers", 1)
+        yield point("wsgifast_workers_draining", int(self.server.shared.is_draining))
         yield point("wsgifast_worker_memory_bytes", resident_bytes())
         yield from gauges(self.server)
 
@@ -232,8 +234,9 @@ class ResponseRecorder:
         left = False
         if error is not None or resp is None or resp.must_close or resp.dropped:
             if error is not None:
-                size = max(0, size - output.bytes_left())
-                left = not isinstance(error, FileTruncated)
+                if resp is not exchange.replaced_by:
+                    size = max(0, size - output.bytes_left())
+                left = not isinstance(error, (FileTruncated, RequestTimedOut))
             length_error = length_error or _length_error(resp, error)
         self._recording.end(
             asked_of_parsed(exchange.req),
@@ -283,8 +286,12 @@ def start_reporting(
     return partial(every_second.call, [files.report])
 
 
-def state_of(server: Server, worker: Any) -> State:
+def state_of(server: Server, worker: Any, *, most_clients: int = _MOST_CLIENTS) -> State:
     """A worker's state, for probes. Any thread may call."""
+    slowest: list[SlowClient] = []
+    if most_clients:
+        connections = list(server.connections)
+        slowest = slowest_clients(connections, time.monotonic(), most=most_clients)
     return State(
         os.getpid(),
         worker.beaten_at,
@@ -292,5 +299,5 @@ def state_of(server: Server, worker: Any) -> State:
         server.accepts,
         UNREADY_AFTER_S,
         _LOST_AFTER_TIMEOUTS * worker.cfg.timeout or math.inf,
-        slowest_clients(list(server.connections), time.monotonic(), most=_MOST_CLIENTS),
+        slowest,
     )

@@ -62,8 +62,12 @@ def check_attributes(worker: Any, base: type) -> None:
             raise InvalidWorkerOption(
                 f"FastWorker.{name}={value!r}: expected {option.kind.expected}"
             )
+    paths = outside_value(worker, "health_path"), outside_value(worker, "ready_path")
+    if paths[0] is not None and paths[0] == paths[1]:
+        raise InvalidWorkerOption(
+            f"health_path and ready_path are both {paths[0]!r}: give each a path of its own"
+        )
     try:
-        options_of_environment()
         if worker.metrics_bind is not None:
             metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
     except ConfigurationError as error:
@@ -184,6 +188,17 @@ def _assign(worker: type, values: Mapping[str, Any]) -> None:
 _MOST_HTTP2_VALUE = 2**32 - 1
 # Attributes of the worker that are options of the server.
 _OF_THE_SERVER = [field.name for field in fields(Options) if field.name in OPTIONS]
+
+
+def outside_value(worker: Any, name: str) -> Any:
+    """Return the value of an option that an environment variable may set.
+
+    :raises InvalidWorkerOption: for a variable with a value that an option cannot have.
+    """
+    try:
+        return options_of_environment().get(name, getattr(worker, name))
+    except ConfigurationError as error:
+        raise InvalidWorkerOption(str(error)) from None
 
 
 def options(worker: Any, settings: Settings) -> Options:

@@ -15,13 +15,17 @@ That is one line in ``BaseApplication.run()``, which makes an ``Arbiter``. A sub
 replace two more parts. One is the end of ``reload()``, which starts new workers and ends the old
 ones. The other is how ``reap_workers()`` reacts to a worker that cannot start.
 
-Each worker shares one byte with it, its *stage*, in memory made before the fork:
+Each worker shares a byte with it, its *stage*, in memory made before the fork:
 
 - BOOTING: it imports the app.
 - BROKEN: the app's code has an error, and cannot be imported. Set by the worker, which ends.
 - READY: it serves. Set by the worker.
 - RETIRING: it has reached a limit, serves, and asks for a successor. Set by the worker.
 - RELEASED: a successor serves. Set by the arbiter, just before it sends SIGTERM.
+
+Another byte says that the worker *drains*, since the whole server is about to stop. The arbiter
+sets it just before it sends SIGTERM. The worker fails its readiness, and serves on until the next
+SIGTERM.
 
 *Old* workers are those that a reload has found, and those that retire. While there is one, the
 arbiter starts a spare worker, waits until it is READY, and ends the oldest of the old ones. Then
@@ -44,7 +48,9 @@ take ten times as long for its last responses.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import queue
 import random
 import signal
 import time
@@ -55,6 +61,7 @@ from gunicorn.errors import HaltServer
 
 from ..hosts import GUNICORN
 from ..metrics.health import resident_bytes
+from .options import outside_value
 
 BOOTING, READY, RETIRING, RELEASED, BROKEN = range(5)
 #: A released worker's last responses may take this many graceful timeouts.
@@ -77,7 +84,7 @@ class Life:
     """
 
     def __init__(self, max_rss_bytes: float, max_lifetime_s: float) -> None:
-        self._shared = mmap.mmap(-1, 1)
+        self._shared = mmap.mmap(-1, 2)
         self._max_rss_bytes = max_rss_bytes
         self._end = time.monotonic() + max_lifetime_s * (1 - _JITTER * random.random())
         self.has_arbiter = isinstance(running_arbiter(), ReplacingArbiter)
@@ -89,6 +96,13 @@ class Life:
     @stage.setter
     def stage(self, stage: int) -> None:
         self._shared[0] = stage
+
+    @property
+    def drains(self) -> bool:
+        return bool(self._shared[1])
+
+    def drain(self) -> None:
+        self._shared[1] = 1
 
     def limit_reached(self, requests: int, max_requests: int) -> tuple[str, str] | None:
         """Why the worker has to be replaced now: the limit, and the text for the log.
@@ -370,7 +384,29 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
 
     def stop(self, graceful: bool = True) -> None:
         self._stopping = True
+        if graceful and not (self.master_pid or self.reexec_pid):  # else another one serves
+            graceful = self._drain(outside_value(self.worker_class, "drain_delay_s"))
         super().stop(graceful)
+
+    def _drain(self, delay_s: float) -> bool:
+        """Let the workers serve while their readiness fails; return False if a signal ends it.
+
+        The listeners stay open meanwhile, also those of Unix sockets.
+        """
+        if not delay_s or not self.WORKERS:
+            return True
+        self.log.info("The stop begins in %g s: readiness fails from now on", delay_s)
+        for worker in list(self.WORKERS.values()):
+            if getattr(worker, "life", None) is not None:
+                worker.life.drain()
+                self.kill_worker(worker.pid, signal.SIGTERM)
+        end_at = time.monotonic() + delay_s
+        while self.WORKERS and (left_s := end_at - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                if self.SIG_QUEUE.get(timeout=min(left_s, 0.1)) in (signal.SIGINT, signal.SIGQUIT):
+                    return False
+            self.reap_workers()
+        return True
 
 
 class _ConfigurationRead(Exception):

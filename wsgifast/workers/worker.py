@@ -22,7 +22,7 @@ from gunicorn.workers import gthread
 
 from ..compression.policy import IS_BEHIND
 from ..files.coded_copies import COPIES
-from ..metrics.health import resident_bytes
+from ..metrics.health import readiness, resident_bytes
 from ..metrics.requests import RECORDER
 from ..server.application import Application
 from ..server.channel import Channel
@@ -47,6 +47,7 @@ from .metrics import (
     check_metrics,
     prepare_metrics,
     start_reporting,
+    state_of,
     wants_metrics,
 )
 from .options import (
@@ -288,6 +289,10 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """SIGTERM: finish running requests, then end."""
+        server = self.server
+        if self.life.drains and server is not None and not server.shared.is_draining:
+            server.drain()
+            return
         self.alive = False
         if self.server is None:
             sys.exit(0)  # the app is still being imported: there are no requests to finish
@@ -365,10 +370,16 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             parser_for=parsers(self, settings),
             has_many_clients=settings.is_proxy,
             secure=None if self._tls is None else self._secure,
+            readiness=self._readiness,
         )
         if responses is not None:
             responses.watch(server, application)
         return server
+
+    def _readiness(self) -> tuple[bool, str]:
+        """Return whether this worker is ready for requests, and why."""
+        assert self.server is not None
+        return readiness([state_of(self.server, self, most_clients=0)], time.monotonic())
 
     def _logs_access(self) -> bool:
         if type(self.log).access is not Logger.access:

@@ -139,7 +139,8 @@ class FileSending(asyncio.Protocol):
                     f"{cls.__name__}.{name}={value!r}: expected {option.kind.expected}"
                 )
         for name, value in options_of_environment().items():
-            setattr(cls, name, value)
+            if name in SHARED:
+                setattr(cls, name, value)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -22,6 +22,7 @@ from ...errors import ConfigurationError, WSGIFastError
 from ...metrics.health import resident_bytes
 from ...sockets.options import Address
 from . import AppNotLoaded, AwaitedApp, ServerName, described, django_settings, load_app, unwrapped
+from .paths import PROBE_PATHS, free_paths
 from .servers import NO_APP, Loaded
 
 # How much of the log is read for the reason of an end.
@@ -65,6 +66,7 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
         memory_bytes=resident_bytes(),
         waits_for=sorted(_CLIENTS & sys.modules.keys()),
         static=configured_static(app),
+        free_probes=free_paths(app, PROBE_PATHS.values(), settings is not None),
         debug=_debug(app, settings),
         loggers=[name for name in ("gunicorn.access",) if logging.getLogger(name).handlers],
         tls_header=(getattr(settings, "SECURE_PROXY_SSL_HEADER", None) or ("",))[0],
@@ -218,6 +220,7 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
         ],
         "forwarded": list(cfg.forwarded_allow_ips),
         "problem": _problem_of_worker(cfg),
+        **_operators(cfg),
     }  # fmt: skip
     is_special = application.has_file or bool(os.environ.get("GUNICORN_CMD_ARGS"))
     return {"settings": settings, "is_special": is_special, "configured": configured}
@@ -237,6 +240,20 @@ def _problem_of_worker(cfg: Any) -> str:
     except WSGIFastError as error:
         return str(error)
     return ""
+
+
+def _operators(cfg: Any) -> dict[str, Any]:
+    """Return what FastWorker's options say of health checks and the drain."""
+    names = ("health_path", "ready_path", "drain_delay_s")
+    try:
+        worker = cfg.worker_class
+        if not hasattr(worker, "drain_delay_s"):
+            return {}
+        from ...workers.options import outside_value
+
+        return {name: outside_value(worker, name) for name in names}
+    except Exception:  # noqa: BLE001 - it is reported when gunicorn starts
+        return {}
 
 
 def _plain(value: Any) -> Any:

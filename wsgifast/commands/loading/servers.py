@@ -53,6 +53,7 @@ class Loaded:
     :ivar memory_bytes: of the process that has loaded it; 0: it was not loaded.
     :ivar waits_for: packages that it has imported to ask other servers.
     :ivar static: directories of static files that its framework is configured with, by prefixes.
+    :ivar free_probes: of PROBE_PATHS, those that no URL of its framework matches.
     :ivar debug: the setting by which its framework debugs; empty if it does not.
     :ivar tls_header: the environ key from which Django takes whether a request came by TLS; empty
         for none.
@@ -72,6 +73,7 @@ class Loaded:
     memory_bytes: int = 0
     waits_for: Sequence[str] = ()
     static: Mapping[str, str] = field(default_factory=dict)
+    free_probes: Sequence[str] = ()
     debug: str = ""
     tls_header: str = ""
     loggers: Sequence[str] = ()

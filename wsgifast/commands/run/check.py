@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...errors import ConfigurationError
+from ...metrics.setup import VARIABLE as METRICS
 from ...server_options import SHARED
 from ..doctor.findings import CATALOGUE, known_ids
 from ..doctor.model import SEVERITIES, Endpoint, Finding, Report
@@ -62,6 +63,7 @@ def check_deployment(
             has_body_limit=bool(
                 {**os.environ, **environment}.get(SHARED["body_limit_bytes"].variable)
             ),
+            has_metrics=bool({**os.environ, **environment}.get(METRICS)),
         )
     ]
     report = Report(name, loaded.interface or "WSGI", None, loaded.was_wrapped, findings=found)
@@ -96,6 +98,7 @@ def findings(
     is_root: bool,
     temporary: str | None,
     has_body_limit: bool,
+    has_metrics: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Ids, and what was seen; pure."""
     options = loaded.configured
@@ -133,9 +136,14 @@ def findings(
     graceful = options.get("graceful")
     if graceful is None or graceful >= _SUPERVISOR_S:
         yield "WF111", "no end" if graceful is None else f"{graceful} s"
+    drain_s = options.get("drain_delay_s") or 0
+    if drain_s and graceful is not None and graceful < drain_s:
+        yield "WF117", f"{graceful:g} s, and drain_delay_s is {drain_s:g}"
     local = all(address.startswith(_LOCAL) for address in options["addresses"])
     if not local and "*" in options["forwarded"]:
         yield "WF112", f"forwarded_allow_ips is *, at {', '.join(options['addresses'])}"
+    if not local and "ready_path" in options and not (options["ready_path"] or has_metrics):
+        yield "WF116", f"ready_path is not set, at {', '.join(options['addresses'])}"
     behind = [each for each in options["addresses"] if each.startswith("unix:")]
     if local and loaded.tls_header:
         behind.append(f"SECURE_PROXY_SSL_HEADER is {loaded.tls_header}")

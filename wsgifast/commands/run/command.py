@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import ConfigurationError, MissingExtra
 from ...metrics.setup import VARIABLE as METRICS
 from ...metrics.setup import metrics_address
-from ...server_options import SHARED
+from ...server_options import OUTSIDE
 from ..arguments import (
     APP_HELP,
     DEFAULT_BIND,
@@ -31,7 +31,8 @@ from ..arguments import (
 from ..doctor.formats import as_json
 from ..doctor.model import SEVERITIES
 from ..loading import absolute
-from ..loading.servers import load_as, load_for
+from ..loading.paths import PROBE_PATHS
+from ..loading.servers import Loaded, load_as, load_for
 from ..terminal import show
 from .check import as_lines, check_deployment
 from .environment import check_environment
@@ -101,9 +102,12 @@ def add_command(commands: Any) -> None:
     option(responses, "--no-compress", help="do not compress responses and files")
 
     limits = parser.add_argument_group("limits")
-    for name, shared in SHARED.items():
-        text = shared.help[0].lower() + shared.help[1:].removesuffix(".")
-        option(limits, _flag(name), shared.kind.metavar, text, type=partial(_limit, name))
+    operators = parser.add_argument_group("behind a load balancer")
+    for name, outside in OUTSIDE.items():
+        text = outside.help[0].lower() + outside.help[1:].removesuffix(".")
+        kind, parse = outside.kind, partial(_outside, name)
+        group = operators if outside.section == "operators" else limits
+        option(group, _flag(name), kind.metavar, text, type=parse, repeated=kind.is_repeated)
 
     watching = parser.add_argument_group("logs and metrics")
     access_log = (
@@ -212,10 +216,30 @@ def planned(options: argparse.Namespace) -> Plan:
         plan.notes.append(temporary)
     if options.metrics is not None:
         plan.environment[METRICS] = options.metrics
-    for name, shared in SHARED.items():
-        if (limit := getattr(options, name)) is not None:
-            plan.environment[shared.variable] = limit
+    for name, outside in OUTSIDE.items():
+        if value := getattr(options, name):
+            if server == "uvicorn" and not outside.is_shared:
+                raise ConfigurationError(
+                    f"{_flag(name)} is FastWorker's, and {loaded.target} is an ASGI app: "
+                    "leave it out"
+                )
+            text = " ".join(value) if outside.kind.is_repeated else value
+            plan.environment[outside.variable] = text
+    if server == "gunicorn":
+        _add_health_checks(plan, options, loaded)
     return plan
+
+
+def _add_health_checks(plan: Plan, options: argparse.Namespace, loaded: Loaded) -> None:
+    """Add the paths of both health checks, unless they are set or the app may have them."""
+    added = []
+    for name, path in PROBE_PATHS.items():
+        is_set = loaded.configured.get(name) or OUTSIDE[name].variable in os.environ
+        if not (is_set or getattr(options, name)) and path in loaded.free_probes:
+            plan.environment[OUTSIDE[name].variable] = path
+            added.append(path)
+    if added:
+        plan.notes.append(f"health checks at {' and '.join(added)}: no URL of the app matches")
 
 
 def _configured_app(options: argparse.Namespace) -> str:
@@ -252,13 +276,13 @@ def _workers(text: str) -> int | str:
 
 
 def _flag(name: str) -> str:
-    """The option of the command line for one of SHARED."""
+    """The option of the command line for one of OUTSIDE."""
     return f"--{name.replace('_', '-')}"
 
 
-def _limit(name: str, text: str) -> str:
+def _outside(name: str, text: str) -> str:
     try:
-        SHARED[name].parse(text)
+        OUTSIDE[name].parse(text)
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -187,7 +187,8 @@ class HTTP2Connection(Endpoint):
     def _end_turn(self) -> Channel | None:
         """The owner's last step: send, wait for the next event, and return what is to run."""
         self.mux.pump()
-        if self.mux.state is OPEN and self.shared.is_ending:
+        shared = self.shared
+        if shared.is_ending or shared.is_draining:
             self.send_goaway()
         with self._lock:
             self._is_in_turn = False
@@ -252,6 +253,9 @@ class HTTP2Connection(Endpoint):
         return self._end_turn()
 
     def _handle(self, data: bytes) -> None:
+        shared = self.shared
+        if shared.is_ending or shared.is_draining:
+            self.send_goaway()  # before a response, so that clients see it in time
         try:
             with self._lock:
                 found = self._frames.receive(data)
@@ -306,6 +310,9 @@ class HTTP2Connection(Endpoint):
             if ends:
                 exchange.body = io.BytesIO()
                 stream.has_ended = True
+                paths = self.mux.application.probe_paths
+                if paths and exchange.req.path in paths and stream.answer_probe():
+                    return
                 self._make_ready(stream)
             elif stream.begin(exchange, self._body_of(exchange, number)):
                 self._make_ready(stream)
@@ -473,6 +480,8 @@ class HTTP2Connection(Endpoint):
         """Have the client, in two steps, make new requests elsewhere (RFC 9113 section 6.8)."""
         now = time.monotonic()
         with self._lock:
+            if self.mux.state is not OPEN:
+                return
             if self._second_goaway_at is None:
                 self._second_goaway_at = now + _SECOND_GOAWAY_S
                 self.cap_deadline(self._second_goaway_at)

@@ -335,17 +335,21 @@ class Multiplexer:
         self.unbegun.discard(stream)
         if not any(each.is_blocked for each in self.streams.values()):
             self._end_window_wait()
-        error = stream.output.error
+        self.reset(stream)
         stream.output.close()
+
+    def reset(self, stream: Stream) -> None:
+        """Tell the client that nothing more is sent on a stream; under the lock."""
         if self.state is LOST:
             return
-        if self.frames.is_open(number):
-            code = ErrorCodes.CANCEL if error is not None else ErrorCodes.INTERNAL_ERROR
+        if self.frames.is_open(stream.number):
+            failed = stream.output.error is not None
+            code = ErrorCodes.CANCEL if failed else ErrorCodes.INTERNAL_ERROR
             if stream.output.stream_sender.has_ended:
                 # The client need not send the rest of its request (RFC 9113 section 8.1).
                 code = ErrorCodes.NO_ERROR
             with contextlib.suppress(ProtocolError):  # the connection is about to be lost
-                self.frames.reset_stream(number, code)
+                self.frames.reset_stream(stream.number, code)
         if not self.streams:
             self.frames.forget_closed()
         with contextlib.suppress(ClientGone):  # as in transmit_or_wait()

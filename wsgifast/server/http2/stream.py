@@ -13,6 +13,7 @@ is over at once, and the thread that takes it finds nothing to run.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import threading
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from ...errors import ClientGone, RequestError
 from ...files.temporary import Spool
 from ...http.stream_head import NO_PRIORITY
-from ..channel import RECEIVING, RUNNING, SENDING, AcceptedSocket, Channel, Headers
+from ..channel import RECEIVING, RUNNING, SENDING, AcceptedSocket, Channel, ErrorPage
 from ..receiving import Exchange
 from ..streamed_body import RawBody
 from .response import HTTP2Response, StreamOutput, encoded_headers
@@ -152,6 +153,14 @@ class Stream(Channel):
         self.deadline = uploads.deadline(exchange.started, self._received_before)
         self._mux.connection.cap_deadline(self.deadline)
 
+    def answer_probe(self) -> bool:
+        """Respond to a health check, if it is one; the connection's owner calls this."""
+        self.state = RUNNING
+        if self._mux.application.answer_probe(self):
+            return True
+        self.state = RECEIVING
+        return False
+
     # The app's turn
 
     def begin_app(self) -> bool:
@@ -165,11 +174,23 @@ class Stream(Channel):
     def _is_head(self) -> bool:
         return self._is_head_request
 
-    def _write_error(self, status: int, reason: str, headers: Headers, body: bytes) -> bool:
+    def has_left(self) -> bool:
+        """See :class:`~..channel.Channel`; a stream that the client resets is over at once."""
+        return False
+
+    def end_early(self, error: Exception, page: ErrorPage | None) -> None:
+        if page is not None:
+            with contextlib.suppress(ClientGone):
+                self._write_error(page)
+        self.output.fail(error)
+        self._mux.reset(self)
+
+    def _write_error(self, page: ErrorPage) -> bool:
+        _, _, headers, body = page
         sender = self.output.stream_sender
         if sender.has_head:
             return False  # it will be reset
-        sender.head = [(b":status", b"%d" % status), *encoded_headers(headers)]
+        sender.head = [(b":status", b"%d" % page.status), *encoded_headers(headers)]
         sender.ends_after = len(body)
         self.output.write(body)
         self.output.end(len(body))

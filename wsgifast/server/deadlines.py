@@ -1,0 +1,108 @@
+"""Ends the response to a request whose app takes too long: the request's deadline.
+
+Theory of operation
+-------------------
+The main thread looks at the requests that run, about once a second, and when the next deadline is
+due. Nothing is done for a request before that. At the deadline the client gets 503, or is
+disconnected if its response has begun. The output has an error from then on, so that whatever the
+app still sends is discarded, and its next write() raises. The app's thread cannot be stopped: it
+goes on until the app returns, and then closes the connection.
+
+    running --the app returns--> ended
+            --the deadline--> timed out --the app returns--> ended
+
+Both changes happen under the lock of the response's output (:meth:`.Channel.finish_when_sent`,
+:meth:`.Application.time_out`), so that only one of them comes first.
+
+If all threads of a worker are past their deadlines, nobody is served: the worker is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..deadlines import REQUEST_TIMEOUT, setters, timeout_of
+from .monitor import Member, stack_of, this_thread
+from .shared import Shared
+
+
+class RequestTimedOut(TimeoutError):
+    """The deadline of a request has passed."""
+
+
+class Deadlines:
+    """Looks for requests whose deadlines have passed; for the main thread.
+
+    :param members: the threads that run apps.
+    :param time_out: ends the response to a request; returns what the client gets, or None if the
+        app has returned by now.
+    :param kill: ends the server.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        members: Iterable[Member],
+        time_out: Callable[[Any, Any, Exception], str | None],
+        kill: Callable[[], object],
+    ) -> None:
+        self._shared = shared
+        self._default_s = shared.options.request_timeout_s
+        self._members = list(members)
+        self._time_out, self._kill = time_out, kill
+        self._has_killed = False
+
+    def look(self, now: float) -> float:
+        """End the responses that are overdue.
+
+        :param now: monotonic.
+        :returns: after how many seconds to look again, at the latest.
+        """
+        left_s = self._default_s
+        overdue = 0
+        for member in self._members:
+            channel, since = member.job, member.since
+            exchange = None if channel is None else channel.exchange
+            if exchange is None or channel.connection().hijacked:
+                continue
+            seconds = timeout_of(exchange.environ, self._default_s)
+            if now < since + seconds:
+                left_s = min(left_s, since + seconds - now)
+                continue
+            overdue += 1
+            if not exchange.is_timed_out:
+                self._end(member, channel, exchange, seconds)
+        if overdue == len(self._members) and not self._has_killed:
+            self._has_killed = True
+            self._shared.log.critical(
+                "All %d threads are past the deadlines of their requests: the worker ends", overdue
+            )
+            self._kill()
+        return left_s
+
+    def _end(self, member: Member, channel: Any, exchange: Any, seconds: float) -> None:
+        stack = stack_of(member)
+        error = RequestTimedOut(f"the request took longer than {seconds:g} s")
+        done = self._time_out(channel, exchange, error)
+        if done is not None:
+            self._shared.counters.request_timeouts += 1
+            self._shared.log.error(
+                "%s %s has taken longer than request_timeout_s=%g: %s\n%s",
+                exchange.req.method,
+                exchange.req.uri,
+                seconds,
+                done,
+                stack,
+            )
+
+
+def _set_timeout(seconds: float | None) -> None:
+    """Set the deadline of the request that this thread serves, if it serves one."""
+    member: Member | None = getattr(this_thread, "member", None)
+    exchange = None if member is None or member.job is None else member.job.exchange
+    if exchange is not None and exchange.environ is not None:
+        exchange.environ[REQUEST_TIMEOUT] = seconds
+
+
+setters.append(_set_timeout)
