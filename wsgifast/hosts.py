@@ -315,7 +315,7 @@ H2 = Host(
                 "outbound_flow_control_window state_machine"
             ),
             "h2.stream:H2StreamStateMachine": (
-                "client headers_received headers_sent state stream_closed_by trailers_sent"
+                "client headers_received headers_sent state stream_closed_by"
             ),
             "h2.stream:StreamClosedBy": "SEND_END_STREAM",
             "h2.stream:StreamInputs": "SEND_DATA SEND_END_STREAM",

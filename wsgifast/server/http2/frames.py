@@ -276,7 +276,6 @@ class Frames(H2Connection):
         return (
             machine.state is StreamState.HALF_CLOSED_REMOTE
             and bool(machine.headers_sent) is has_head
-            and not machine.trailers_sent
             and self.state_machine.state is ConnectionState.SERVER_OPEN
         )
 
