@@ -32,3 +32,13 @@ def test_its_map_is_that_of_the_contract() -> None:
     shown.insert(0, "__main__")
     names = [set(re.split(r"\s{4,}", line)[0].split()) for line in shown]
     assert names == [set(layer.split(" | ")) for layer in rooms]
+
+
+def test_names_of_tests_have_at_most_50_characters() -> None:
+    names = [
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    ]
+    assert len(names) > 2000
+    assert not [name for name in names if len(name) > 50]

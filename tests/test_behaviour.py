@@ -46,7 +46,7 @@ def test_every_shape_arrives_whole(server: LiveServer) -> None:
         check(server.get(f"/{name}"), name)
 
 
-def test_every_shape_arrives_whole_when_streams_are_coalesced(
+def test_every_shape_arrives_whole_when_coalesced(
     coalescing_server: LiveServer,
 ) -> None:
     for name in SHAPES:
@@ -80,7 +80,7 @@ def test_every_shape_compressed_decodes_to_the_same(compressing_server: LiveServ
     assert len(compressed) > len(SHAPES) / 4
 
 
-def test_compressed_body_that_breaks_off_does_not_decode(compressing_server: LiveServer) -> None:
+def test_compressed_body_that_breaks_off_fails(compressing_server: LiveServer) -> None:
     for name in FAILING_NAMES:
         with Connection(compressing_server.address) as connection:
             headers = [("Accept-Encoding", "gzip"), *leaving(compressing_server)]
@@ -116,7 +116,7 @@ def test_http_1_0(server: LiveServer) -> None:
             check(connection.request(f"/{name}", version="1.0"), name)
 
 
-def test_no_response_poisons_the_next_on_its_connection(server: LiveServer) -> None:
+def test_response_poisons_no_next_one(server: LiveServer) -> None:
     connection = Connection(server.address)
     try:
         for name in SHAPES:
@@ -250,7 +250,7 @@ def test_request_body_arrives(server: LiveServer) -> None:
     assert response.body == b"echo of 100000"
 
 
-def test_nodelay_is_on_wherever_the_socket_can_be_reached(server: LiveServer) -> None:
+def test_nodelay_is_on_if_the_socket_is_reachable(server: LiveServer) -> None:
     # The first two set it without our help. uWSGI and Apache show their sockets to no app.
     unreachable = runs(server, "waitress", "fast-wsgiref", "uwsgi", "mod_wsgi")
     expected = b"out of reach" if unreachable else b"True"

@@ -132,7 +132,7 @@ def test_refused_app_is_named() -> None:
         WSGIFast(asgi)  # type: ignore[arg-type]
 
 
-def test_static_files_in_front_of_the_wrong_kind_of_app_are_refused(tmp_path: Path) -> None:
+def test_static_files_before_a_wrong_app_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"asgifast\.ASGIFast wraps ASGI apps"):
         StaticFiles(asgi, directory=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"wsgifast\.WSGIFast wraps WSGI apps"):

@@ -25,7 +25,7 @@ def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == f"wsgifast {__version__}\n"
 
 
-def test_command_line_without_a_command_prints_all_of_them(
+def test_command_line_without_command_prints_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main([]) == 2
@@ -116,7 +116,7 @@ def test_command_with_closed_standard_streams_succeeds(closed: str) -> None:
     assert ended.stdout == ("" if ">&-" in closed.split() else "1 endpoint: 1 good.\n")
 
 
-def test_command_whose_reader_has_ended_prints_no_traceback() -> None:
+def test_command_of_ended_reader_has_no_traceback() -> None:
     command = [sys.executable, "-m", "wsgifast", "doctor", "--explain"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -133,9 +133,7 @@ def test_command_on_a_full_disk_ends_with_one_sentence() -> None:
     assert (ended.returncode, ended.stderr) == (2, "wsgifast: No space left on device\n")
 
 
-def test_output_file_that_cannot_be_written_is_refused_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_file_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = tmp_path / "file"
     taken.touch()
     check_writable("--html", str(taken))

@@ -44,7 +44,7 @@ def test_file_is_accepted_by_its_program(command: str) -> None:
     check(name, *arguments, FOLDER / file)
 
 
-def test_commands_of_the_short_dockerfile_and_the_procfile_serve_the_shop(tmp_path: Path) -> None:
+def test_dockerfile_and_procfile_serve_the_shop(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "shop.py", tmp_path)  # without gunicorn's configuration
     last = (FOLDER / "run.Dockerfile").read_text().splitlines()[-1]
     container = json.loads(last.removeprefix("CMD "))

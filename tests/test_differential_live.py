@@ -79,7 +79,5 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
 
 @settings(max_examples=effort(60), suppress_health_check=[HealthCheck.filter_too_much])
 @given(script=scripts.map(without_empty_chunks).filter(is_for_real_servers))
-def test_every_response_on_a_connection_is_what_the_app_meant(
-    client: Client, script: Script
-) -> None:
+def test_every_response_is_as_the_app_meant(client: Client, script: Script) -> None:
     client.check(script)

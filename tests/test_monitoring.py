@@ -58,7 +58,7 @@ def labels_in(query: str) -> set[str]:
     return (selected | grouped) - {""}
 
 
-def test_every_query_asks_for_metrics_and_labels_that_there_are() -> None:
+def test_every_query_has_known_metrics_and_labels() -> None:
     for query in queries():
         labels = labels_in(query)
         names = set(_NAME.findall(query)) - labels
@@ -75,7 +75,7 @@ def test_dashboard_shows_every_group_of_metrics() -> None:
     assert CATALOGUE.keys() - asked == set()
 
 
-def test_prometheus_accepts_the_configuration_and_the_alerts() -> None:
+def test_prometheus_accepts_configuration_and_alerts() -> None:
     check("promtool", "check", "config", FOLDER / "prometheus.yml")
     check("promtool", "check", "rules", FOLDER / "wsgifast-alerts.yml")
     check("promtool", "test", "rules", FOLDER / "wsgifast-alerts-test.yml")

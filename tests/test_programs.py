@@ -40,7 +40,7 @@ OF_GO = "no-such-tool is not installed: make servers, with Go (go install exampl
 
 
 @pytest.mark.parametrize("ci", ["", "true"])
-def test_tests_of_a_missing_server_are_skipped_or_fail_in_ci(tmp_path: Path, ci: str) -> None:
+def test_tests_of_missing_server_skip_or_fail_in_ci(tmp_path: Path, ci: str) -> None:
     path = tmp_path / "test_without_a_server.py"
     path.write_text(TESTS_WITHOUT_A_SERVER)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml"]

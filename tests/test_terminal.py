@@ -38,7 +38,7 @@ def test_printable_names_what_it_escapes() -> None:
 
 
 @given(texts)
-def test_escaped_text_makes_no_element_and_no_attribute(text: str) -> None:
+def test_escaped_text_makes_no_markup(text: str) -> None:
     shown = escaped(text)
     assert not set("<>\"'") & set(shown)
     assert shown.replace("\n", "").isprintable()

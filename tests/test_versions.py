@@ -100,7 +100,7 @@ def test_no_text_names_another_version(package: str, version: str, known: set[st
     assert {(path, number) for path, number in found if number not in known} == set()
 
 
-def test_makefile_takes_the_oldest_versions_from_the_tables() -> None:
+def test_makefile_takes_oldest_versions_from_tables() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for package in ("uvicorn", "gunicorn"):
         target = makefile.split(f"\ntest-oldest-{package}:")[1].split("\n\n")[0]

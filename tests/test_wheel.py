@@ -176,7 +176,7 @@ def test_wheel_has_the_packages_alone(wheel: Path) -> None:
     assert f"{metadata}licenses/LICENSE" in names
 
 
-def test_links_of_the_first_page_are_absolute_on_the_index(wheel: Path) -> None:
+def test_links_of_first_page_are_absolute_on_index(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         text = archive.read(f"wsgifast-{__version__}.dist-info/METADATA").decode()
     links = [*re.findall(r"\]\((.+?)\)", text), *re.findall(r'(?:src|srcset)="(.+?)"', text)]

@@ -114,7 +114,7 @@ def test_head_of_a_file_has_its_length_and_no_body(server: LiveServer, files: Pa
 
 
 @each
-def test_range_of_a_file_whose_app_knows_none_is_answered(server: LiveServer, files: Path) -> None:
+def test_range_unknown_to_the_app_is_answered(server: LiveServer, files: Path) -> None:
     data = (files / "large").read_bytes()
     size = len(data)
     with Connection(server.address) as connection:
@@ -232,7 +232,7 @@ def test_text_and_buffers_are_sent_as_bytes(server: LiveServer) -> None:
 
 
 @each
-def test_body_of_another_type_is_a_500_that_names_the_app(server: LiveServer) -> None:
+def test_body_of_another_type_is_a_500_with_the_app(server: LiveServer) -> None:
     assert server.get("/shape?kind=int").status == 500
     wait_for(lambda: "tests.asgi.app.app" in server.log(), "the log names the app")
 
@@ -250,9 +250,7 @@ def test_request_body_arrives(server: LiveServer) -> None:
 
 
 @each_and_bare
-def test_connection_is_kept_alive_over_responses_of_all_kinds(
-    server: LiveServer, files: Path
-) -> None:
+def test_connection_is_kept_over_all_kinds_of_bodies(server: LiveServer, files: Path) -> None:
     large = (files / "large").read_bytes()
     with Connection(server.address) as connection:
         for _ in range(3):

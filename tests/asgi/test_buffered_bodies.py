@@ -75,7 +75,7 @@ async def through(pieces: list[bytes]) -> list[bytes]:
     budget=st.integers(0, 60),
     disk=st.sampled_from([0, 20, 1000]),
 )
-def test_any_messages_of_a_body_reach_the_app_unchanged(
+def test_any_body_messages_reach_the_app_unchanged(
     pieces: list[bytes], in_memory: int, budget: int, disk: int
 ) -> None:
     """Whatever there is room for, in memory and on the disk."""
@@ -120,7 +120,7 @@ async def test_app_runs_once_the_whole_body_has_come() -> None:
         {**scope_of(method="POST"), "http_version": "2"}, scope_of(),
     ],
 )  # fmt: skip
-async def test_bodies_that_are_long_or_not_declared_reach_the_app_while_they_arrive(
+async def test_long_or_undeclared_bodies_arrive_in_pieces(
     scope: Scope,
 ) -> None:
     called: list[str] = []
@@ -134,7 +134,7 @@ async def test_bodies_that_are_long_or_not_declared_reach_the_app_while_they_arr
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 20])
-def test_client_that_leaves_before_its_body_never_starts_the_app(pieces: int) -> None:
+def test_client_leaving_before_body_starts_no_app(pieces: int) -> None:
     called: list[str] = []
     app = ASGIFast(noting(called, "method", echo), buffer_bodies=True)
     received = messages([b"x" * PIECE] * (pieces + 1))[:-1]
@@ -166,7 +166,7 @@ async def test_request_that_is_cancelled_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("loop", ["trio"], indirect=True)
 @pytest.mark.usefixtures("loop")
-async def test_request_that_is_cancelled_on_trio_leaves_nothing() -> None:
+async def test_request_cancelled_on_trio_leaves_nothing() -> None:
     received = messages([b"x" * PIECE] * 20)[:-1]
     sent: list[Message] = []
     with anyio.CancelScope() as cancelled:

@@ -156,7 +156,7 @@ def length(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("expects", [False, True])
-def test_declared_body_over_the_limit_is_413_and_no_app_is_called(
+def test_declared_body_over_limit_is_413_without_app(
     server: LiveServer, peer: Peer, expects: bool
 ) -> None:
     path = f"/declared-{expects}"
@@ -197,7 +197,7 @@ def test_chunks_over_the_limit_in_one_packet_are_413(peer: Peer) -> None:
     assert peer.is_closed()
 
 
-def test_response_that_has_begun_breaks_off_for_a_body_over_the_limit(peer: Peer) -> None:
+def test_response_begun_breaks_off_over_the_limit(peer: Peer) -> None:
     peer.post("/started", CHUNKED)
     peer.read_head()
     assert peer.read(1) == b"1"
@@ -236,7 +236,7 @@ def test_first_head_too_late_is_408(peer: Peer, pieces: list[bytes]) -> None:
     assert peer.is_closed()
 
 
-def test_silent_connections_are_closed_without_an_answer(server: LiveServer) -> None:
+def test_silent_connections_close_without_an_answer(server: LiveServer) -> None:
     timeouts = count(server, "timeouts", "head")
     peers = [Peer(server.address) for _ in range(20)]
     for peer in peers:
@@ -288,14 +288,14 @@ def test_nobody_is_late_while_the_app_does_not_receive(peer: Peer) -> None:
     assert peer.answer() == (200, b"10")
 
 
-def test_body_of_a_response_that_has_begun_is_waited_for(peer: Peer) -> None:
+def test_body_of_a_begun_response_is_waited_for(peer: Peer) -> None:
     peer.post("/started", length(5))
     time.sleep(2 * TIMEOUT_S)
     peer.send(b"12345")
     assert peer.answer() == (200, b"12345")
 
 
-def test_unread_body_that_goes_on_slowly_ends_the_connection(peer: Peer) -> None:
+def test_unread_slow_body_ends_the_connection(peer: Peer) -> None:
     peer.post("/unread", length(LIMIT_BYTES))
     assert peer.answer() == (200, b"0")
     peer.trickle([b"x"] * 1000)
@@ -376,7 +376,7 @@ def test_environment_comes_before_the_class(monkeypatch: pytest.MonkeyPatch) -> 
         type("Mine", (HttpToolsProtocol,), {})
 
 
-def test_expect_100_continue_is_answered_for_a_body_within_the_limit(peer: Peer) -> None:
+def test_expect_continue_is_answered_within_the_limit(peer: Peer) -> None:
     peer.post("/expected", length(5), b"Expect: 100-continue")
     assert peer.read_head().status == 100
     peer.send(b"12345")

@@ -26,7 +26,7 @@ def turns_held(held: Held) -> int:
     return turns
 
 
-def test_message_that_stays_alone_has_the_next_ones_passed_on(held: Held) -> None:
+def test_message_staying_alone_passes_the_next_ones(held: Held) -> None:
     held.chunks.append(b"a")
     assert turns_held(held) == HELD_TURNS + 1
     assert held.to_pass_on == PASSED_ON
@@ -35,7 +35,7 @@ def test_message_that_stays_alone_has_the_next_ones_passed_on(held: Held) -> Non
     assert turns_held(held) == HELD_TURNS + 1
 
 
-def test_messages_of_some_turns_are_held_again_and_again(held: Held) -> None:
+def test_messages_of_some_turns_are_held_again(held: Held) -> None:
     for _ in range(3):
         held.chunks.append(b"a")
         assert held.end_turn()

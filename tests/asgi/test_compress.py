@@ -133,7 +133,7 @@ def test_compressed_asgi_stream_that_fails_has_no_end() -> None:
         decoded("gzip", data)
 
 
-def test_large_body_is_compressed_in_a_thread_and_stays_in_order() -> None:
+def test_large_body_is_compressed_in_a_thread_in_order() -> None:
     large = TEXT * 400
     for messages in ([body(large, False)], [body(large), body(TEXT), body(large, False)]):
         answer, headers = ask(sending(head(CSV), *messages), "zstd")
@@ -163,7 +163,7 @@ def asked(content: bytes) -> Callable[[], Coroutine[Any, Any, bytes]]:
     return one
 
 
-def test_level_is_halved_for_the_rest_of_a_turn_that_compresses_for_long(
+def test_level_is_halved_in_a_long_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter([0.0, 0.003, 0.006, 0.009, 0.010, 100.0])
@@ -177,7 +177,7 @@ def test_level_is_halved_for_the_rest_of_a_turn_that_compresses_for_long(
     assert asyncio.run(several()) == [at_level(n, ROWS) for n in (4, 4, 2, 4, 4, 4)]
 
 
-def test_level_is_halved_while_every_processor_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_level_is_halved_while_all_processors_compress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_coding, "_PROCESSORS", 2)
     monkeypatch.setattr(content_coding, "_LONG_TURN_S", 60.0)
 
@@ -239,7 +239,7 @@ def apps(text: Path) -> list[Any]:
     ]
 
 
-def test_head_claims_no_coding_where_the_app_codes_the_file(text: Path) -> None:
+def test_head_claims_no_coding_if_the_app_codes(text: Path) -> None:
     """GZipMiddleware sees no bytes of a file in an answer to HEAD, and leaves that as it is."""
     app = apps(text)[0]
     app.add_middleware(GZipMiddleware)
@@ -248,7 +248,7 @@ def test_head_claims_no_coding_where_the_app_codes_the_file(text: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [b"text/plain", b"image/png"])
-def test_file_without_a_coded_copy_is_handed_to_the_server(text: Path, kind: bytes) -> None:
+def test_file_without_coded_copy_goes_to_the_server(text: Path, kind: bytes) -> None:
     """It is too large for a copy, or of another type."""
     if kind == b"text/plain":
         os.truncate(text, coded_copies.MAX_FILE_BYTES + 1)
@@ -257,7 +257,7 @@ def test_file_without_a_coded_copy_is_handed_to_the_server(text: Path, kind: byt
     assert call(ASGIFast(app, compress=True), scope).messages[-1]["path"] == str(text)
 
 
-async def test_hundred_requests_at_once_compress_once_and_not_on_the_loop(
+async def test_hundred_requests_compress_once_off_the_loop(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[threading.Thread] = []

@@ -77,7 +77,7 @@ def test_uncoded_head_is_that_of_the_whole_response(
         assert sent(head, message) == sent(*asyncio.run(coding.whole(start, message)))
 
 
-def test_uncoded_head_of_a_stream_or_a_file_is_not_decided() -> None:
+def test_uncoded_head_of_stream_or_file_is_undecided() -> None:
     coding = ContentCoding(Compression(), scope_of())
     start = {"type": "http.response.start", "status": 200, "headers": []}
     for message in ({"body": b"first", "more_body": True}, {"body": "text"}, {"path": "/file"}):

@@ -84,7 +84,7 @@ def _a_worker_is_killed(metrics: int) -> None:
     scraped_until(metrics, "wsgifast_worker_starts_total", 3)
 
 
-def test_metrics_address_in_gunicorns_configuration_is_used(tmp_path: Path) -> None:
+def test_metrics_address_of_gunicorn_conf_is_used(tmp_path: Path) -> None:
     metrics = free_port()
     conf = tmp_path / "gunicorn.conf.py"
     conf.write_text(f"metrics_bind = '127.0.0.1:{metrics}'\n")
@@ -102,7 +102,7 @@ def test_metrics_address_in_gunicorns_configuration_is_used(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("address", ["nonsense", "taken"])
-def test_metrics_address_that_cannot_work_ends_asgi_servers(kind: str, address: str) -> None:
+def test_metrics_address_that_fails_ends_asgi_servers(kind: str, address: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         if address == "taken":
             address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -121,7 +121,7 @@ def test_metrics_address_that_cannot_work_ends_asgi_servers(kind: str, address: 
     assert "Traceback" not in done.stderr
 
 
-def test_import_in_an_event_loop_starts_nothing_and_does_not_exit() -> None:
+def test_import_in_an_event_loop_starts_nothing() -> None:
     code = (
         "import asyncio, threading\n"
         "async def main():\n"

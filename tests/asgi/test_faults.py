@@ -208,7 +208,7 @@ def test_websocket_is_served(server: LiveServer, is_bare: bool) -> None:
 
 
 @pytest.mark.parametrize("server", BARE, indirect=True)
-def test_malformed_request_behind_a_download_is_not_answered_in_it(server: LiveServer) -> None:
+def test_malformed_request_is_not_answered_in_download(server: LiveServer) -> None:
     with download(server, "/pathsend?file=huge") as connection:
         connection.send(b"NOT HTTP AT ALL\r\n\r\n")
         body = read_what_comes(connection)
@@ -249,7 +249,7 @@ def test_shutdown_ends_a_download_after_its_timeout(name: str, folder: Path) -> 
 
 @pytest.mark.parametrize("server", sorted({**OURS, **OURS_ON_GUNICORN}), indirect=True)
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_response_comes_whole_to_a_client_that_is_still_sending(
+def test_response_reaches_a_client_that_still_sends(
     server: LiveServer, folder: Path, pipelined: bool
 ) -> None:
     """The app receives none of the upload, behind which the connection is closed.

@@ -124,7 +124,7 @@ async def test_download_that_the_server_cuts_off_is_recorded(
 
 
 @each_protocol
-async def test_small_responses_are_recorded_when_the_app_has_returned(
+async def test_small_responses_are_recorded_after_the_app(
     protocol: Any, recorded: tuple[ASGIApp, Notes], file: Path
 ) -> None:
     app, notes = recorded

@@ -56,7 +56,7 @@ def test_file_behind_another_status_is_sent_as_it_is(path: str, status: int) -> 
 @pytest.mark.parametrize("status", [200, 203])
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("extensions", [(), (PATHSEND,)])
-def test_file_that_is_not_there_leaves_the_head_to_the_server(
+def test_missing_file_leaves_the_head_to_the_server(
     path: str, status: int, ranges: bool, extensions: tuple[str, ...]
 ) -> None:
     """A server with pathsend of its own would send the head before it looks."""
@@ -67,7 +67,7 @@ def test_file_that_is_not_there_leaves_the_head_to_the_server(
     assert not sent
 
 
-def test_file_without_a_head_is_left_to_the_server_to_refuse(path: str) -> None:
+def test_file_without_head_is_refused_by_the_server(path: str) -> None:
     answer = call(app_of(pathsend(path)), offering(PATHSEND), whole=False)
     assert answer.types == [PATHSEND]
 
@@ -192,7 +192,7 @@ def test_ranges_are_sent_by_descriptor(path: str, ranges: list[tuple[int, int]])
 
 @pytest.mark.parametrize("extensions", [(), (PATHSEND, ZEROCOPYSEND)])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_file_response_inside_asgifast_answers_its_range(
+def test_file_response_in_asgifast_answers_its_range(
     path: str, extensions: tuple[str, ...], depth: int
 ) -> None:
     parts: list[bytes] = []
@@ -208,7 +208,7 @@ def test_file_response_inside_asgifast_answers_its_range(
     assert b"".join(parts) == DATA[5:10]
 
 
-def test_planned_body_may_be_sent_when_its_sender_has_gone_on(path: str) -> None:
+def test_planned_body_may_be_sent_after_its_sender(path: str) -> None:
     """Starlette's BaseHTTPMiddleware passes messages on through a queue."""
     scope = offering(PLANNED, PATHSEND, ZEROCOPYSEND, range="bytes=5-9")
     answer = call(FileResponse(path), scope)
@@ -255,7 +255,7 @@ def test_planned_body_is_closed_by_whoever_sends_it(path: str, extensions: tuple
     [BlockingIOError(errno.EAGAIN, "cold"), OSError(errno.EOPNOTSUPP, "no such flag")],
     ids=["cold", "unsupported"],
 )
-def test_file_that_is_not_in_memory_is_read_in_a_thread(
+def test_file_not_in_memory_is_read_in_a_thread(
     tmp_path: Path, error: OSError, blocking_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = os.urandom(1_000_000)
@@ -351,7 +351,7 @@ def test_invalid_offset_or_count_of_a_path_is_refused(path: str, run: dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["response", "response inside", "middleware"])
-def test_range_is_a_part_by_path_where_the_server_takes_it(path: str, kind: str) -> None:
+def test_range_is_a_part_by_path_if_possible(path: str, kind: str) -> None:
     response: Any = FileResponse(path)
     app = {
         "response": response,
@@ -370,7 +370,7 @@ def test_range_is_a_part_by_path_where_the_server_takes_it(path: str, kind: str)
 # Descriptors
 
 
-def test_server_that_takes_descriptors_gets_offset_and_count(path: str) -> None:
+def test_server_of_descriptors_gets_offset_and_count(path: str) -> None:
     """A server may take no number for a descriptor, and move no position."""
     for opened in (open(path, "rb"), os.open(path, os.O_RDONLY)):
         app = app_of(START, zerocopy(opened, count=3, more_body=True), zerocopy(opened, count=4))
@@ -419,7 +419,7 @@ def test_descriptor_moves_on_where_no_offset_is_given(path: str) -> None:
         os.close(fd)
 
 
-def test_offset_behind_the_end_of_a_descriptor_sends_nothing(path: str) -> None:
+def test_offset_behind_the_end_sends_nothing(path: str) -> None:
     with open(path, "rb") as file:
         assert call(app_of(START, zerocopy(file, offset=5000)), scope_of()).body == b""
 
@@ -435,9 +435,7 @@ def test_count_beyond_the_end_of_a_descriptor_raises(path: str) -> None:
 
 @pytest.mark.parametrize("option", ["offset", "count"])
 @pytest.mark.parametrize("value", [-1, "1", 1.5])
-def test_invalid_offset_or_count_of_a_descriptor_is_refused(
-    path: str, option: str, value: object
-) -> None:
+def test_invalid_offset_or_count_is_refused(path: str, option: str, value: object) -> None:
     with open(path, "rb") as file, pytest.raises(BodyError, match=f"{option} is a number of bytes"):
         call(app_of(START, zerocopy(file, **{option: value})), scope_of())
 
@@ -448,7 +446,7 @@ def test_file_without_a_descriptor_is_refused(file: object) -> None:
         call(app_of(START, zerocopy(file)), scope_of())
 
 
-def test_file_object_of_other_bytes_than_its_descriptor_is_refused(tmp_path: Path) -> None:
+def test_file_object_of_other_bytes_is_refused(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "f.gz", "wb") as packed:
         packed.write(DATA)
     with (

@@ -187,9 +187,7 @@ async def test_message_behind_the_file_is_refused(
         assert "Unexpected ASGI message" in seen[0]
 
 
-async def test_task_with_a_message_behind_the_file_may_outlive_the_request(
-    protocol: Any, large: Path
-) -> None:
+async def test_task_with_later_message_outlives_the_request(protocol: Any, large: Path) -> None:
     is_sent = asyncio.Event()
     go_on = asyncio.Event()
     beside: list[asyncio.Task[None]] = []

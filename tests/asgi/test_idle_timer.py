@@ -101,7 +101,7 @@ def test_second_timer_is_the_loops_own() -> None:
     assert called == ["other"]
 
 
-def test_stopped_idle_timer_keeps_nothing_of_its_connection() -> None:
+def test_stopped_idle_timer_keeps_no_connection() -> None:
     class Connection:
         def close(self) -> None: ...
 
@@ -116,7 +116,7 @@ def test_stopped_idle_timer_keeps_nothing_of_its_connection() -> None:
     assert all(timer.cancelled for timer in loop.timers)
 
 
-async def test_connection_loop_passes_everything_else_to_the_loop() -> None:
+async def test_connection_loop_passes_on_everything_else() -> None:
     loop = asyncio.get_running_loop()
     idle = ConnectionLoop(loop, lambda: math.inf)
     assert idle.real is loop

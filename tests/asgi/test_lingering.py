@@ -37,7 +37,7 @@ async def send_until_closed(client: Client) -> int:
 
 
 @pytest.mark.parametrize("headers", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
-async def test_shutdown_does_not_wait_for_a_client_that_goes_on_sending(
+async def test_shutdown_waits_for_no_sending_client(
     protocol: Any, headers: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the connection is open until then, or lingers already."""
@@ -53,7 +53,7 @@ async def test_shutdown_does_not_wait_for_a_client_that_goes_on_sending(
         await send_until_closed(client)
 
 
-async def test_client_that_sends_more_than_an_upload_is_given_up(
+async def test_client_sending_more_than_an_upload_is_dropped(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(closing, "_LINGER_BYTES", 50_000)
@@ -68,7 +68,7 @@ UPLOADED = 20_000_000
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)
 @pytest.mark.usefixtures("loop")
-async def test_early_answer_over_tls_arrives_behind_the_upload(protocol: Any) -> None:
+async def test_early_tls_answer_arrives_behind_the_upload(protocol: Any) -> None:
     """Its client reads when it has sent all."""
 
     def upload(address: Any) -> bytes:
@@ -93,7 +93,7 @@ async def test_early_answer_over_tls_arrives_behind_the_upload(protocol: Any) ->
         assert answer.startswith(b"HTTP/1.1 413 ")
 
 
-async def test_connection_over_tls_is_closed_without_an_error(protocol: Any) -> None:
+async def test_tls_connection_closes_without_an_error(protocol: Any) -> None:
     """uvicorn closes it behind the response, and once more when it is lost."""
     async with serving_over_tls(protocol, refusing) as (address, state):
         reader, writer = await asyncio.open_connection(*address, ssl=client_context())

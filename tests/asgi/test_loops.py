@@ -36,7 +36,7 @@ async def test_task_that_is_ended_is_over() -> None:
 
 
 @each_loop
-async def test_caller_that_is_cancelled_while_a_task_ends_is_cancelled() -> None:
+async def test_caller_cancelled_at_a_tasks_end_is_cancelled() -> None:
     """Neither is the task left behind, nor the cancellation lost."""
 
     steps = []
@@ -87,7 +87,7 @@ async def test_thread_is_waited_for_by_a_cancelled_caller() -> None:
     assert over
 
 
-async def test_thread_is_waited_for_however_often_its_caller_is_cancelled() -> None:
+async def test_thread_is_awaited_however_often_cancelled() -> None:
     release = threading.Event()
 
     call = asyncio.create_task(in_thread(release.wait, 10))
@@ -102,7 +102,7 @@ async def test_thread_is_waited_for_however_often_its_caller_is_cancelled() -> N
         await call
 
 
-async def test_asyncios_own_cancellation_while_a_task_ends_is_not_lost() -> None:
+async def test_asyncio_cancellation_at_a_tasks_end_is_kept() -> None:
     may_end = asyncio.Event()
     steps = []
 

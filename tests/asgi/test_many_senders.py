@@ -69,7 +69,7 @@ def with_examples(test: Test) -> Test:
 @given(tasks=st.lists(WAITS, min_size=1, max_size=3), pauses=WAITS)
 @example([[20] * 6 + [0] * 9, [20] * 6 + [1] * 9], [40, 1, 20, 1, 20, 1])
 @example([[20] * 30, [20] * 30, [0]], [40, 3] * 20)
-def test_each_tasks_messages_keep_their_order_and_none_is_lost(
+def test_each_task_keeps_its_order_and_loses_nothing(
     tasks: list[list[int]], pauses: list[int]
 ) -> None:
     """Turns of the loop before each message, and between the server's pauses."""
@@ -93,7 +93,7 @@ def test_each_tasks_messages_keep_their_order_and_none_is_lost(
         assert mine == [b"<%d %d>" % (name, number) for number in range(len(waits))]
 
 
-def test_messages_of_one_task_never_overtake_each_other() -> None:
+def test_messages_of_one_task_keep_their_order() -> None:
     """Messages are passed on at once; one waits for the server; then others come."""
 
     async def app(send: Send, has_room: asyncio.Event) -> None:
@@ -115,7 +115,7 @@ def test_messages_of_one_task_never_overtake_each_other() -> None:
 
 
 @pytest.mark.parametrize("waits", ["for the head", "for a message"])
-def test_send_that_is_given_up_on_takes_no_other_with_it(waits: str) -> None:
+def test_send_given_up_takes_no_other_with_it(waits: str) -> None:
     async def app(send: Send, has_room: asyncio.Event) -> None:
         if waits == "for a message":
             await turns()

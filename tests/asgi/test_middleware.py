@@ -23,7 +23,7 @@ from .protocols import turns
 from .support import START, body, call, head, no_body, noting, raising, recording, scope_of, sending
 
 
-def test_messages_that_come_alone_are_passed_on_at_once_until_more_come() -> None:
+def test_messages_alone_are_passed_on_until_more_come() -> None:
     """An app that waits before each message."""
     singles, burst = 12, 200
     arrived: list[Message] = []
@@ -58,7 +58,7 @@ def test_asgifast_coalesces_messages_some_turns_apart() -> None:
     assert len(answer.messages) < len(sent) / 4 + 10
 
 
-def test_measured_request_leaves_no_cycle_of_references() -> None:
+def test_measured_request_leaves_no_cycle() -> None:
     notes = Notes()
     app = ASGIFast(sending(START, body(b"a", False)), metrics=notes)
     scope = {**scope_of(), "state": Notes()}
@@ -181,7 +181,7 @@ def test_error_of_the_app_comes_before_that_of_send() -> None:
 
 @pytest.mark.parametrize("failure", [LookupError, asyncio.CancelledError])
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"2")]])
-async def test_app_that_fails_before_its_body_leaves_the_head_to_the_server(
+async def test_app_failing_before_its_body_leaves_the_head(
     headers: list[tuple[bytes, bytes]], failure: type[BaseException]
 ) -> None:
     """The server can still answer 500."""

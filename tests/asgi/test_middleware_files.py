@@ -55,7 +55,7 @@ def test_pathsend_without_a_path_is_refused(path: object) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000])
-def test_upload_is_not_taken_into_memory_while_a_file_is_sent(tmp_path: Path, size: int) -> None:
+def test_upload_stays_out_of_memory_during_a_file(tmp_path: Path, size: int) -> None:
     with (tmp_path / "f").open("wb") as file:
         file.truncate(50_000_000)
     uploaded = 0
@@ -82,7 +82,7 @@ def test_upload_is_not_taken_into_memory_while_a_file_is_sent(tmp_path: Path, si
 
 
 @pytest.mark.parametrize("size", [10, 300_000])
-def test_range_that_a_response_answers_itself_is_passed_on(tmp_path: Path, size: int) -> None:
+def test_range_answered_by_response_is_passed_on(tmp_path: Path, size: int) -> None:
     data = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
     (tmp_path / "f").write_bytes(data)
     for app in (FileResponse(tmp_path / "f"), StaticFiles(directory=tmp_path)):
@@ -90,7 +90,7 @@ def test_range_that_a_response_answers_itself_is_passed_on(tmp_path: Path, size:
         assert (answer.status, answer.body) == (206, data[2:5])
 
 
-def test_range_that_a_stream_answers_itself_is_passed_on(tmp_path: Path) -> None:
+def test_range_answered_by_stream_is_passed_on(tmp_path: Path) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert (b"range", b"bytes=0-1") in scope["headers"]
         await send({**START, "status": 206, "headers": [(b"content-range", b"bytes 0-1/10")]})
@@ -130,9 +130,7 @@ def test_pathsend_false_hides_extensions_for_files(server_has_it: bool) -> None:
 
 
 @pytest.mark.parametrize("pathsend", [True, False])
-def test_gzip_middleware_compresses_files_where_it_is_given_their_bytes(
-    tmp_path: Path, pathsend: bool
-) -> None:
+def test_gzip_middleware_compresses_files_as_bytes(tmp_path: Path, pathsend: bool) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"line\n" * 1000)
     app = GZipMiddleware(StarletteFileResponse(path))
@@ -189,7 +187,7 @@ def large(tmp_path: Path) -> str:
     return str(tmp_path / "large")
 
 
-def test_client_that_leaves_after_the_app_has_received_ends_the_file(large: str) -> None:
+def test_client_leaving_after_receive_ends_the_file(large: str) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert await receive() == REQUEST_END
         await send(START)
@@ -201,7 +199,7 @@ def test_client_that_leaves_after_the_app_has_received_ends_the_file(large: str)
     assert incoming == [GONE], "nothing more is listened for"
 
 
-def test_receive_of_an_app_during_a_file_goes_on_waiting(large: str) -> None:
+def test_receive_during_a_file_goes_on_waiting(large: str) -> None:
     """As Starlette's StreamingResponse does: it listens for a disconnect itself."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -56,7 +56,7 @@ class Server:
         await wrapped(scope_of(), self.receive, self.send)
 
 
-async def test_messages_of_one_turn_become_one_and_wait_for_nothing() -> None:
+async def test_messages_of_one_turn_become_one() -> None:
     server = Server()
     app = sending(
         START,
@@ -185,7 +185,7 @@ async def test_order_is_kept_behind_a_coalesced_message(following: Message) -> N
     assert len(server.sent) >= 3
 
 
-async def test_error_of_sending_a_coalesced_message_reaches_the_app() -> None:
+async def test_coalesced_send_error_reaches_the_app() -> None:
     server = Server()
     tried, caught = [], list[str]()
 
@@ -223,7 +223,7 @@ async def test_cancelled_app_sends_no_more() -> None:
 
 
 @pytest.mark.parametrize("on_its_way", [START, body(b"coalesced")], ids=["head", "body"])
-async def test_cancelled_apps_message_on_its_way_is_cancelled(on_its_way: Message) -> None:
+async def test_cancelled_message_on_its_way_is_cancelled(on_its_way: Message) -> None:
     server = Server()
     inside = anyio.Event()
 
@@ -312,14 +312,14 @@ async def test_other_tasks_have_turns_while_a_file_is_sent(sparse: str) -> None:
     assert after - before >= len(server.bodies) - 2 > 100
 
 
-async def test_error_of_receive_during_a_file_reaches_the_app(sparse: str) -> None:
+async def test_receive_error_during_a_file_reaches_the_app(sparse: str) -> None:
     server = Server()
     server.incoming = [OSError("the server's receive() has failed")]
     with pytest.raises(OSError, match="has failed"):
         await server.call(sending(START, pathsend(sparse)))
 
 
-async def test_file_that_shrinks_raises_while_the_client_is_watched(sparse: str) -> None:
+async def test_file_shrinking_raises_while_client_is_watched(sparse: str) -> None:
     server = Server()
 
     def shrink(message: Message) -> None:
@@ -331,7 +331,7 @@ async def test_file_that_shrinks_raises_while_the_client_is_watched(sparse: str)
         await server.call(sending(START, pathsend(sparse)))
 
 
-async def test_messages_that_come_during_a_file_are_received_in_order(sparse: str) -> None:
+async def test_messages_during_a_file_are_received_in_order(sparse: str) -> None:
     server = Server()
     first: Message = {"type": "http.request", "body": b"up", "more_body": True}
     last: Message = {"type": "http.request", "body": b"load", "more_body": False}

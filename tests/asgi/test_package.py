@@ -73,7 +73,7 @@ OF_FLOW = "which has no FlowControl.drain() (uvicorn.protocols.http.h11_impl), F
         ),
     ],
 )  # fmt: skip
-def test_uvicorn_that_is_built_differently_is_refused_at_import(
+def test_uvicorn_built_differently_is_refused(
     module: str, protocol: str, change: str, reason: str
 ) -> None:
     code = (

@@ -48,7 +48,7 @@ def offered_to(app: ASGIApp) -> bool:
 
 
 @pytest.mark.parametrize("name", BEARING)
-def test_middleware_that_leaves_bodies_alone_is_offered_it(name: str, texts: Path) -> None:
+def test_middleware_leaving_bodies_alone_is_offered_it(name: str, texts: Path) -> None:
     assert offered_to(starlette(texts, name))
     assert offered_to(starlette(texts, inner=(name,)))
     app = FastAPI(routes=routes(texts), middleware=[MIDDLEWARE[name]])
@@ -120,7 +120,7 @@ async def bare_endpoint(request: Request) -> Response:
 COUNTED = Middleware(Counting)
 
 
-def test_endpoints_that_may_wrap_send_are_not_offered_it(texts: Path) -> None:
+def test_endpoints_that_may_wrap_send_are_not_offered(texts: Path) -> None:
     path = texts / "text.txt"
 
     async def captured(response: Response, request: Request) -> Response:
@@ -276,7 +276,7 @@ def test_response_that_wraps_send_counts_as_unknown(texts: Path) -> None:
     assert offered_to(app)
 
 
-def test_replaced_method_of_a_known_class_counts_as_unknown(
+def test_replaced_method_of_known_class_is_unknown(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Starlette.__call__
@@ -289,9 +289,7 @@ def test_replaced_method_of_a_known_class_counts_as_unknown(
 
 
 @pytest.mark.parametrize("on_disk", ["another", "not Python at all (", None])
-def test_dispatch_whose_source_is_another_one_is_unknown(
-    tmp_path: Path, on_disk: str | None
-) -> None:
+def test_dispatch_with_other_source_is_unknown(tmp_path: Path, on_disk: str | None) -> None:
     app = _dispatching(TOUCHING[0] if on_disk == "another" else HARMLESS[0], tmp_path)
     path = tmp_path / "dispatching.py"
     path.unlink()
@@ -362,21 +360,19 @@ def _dispatching(body: str, tmp_path: Path, parameters: str = "request, call_nex
 
 
 @pytest.mark.parametrize("body", HARMLESS)
-def test_dispatch_functions_that_leave_bodies_alone_are_known(body: str, tmp_path: Path) -> None:
+def test_dispatch_that_leaves_bodies_alone_is_known(body: str, tmp_path: Path) -> None:
     assert offered_to(_dispatching(body, tmp_path))
     assert offered_to(_dispatching(body.replace("call_next", "next_one"), tmp_path,
                                    "request, next_one"))  # fmt: skip
 
 
 @pytest.mark.parametrize("body", TOUCHING)
-def test_dispatch_functions_that_may_touch_bodies_are_unknown(body: str, tmp_path: Path) -> None:
+def test_dispatch_that_may_touch_bodies_is_unknown(body: str, tmp_path: Path) -> None:
     assert not offered_to(_dispatching(body, tmp_path))
 
 
 @pytest.mark.parametrize("parameters", ["*args", "request, call_next, other=1", "call_next"])
-def test_dispatch_functions_of_other_parameters_are_unknown(
-    parameters: str, tmp_path: Path
-) -> None:
+def test_dispatch_with_other_parameters_is_unknown(parameters: str, tmp_path: Path) -> None:
     assert not offered_to(_dispatching("pass", tmp_path, parameters))
 
 
@@ -399,7 +395,7 @@ def _without_pathsend(code: CodeType) -> CodeType:
     return code.replace(co_consts=tuple("other" if c == PATHSEND else c for c in consts))
 
 
-def test_starlette_that_knows_no_pathsend_is_not_offered_it(
+def test_starlette_without_pathsend_is_not_offered_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     app = Starlette(middleware=[Middleware(BaseHTTPMiddleware, dispatch=adds_a_header)])

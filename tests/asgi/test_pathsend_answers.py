@@ -67,7 +67,7 @@ def test_decision_on_pathsend_is_logged_once(texts: Path, caplog: pytest.LogCapt
     assert "ASGIFast(app, pathsend=False)" in second
 
 
-def test_decision_of_asgifast_is_not_logged_by_the_protocol(
+def test_asgifast_decision_is_not_logged_again(
     texts: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -210,7 +210,7 @@ def test_our_protocols_send_files_of_known_apps(
             assert bool(opened) is expected, (app, path)
 
 
-def test_unknown_middleware_fails_with_pathsend_messages(texts: Path) -> None:
+def test_unknown_middleware_fails_with_pathsend(texts: Path) -> None:
     """Were it offered, these apps would fail: the test's own middleware is of the kind."""
     for name in ("reads_the_body", "Counting", "Dropping"):
         app = ASGIFast(starlette(texts, name), pathsend=True)

@@ -54,7 +54,7 @@ async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
         await client.until(b"-last")
 
 
-async def test_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
+async def test_empty_message_ends_no_passed_on_stream(
     protocol: Any,
 ) -> None:
     lone = [step for _ in range(LONE_TURNS + 1) for step in (body(b"."), turns)]
@@ -65,7 +65,7 @@ async def test_empty_message_does_not_end_a_stream_whose_messages_are_passed_on(
         await client.hello()
 
 
-async def test_refused_held_message_is_logged_when_the_app_returns(
+async def test_refused_held_message_is_logged_at_the_end(
     protocol: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = sending(head(length(2)), body(b"ok"), turns, body(b"too much"))
@@ -77,7 +77,7 @@ async def test_refused_held_message_is_logged_when_the_app_returns(
 
 
 @pytest.mark.parametrize("size", [5, 20_000])
-async def test_buffer_that_the_app_uses_again_is_sent_as_it_was(protocol: Any, size: int) -> None:
+async def test_buffer_reused_by_the_app_is_sent_as_it_was(protocol: Any, size: int) -> None:
     """No bytes, as ASGI asks for, and sent by uvicorn all the same."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +109,7 @@ async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> No
         await client.hello()
 
 
-async def test_lone_messages_schedule_nothing_for_the_turns_end(
+async def test_lone_messages_schedule_nothing(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of an app that waits before each; many in one turn are coalesced again."""

@@ -49,7 +49,7 @@ async def test_head_of_messages_and_files_has_no_body(
 
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
-async def test_client_that_ends_its_half_of_the_connection_gets_the_file(
+async def test_client_ending_its_half_gets_the_file(
     protocol: Any, large: Path, opened: io.BufferedReader, kind: str
 ) -> None:
     app = sending(head(length(LARGE_BYTES)), {"type": kind, "path": str(large), "file": opened})
@@ -62,7 +62,7 @@ async def test_client_that_ends_its_half_of_the_connection_gets_the_file(
 
 @pytest.mark.parametrize("behind", [b"", HELLO], ids=["at once", "pipelined"])
 @pytest.mark.parametrize("read_first", [True, False])
-async def test_malformed_request_behind_one_does_not_break_its_response(
+async def test_malformed_request_behind_keeps_the_response(
     protocol: Any, large: Path, opened: io.BufferedReader, behind: bytes, read_first: bool
 ) -> None:
     """It is refused behind the responses before it, or the connection ends with these."""
@@ -85,7 +85,7 @@ async def test_malformed_request_behind_one_does_not_break_its_response(
 
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
-async def test_client_that_leaves_during_a_file_does_not_stop_the_app(
+async def test_client_leaving_a_file_does_not_stop_the_app(
     protocol: Any, sparse: Path, kind: str
 ) -> None:
     """The app goes on, as it does when it sends bytes."""
@@ -107,7 +107,7 @@ async def test_client_that_leaves_during_a_file_does_not_stop_the_app(
 
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
-async def test_client_that_left_before_a_file_does_not_stop_the_app(
+async def test_client_gone_before_a_file_does_not_stop_app(
     protocol: Any, large: Path, opened: io.BufferedReader, kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -123,7 +123,7 @@ async def test_client_that_left_before_a_file_does_not_stop_the_app(
         await finished.wait()
 
 
-async def test_head_with_a_length_leaves_with_what_follows_it(protocol: Any, large: Path) -> None:
+async def test_head_with_length_leaves_with_what_follows(protocol: Any, large: Path) -> None:
     """Whatever that is, and however long it takes; alone where nothing follows."""
     may_go_on = asyncio.Event()
 
@@ -165,9 +165,7 @@ async def test_head_with_a_length_leaves_with_what_follows_it(protocol: Any, lar
 
 
 @pytest.mark.parametrize("target", ["/hello", "/pathsend", "/ours", "/stream"])
-async def test_connection_that_is_reset_leaves_no_cycle_of_references(
-    protocol: Any, large: Path, target: str
-) -> None:
+async def test_reset_connection_leaves_no_cycle(protocol: Any, large: Path, target: str) -> None:
     """Neither the keep-alive timer nor a cycle of references keeps what its connection had."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -202,7 +200,7 @@ async def test_connection_that_is_reset_leaves_no_cycle_of_references(
 
 @pytest.mark.parametrize("size", [1000, 600_000])
 @pytest.mark.parametrize("sendfile", [True, False])
-async def test_file_that_ends_early_closes_whatever_the_app_does(
+async def test_file_ending_early_closes_whatever_app_does(
     protocol: Any, large: Path, size: int, sendfile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end that the app sends would make a body that is short look whole.
@@ -244,7 +242,7 @@ async def test_file_that_ends_early_closes_whatever_the_app_does(
 
 @pytest.mark.parametrize("full", [True, False], ids=["before its turn", "midway"])
 @pytest.mark.parametrize("sendfile", [True, False])
-async def test_file_that_the_app_gives_up_closes_whatever_it_does(
+async def test_file_given_up_by_the_app_closes(
     protocol: Any, large: Path, full: bool, sendfile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it sends next would be taken for the bytes that were announced."""
@@ -349,9 +347,7 @@ async def test_parts_of_a_file_are_sent_and_closed(protocol: Any, large: Path, k
         assert open_descriptors() <= before
 
 
-async def test_head_that_an_app_takes_for_get_has_no_bytes_of_a_file(
-    protocol: Any, large: Path
-) -> None:
+async def test_head_taken_for_get_has_no_file_bytes(protocol: Any, large: Path) -> None:
     """As middleware does for apps that know no HEAD."""
     file = FileResponse(large)
 

@@ -43,7 +43,7 @@ async def test_files_are_read_where_there_is_no_sendfile(
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_files_are_read_where_sendfile_cannot_be_used_at_all(
+async def test_files_are_read_where_sendfile_cannot_be_used(
     protocol: Any, large: Path, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As over TLS."""
@@ -142,9 +142,7 @@ async def test_client_that_does_not_read_holds_up_reading(
 
 
 @pytest.mark.usefixtures("no_sendfile")
-async def test_file_that_ends_early_closes_where_there_is_no_sendfile(
-    protocol: Any, large: Path
-) -> None:
+async def test_file_ending_early_closes_without_sendfile(protocol: Any, large: Path) -> None:
     app = sending(head(length(LARGE_BYTES + 1)), pathsend(large))
     async with serving(protocol, app) as client:
         await client.ask()

@@ -143,7 +143,7 @@ async def test_message_before_the_head_is_refused(
 
 
 @pytest.mark.parametrize("chunked", [True, False])
-async def test_messages_for_a_client_that_has_left_are_dropped(
+async def test_messages_for_a_gone_client_are_dropped(
     protocol: Any, large: Path, chunked: bool
 ) -> None:
     """What is sent for it afterwards is dropped without an error, as uvicorn's own send() does."""
@@ -215,7 +215,7 @@ async def test_messages_for_nobody_are_not_kept(protocol: Any) -> None:
         assert peak < 1_000_000
 
 
-async def test_small_response_schedules_nothing_for_the_turns_end(
+async def test_small_response_schedules_nothing(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduled: list[CoalescingTransport] = []
@@ -279,7 +279,7 @@ async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path)
         assert not isinstance(transport, CoalescingTransport)
 
 
-async def test_client_that_leaves_pipelined_requests_disconnects_the_first(
+async def test_client_leaving_pipeline_disconnects_the_first(
     protocol: Any,
 ) -> None:
     """The app would send for ever to nobody."""

@@ -81,9 +81,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @given(pieces=st.lists(st.binary(max_size=12), min_size=1, max_size=6), limit=st.integers(0, 40))
-def test_any_messages_of_a_body_pass_unchanged_or_are_refused_once(
-    pieces: list[bytes], limit: int
-) -> None:
+def test_any_body_messages_pass_or_are_refused_once(pieces: list[bytes], limit: int) -> None:
     answer = answered(echo, pieces, limit)
     body = b"".join(pieces)
     statuses = [m["status"] for m in answer.messages if m["type"] == "http.response.start"]
@@ -96,7 +94,7 @@ def test_any_messages_of_a_body_pass_unchanged_or_are_refused_once(
     assert [m.get("more_body", False) for m in answer.messages[1:]][-1] is False
 
 
-def test_asgifast_refuses_a_declared_body_before_the_app_runs() -> None:
+def test_asgifast_refuses_declared_body_before_app() -> None:
     called: list[str] = []
     limited = ASGIFast(noting(called, "method", echo), body_limit_bytes=5)
     for length, status in ((5, 200), (6, 413)):
@@ -108,7 +106,7 @@ def test_asgifast_refuses_a_declared_body_before_the_app_runs() -> None:
     assert answer.body == b"The request body is longer than 5 bytes\n"
 
 
-def test_body_within_its_length_is_received_from_the_server() -> None:
+def test_body_within_its_length_comes_from_the_server() -> None:
     seen: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,7 +126,7 @@ def test_asgifast_ignores_a_length_beside_chunks() -> None:
     assert answer.status == 413
 
 
-def test_body_over_http2_is_counted_and_ends_no_connection() -> None:
+def test_http2_body_is_counted_and_ends_no_connection() -> None:
     scope = {**scope_of(method="POST"), "http_version": "2"}
     limited = ASGIFast(echo, body_limit_bytes=10)
     answer = asyncio.run(talk(limited, scope, messages([b"x" * 6, b"x" * 6, b"more"])))
@@ -200,7 +198,7 @@ def test_app_that_only_raises_is_answered_413() -> None:
     assert answered(plain, [b"x" * 5, b"x" * 6]).status == 413
 
 
-async def test_asgi_app_that_has_begun_its_response_gets_the_error() -> None:
+async def test_asgi_app_with_begun_response_gets_the_error() -> None:
     sent: list[Message] = []
 
     async def begun(scope: Scope, receive: Receive, send: Send) -> None:
@@ -217,7 +215,7 @@ async def test_asgi_app_that_has_begun_its_response_gets_the_error() -> None:
     assert sent[0]["status"] == 200
 
 
-def test_streaming_response_is_whole_where_the_body_is_within_the_limit() -> None:
+def test_streaming_response_is_whole_within_the_limit() -> None:
     """Starlette receives the body meanwhile, to learn when the client leaves."""
 
     async def stream(request: Request) -> StreamingResponse:
@@ -319,7 +317,7 @@ def test_asgi_server_limits_a_chunked_body(server: LiveServer, path: str) -> Non
 
 
 @pytest.mark.long
-def test_asgi_server_answers_413_to_a_client_that_waits_to_send(
+def test_asgi_413_reaches_a_client_that_waits_to_send(
     server: LiveServer, request: pytest.FixtureRequest
 ) -> None:
     if "daphne" in request.node.name:

@@ -111,7 +111,7 @@ def test_file_that_is_new_blocks_no_loop(path: Path, blocking_calls: list[str]) 
     assert not blocking_calls
 
 
-def test_path_is_opened_in_a_thread_unless_it_was_lately(
+def test_path_is_opened_in_a_thread_unless_lately(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()

@@ -52,7 +52,7 @@ async def _answer(stack: Stack, app: ASGIApp, end: bytes = b"ok", request: bytes
         return answer
 
 
-async def test_whole_body_does_not_wait_for_the_end_of_the_response(stack: Stack) -> None:
+async def test_whole_body_waits_for_no_end_of_response(stack: Stack) -> None:
     """The response is complete when the app says so, and receive() waits for that."""
     has_arrived = asyncio.Event()
     received: list[Message] = []
@@ -108,9 +108,7 @@ async def test_empty_body_is_whole(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(("protocol", "wrap"), STACKS.values(), ids=STACKS)
-async def test_answer_to_head_that_an_app_takes_for_get_has_no_body(
-    protocol: Any, wrap: Any
-) -> None:
+async def test_head_taken_for_get_by_app_has_no_body(protocol: Any, wrap: Any) -> None:
     app = wrap(two_bytes) if wrap else two_bytes
 
     async def as_get(scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,7 +139,7 @@ async def test_message_of_another_type_is_refused(stack: Stack) -> None:
     assert len(refused) == 1
 
 
-async def test_headers_that_an_app_changes_later_are_sent_as_they_were(stack: Stack) -> None:
+async def test_headers_changed_later_are_sent_as_they_were(stack: Stack) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         start = head(length(2), (b"x", b"first"))
         headers = start["headers"]
@@ -176,7 +174,7 @@ async def test_second_response_is_refused_when_it_begins(stack: Stack) -> None:
     assert len(refused) == 1
 
 
-async def test_response_that_does_not_wait_for_the_body_asks_for_none() -> None:
+async def test_response_without_the_body_asks_for_none() -> None:
     """The head is the answer to Expect, held or not (RFC 9110, section 10.1.1)."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -226,7 +224,7 @@ async def test_headers_that_are_none_are_refused_at_once(stack: Stack, headers: 
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
-async def test_head_without_a_body_is_held_until_the_app_has_ended(
+async def test_head_without_body_is_held_until_app_ended(
     ends: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Then uvicorn logs what is missing, or sends a 500."""

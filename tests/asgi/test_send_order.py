@@ -134,7 +134,7 @@ async def test_message_behind_an_end_that_waits_is_refused(stack: Stack) -> None
 
 
 @pytest.mark.parametrize("given_up", ["many", "large", "end"])
-async def test_cancelled_send_takes_no_earlier_message_with_it(stack: Stack, given_up: str) -> None:
+async def test_cancelled_send_takes_no_earlier_message(stack: Stack, given_up: str) -> None:
     sent: list[bytes] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

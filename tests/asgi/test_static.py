@@ -153,7 +153,7 @@ def test_asgi_static_files_answer_as_wsgi_ones(
         ("/a.txt", "POST", {}, b"Method Not Allowed\n"),
     ],
 )
-def test_small_answer_is_two_messages_and_needs_no_sender_of_files(
+def test_small_answer_is_two_messages(
     site: Path, path: str, method: str, headers: dict[str, str], body: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -167,7 +167,7 @@ def test_small_answer_is_two_messages_and_needs_no_sender_of_files(
     assert answer.body == body
 
 
-def test_static_files_mounted_in_starlette_redirect_and_404(site: Path) -> None:
+def test_static_files_in_starlette_redirect_and_404(site: Path) -> None:
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
@@ -232,7 +232,7 @@ def test_file_in_memory_needs_no_thread(site: Path, monkeypatch: pytest.MonkeyPa
     assert call(app, scope_of("/a.txt")).body == first.body
 
 
-def test_static_files_in_front_of_an_app_pass_on_the_rest(site: Path) -> None:
+def test_static_files_before_an_app_pass_on_the_others(site: Path) -> None:
     seen: list[str] = []
     app = noting(seen, "type", sending(head(status=299), body(b"the app", False)))
     both = asgifast.StaticFiles(app, directory=site)
@@ -243,7 +243,7 @@ def test_static_files_in_front_of_an_app_pass_on_the_rest(site: Path) -> None:
     assert seen == ["http", "http", "lifespan"]
 
 
-def test_static_files_alone_answer_lifespan_and_close_websockets(site: Path) -> None:
+def test_static_files_alone_close_websockets(site: Path) -> None:
     alone = asgifast.StaticFiles(directory=site)
     sent: list[Message] = []
     incoming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]

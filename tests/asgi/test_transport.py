@@ -30,7 +30,7 @@ async def test_writes_of_one_turn_are_one() -> None:
         assert await read(client, 6) == b"abcabc"
 
 
-async def test_head_leaves_with_its_body_in_whichever_turn_that_comes() -> None:
+async def test_head_leaves_with_its_body_in_any_turn() -> None:
     async with connected() as (transport, client):
         transport.flush_follows = True
         transport.write(b"head")
@@ -53,7 +53,7 @@ async def test_coalesced_writes_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("follows", [False, True])
-async def test_large_write_leaves_at_once_behind_what_was_coalesced(follows: bool) -> None:
+async def test_large_write_leaves_behind_coalesced_ones(follows: bool) -> None:
     async with connected() as (transport, client):
         transport.write(b"head")
         transport.flush_follows = follows
@@ -72,7 +72,7 @@ async def test_close_flushes_coalesced_writes() -> None:
         assert await read_to_end(client) == b"the last words"
 
 
-async def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
+async def test_nothing_is_written_to_a_closing_connection() -> None:
     async with connected() as (transport, _):
         transport.write(b"too late")
         transport.real.abort()
@@ -83,7 +83,7 @@ async def test_nothing_is_written_to_a_connection_that_is_closing() -> None:
             await send_file(transport, FileSegment(0, 0, 1))
 
 
-async def test_nothing_is_written_behind_the_end_while_the_client_is_still_sending() -> None:
+async def test_nothing_is_written_after_end_to_a_sender() -> None:
     async with connected() as (transport, client):
         transport.pause_reading()
         await asyncio.get_running_loop().sock_sendall(client, b"what nobody reads")
@@ -101,7 +101,7 @@ async def test_nothing_is_written_behind_the_end_while_the_client_is_still_sendi
             await asyncio.sleep(0)
 
 
-async def test_connection_that_its_client_has_reset_is_closed_while_nobody_reads() -> None:
+async def test_reset_connection_is_closed_though_none_reads() -> None:
     async with connected() as (transport, client):
         transport.pause_reading()
         reset_on_close(client)
@@ -111,7 +111,7 @@ async def test_connection_that_its_client_has_reset_is_closed_while_nobody_reads
         assert transport.get_extra_info("socket").fileno() == -1
 
 
-async def test_second_close_waits_for_no_client_that_goes_on_sending(
+async def test_second_close_waits_for_no_sending_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server ends."""
@@ -145,7 +145,7 @@ class Keeping:
         self.transport.write(self.message)
 
 
-async def test_held_message_leaves_at_the_turns_end_and_schedules_no_other() -> None:
+async def test_held_message_leaves_at_the_turns_end() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held")
         await asyncio.sleep(0)
@@ -168,7 +168,7 @@ async def test_held_message_leaves_with_a_later_write() -> None:
         assert await read(client, 13) == b"written, held"
 
 
-async def test_message_that_one_response_holds_is_not_sent_by_another() -> None:
+async def test_message_held_by_a_response_is_its_own() -> None:
     """Over HTTP/2: it leaves when one of them has held long enough, in one write."""
 
     async with connected() as (transport, _client):
@@ -183,14 +183,14 @@ async def test_message_that_one_response_holds_is_not_sent_by_another() -> None:
         assert written == [b"<one><two>"]
 
 
-async def test_held_message_leaves_before_the_connection_is_closed() -> None:
+async def test_held_message_leaves_before_closing() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held", 100)
         transport.close()
         assert await read(client, 4) == b"held"
 
 
-async def test_writes_behind_a_held_message_that_fails_are_flushed() -> None:
+async def test_writes_behind_a_failing_message_are_flushed() -> None:
     async with connected() as (transport, client):
         failed: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(

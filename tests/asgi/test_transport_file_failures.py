@@ -24,7 +24,7 @@ from .support import raising
 from .transports import FILE_BYTES, Recorded, connected, read, read_to_end, send_file, turns, writes
 
 
-async def test_starved_connection_that_is_lost_leaves_no_timer(
+async def test_starved_lost_connection_leaves_no_timer(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
@@ -56,7 +56,7 @@ async def test_starved_connection_that_is_lost_leaves_no_timer(
         assert timer.cancelled()
 
 
-async def test_connection_lost_in_the_turn_in_which_it_drained_raises(fd: int) -> None:
+async def test_connection_lost_while_draining_raises(fd: int) -> None:
     async with connected() as (transport, _):
         transport.write(bytes(FILE_BYTES))
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
@@ -81,7 +81,7 @@ async def test_file_over_tls_is_refused(fd: int) -> None:
             await send_file(transport, FileSegment(fd, 0, 100_000))
 
 
-async def test_file_behind_a_connection_that_closes_slowly_is_refused(fd: int) -> None:
+async def test_file_behind_slow_close_is_refused(fd: int) -> None:
     async with connected() as (transport, _):
         transport.write(bytes(FILE_BYTES))
         transport.close()
@@ -126,7 +126,7 @@ async def test_closed_descriptor_is_not_used_by_a_thread(
             os.fstat(sent_to[0])
 
 
-async def test_connection_lost_before_the_rest_of_a_file_raises(
+async def test_connection_lost_before_file_end_raises(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest is sent by a task, which has its first turn later."""
@@ -202,7 +202,7 @@ async def test_file_whose_turn_never_comes_raises(fd: int, end: str) -> None:
 
 
 @pytest.mark.parametrize("before", [[], ["socket full"], ["sent", "sent"]], ids=" then ".join)
-async def test_error_of_sendfile_before_the_first_byte_lets_another_way(
+async def test_early_sendfile_error_lets_another_way(
     fd: int, monkeypatch: pytest.MonkeyPatch, before: list[str]
 ) -> None:
     """Before the first byte of a file this can still be sent in another way; later it cannot."""
@@ -229,9 +229,7 @@ async def test_error_of_sendfile_before_the_first_byte_lets_another_way(
             assert await read(client, 8) == b"headbody"
 
 
-async def test_file_that_has_lost_all_its_bytes_ends_the_connection(
-    fd: int, tmp_path: Path
-) -> None:
+async def test_file_losing_all_bytes_ends_the_connection(fd: int, tmp_path: Path) -> None:
     async with connected() as (transport, client):
         os.truncate(tmp_path / "file", 0)
         with pytest.raises(FileTruncated, match="shrank"):

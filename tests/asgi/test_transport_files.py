@@ -28,7 +28,7 @@ from .support import raising
 from .transports import FILE_BYTES, arrives, connected, read, send_file, turns
 
 
-async def test_writable_socket_that_takes_nothing_is_asked_again_later(
+async def test_writable_socket_taking_nothing_is_tried_later(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = 5
@@ -81,7 +81,7 @@ def test_send_buffer_grows_for_a_quick_client_alone(
 
 
 @pytest.mark.parametrize("cold", [(300_000, FILE_BYTES), (0, 900_000)], ids=["end", "beginning"])
-async def test_byte_that_is_not_in_memory_is_not_sent_on_the_loop(
+async def test_byte_not_in_memory_is_not_sent_on_the_loop(
     fd: int, monkeypatch: pytest.MonkeyPatch, cold: tuple[int, int]
 ) -> None:
     """A file of which a part is in memory, on a disk that reads nothing ahead."""
@@ -121,7 +121,7 @@ def on_the_loop() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-async def test_file_system_that_cannot_be_asked_is_never_read_on_the_loop(
+async def test_unknown_file_system_is_not_read_on_the_loop(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FUSE and others refuse RWF_NOWAIT, and may take any time for a page."""
@@ -143,7 +143,7 @@ async def test_file_system_that_cannot_be_asked_is_never_read_on_the_loop(
     assert not any(on_loop)
 
 
-async def test_head_that_the_socket_takes_in_pieces_waits_for_the_file(
+async def test_head_taken_in_pieces_waits_for_the_file(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each piece waits in the kernel for what follows: no packet leaves with the head alone."""
@@ -218,7 +218,7 @@ def fill(transport: CoalescingTransport) -> None:
         transport.flush()
 
 
-async def test_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> None:
+async def test_file_waits_for_bytes_that_socket_refused(fd: int) -> None:
     """Too little for a pause of the protocol, whose end would tell that it has left."""
 
     async with connected() as (transport, client):
@@ -237,7 +237,7 @@ async def test_file_waits_for_a_little_that_the_socket_did_not_take(fd: int) -> 
 
 
 @pytest.mark.parametrize("refused", [1, 2], ids=["first", "grown"])
-async def test_send_buffer_that_cannot_be_set_is_no_hindrance(
+async def test_send_buffer_that_cannot_be_set_is_fine(
     fd: int, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
     """Some kernels refuse it on a socket whose peer has gone."""
@@ -258,7 +258,7 @@ async def test_send_buffer_that_cannot_be_set_is_no_hindrance(
     assert calls == refused, "once it has grown it is left alone"
 
 
-async def test_download_has_no_descriptor_but_its_connection_and_its_file(fd: int) -> None:
+async def test_download_has_two_descriptors(fd: int) -> None:
     def descriptors() -> int:
         gc.collect()  # no other test's garbage closes its own meanwhile
         return len(os.listdir("/proc/self/fd"))
@@ -307,7 +307,7 @@ def descriptors() -> Iterator[list[int]]:
         yield [sock.fileno() for sock, _ in pairs]
 
 
-async def test_many_sockets_with_room_share_the_loop_with_others(
+async def test_many_sockets_share_the_loop_with_others(
     descriptors: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_transfer, "TURN_S", 0.0)

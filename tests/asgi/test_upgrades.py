@@ -84,7 +84,7 @@ def test_request_for_h2c_without_a_body_is_answered(protocol: Any) -> None:
     asyncio.run(asked(protocol, [get + NEXT, get], [b"/first=", b"/next=", b"/first="]))
 
 
-async def test_many_requests_for_h2c_at_once_are_all_answered(protocol: Any) -> None:
+async def test_many_h2c_requests_at_once_are_answered(protocol: Any) -> None:
     get = b"GET /first HTTP/1.1\r\n" + H2C + b"\r\n"
     await asked(protocol, [get * 600 + NEXT], [b"/next="])
 
@@ -115,7 +115,7 @@ async def test_app_that_starts_at_once_sees_upgrade() -> None:
     assert (b"upgrade", b"h2c") in seen[0]["headers"]
 
 
-async def test_head_that_is_no_http_without_upgrade_is_refused() -> None:
+async def test_head_of_no_http_without_upgrade_is_refused() -> None:
     async with serving(HttpToolsProtocol, echo, pathsend=None, ws="none") as client:
         await client.send(b"DESCRIBE /x RTSP/1.0\r\n" + H2C + b"\r\n")
         assert b" 400 " in await client.to_end()
@@ -157,7 +157,7 @@ async def test_frames_that_come_with_the_request_follow_it(protocol: Any, cut: i
         assert await client.exactly(4) == b"MORE"
 
 
-async def test_frames_behind_a_request_that_is_refused_are_dropped(protocol: Any) -> None:
+async def test_frames_behind_refused_request_are_dropped(protocol: Any) -> None:
     class Refusing(Upgraded):
         def data_received(self, data: bytes) -> None:
             assert data.startswith(b"GET ")
@@ -170,7 +170,7 @@ async def test_frames_behind_a_request_that_is_refused_are_dropped(protocol: Any
         assert (await client.to_end()).startswith(b"HTTP/1.1 403 ")
 
 
-async def test_frames_reach_an_app_behind_uvicorns_own_protocol(protocol: Any) -> None:
+async def test_frames_reach_app_behind_uvicorns_protocol(protocol: Any) -> None:
     pytest.importorskip("wsproto")
     messages: list[Any] = []
 

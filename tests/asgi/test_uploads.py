@@ -100,7 +100,7 @@ async def test_upload_comes_as_it_was_sent(protocol: Any, chunked: bool) -> None
 
 
 @each_loop
-async def test_pieces_that_come_while_the_app_is_busy_are_one_message(protocol: Any) -> None:
+async def test_pieces_for_a_busy_app_are_one_message(protocol: Any) -> None:
     busy, messages = asyncio.Event(), list[Message]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,9 +184,7 @@ def test_body_received_at_once_is_not_copied() -> None:
 
 @each_loop
 @pytest.mark.parametrize("waits", [False, True])
-async def test_client_that_leaves_amid_an_upload_disconnects_the_app(
-    protocol: Any, waits: bool
-) -> None:
+async def test_client_leaving_an_upload_disconnects_the_app(protocol: Any, waits: bool) -> None:
     received, has_left = asyncio.Event(), asyncio.Event()
     messages: list[Message] = []
 
@@ -213,7 +211,7 @@ async def test_client_that_leaves_amid_an_upload_disconnects_the_app(
 
 
 @each_loop
-async def test_client_that_leaves_amid_an_upload_leaves_no_cycle_of_references(
+async def test_client_leaving_an_upload_leaves_no_cycle(
     protocol: Any,
 ) -> None:
     """Though much has come at once: no cycle of references keeps what its connection had."""
@@ -239,9 +237,7 @@ async def test_client_that_leaves_amid_an_upload_leaves_no_cycle_of_references(
 
 @each_loop
 @pytest.mark.parametrize("receives", [False, True])
-async def test_expect_100_continue_is_answered_when_the_app_receives(
-    protocol: Any, receives: bool
-) -> None:
+async def test_expect_continue_is_answered_when_app_receives(protocol: Any, receives: bool) -> None:
     """The client is asked for its body when the app asks, and never by an app that does not."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,7 +256,7 @@ async def test_expect_100_continue_is_answered_when_the_app_receives(
 
 
 @each_loop
-async def test_app_that_answers_without_the_body_keeps_the_connection(protocol: Any) -> None:
+async def test_app_ignoring_the_body_keeps_the_connection(protocol: Any) -> None:
     """The rest is read and forgotten; the connection keeps nothing of it, and goes on."""
     arrived = asyncio.Event()
 

@@ -58,9 +58,7 @@ def test_http_1_0_client_gets_a_whole_file(server: LiveServer, files: Path) -> N
 
 @ours
 @pytest.mark.parametrize("size", [1024, 262_145])
-def test_file_shorter_than_declared_closes_and_is_logged(
-    server: LiveServer, files: Path, size: int
-) -> None:
+def test_file_shorter_than_declared_is_logged(server: LiveServer, files: Path, size: int) -> None:
     declared = size + 100_000
     with Connection(server.address) as connection:
         connection.send_request(f"/pathsend?file=size-{size}&declared={declared}")
@@ -143,9 +141,7 @@ def test_kernel_sends_large_files(name: str, files: Path, events: Path) -> None:
 
 
 @each_uvicorn
-def test_middleware_that_does_not_know_pathsend_is_a_500_with_the_way_out(
-    name: str, tmp_path: Path
-) -> None:
+def test_middleware_unaware_of_pathsend_is_a_500(name: str, tmp_path: Path) -> None:
     with asgi_server(name, "tests.asgi.app:ignorant", tmp_path) as server:
         assert server.get("/").status == 500
         wait_for(lambda: "ASGIFast(app, pathsend=False)" in server.log(), "the log says how")
@@ -168,7 +164,7 @@ def test_files_and_messages_arrive_over_tls(name: str, files: Path, tls: tuple[s
 
 
 @each_uvicorn
-def test_clients_that_leave_amid_an_upload_over_tls_leave_nothing_open(
+def test_clients_leaving_tls_uploads_leave_nothing(
     name: str, files: Path, tmp_path: Path, tls: tuple[str, ...]
 ) -> None:
     """Without a close_notify, while the protocol has paused reading: the app reads no body."""

@@ -69,7 +69,7 @@ def test_send_with_another_pattern_is_unknown(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("nothing_known")
 @pytest.mark.parametrize("protocol", [httptools_impl.HttpToolsProtocol, HttpToolsProtocol])
-async def test_unknown_uvicorn_sends_by_itself_and_is_logged_once(
+async def test_unknown_uvicorn_is_logged_once(
     protocol: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(uvicorn, "__version__", "0.99.1")
@@ -92,7 +92,7 @@ async def test_unknown_uvicorn_sends_by_itself_and_is_logged_once(
 
 @pytest.mark.usefixtures("nothing_known")
 @pytest.mark.parametrize("module", ["h11_impl", "zttp_impl", "zttp_h2_impl"])
-def test_other_protocols_of_uvicorn_send_by_themselves_without_a_line_in_the_log(
+def test_other_uvicorn_protocols_send_without_a_log(
     module: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     uvicorns = pytest.importorskip(f"uvicorn.protocols.http.{module}", exc_type=ImportError)
@@ -171,7 +171,7 @@ _DECLARED = [*_CHUNKED, (b"content-length", b"2")]
         (200, _CHUNKED, "1.0", False, False),
     ],
 )
-def test_plain_response_is_sent_whole_and_as_uvicorn_sends_it(
+def test_plain_response_is_whole_like_uvicorns(
     status: int, headers: Any, http_version: str, keep_alive: bool, more_body: bool
 ) -> None:
     start = response_start(status, headers)
@@ -212,7 +212,7 @@ HEADERS = st.lists(
     [(b"Content-Type", b"a"), (b"content-length", b"3")],
     [(b"date", b"now")], 404, b"abc", False, False,
 )  # fmt: skip
-def test_any_response_sent_whole_is_as_uvicorn_sends_it(
+def test_any_whole_response_equals_uvicorns(
     headers: list[Any], own: list[Any], status: int, body: bytes, keep_alive: bool, more_body: bool
 ) -> None:  # fmt: skip
     given: Any = {"own_headers": own, "keep_alive": keep_alive, "more_body": more_body}
@@ -242,7 +242,7 @@ def test_response_that_is_not_plain_is_not_sent_whole(headers: list[Any]) -> Non
 
 
 @is_sent_whole
-def test_kept_header_lines_are_bounded_and_hold_no_cookies() -> None:
+def test_kept_header_lines_are_bounded_without_cookies() -> None:
     def send(name: bytes, value: bytes) -> None:
         head = response_start(200, [(name, value), (b"content-length", b"2")])
         assert _sample(True, head, b"ok") == _sample(False, head, b"ok")
@@ -365,7 +365,7 @@ async def test_plain_response_is_not_examined(app: Any, monkeypatch: pytest.Monk
     assert given == ["http.response.body"] * (2 if app is _two_bytes_and_an_end else 0)
 
 
-def test_head_that_the_server_refuses_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_refused_by_the_server_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Message] = []
 
     class Cycle:

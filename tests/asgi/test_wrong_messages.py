@@ -150,7 +150,7 @@ async def test_heads_that_cannot_be_sent_are_a_500(protocol: Any, wrong: str) ->
 
 @each_protocol
 @pytest.mark.parametrize("wrong", WRONG)
-async def test_wrong_messages_under_asgifast_end_the_response(protocol: Any, wrong: str) -> None:
+async def test_wrong_messages_under_asgifast_end_response(protocol: Any, wrong: str) -> None:
     lines, data, raised = await outcome(protocol, WRONG[wrong], ASGIFast)
     assert not any(line.startswith(b"evil") for line in lines)
     assert raised or data or "start" in wrong
@@ -185,9 +185,7 @@ MESSAGES: Any = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(MESSAGES, max_size=4), st.sampled_from(sorted(PAIRS)))
-def test_any_messages_end_the_connection_and_raise_what_uvicorn_raises(
-    messages: list[Any], name: str
-) -> None:
+def test_any_messages_end_connection_like_uvicorn(messages: list[Any], name: str) -> None:
     plain, our = PAIRS[name]
 
     async def both() -> Any:
@@ -234,7 +232,7 @@ MALFORMED = b"ZZ\r\nnonsense"
 @pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)
 @pytest.mark.usefixtures("loop")
-async def test_malformed_chunk_ends_a_response_that_has_begun(protocol: Any, reads: bool) -> None:
+async def test_malformed_chunk_ends_a_begun_response(protocol: Any, reads: bool) -> None:
     """And raises nothing: neither to the app, nor to the event loop."""
     failed: list[Any] = []
     seen: list[str] = []
@@ -295,7 +293,7 @@ async def test_malformed_chunk_before_the_response_is_a_400(
 
 
 @each_protocol
-async def test_malformed_request_behind_another_is_refused_behind_its_response(
+async def test_malformed_request_is_refused_after_response(
     protocol: Any,
 ) -> None:
     """Its own body is malformed, while it waits for its turn."""
@@ -372,7 +370,7 @@ async def test_file_that_cannot_be_opened_is_a_500(
 
 
 @each_protocol
-async def test_download_that_shutdown_cuts_off_is_one_line_in_the_log(
+async def test_download_cut_by_shutdown_is_one_log_line(
     protocol: Any, sparse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = sending(head(length(TOO_MUCH)), pathsend(sparse))

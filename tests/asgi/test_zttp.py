@@ -83,9 +83,7 @@ def test_http2_is_negotiated_by_alpn(files: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("close", [True, False])
-async def test_head_of_a_large_file_is_as_of_a_small_one_over_http_1_1(
-    large: Path, close: bool
-) -> None:
+async def test_head_of_large_file_is_as_of_a_small_one(large: Path, close: bool) -> None:
     """zttp makes that of a small one."""
     headers = (b"x-Transfer-Encoding", b"chunked"), length(LARGE_BYTES)
     app = sending(head(*headers), pathsend(str(large)))
@@ -100,7 +98,7 @@ async def test_head_of_a_large_file_is_as_of_a_small_one_over_http_1_1(
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
 
 
-def test_metrics_may_look_at_a_connection_whose_requests_come_and_go() -> None:
+def test_metrics_may_look_at_a_busy_connection() -> None:
     """They do so in another thread, which any instruction may hand the interpreter back from."""
     protocol = asgifast.uvicorn.ZttpH2Protocol.__new__(asgifast.uvicorn.ZttpH2Protocol)
     cycles: dict[int, Any] = {1: object()}
@@ -151,7 +149,7 @@ async def test_file_arrives_whole_over_http2(
         assert answer.body == expected
 
 
-async def test_slow_client_over_http2_holds_no_app_and_little_memory(large: Path) -> None:
+async def test_slow_http2_client_holds_no_app_little_memory(large: Path) -> None:
     returned = False
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,9 +171,7 @@ async def test_slow_client_over_http2_holds_no_app_and_little_memory(large: Path
 
 
 @pytest.mark.parametrize("how", ["reset", "left"])
-async def test_file_is_closed_if_its_http2_client_does_not_want_the_rest(
-    large: Path, how: str
-) -> None:
+async def test_file_is_closed_if_http2_client_stops(large: Path, how: str) -> None:
     before = open_descriptors()
     app = sending(*file_messages(large, PATHSEND))
     async with connected(app, window=5000, reads=False) as (wire, client):
@@ -205,7 +201,7 @@ async def test_file_that_ends_early_resets_its_stream_alone(large: Path) -> None
 
 
 @wrapped_or_bare
-async def test_early_hints_and_trailers_surround_a_file_over_http2(large: Path, wrap: Any) -> None:
+async def test_early_hints_and_trailers_surround_http2_file(large: Path, wrap: Any) -> None:
     offered: list[object] = []
     messages = sending(
         {"type": "http.response.early_hint", "links": [b"</a.css>; rel=preload"]},
@@ -226,7 +222,7 @@ async def test_early_hints_and_trailers_surround_a_file_over_http2(large: Path, 
         assert answer.trailers == {"x-sum": "7"}
 
 
-async def test_head_and_304_have_no_bytes_of_a_file_over_http2(large: Path) -> None:
+async def test_head_and_304_have_no_file_bytes_over_http2(large: Path) -> None:
     not_modified = sending(head(status=304), body(b"x"), pathsend(str(large)))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -248,7 +244,7 @@ async def test_file_that_has_gone_is_a_500_over_http2(large: Path, wrap: Any) ->
 
 
 @pytest.mark.parametrize("value", [b"a\r\nevil: 1", b"a\nb", b"a\rb", b"a\0b"])
-async def test_header_value_with_a_line_end_resets_its_stream(value: bytes) -> None:
+async def test_header_value_with_line_end_resets_stream(value: bytes) -> None:
     app = sending(head(length(2), (b"x", value)), body(b"ok", False))
     async with connected(app) as (wire, client):
         assert not (await wire.reset(client.ask())).headers

@@ -41,7 +41,7 @@ async def counting(scope: Scope, receive: Receive, send: Send) -> None:
     await sending(head(length(len(size))), body(size, False))(scope, receive, send)
 
 
-async def test_app_that_asks_for_a_body_that_does_not_come_gets_its_end() -> None:
+async def test_app_awaiting_a_missing_body_gets_its_end() -> None:
     """uvicorn's own protocol has it wait for as long as the client does."""
     messages = list[Message]()
 
@@ -72,7 +72,7 @@ async def test_http2_app_of_an_eager_task_sees_all() -> None:
     assert seen == [[b"a=1; b=2"], end] * 2
 
 
-async def test_http2_pieces_that_come_while_the_app_is_busy_are_one_message() -> None:
+async def test_http2_pieces_for_a_busy_app_are_one_message() -> None:
     size = 200_000
     messages = list[Message]()
     busy = asyncio.Event()
@@ -95,7 +95,7 @@ async def test_http2_pieces_that_come_while_the_app_is_busy_are_one_message() ->
     assert [message["more_body"] for message in messages] == [True, False]
 
 
-async def test_windows_open_again_without_the_app_having_its_turn() -> None:
+async def test_windows_open_again_without_the_app() -> None:
     """An app that takes long over each piece would have the client wait for as long."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +112,7 @@ async def test_windows_open_again_without_the_app_having_its_turn() -> None:
         assert client.state.local_flow_control_window(stream) > window - 3 * 16_384
 
 
-async def test_uploads_that_nobody_receives_hold_their_client_up_together() -> None:
+async def test_unreceived_uploads_hold_their_client_up() -> None:
     received = list[int]()
     busy = asyncio.Event()
 
@@ -146,7 +146,7 @@ TRICKLE = [step for message in SMALL for step in (body(message), partial(turns, 
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_http2_app_that_ends_early_has_sent_its_messages(fails: bool) -> None:
+async def test_http2_app_ending_early_has_sent_all(fails: bool) -> None:
     ends = [raising(RuntimeError, "on purpose")] if fails else []
     app = sending(head(), *TRICKLE, *ends)
     async with connected(app) as (wire, client):
@@ -163,7 +163,7 @@ async def test_small_messages_of_each_stream_are_coalesced() -> None:
             assert answer.frames < len(SMALL) / 2
 
 
-async def test_streams_that_send_in_one_turn_of_the_loop_wait_for_nobody() -> None:
+async def test_streams_in_one_turn_wait_for_nobody() -> None:
     """Event streams on one connection, each of which has a small message."""
     event, end = asyncio.Event(), asyncio.Event()
 
@@ -233,7 +233,7 @@ async def test_window_that_does_not_open_holds_up_the_app(size: int) -> None:
             task.cancel()
 
 
-async def test_http2_message_beyond_the_content_length_is_refused() -> None:
+async def test_http2_message_beyond_length_is_refused() -> None:
     errors: list[str] = []
 
     too_long = sending(head(length(3)), body(b"ab"), body(b"cd"), body(b"", False))
@@ -251,7 +251,7 @@ async def test_http2_message_beyond_the_content_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize("declares", [True, False])
-async def test_upload_over_the_limit_is_413_and_other_streams_go_on(
+async def test_upload_over_limit_is_413_other_streams_go_on(
     monkeypatch: pytest.MonkeyPatch, declares: bool
 ) -> None:
     monkeypatch.setattr(ZttpH2Protocol, "body_limit_bytes", 1000)
@@ -270,7 +270,7 @@ async def test_upload_over_the_limit_is_413_and_other_streams_go_on(
         assert (await wire.answer(other)).body == b"5"
 
 
-async def test_upload_that_stops_is_408_and_one_beside_it_that_goes_on_is_not(
+async def test_upload_that_stops_is_408_another_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ZttpH2Protocol, "body_timeout_s", 0.3)
@@ -310,7 +310,7 @@ async def test_connection_without_a_request_is_closed(
         assert client.goaways
 
 
-def test_options_of_a_subclass_hold_for_both_versions_of_http() -> None:
+def test_subclass_options_hold_for_both_http_versions() -> None:
     class Mine(AutoZttpProtocol):
         body_limit_bytes = 7
 

@@ -146,7 +146,7 @@ def test_promised_body_costs_no_memory() -> None:
     assert promised < count * 16 * 1024, f"{promised / count:.0f} bytes for each head"
 
 
-def test_small_chunks_cost_no_more_memory_than_large_ones() -> None:
+def test_small_chunks_cost_no_more_memory() -> None:
     clients = 20 if LONG else 8
     large = memory_of("a beginning of 1 KiB chunks", path="/echo", clients=clients)
     small = memory_of("a beginning of two-byte chunks", path="/echo", clients=clients)

@@ -46,7 +46,7 @@ def bench(*arguments: str) -> int:
         (("tests.doctor.apps:nothing",), 3, "nothing"),
     ],
 )
-def test_impossible_options_are_refused_in_one_sentence(
+def test_impossible_options_are_refused_in_a_sentence(
     arguments: tuple[str, ...], status: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert bench(*arguments) == status
@@ -127,7 +127,7 @@ def app(environ, start_response):
 """
 
 
-def test_compressing_wrapper_shows_bytes_and_time_on_a_link(
+def test_compressing_wrapper_shows_bytes_and_link_time(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     app, report = tmp_path / "text.py", tmp_path / "report"
@@ -170,7 +170,7 @@ def test_wsgi_app_over_budget_ends_with_1(
     assert "WSGIFast on FastWorker" in report.with_suffix(".html").read_text()
 
 
-def test_asgi_app_is_loaded_by_a_master_and_two_workers(
+def test_asgi_app_is_loaded_by_master_and_two_workers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     master = f"--master-port={free_port()}"

@@ -86,7 +86,7 @@ print(one.__enter__().pid)
 """
 
 
-def test_process_that_is_left_open_ends_with_python_without_a_word() -> None:
+def test_process_left_open_ends_with_python() -> None:
     ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert not psutil.pid_exists(int(ended.stdout))

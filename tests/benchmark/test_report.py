@@ -86,7 +86,7 @@ def test_column_is_shown_only_with_something_in_it() -> None:
         assert ("failed" in results_text([result]).splitlines()[0]) == bool(failures)
 
 
-def test_bytes_of_bodies_are_shown_coded_and_decoded_and_as_time_on_a_link() -> None:
+def test_bytes_of_bodies_show_coding_and_link_time() -> None:
     plain = compared({"a": (9, 9, 9), "b": (9, 9, 9)})
     seen = {"a": Seen(800_000, "x", True, decoded_bytes=800_000)}
     same = replace(plain, seen={**seen, "b": seen["a"]})
@@ -211,7 +211,7 @@ def test_table_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"one.json", "all.html"}
 
 
-def test_figures_are_shown_where_they_cannot_be_written(
+def test_figures_are_shown_if_they_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "one.json").mkdir()

@@ -45,7 +45,7 @@ def test_difference_is_taken_round_by_round() -> None:
         Difference.of([], [])
 
 
-def test_ratios_are_taken_to_the_first_or_of_ours_to_each() -> None:
+def test_ratios_are_to_the_first_or_of_ours() -> None:
     rates = {"a": (10, 10, 10), "b": (20, 40, 10), "c": (5, 5, 10)}
     for ours, expected in ((None, [None, 2.0, 0.5]), ("b", [2.0, None, 4.0])):
         result = compared(rates, ours=ours)
@@ -80,7 +80,7 @@ def test_preparation_is_no_part_of_a_run() -> None:
 
 
 @pytest.mark.parametrize(("ours", "order"), [(None, "abca"), ("b", "abcb")])
-def test_base_of_a_row_runs_again_at_the_end_of_each_round(ours: str | None, order: str) -> None:
+def test_base_of_a_row_runs_again_after_each_round(ours: str | None, order: str) -> None:
     seen: list[str] = []
 
     def counts(name: str) -> Client:
@@ -157,7 +157,7 @@ def test_server_is_never_clearly_better_than_itself(pairs: list[tuple[float, flo
 
 
 @given(st.lists(POSITIVE, min_size=1, max_size=30))
-def test_interval_has_the_median_and_leaves_out_equally_many(values: list[float]) -> None:
+def test_interval_has_the_median_and_is_symmetric(values: list[float]) -> None:
     low, high = interval(values)
     assert low <= median(values) <= high
     below, above = sum(v < low for v in values), sum(v > high for v in values)
@@ -277,7 +277,7 @@ def test_lost_coding_is_another_body() -> None:
         ((2,), False),
     ],
 )
-def test_result_is_good_without_failures_and_with_equal_bodies(
+def test_result_is_good_without_failures_or_changes(
     failures: tuple[int, ...], is_good: bool
 ) -> None:
     clients = [client(0 if each else 1, failures=each) for each in failures]

@@ -57,7 +57,7 @@ def test_large_chunks_are_not_copied() -> None:
     assert few[1] == b"crumbcrumb"
 
 
-def test_joining_a_large_body_holds_one_block_at_a_time() -> None:
+def test_joining_a_large_body_holds_one_block() -> None:
     crumbs = [b"x" * 1000] * 100_000  # 100 MB to the client, one object here
     tracemalloc.start()
     try:

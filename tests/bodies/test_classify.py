@@ -284,7 +284,7 @@ def test_range_that_was_read_from_is_its_rest(name: str, file: IO[bytes]) -> Non
     assert b"".join(classified(body)[1]) == DATA[150:300]
 
 
-def test_werkzeug_range_that_is_no_run_of_a_file_is_iterated(file: IO[bytes]) -> None:
+def test_werkzeug_range_that_is_no_run_is_iterated(file: IO[bytes]) -> None:
     wrap = werkzeug.wsgi.FileWrapper
     begun = werkzeug.wsgi._RangeWrapper(wrap(file), 100, 20_000)
     next(begun)

@@ -69,7 +69,7 @@ _SIZES = st.sampled_from([-1, None, 0, 1, 2, 7, 1000])
         st.tuples(st.sampled_from(["read", "readline", "readlines", "iterate"]), _SIZES), max_size=8
     ),
 )
-def test_any_reads_of_a_body_get_it_unchanged_or_an_error(
+def test_any_reads_get_the_body_or_an_error(
     body: bytes, limit: int, steps: list[tuple[str, int | None]]
 ) -> None:
     source = LimitedInput(io.BytesIO(body), limit)
@@ -94,9 +94,7 @@ def test_limited_input_is_read_as_text_like_any_file() -> None:
 
 
 @given(size=st.integers(0, 30), limit=st.integers(0, 30), step=st.integers(1, 30))
-def test_app_is_answered_413_once_exactly_where_the_body_is_longer(
-    size: int, limit: int, step: int
-) -> None:
+def test_app_gets_413_once_for_a_longer_body(size: int, limit: int, step: int) -> None:
     app = answering(lambda environ: [*iter(lambda: environ["wsgi.input"].read(step), b"")])
     server = served(app, b"x" * size, limit)
     assert [head[0] for head in server.heads] == [
@@ -106,7 +104,7 @@ def test_app_is_answered_413_once_exactly_where_the_body_is_longer(
         assert b"".join(server.sent) == b"x" * size
 
 
-def test_declared_body_over_the_limit_is_refused_before_the_wsgi_app() -> None:
+def test_declared_body_over_limit_precedes_the_app() -> None:
     calls: list[str] = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -139,7 +137,7 @@ def test_websockets_keep_the_servers_own_input() -> None:
     assert server.head[0].startswith("413"), "a body that came with the header is limited"
 
 
-def test_content_length_beside_chunks_is_ignored_by_wsgi() -> None:
+def test_content_length_beside_chunks_is_ignored() -> None:
     environ = chunked(b"x" * 100)
     environ["CONTENT_LENGTH"] = "1"
     server = Server(WSGIFast(echo, body_limit_bytes=10), environ)
@@ -196,9 +194,7 @@ def empty_block_first(environ: WSGIEnvironment, start_response: StartResponse) -
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("options", [{}, {"compress": True, "coalesce": True}], ids=str)
-def test_head_of_a_wsgi_app_that_read_too_much_becomes_413(
-    app: App, options: dict[str, Any]
-) -> None:
+def test_head_of_wsgi_app_that_read_too_much_is_413(app: App, options: dict[str, Any]) -> None:
     server = served(app, b"x" * 2000, **options)
     status, headers = server.head
     assert status == "413 Content Too Large"
@@ -208,12 +204,12 @@ def test_head_of_a_wsgi_app_that_read_too_much_becomes_413(
     assert b"".join(server.sent) == b"The request body is longer than 10 bytes\n"
 
 
-def test_wsgi_app_that_raises_at_the_limit_is_answered_413() -> None:
+def test_wsgi_app_raising_at_the_limit_gets_413() -> None:
     server = served(echo, b"x" * 2000)
     assert server.head[0] == "413 Content Too Large"
 
 
-def test_wsgi_app_that_has_begun_its_response_gets_the_error() -> None:
+def test_wsgi_app_with_begun_response_gets_the_error() -> None:
     def begun(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response("200 OK", [])
         yield b"begun"
@@ -259,7 +255,7 @@ def test_413_to_head_has_no_body() -> None:
     assert b"".join(server.sent) == b""
 
 
-def test_file_for_a_limited_request_is_sent_in_the_servers_wrapper() -> None:
+def test_file_of_limited_request_uses_servers_wrapper() -> None:
     class Wrapper:
         def __init__(self, file: Any, block_size: int = 8192) -> None:
             self.file = file

@@ -132,7 +132,7 @@ def test_good_shape_or_pausing_app_is_not_logged(caplog: pytest.LogCaptureFixtur
     assert said(caplog) == []
 
 
-def test_small_chunks_that_are_coalesced_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_small_coalesced_chunks_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "wsgifast")
     call(WSGIFast(bare(crumbs), report_slow_shapes=1, coalesce=True))
     ((level, message),) = said(caplog)
@@ -169,7 +169,7 @@ def test_text_of_a_client_stays_on_its_line(caplog: pytest.LogCaptureFixture) ->
     assert len(message) < 300
 
 
-def test_body_of_a_client_that_leaves_is_closed_once_and_logged(
+def test_body_of_a_gone_client_is_closed_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     closed: list[str] = []

@@ -74,7 +74,7 @@ def test_flask_response_of_existing_chunks_is_joined(content: object, sent_as: s
     assert server.header("Content-Length") is not None
 
 
-def test_flask_response_of_a_large_list_is_sent_in_blocks() -> None:
+def test_flask_response_of_large_list_is_in_blocks() -> None:
     chunks = [b"%04d" % (number % 10_000) * 100 for number in range(5000)]
     server = check(flask_app(lambda: chunks), "joined")
     assert server.header("Content-Length") == "2000000"
@@ -89,7 +89,7 @@ def test_flask_response_of_a_file_is_sent_as_one(path: Path, wrapper: object) ->
     assert len(server.sent) < 20
 
 
-def test_flask_response_of_a_file_answers_ranges_and_closes(path: Path) -> None:
+def test_flask_file_response_answers_ranges_and_closes(path: Path) -> None:
     file = path.open("rb")
     environ = new_environ(HTTP_RANGE="bytes=5-8")
     environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
@@ -125,7 +125,7 @@ def test_flask_generator_is_streamed_and_closed_first() -> None:
     assert closed[0] == "source"
 
 
-def test_wrapped_block_of_the_declared_length_is_passed_on() -> None:
+def test_wrapped_block_of_declared_length_is_passed_on() -> None:
     returned: list[object] = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -147,7 +147,7 @@ class Encoding(Response):
         return (chunk.upper() for chunk in super().iter_encoded())
 
 
-def test_werkzeug_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -> None:
+def test_werkzeug_subclasses_are_left_alone(path: Path) -> None:
     def shouting(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])
         mine = [lambda: closed.append("first"), lambda: closed.append(threading.get_ident())]
@@ -277,7 +277,7 @@ def bottle_file(path: Path) -> Any:
         (bottle_app, lambda path: (f"{n}" for n in range(9)), "stream-small"),
     ],
 )
-def test_bodies_of_other_frameworks_are_sent_as_what_they_wrap(
+def test_framework_bodies_are_sent_as_they_wrap(
     app: Callable[[Callable[[], Any]], WSGIApplication],
     make: Callable[[Path], Any],
     sent_as: str,

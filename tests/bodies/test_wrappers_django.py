@@ -56,7 +56,7 @@ def test_django_page_is_sent_whole() -> None:
     check(django_app(written), "joined")
 
 
-def test_django_template_response_is_sent_once_rendered() -> None:
+def test_django_template_response_is_sent_rendered() -> None:
     from django.template import engines
     from django.template.response import TemplateResponse
 
@@ -117,7 +117,7 @@ def test_django_looks_up_no_charset_for_each_chunk() -> None:
     assert len(asked) == 1
 
 
-def test_django_files_of_models_go_out_as_what_they_wrap(path: Path) -> None:
+def test_django_model_files_are_sent_as_they_wrap(path: Path) -> None:
     from django.core.files.storage import FileSystemStorage
     from django.http import FileResponse
 
@@ -129,7 +129,7 @@ def test_django_files_of_models_go_out_as_what_they_wrap(path: Path) -> None:
         assert server.header("ETag") is not None
 
 
-def test_several_ranges_behind_django_stay_runs_of_their_file(path: Path) -> None:
+def test_several_ranges_behind_django_stay_file_runs(path: Path) -> None:
     from django.http import StreamingHttpResponse
 
     def make(begun: bool = False) -> Any:
@@ -149,7 +149,7 @@ def test_several_ranges_behind_django_stay_runs_of_their_file(path: Path) -> Non
     check(django_app(lambda: make(begun=True)), "stream-small")
 
 
-def test_django_subclasses_that_iterate_otherwise_are_left_alone(path: Path) -> None:
+def test_django_subclasses_with_own_iteration_are_kept(path: Path) -> None:
     from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 
     class Iterated(HttpResponse):

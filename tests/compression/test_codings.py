@@ -60,7 +60,7 @@ def test_padding_hides_length_of_same_body(coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_compressed_file_of_same_content_has_same_bytes(coding: str) -> None:
+def test_compressed_file_of_same_content_is_the_same(coding: str) -> None:
     made = compress_file(TEXT, coding)
     assert made == compress_file(TEXT, coding)
     assert decoded(coding, made) == TEXT
@@ -77,7 +77,7 @@ def test_every_level_decodes_to_the_same(coding: str) -> None:
 
 @pytest.mark.parametrize("padding", [False, True])
 @pytest.mark.parametrize("content", [b"", b"x", TEXT], ids=len)
-def test_gzip_of_whole_body_is_libdeflates_if_it_is_installed(
+def test_gzip_of_whole_body_uses_libdeflate(
     content: bytes, padding: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = compressor("gzip", size=len(content), padding=padding).whole(content)

@@ -70,7 +70,7 @@ def test_body_in_any_pieces_is_decoded(coding: str, content: bytes, step: int) -
 
 
 @pytest.mark.parametrize("step", [1, 13, 100_000])
-def test_members_and_frames_behind_each_other_are_one_body(step: int) -> None:
+def test_members_and_frames_in_a_row_are_one_body(step: int) -> None:
     assert decoded("gzip", gzip.compress(b"one") + gzip.compress(b"two"), step=step) == b"onetwo"
     assert decoded("x-gzip", gzip.compress(b"one")) == b"one"
     frames = zstd.compress(b"one") + b"\x50\x2a\x4d\x18\x01\0\0\0x" + zstd.compress(b"two")
@@ -230,7 +230,7 @@ def post_asgi(data: bytes, coding: str, **options: Any) -> tuple[int, dict[str, 
 
 
 @pytest.mark.parametrize("post", [post_wsgi, post_asgi])
-def test_apps_get_decoded_bodies_and_clients_their_errors(post: Any) -> None:
+def test_apps_get_decoded_bodies_clients_their_errors(post: Any) -> None:
     data = b'{"name": "%s"}' % (b"n" * 30_000)
     for coding in CODINGS:
         status, _, body = post(coded(coding, data), coding, decompress=True)
@@ -258,7 +258,7 @@ def test_body_that_ends_before_its_length_is_400(sent: bytes) -> None:
     assert b"before its Content-Length" in server.finish()
 
 
-def test_body_without_length_is_decoded_where_the_server_ends_it() -> None:
+def test_body_without_length_is_decoded_to_its_end() -> None:
     data = coded("gzip", b"[1, 2]")
     environ = new_environ("POST", CONTENT_TYPE="application/json", HTTP_CONTENT_ENCODING="gzip")
     environ.pop("CONTENT_LENGTH", None)

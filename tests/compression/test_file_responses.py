@@ -69,9 +69,7 @@ def get(way: str, text: Path) -> Ask:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_file_is_sent_from_a_coded_copy_with_its_own_validator(
-    get: Ask, way: str, coding: str
-) -> None:
+def test_file_is_sent_from_coded_copy_with_own_tag(get: Ask, way: str, coding: str) -> None:
     plain, answer = get("identity"), get(coding)
     assert plain.body == TEXT
     assert decoded(coding, answer.body) == TEXT
@@ -101,7 +99,7 @@ OWN = ("ETag", '"own"'), ("X-Kept", "yes")
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_preconditions_are_evaluated_with_the_tag_of_the_copy(get: Ask, coding: str) -> None:
+def test_preconditions_use_the_tag_of_the_copy(get: Ask, coding: str) -> None:
     whole = get(coding, "GET", *OWN)
     tag = whole.headers["etag"]
     assert tag.startswith(f'"own+{coding}-')
@@ -124,7 +122,7 @@ def test_preconditions_are_evaluated_with_the_tag_of_the_copy(get: Ask, coding: 
 
 @pytest.mark.parametrize("way", ["wsgi", "asgi"], indirect=True)
 @pytest.mark.parametrize("coding", CODINGS)
-def test_own_tag_does_not_match_and_ranges_are_of_the_copy(get: Ask, coding: str) -> None:
+def test_own_tag_does_not_match_ranges_are_of_the_copy(get: Ask, coding: str) -> None:
     """Of an app that evaluates nothing itself, as the two responses do."""
     whole = get(coding, "GET", *OWN)
     tag, body = whole.headers["etag"], whole.body
@@ -144,7 +142,7 @@ def test_own_tag_does_not_match_and_ranges_are_of_the_copy(get: Ask, coding: str
     assert asked(range=f"bytes={len(body)}-")[0] == 416
 
 
-def test_file_that_is_being_written_is_compressed_without_a_copy(ask: Ask, tmp_path: Path) -> None:
+def test_file_being_written_is_compressed_uncopied(ask: Ask, tmp_path: Path) -> None:
     path = tmp_path / "report"
     site = Site(path, ("ETag", '"own"'), before=lambda: path.write_bytes(TEXT))
     answer = ask(site, accept_encoding="gzip", range="bytes=0-9")
@@ -184,7 +182,7 @@ def test_static_files_inside_are_compressed_once(text: Path, interface: Ask, hal
         ("text.txt", "application/zip", False),
     ],
 )
-def test_large_file_and_one_of_another_type_are_uncoded(
+def test_large_file_and_other_type_are_uncoded(
     ask: Ask, text: Path, name: str, kind: str, vary: bool
 ) -> None:
     with (text.parent / "large").open("wb") as opened:

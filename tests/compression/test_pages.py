@@ -43,7 +43,7 @@ def page(**options: Any) -> Site:
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "application/json"])
-def test_page_is_compressed_by_the_dictionary_that_the_client_has(
+def test_page_is_compressed_by_the_clients_dictionary(
     ask: Ask, dictionary: Path, kind: str, blocks: bool
 ) -> None:
     body = [PAGES[3][:3000], PAGES[3][3000:]] if blocks else PAGES[3]
@@ -104,7 +104,7 @@ def test_dictionary_is_where_the_link_says(ask: Ask, dictionary: Path) -> None:
         ([("Content-Type", "text/css")], {}, 200),
     ],
 )
-def test_private_answers_know_nothing_of_the_dictionary(
+def test_private_answers_ignore_the_dictionary(
     ask: Ask, dictionary: Path, sent: list[tuple[str, str]], asked: dict[str, str], status: int
 ) -> None:
     content = dictionary.read_bytes()
@@ -256,9 +256,7 @@ def test_command_trains_a_dictionary_of_public_pages(
     assert "name DIR" in capsys.readouterr().err
 
 
-def test_chromium_fetches_the_dictionary_and_decodes_pages_with_it(
-    dictionary: Path, tmp_path: Path
-) -> None:
+def test_chromium_decodes_pages_with_the_dictionary(dictionary: Path, tmp_path: Path) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         start_response("200 OK", [HTML])
         number = int(environ["PATH_INFO"].strip("/") or 0)

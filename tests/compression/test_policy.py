@@ -104,14 +104,14 @@ def test_exception_is_left_alone(headers: Headers, facts: dict[str, Any]) -> Non
     assert decided(headers, **facts) is None
 
 
-def test_part_that_the_app_has_made_is_left_uncoded_with_vary() -> None:
+def test_part_made_by_the_app_is_uncoded_with_vary() -> None:
     decision = decided(JSON, code=206)
     assert decision is not None
     assert decision.coding is None
     assert decision.headers == [*JSON, ("Vary", "Accept-Encoding")]
 
 
-def test_cache_control_extension_that_only_contains_the_word_does_not_count() -> None:
+def test_cache_control_extension_with_word_is_no_match() -> None:
     assert decided([*JSON, ("Cache-Control", "x-no-transformer")]) is not None
     assert decided([*JSON, ("Cache-Control", 'max-age=5,no-transform="x"')]) is None
 
@@ -150,7 +150,7 @@ def test_headers_of_the_uncoded_body_are_dropped() -> None:
     "headers",
     [JSON, [*JSON, ("ETag", '"a"')], [("Content-Type", "text/html"), ("Accept-Ranges", "bytes")]],
 )
-def test_head_without_a_body_omits_what_a_coding_settles(headers: list[tuple[str, str]]) -> None:
+def test_head_without_body_omits_coded_fields(headers: list[tuple[str, str]]) -> None:
     """An app's own middleware may code GET's body, and see none in HEAD's."""
     content_type = dict(headers)["Content-Type"]
     found = names(decided(headers, method="HEAD"))
@@ -237,7 +237,7 @@ def test_preconditions_without_our_tags_are_unchanged(header: str, coding: str |
     assert restored == (header, header)
 
 
-def test_type_that_is_not_listed_is_compressed_if_the_app_asks() -> None:
+def test_unlisted_type_is_compressed_if_the_app_asks() -> None:
     protobuf: Headers = [("Content-Type", "application/x-protobuf"), ("Content-Length", "10")]
     assert decided(protobuf) is None
     decision = decided(protobuf, asked=True)

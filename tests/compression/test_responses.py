@@ -15,7 +15,7 @@ BINARY = ("Content-Type", "application/octet-stream")
 
 
 @pytest.mark.parametrize("accepted", ["identity", "deflate", "gzip;q=0"])
-def test_body_is_uncoded_for_a_client_that_takes_no_coding(ask: Ask, accepted: str) -> None:
+def test_body_is_uncoded_without_accepted_coding(ask: Ask, accepted: str) -> None:
     answer = ask(Site(), accept_encoding=accepted)
     assert answer.body == TEXT
     assert answer.headers["vary"] == "Accept-Encoding"
@@ -64,6 +64,6 @@ def test_webdav_if_has_the_apps_tag(ask: Ask, tag: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_app_decides_whether_one_response_is_compressed(ask: Ask, asked: bool) -> None:
+def test_app_decides_on_compression_of_one_response(ask: Ask, asked: bool) -> None:
     answer = ask(Site(TEXT, BINARY, asked=asked), accept_encoding="gzip")
     assert ("content-encoding" in answer.headers) is asked

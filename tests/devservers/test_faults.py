@@ -110,7 +110,7 @@ def test_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
     assert [body.closed for body in bodies] == [1, 1]
 
 
-def test_error_in_close_is_logged_and_ends_the_connection(kind: str) -> None:
+def test_error_in_close_is_logged_and_ends_connection(kind: str) -> None:
     class Unclosable(Closing):
         def close(self) -> None:
             raise LookupError("the app's own")
@@ -193,7 +193,7 @@ def test_write_keeps_to_the_content_length(kind: str) -> None:
     assert "longer than its Content-Length" in served.log
 
 
-def test_coded_bytes_that_a_client_took_before_it_left_are_logged(kind: str) -> None:
+def test_coded_bytes_taken_before_leaving_are_logged(kind: str) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/html")])
         yield os.urandom(LARGE_BYTES // 4)
@@ -299,9 +299,7 @@ def test_client_that_stops_reading_is_closed(
 
 
 @pytest.mark.parametrize("sendfile", [True, False])
-def test_file_that_shrinks_while_sent_ends_the_connection(
-    kind: str, sendfile: bool, tmp_path: Path
-) -> None:
+def test_file_shrinking_ends_the_connection(kind: str, sendfile: bool, tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(LARGE_BYTES)
@@ -355,9 +353,7 @@ def test_closed_connections_leave_no_descriptor(kind: str, tmp_path: Path) -> No
     wait_for(lambda: open_descriptors() <= descriptors, "all descriptors are closed")
 
 
-def test_write_without_end_to_head_ends_after_some_time(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_without_end_to_head_ends(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_writer, "_DROPS_S", 0.1)
     ended = threading.Event()
 

@@ -82,7 +82,7 @@ def test_connection_close_is_obeyed_and_sent(kind: str) -> None:
                 assert client.read_to_end() == b""
 
 
-def test_dev_server_answers_pipelined_requests_in_order(kind: str) -> None:
+def test_dev_server_answers_pipeline_in_order(kind: str) -> None:
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         return [environ["PATH_INFO"].encode(), environ["wsgi.input"].read()]
 
@@ -163,7 +163,7 @@ BROKEN = [
 ]
 
 
-def test_broken_request_gets_a_status_and_ends_the_connection(kind: str) -> None:
+def test_broken_request_gets_status_and_ends(kind: str) -> None:
     def app(environ: WSGIEnvironment) -> list[bytes]:
         raise AssertionError("the app was called")
 

@@ -90,7 +90,7 @@ def test_body_of_unknown_length_is_chunked_for_http11(kind: str) -> None:
             assert response.body == b"one two"
 
 
-def test_body_over_its_content_length_is_cut_and_logged(kind: str) -> None:
+def test_body_over_content_length_is_cut_and_logged(kind: str) -> None:
     length = [("Content-Length", "4")]
     apps = {
         "list": answering(lambda _: [b"12", b"345678"], headers=length),
@@ -104,7 +104,7 @@ def test_body_over_its_content_length_is_cut_and_logged(kind: str) -> None:
 
 
 @pytest.mark.parametrize("body", [list, iter])
-def test_body_below_its_content_length_ends_the_connection(kind: str, body: Any) -> None:
+def test_body_below_content_length_ends_connection(kind: str, body: Any) -> None:
     app = answering(lambda _: body([b"12", b"34"]), headers=[("Content-Length", "5")])
     with (
         talking(app, kind) as (served, client),
@@ -294,7 +294,7 @@ def test_bytes_that_a_client_did_not_take_are_counted(sendfile: bool, tmp_path: 
     assert 0 < taken == size - outlet.unsent
 
 
-def test_file_that_fails_midway_lacks_what_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_failing_midway_lacks_unsent_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_midway(sock: Any, segment: Any, progress: Any, **options: Any) -> None:
         progress(7)
         raise OSError(errno.EIO, "the disk")

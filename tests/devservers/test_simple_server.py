@@ -158,7 +158,7 @@ def test_server_listens_on_ipv6() -> None:
         assert client.makefile("rb").read().endswith(b"/six")
 
 
-def test_handle_request_starts_a_thread_that_serves_many() -> None:
+def test_handle_request_starts_a_thread_serving_many() -> None:
     with (
         make_server("127.0.0.1", 0, ok, ThreadingWSGIServer, QuietHandler) as server,
         Connection(("127.0.0.1", server.server_port)) as client,

@@ -43,7 +43,7 @@ def test_silent_connection_is_closed_after_a_grace(
 
 
 @each_single
-def test_new_connection_is_answered_although_others_wait(kind: str) -> None:
+def test_new_connection_is_answered_though_others_wait(kind: str) -> None:
     with serve(answering(path_of), kind) as served:
         clients = [Connection(served.address) for _ in range(3)]
         for client in clients:
@@ -105,7 +105,7 @@ def test_stalled_request_body_is_answered_with_408(kind: str) -> None:
 
 
 @each_threaded
-def test_response_while_the_server_stops_ends_its_connection(kind: str) -> None:
+def test_response_of_stopping_server_ends_connection(kind: str) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def app(environ: WSGIEnvironment) -> list[bytes]:

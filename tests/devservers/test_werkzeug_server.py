@@ -104,7 +104,7 @@ def test_flask_sends_files_and_ranges(kind: str, large_file: Path) -> None:
 
 
 @each_werkzeug
-def test_debugger_shows_its_page_and_the_connection_goes_on(kind: str, large_file: Path) -> None:
+def test_debugger_page_keeps_the_connection(kind: str, large_file: Path) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         if environ["PATH_INFO"] == "/fails":
             raise LookupError("look here")
@@ -121,7 +121,7 @@ def test_debugger_shows_its_page_and_the_connection_goes_on(kind: str, large_fil
         assert client.request("/file").body == large_file.read_bytes()
 
 
-def test_address_of_a_client_is_not_that_of_the_last_request() -> None:
+def test_client_address_is_not_of_the_last_request() -> None:
     app = answering(lambda environ: [environ["REMOTE_ADDR"].encode()])
     with talking(ProxyFix(app), "werkzeug") as (_, client):
         forwarded = [("X-Forwarded-For", "10.9.8.7")]

@@ -149,7 +149,7 @@ def test_setting_of_a_wrong_type_is_an_error(name: str) -> None:
         assert ids(**{name: value}) == ["wsgifast.E001"], value
 
 
-def test_error_names_the_option_its_value_and_where_it_is_read_from() -> None:
+def test_error_names_option_value_and_its_source() -> None:
     from wsgifast.django.checks import check_settings
 
     with override_settings(WHITENOISE_SKIP_COMPRESS_EXTENSIONS="jpg,png"):
@@ -158,7 +158,7 @@ def test_error_names_the_option_its_value_and_where_it_is_read_from() -> None:
     assert "WHITENOISE_" in message.hint
 
 
-def test_storage_without_a_manifest_is_a_deployment_warning() -> None:
+def test_storage_without_manifest_is_a_warning() -> None:
     plain = {"BACKEND": "wsgifast.django.storage.CompressedStaticFilesStorage"}
     assert ids(STORAGES={**settings.STORAGES, "staticfiles": plain}) == ["wsgifast.W005"]
 
@@ -178,7 +178,7 @@ def manage(data: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_runserver_leaves_static_files_to_the_middleware(data: Path) -> None:
+def test_runserver_leaves_static_files_to_middleware(data: Path) -> None:
     from django.core.management import load_command_class
 
     command = load_command_class("wsgifast.django", "runserver")

@@ -45,7 +45,7 @@ def ask(path: str, method: str = "get", **headers: str) -> Any:
     return serve_media(getattr(RequestFactory(), method)(f"/media/{path}", **extra), path)
 
 
-def test_gzip_middleware_encodes_whole_files_and_no_parts(root: Path) -> None:
+def test_gzip_middleware_encodes_whole_files_no_parts(root: Path) -> None:
     (root / "short.txt").write_bytes(b"x" * 1000)
     for path, content in (("large file.bin", CONTENT), ("short.txt", b"x" * 1000)):
         view = GZipMiddleware(lambda request, path=path: serve_media(request, path))
@@ -62,7 +62,7 @@ def test_gzip_middleware_encodes_whole_files_and_no_parts(root: Path) -> None:
             assert body == expected
 
 
-def test_part_on_a_server_that_sends_all_of_a_descriptor_is_right(root: Path) -> None:
+def test_part_on_a_server_of_whole_files_is_right(root: Path) -> None:
     for wrapper, has_descriptor in ((WholeFileWrapper, False), (FileWrapper, True)):
         request = RequestFactory().get("/", HTTP_RANGE="bytes=5-9")
         request.META["wsgi.file_wrapper"] = wrapper

@@ -107,7 +107,7 @@ def test_file_has_ranges_and_preconditions(ask: Ask, file: Path) -> None:
     assert (status, received["content-length"], body) == (200, str(len(CONTENT)), b"")
 
 
-def test_several_ranges_of_a_static_file_are_sent_by_the_server(tmp_path: Path) -> None:
+def test_several_static_ranges_are_sent_by_the_server(tmp_path: Path) -> None:
     write_old(tmp_path / "file.bin", CONTENT)
     ranges = "bytes=0-9,500000-599999"
 
@@ -130,7 +130,7 @@ def test_several_ranges_of_a_static_file_are_sent_by_the_server(tmp_path: Path) 
     assert CONTENT[500_000:600_000] in body
 
 
-def test_file_that_was_read_from_is_sent_from_there_within_its_length(ask: Ask, file: Path) -> None:
+def test_file_read_from_is_sent_from_there(ask: Ask, file: Path) -> None:
     def view(request: object) -> FileResponse:
         opened = file.open("rb")
         opened.read(1000)
@@ -147,7 +147,7 @@ def test_file_that_was_read_from_is_sent_from_there_within_its_length(ask: Ask, 
     assert ask(shorter, range="bytes=4990-")[2] == CONTENT[5990:6000]
 
 
-def test_file_object_without_its_own_descriptor_is_sent_whole(ask: Ask) -> None:
+def test_file_object_without_descriptor_is_whole(ask: Ask) -> None:
     packed = gzip.compress(CONTENT)
     for view in (
         lambda request: FileResponse(io.BytesIO(CONTENT)),
@@ -192,7 +192,7 @@ def test_middleware_that_wraps_the_content_is_kept(ask: Ask, file: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["file", "stream", "page"])
-def test_response_is_closed_once_in_the_thread_of_the_view(ask: Ask, file: Path, kind: str) -> None:
+def test_response_is_closed_once_in_its_views_thread(ask: Ask, file: Path, kind: str) -> None:
     threads: list[int] = []
     finished: list[object] = []
 
@@ -362,7 +362,7 @@ def test_response_with_its_own_aiter_is_left_alone() -> None:
     assert ask_asgi(lambda request: StreamingHttpResponse(blocks()))[2] == b"ab"
 
 
-def test_database_connection_is_used_where_it_was_opened(ask: Ask) -> None:
+def test_database_connection_stays_in_its_thread(ask: Ask) -> None:
     from django.db import connection
 
     def rows() -> Iterator[str]:

@@ -94,7 +94,7 @@ def test_collected_file_is_served(ask: Ask, hashed: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/static/large.bin", "/static/css/a.css"])
-def test_static_file_has_ranges_validators_and_siblings(ask: Ask, root: Path, path: str) -> None:
+def test_static_file_has_ranges_tags_and_siblings(ask: Ask, root: Path, path: str) -> None:
     content = (root / path.removeprefix("/static/")).read_bytes()
     tag = ask(path)[1]["ETag"]
     for method, asked, expected in (
@@ -308,7 +308,7 @@ def test_hashed_file_is_offered_as_a_dictionary(ask: Ask, hashed: str) -> None:
         assert ask(hashed)[1]["Vary"] == "Accept-Encoding, Available-Dictionary"
 
 
-def test_django_client_with_an_earlier_release_gets_a_delta(ask: Ask, root: Path) -> None:
+def test_django_client_of_old_release_gets_a_delta(ask: Ask, root: Path) -> None:
     old = "".join(f".rule-{number} {{ margin: {number}px }}\n" for number in range(200)).encode()
     new = old + b".more { margin: 0 }\n"
     (root / "css" / "b.0123456789ab.css").write_bytes(old)

@@ -159,7 +159,7 @@ def test_missing_file_and_referring_file_are_named(
     caught.value.__traceback__ = None
 
 
-def test_manifest_that_is_not_strict_passes_missing_files(target: Path) -> None:
+def test_manifest_without_strict_passes_missing_files(target: Path) -> None:
     from django.contrib.staticfiles.storage import staticfiles_storage
 
     backend = {"BACKEND": "wsgifast.django.storage.CompressedManifestStaticFilesStorage"}

@@ -51,7 +51,7 @@ def test_exported_name_is_in_the_reference(package: str) -> None:
     assert named == exported
 
 
-def test_opentelemetry_names_follow_the_rule_of_the_metrics_page() -> None:
+def test_opentelemetry_names_follow_the_pages_rule() -> None:
     for metric in METRICS.values():
         stem = re.sub("(_(seconds|bytes|total))*$", "", metric.name)
         if stem.startswith("wsgifast_"):

@@ -156,7 +156,7 @@ def test_chart_names_a_row_before_its_first_bar() -> None:
     assert re.findall(r">([^<>]*/ a)<", drawn) == ["a row: b / a", "c / a"]
 
 
-def test_facts_have_columns_and_short_rows_their_rounds(root: Path, take_in: TakeIn) -> None:
+def test_facts_have_columns_short_rows_their_rounds(root: Path, take_in: TakeIn) -> None:
     take_in(base=figures(None, None, pairs=2, facts={"slow ones": 9900.0, "KiB each": None}))
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     assert "| p50 ms | p99 ms | CPU us/req | slow ones |" in page  # of nobody are KiB known
@@ -213,7 +213,7 @@ def test_later_or_fuller_run_replaces_a_row(root: Path, take_in: TakeIn) -> None
     assert list(table.runs) == ["2026-11-15T10:00:00Z"]
 
 
-def test_rows_of_short_runs_or_other_machines_are_listed(root: Path, take_in: TakeIn) -> None:
+def test_rows_of_short_runs_or_machines_are_listed(root: Path, take_in: TakeIn) -> None:
     def printed(**other: str | int) -> list[str]:
         return [*publish.differing({**MACHINE, **other})]
 
@@ -249,7 +249,7 @@ def test_readme_gets_its_table(root: Path, take_in: TakeIn) -> None:
     assert publish.readme() == readme
 
 
-def test_readme_without_a_place_for_the_table_is_an_error(root: Path, take_in: TakeIn) -> None:
+def test_readme_without_a_place_for_table_is_an_error(root: Path, take_in: TakeIn) -> None:
     publish.README.write_text("before and after")
     with pytest.raises(ValueError, match=r"README.md has 0 places for the table"):
         take_in()

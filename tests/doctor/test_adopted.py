@@ -247,7 +247,7 @@ def starlette_app(*more: Middleware, **responses: Any) -> Any:
 @pytest.mark.parametrize(
     "make", [flask_app, flask_app_without_vary, starlette_app, starlette_app_without_vary]
 )
-def test_app_wrapped_as_readme_says_has_no_wrong_finding(make: Callable[[], Any]) -> None:
+def test_app_wrapped_as_in_readme_is_not_wrong(make: Callable[[], Any]) -> None:
     report = examine(make(), ["/"], headers=[ORIGIN])
     assert report.observations
     assert [(f.id, f.what) for f in report.of("wrong")] == []

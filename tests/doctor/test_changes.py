@@ -66,7 +66,7 @@ def test_response_enlarged_by_wrapping_is_slow(monkeypatch: pytest.MonkeyPatch) 
     assert finding.what == ("wrapped: no coding; as it is: gzip; 500 B; as it is: 50 B")
 
 
-def test_headers_that_wrapping_adds_to_a_file_are_no_change(
+def test_headers_added_to_a_file_are_no_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     added = plain(ETag='"a"', Last_Modified="x", Accept_Ranges="bytes", Content_Length="4")
@@ -147,7 +147,7 @@ def test_file_that_loses_its_compression_is_slow(
     assert "WF024" not in [finding.id for finding in report.findings]
 
 
-def test_pathsend_is_recommended_only_where_it_changes_nothing(tmp_path: Path) -> None:
+def test_pathsend_is_recommended_if_nothing_changes(tmp_path: Path) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         """Unknown to ASGIFast; its second file is right only without the extension."""
         path = file_path()

@@ -66,14 +66,12 @@ def found(report: Report) -> dict[str, Finding]:
         (answering({}, {"ETag": 'W/"a"'}), None),
     ],
 )
-def test_compressed_answer_is_judged_by_its_headers_and_size(
-    app: Any, expected: str | None
-) -> None:
+def test_compressed_answer_is_judged_by_its_headers(app: Any, expected: str | None) -> None:
     report = examine(app, ["/"])
     assert list(found(report)) == [expected] * (expected is not None), as_text(report)
 
 
-def test_large_text_without_coding_is_found_with_the_size_of_each_coding() -> None:
+def test_large_uncoded_text_is_found_with_coded_sizes() -> None:
     app = flask.Flask(__name__, static_folder=None)
     app.add_url_rule("/large", "large", lambda: flask.Response(TEXT, mimetype="application/json"))
     app.add_url_rule("/small", "small", lambda: flask.Response(TEXT[:9000], mimetype="text/csv"))
@@ -106,7 +104,7 @@ def test_wrapper_that_compresses_changes_nothing(wrap: Callable[..., Any]) -> No
     assert not report.of("wrong", "slow"), as_text(report)
 
 
-def test_file_behind_a_middleware_that_compresses_is_found(tmp_path: Path) -> None:
+def test_file_behind_compressing_middleware_is_found(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_bytes(TEXT)
 
@@ -123,7 +121,7 @@ def test_file_behind_a_middleware_that_compresses_is_found(tmp_path: Path) -> No
     assert [(f.id, f.endpoint.url) for f in report.of("wrong")] == [("WF028", "/file")]
 
 
-def test_file_with_a_compressed_sibling_is_not_compressed_anew(tmp_path: Path) -> None:
+def test_file_with_sibling_is_not_compressed_anew(tmp_path: Path) -> None:
     (tmp_path / "data.json").write_bytes(TEXT)
     (tmp_path / "data.json.gz").write_bytes(gzip.compress(TEXT))
     report = examine(asgifast.StaticFiles(directory=tmp_path), ["/data.json"])
@@ -154,7 +152,7 @@ def flask_app(limit: int | None) -> flask.Flask:
     return app
 
 
-def test_endpoints_that_take_bodies_of_any_size_are_named() -> None:
+def test_endpoints_taking_any_body_size_are_named() -> None:
     finding = found(examine(starlette_app()))["WF033"]
     assert finding.severity == "info"
     assert f"{finding.endpoint.method} {finding.endpoint.name}" == "PUT /both"
@@ -163,7 +161,7 @@ def test_endpoints_that_take_bodies_of_any_size_are_named() -> None:
     assert found(examine(flask_app(None)))["WF033"].endpoint.name == "/save"
 
 
-def test_limited_bodies_and_endpoints_that_take_none_are_not_found() -> None:
+def test_limited_bodies_and_endpoints_are_not_found() -> None:
     only_gets = Starlette(routes=[Route("/", save)])
     named = [Endpoint("/save0", "/save0", "test", "POST")]
     for report in (

@@ -175,7 +175,7 @@ def test_finding_with_another_paragraph_is_refused(old: str, new: str) -> None:
             entry_of(section)
 
 
-def test_command_ends_although_a_thread_of_the_app_does_not(tmp_path: Path) -> None:
+def test_command_ends_although_a_thread_goes_on(tmp_path: Path) -> None:
     (tmp_path / "busy.py").write_text(
         "import threading\n"
         "threading.Thread(target=threading.Event().wait).start()\n"

@@ -118,7 +118,7 @@ def test_openapi_servers_are_prefixes(described: dict[str, Any], url: str) -> No
     assert (endpoint.url, endpoint.name) == (url, url)
 
 
-def test_openapi_servers_of_one_operation_are_its_prefix() -> None:
+def test_openapi_servers_of_an_operation_are_a_prefix() -> None:
     item = {"servers": [{"url": "/of-path"}], "get": {}, "head": {"servers": [{"url": "/of-head"}]}}
     document = {"servers": [{"url": "/of-all"}], "paths": {"/a": item, "/b": {"get": {}}}}
     endpoints, _ = parted(from_openapi("/d", {}, lambda path: json.dumps(document).encode()))
@@ -176,7 +176,7 @@ def test_openapi_operations_are_endpoints(tmp_path: Path) -> None:
     ("text", "said"),
     [(b'{"paths": {}}', "it describes no operation"), (b"[]", "is not an OpenAPI document")],
 )
-def test_openapi_document_without_operations_is_refused(text: bytes, said: str) -> None:
+def test_openapi_without_operations_is_refused(text: bytes, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         from_openapi("/described", {}, lambda path: text)
 
@@ -207,7 +207,7 @@ def test_app_that_describes_itself_is_started_once() -> None:
         examine(app, found=lambda fetch: from_openapi("/describes", {}, fetch))
 
 
-def test_app_that_takes_too_long_to_describe_itself_is_reported() -> None:
+def test_slow_self_description_is_reported() -> None:
     async def described(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await asyncio.sleep(60)

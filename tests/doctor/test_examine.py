@@ -115,9 +115,7 @@ def test_slow_reader_is_tried_on_large_bodies() -> None:
         (wsgi_app, "/write", "WF021", "send Content-Length"),
     ],
 )
-def test_fix_of_a_missing_validator_or_length_is_one_that_was_seen_to_work(
-    app: Any, path: str, id_: str, fix: str
-) -> None:
+def test_fix_of_missing_validator_was_seen_to_work(app: Any, path: str, id_: str, fix: str) -> None:
     found = {finding.id: finding.fix for finding in examine(app, [path]).findings}
     assert found[id_] == fix
 
@@ -302,7 +300,7 @@ def test_busy_machine_is_no_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> Non
         ("500 Internal Server Error", None, None),
     ],
 )
-def test_redirect_or_refusal_is_unreached_with_its_reason(
+def test_redirect_or_refusal_is_unreached(
     status: str, location: str | None, reason: str | None
 ) -> None:
     fields = {} if location is None else {"Location": location}
@@ -333,7 +331,7 @@ def test_page_leaves_out_what_a_finding_has_not() -> None:
     assert "<ul><li>" in with_both
 
 
-def test_app_that_blocks_the_loop_is_not_waited_for_at_the_end() -> None:
+def test_app_blocking_the_loop_is_not_waited_for() -> None:
     end = threading.Event()
     ended = []
 

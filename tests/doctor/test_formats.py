@@ -66,7 +66,7 @@ def test_text_of_others_is_raw_in_no_format(text: str) -> None:
 
 @pytest.mark.parametrize("width", [None, 60, 80, 300])
 @given(st.text(min_size=100, max_size=300))
-def test_long_text_is_cut_in_the_table_and_whole_on_the_page(width: int | None, text: str) -> None:
+def test_long_text_is_cut_in_table_whole_on_page(width: int | None, text: str) -> None:
     report = report_of(text)
     shown = as_text(report, width=width)
     assert max(map(width_of, shown.splitlines())) <= min(width or 400, 400)

@@ -63,7 +63,7 @@ def test_framework_is_found_behind_middleware() -> None:
     assert (report.framework, report.was_wrapped) == ("flask", True)
 
 
-def test_framework_is_found_in_a_closure_and_under_any_name() -> None:
+def test_framework_is_found_in_closure_by_any_name() -> None:
     app = flask_app()
 
     def middleware(environ: Any, start_response: Any) -> Any:
@@ -79,7 +79,7 @@ def test_framework_is_found_in_a_closure_and_under_any_name() -> None:
     assert from_framework(Wrapper(), {})[0] == "flask"
 
 
-def test_app_mounted_in_middleware_has_its_routes_listed() -> None:
+def test_app_mounted_in_middleware_lists_its_routes() -> None:
     app = Starlette(routes=[Mount("/shop", app=GZipMiddleware(starlette_app()))])
     endpoints, unreached = parted(from_framework(app, {}).found)
     assert {(e.method, e.url) for e in endpoints} == {("GET", "/shop/"), ("POST", "/shop/save")}

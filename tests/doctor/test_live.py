@@ -207,7 +207,7 @@ def test_event_stream_needs_no_end() -> None:
     gc.collect()
 
 
-def test_event_stream_is_not_requested_beside_slow_readers() -> None:
+def test_event_stream_is_not_tried_by_slow_readers() -> None:
     """Though little of it has come, as of a small body."""
     large = bytes(1 << 20)
 
@@ -223,7 +223,7 @@ def test_event_stream_is_not_requested_beside_slow_readers() -> None:
     gc.collect()
 
 
-def test_path_whose_checks_get_no_answer_is_counted_once() -> None:
+def test_path_without_answers_is_counted_once() -> None:
     is_broken = False
 
     def breaks_off(method: str, headers: dict[str, str]) -> list[bytes]:

@@ -67,7 +67,7 @@ def test_view_is_not_requested_by_default() -> None:
     )
 
 
-def test_fastapi_own_pages_are_requested_by_default_and_views_are_not() -> None:
+def test_fastapi_own_pages_are_requested_views_are_not() -> None:
     from fastapi import FastAPI
 
     app, calls = FastAPI(), Counter[str]()
@@ -85,7 +85,7 @@ def test_fastapi_own_pages_are_requested_by_default_and_views_are_not() -> None:
     assert not calls
 
 
-def test_fastapi_with_an_openapi_function_of_the_apps_is_not_requested_by_default() -> None:
+def test_fastapi_own_openapi_function_is_not_requested() -> None:
     from fastapi import FastAPI
 
     class Counting(FastAPI):
@@ -109,7 +109,7 @@ def test_all_endpoints_requests_the_rest() -> None:
     assert reached(report) == set(calls) == {"/logout", "/createUser", "/startScan", "/list", "/"}
 
 
-def test_allow_function_is_called_once_with_safe_endpoints_and_the_rest(tmp_path: Path) -> None:
+def test_allow_is_called_once_with_both_kinds(tmp_path: Path) -> None:
     (tmp_path / "app.css").write_text("a")
     asked = []
 
@@ -212,7 +212,7 @@ PAGE = """<!doctype html><base href="/shop/"><link rel=stylesheet href="app.css?
 <iframe src="/frame"></iframe><img src="data:image/png;base64,x"><a href="mailto:a@b">"""
 
 
-def test_files_of_a_page_are_those_that_a_browser_loads() -> None:
+def test_page_files_are_those_that_a_browser_loads() -> None:
     answer = Recording(200, [("Content-Type", "text/html; charset=utf-8")])
     answer.body += PAGE.encode()
     loaded = ["/shop/app.css?v=1", "/image.png", "/script.js"]
@@ -221,7 +221,7 @@ def test_files_of_a_page_are_those_that_a_browser_loads() -> None:
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-def test_file_in_any_page_is_a_path_that_can_be_requested(body: bytes) -> None:
+def test_file_in_any_page_can_be_requested(body: bytes) -> None:
     for kind in ("text/html", "application/json"):
         for before in (b"", b"<img src='", b'["/', b"<![", b"<base href='//["):
             answer = Recording(302, [("Content-Type", kind), ("Location", "http://[")])
@@ -229,7 +229,7 @@ def test_file_in_any_page_is_a_path_that_can_be_requested(body: bytes) -> None:
             from_paths(loaded_with(answer, "/a", "localhost"))
 
 
-def test_named_page_has_what_a_browser_loads_requested_and_no_other_link() -> None:
+def test_named_page_has_its_files_requested_no_links() -> None:
     app, calls = counted_app(
         "/page", "/logout", "/item/<int:id>", "/image.png", "/shop/app.css", pages={"/page": PAGE}
     )
@@ -296,7 +296,7 @@ READS: dict[str, Any] = {"responses": {"200": JSON_ITEMS}}
         ({"delete": READS}, False),
     ],
 )
-def test_openapi_operation_is_read_only_if_it_describes_what_it_returns_alone(
+def test_openapi_operation_that_only_returns_is_safe(
     tmp_path: Path, item: dict[str, Any], is_read_only: bool
 ) -> None:
     path = tmp_path / "openapi.json"
@@ -347,7 +347,7 @@ def on_a_terminal(folder: Path, answer: bytes, *arguments: str) -> tuple[int, st
     return process.wait(60), shown.decode()
 
 
-def test_person_on_a_terminal_is_shown_the_list_and_asked(tmp_path: Path) -> None:
+def test_person_on_a_terminal_is_shown_and_asked(tmp_path: Path) -> None:
     status, shown = on_a_terminal(tmp_path, b"y\n")
     before, _, after = shown.partition("? [y/N]")
     assert "GET /static/a.css: a file of a folder that the app serves" in before
@@ -361,7 +361,7 @@ def test_person_on_a_terminal_is_shown_the_list_and_asked(tmp_path: Path) -> Non
         assert "1 not reached (may change something" in shown
 
 
-def test_person_on_a_terminal_is_not_asked_about_named_paths(tmp_path: Path) -> None:
+def test_person_is_not_asked_about_named_paths(tmp_path: Path) -> None:
     for arguments in (["/logout"], ["--all"]):
         status, shown = on_a_terminal(tmp_path, b"", *arguments)
         assert status == 0

@@ -225,7 +225,7 @@ def test_file_of_before_the_request_offers_parts(tmp_path: Path) -> None:
     assert (call.body, call.line) == (CONTENT[:5], "206 Partial Content")
 
 
-def test_file_counts_as_made_for_an_answer_by_its_times(tmp_path: Path) -> None:
+def test_file_counts_as_made_for_answer_by_its_times(tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb") as file:
         fd, second = file.fileno(), 10**9
         changed = os.fstat(fd).st_ctime_ns
@@ -276,7 +276,7 @@ def test_file_ahead_of_the_clock_is_not_made_now(tmp_path: Path, ahead_s: int) -
         lambda path: open(path, "rb", opener=lambda name, flags: os.open(name, flags)),
     ],
 )
-def test_tag_does_not_depend_on_the_number_of_a_descriptor(
+def test_tag_is_independent_of_descriptor_number(
     tmp_path: Path, reopen: Callable[[Path], Any]
 ) -> None:
     path = tmp_path / "film.mp4"

@@ -118,7 +118,7 @@ def test_copies_without_a_disk_are_made_again(
     assert len(made) == 2 * len(segments)
 
 
-def test_forked_process_leaves_its_parents_copies_alone(
+def test_forked_process_leaves_its_parents_copies(
     segments: list[FileSegment], made: list[int]
 ) -> None:
     copies = CodedCopies(max_bytes=0)

@@ -137,7 +137,7 @@ def test_file_that_is_not_served_is_not_compressed(tree: Path, name: str) -> Non
     assert name + ".gz" not in compress(tree, codings=["gzip"]).written
 
 
-def test_sibling_of_another_tool_is_left_alone_without_overwrite(tree: Path) -> None:
+def test_sibling_of_another_tool_is_left_alone(tree: Path) -> None:
     own = tree / "page.html.gz"
     own.write_bytes(b"yesterday's backup")
     os.utime(own, (1, 1))
@@ -171,9 +171,7 @@ def test_failed_write_leaves_no_file_and_is_reported(
     assert not [path for path in tree.rglob(".*") if path.name not in (".hidden.txt", MANIFEST)]
 
 
-def test_interrupt_does_not_wait_for_running_compression(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_waits_for_no_compression(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     waited_for: list[bytes] = []
 
@@ -259,7 +257,7 @@ def write_manifest(root: Path, *made: str, content: bytes) -> None:
         "",
     ],
 )
-def test_manifest_naming_other_files_has_no_effect_on_them(tree: Path, name: str) -> None:
+def test_manifest_of_other_files_has_no_effect_on_them(tree: Path, name: str) -> None:
     outside = tree.parent / "x.gz"
     outside.write_bytes(TEXT)
     write_manifest(tree, name.replace("<outside>", str(tree.parent)), content=TEXT)
@@ -282,7 +280,7 @@ def test_manifest_leads_through_no_link(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o6777, 0o4755, 0o2640, 0o1644, 0o444, 0o7600, 0o600])
-def test_sibling_has_permissions_of_its_original_and_no_special_bits(tree: Path, mode: int) -> None:
+def test_sibling_has_permissions_of_its_original(tree: Path, mode: int) -> None:
     os.chmod(tree / "page.html", mode)
     compress(tree, codings=["gzip"])
     assert stat.S_IMODE((tree / "page.html.gz").stat().st_mode) == mode & 0o777
@@ -307,9 +305,7 @@ def test_root_gives_siblings_and_manifest_their_owner(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "expected"), [(0o640, 0o600), (0o664, 0o644), (0o644, 0o644), (0o604, 0o604)]
 )
-def test_sibling_of_another_group_gives_it_no_permission(
-    tree: Path, mode: int, expected: int
-) -> None:
+def test_sibling_of_another_group_gives_it_no_rights(tree: Path, mode: int, expected: int) -> None:
     """As where a user compresses files of a group that the user is not in."""
     page = tree / "page.html"
     os.chown(page, 65_534, 2_345)
@@ -392,7 +388,7 @@ def test_sibling_that_is_no_file_is_left_alone(tree: Path) -> None:
     assert target.read_bytes() == b"somebody's"
 
 
-def test_sibling_is_removed_when_a_link_replaces_its_original(tree: Path) -> None:
+def test_sibling_is_removed_if_a_link_replaces_it(tree: Path) -> None:
     """It may be newer than the target of the link, and would be sent in its place."""
     compress(tree, codings=["gzip"])
     (tree / "page.html").unlink()

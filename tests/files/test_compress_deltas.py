@@ -66,13 +66,13 @@ def test_deltas_are_written_against_an_earlier_release(new: Path, old: Path) -> 
     assert not list(new.rglob("*.dcz"))
 
 
-def test_delta_that_saves_nothing_or_has_no_use_is_not_written(new: Path, old: Path) -> None:
+def test_useless_delta_is_not_written(new: Path, old: Path) -> None:
     (old / "app.0a1b2c3d.js").write_bytes(os.urandom(2000))
     (old / "css" / "site.0a1b2c3d.css").write_bytes(SCRIPT[300:])  # unchanged
     assert not [name for name in compress(new, against=[old]).written if name.endswith(".dcz")]
 
 
-def test_written_delta_is_served_without_the_earlier_release(new: Path, old: Path) -> None:
+def test_written_delta_needs_no_earlier_release(new: Path, old: Path) -> None:
     assert cli.main(["compress", str(new), "--against", str(old), "--codings", "gzip"]) == 0
     shutil.rmtree(old)
     settle(*new.iterdir())
@@ -100,7 +100,7 @@ def test_wrong_earlier_release_is_an_error(
         assert f"{wrong!r} is not a directory" in capsys.readouterr().err
 
 
-def test_releases_in_the_directory_itself_can_be_dictionaries(new: Path) -> None:
+def test_releases_in_the_directory_can_be_dictionaries(new: Path) -> None:
     (new / "app.0a1b2c3d.js").write_bytes(SCRIPT)
     compress(new, codings=["gzip"], against=[new])
     delta = new / delta_of("app.4e5f6a7b.js", SCRIPT)

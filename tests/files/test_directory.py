@@ -94,7 +94,7 @@ def test_link_out_of_the_root_needs_follow_symlinks(
     assert read(Directory(tree, follow_symlinks=True), path) == b"secret"
 
 
-def test_linked_directory_outside_needs_follow_symlinks(tree: Path) -> None:
+def test_linked_directory_needs_follow_symlinks(tree: Path) -> None:
     (tree / "d").symlink_to("../outside")
     assert read(Directory(tree), "d/a.txt") is None
     assert read(Directory(tree, follow_symlinks=True), "d/a.txt") == b"secret"
@@ -183,9 +183,7 @@ def test_fifo_socket_and_device_are_refused_unopened(
                 assert str(tree / name) not in opened
 
 
-def test_fifo_that_replaces_a_file_before_open_does_not_block(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fifo_replacing_a_file_does_not_block(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 
     def swapping(path: str, *args: int, **options: int) -> int:
@@ -199,7 +197,7 @@ def test_fifo_that_replaces_a_file_before_open_does_not_block(
 
 
 @pytest.mark.parametrize("name", ["css", "site.css"])
-def test_link_that_replaces_a_name_before_open_is_not_followed(
+def test_link_replacing_a_name_is_not_followed(
     tree: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Between the look at a name and its opening, it becomes a link out of the root."""
@@ -254,7 +252,7 @@ def test_name_that_no_file_system_takes_is_none(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.ESTALE, errno.EIO])
-def test_link_out_of_the_root_reveals_nothing_of_its_target(
+def test_link_out_of_the_root_reveals_nothing(
     tree: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """Not even that access is denied. With a stand-in for the kernel, as above."""
@@ -275,7 +273,7 @@ def test_link_out_of_the_root_reveals_nothing_of_its_target(
 
 
 @NEEDS_ROOT
-def test_root_is_searched_with_the_rights_that_open_files(tree: Path) -> None:
+def test_root_is_searched_with_rights_to_open_files(tree: Path) -> None:
     tree.chmod(0o704)  # others may list it alone
     with (
         another_user(reaching=tree.parent),

@@ -212,7 +212,7 @@ def _django_response(path: Path, *closers: Callable[[], object]) -> Any:
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("kind", ["accel_redirect", "x_sendfile"])
-def test_file_that_may_end_with_its_answer_is_not_handed_over(
+def test_file_ending_with_its_answer_is_kept(
     folder: Path, kind: str, method: str, make: Callable[[Path], Any], is_handed: bool
 ) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -224,7 +224,7 @@ def test_file_that_may_end_with_its_answer_is_not_handed_over(
 
 @pytest.mark.parametrize("wraps_with", ["nothing", "Sentry"])
 @pytest.mark.parametrize("unlinks", [False, True])
-def test_file_of_django_is_handed_over_unless_it_closes_more(
+def test_django_file_is_handed_over_unless_it_closes(
     folder: Path, unlinks: bool, wraps_with: str
 ) -> None:
     closers = [(folder / "file").unlink] if unlinks else []

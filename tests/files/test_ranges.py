@@ -203,7 +203,7 @@ def test_any_text_is_parsed_as_a_range(text: str) -> None:
     parse_range(f"bytes={text}", 100)
 
 
-def test_long_number_is_read_where_python_converts_few_digits() -> None:
+def test_long_number_is_read_with_few_digits_allowed() -> None:
     limit = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(640)  # the least that Python allows
     try:

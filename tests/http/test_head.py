@@ -75,7 +75,7 @@ def test_malformed_header_name_is_refused(name: Any) -> None:
 
 @pytest.mark.parametrize("value", [*BAD_VALUES, b"a", 1, None, ["a"]])
 @pytest.mark.parametrize("name", ["X-Never-Seen", "Content-Type", "Connection", "Content-Length"])
-def test_malformed_header_value_is_refused_and_not_repeated(name: str, value: Any) -> None:
+def test_malformed_header_value_is_not_repeated(name: str, value: Any) -> None:
     for kind in ("text/plain", "1"):  # from now on the usual names are known
         ResponseHead(OK, [("Content-Type", kind), ("Content-Length", "1")])
     with pytest.raises(BodyError) as caught:

@@ -49,7 +49,7 @@ def test_bare_lf_is_looked_at_as_soon_as_it_comes(bad: bytes) -> None:
         assert looks([bad[:cut], bad[cut:]]) == [len(bad)]
 
 
-def test_head_without_end_is_looked_at_when_it_has_doubled() -> None:
+def test_head_without_end_is_looked_at_when_doubled() -> None:
     seen = looks([b"X: 1\r\n"] * 200_000)
     assert seen[0] <= 4100
     assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(seen))
@@ -57,7 +57,7 @@ def test_head_without_end_is_looked_at_when_it_has_doubled() -> None:
     assert len(seen) < 12
 
 
-def test_bytes_that_were_looked_at_are_not_looked_at_again() -> None:
+def test_bytes_are_looked_at_once() -> None:
     """As of a proxy's binary header, which holds an empty line, and a parser that wants more."""
     scanner = HeadScanner()
     assert scanner.add(b"\r\n\r\n\x00\r\nQUIT\n")

@@ -140,7 +140,7 @@ def run(place: Path, target: str, *options: str) -> subprocess.CompletedProcess[
         ("uvicorn", "asgi_app:app", "", {"GUNICORN_CMD_ARGS": "-e TEXT=not_uvicorns"}),
     ],
 )  # fmt: skip
-def test_run_serves_what_the_servers_own_command_serves(
+def test_run_serves_like_the_servers_own_command(
     server: str, target: str, options: str, env: dict[str, str], place: Path
 ) -> None:
     words = options.split()
@@ -158,7 +158,7 @@ def test_run_serves_what_the_servers_own_command_serves(
         ("", {"UVICORN_APP": "asgi_app:app"}, {}),
     ],
 )
-def test_app_named_by_the_servers_configuration_is_served(
+def test_app_named_by_configuration_is_served(
     options: str, env: dict[str, str], files: dict[str, str], place: Path
 ) -> None:
     for name, text in files.items():
@@ -168,9 +168,7 @@ def test_app_named_by_the_servers_configuration_is_served(
 
 
 @pytest.mark.parametrize("server", ["gunicorn", "uvicorn"])
-def test_app_that_changes_its_directory_is_served_with_relative_paths(
-    server: str, place: Path
-) -> None:
+def test_app_changing_directory_keeps_relative_paths(server: str, place: Path) -> None:
     interface = {"gunicorn": "WSGI", "uvicorn": "ASGI"}[server]
     app = place / "moves.py"
     app.write_text("import os\nos.chdir('src')\n" + app_text("moved", interface))
@@ -221,9 +219,7 @@ async def create_app():
 
 
 @pytest.mark.parametrize("options", [[], ["--lifespan=off"], ["--reload"]])
-def test_asynchronous_factory_runs_in_the_loop_that_serves_its_app(
-    options: list[str], place: Path
-) -> None:
+def test_asynchronous_factory_runs_in_the_serving_loop(options: list[str], place: Path) -> None:
     (place / "factory.py").write_text(LOOP_BOUND)
     ours = [
         str(BIN / "wsgifast"), "run", "--bind=127.0.0.1:{port}", "factory.py", "--", *options
@@ -331,7 +327,7 @@ def test_server_that_ends_at_once_says_so_itself(
     assert "Traceback" not in ended.stderr
 
 
-def test_doctor_reads_and_writes_files_where_it_was_started(place: Path) -> None:
+def test_doctor_uses_files_where_it_was_started(place: Path) -> None:
     (place / "moves.py").write_text("import os\nos.chdir('src')\n" + app_text("moved", "WSGI"))
     (place / "access.log").write_text(
         """1.1.1.1 - - [01/Jan/2026:00:00:00 +0000] "GET /from-log HTTP/1.1" 200 5\n"""

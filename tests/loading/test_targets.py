@@ -77,7 +77,7 @@ def test_file_in_a_package_of_a_stdlib_name_is_loaded() -> None:
     assert loaded("email/app.py").interface == "WSGI"
 
 
-def test_file_is_loaded_although_another_of_its_name_comes_first(
+def test_file_is_loaded_although_a_namesake_is_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write({"first/app.py": WSGI, "second/app.py": ASGI, "second/part.py": ""})
@@ -86,7 +86,7 @@ def test_file_is_loaded_although_another_of_its_name_comes_first(
     assert loaded("first/app.py").interface == "WSGI"
 
 
-def test_file_of_a_stdlib_name_leaves_that_module_to_others() -> None:
+def test_file_of_a_stdlib_name_leaves_that_module() -> None:
     write({"calendar.py": f"import calendar, email.utils\ncalendar.timegm\n{ASGI}"})
     found = loaded("calendar.py")
     assert (found.interface, found.target) == ("ASGI", "calendar.py:app")

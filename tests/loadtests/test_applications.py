@@ -100,7 +100,7 @@ def test_head_may_omit_headers_that_a_coding_changes(codings: str, missing: str)
         assert len(compare(raw, raw, ours).worse) == 3
 
 
-def test_head_that_differs_from_get_unwrapped_may_differ() -> None:
+def test_head_differing_from_get_unwrapped_may_differ() -> None:
     raw = {("/", "GET"): PAGE, ("/", "HEAD"): without(PAGE, "Content-Length", "0")}
     assert compare(raw, raw, raw).worse == []
     refused = Exchange(405, [("Content-Type", "text/plain"), ("Content-Length", "5")])
@@ -111,7 +111,7 @@ def test_head_that_differs_from_get_unwrapped_may_differ() -> None:
     assert len(compare(raw, raw, ours).worse) == 1
 
 
-def test_304_with_the_tag_of_the_coded_body_is_not_worse() -> None:
+def test_304_with_the_coded_tag_is_not_worse() -> None:
     raw = {
         **RAW,
         ("/", "GET browser"): PAGE,
@@ -166,7 +166,7 @@ def test_token_or_time_in_a_page_is_ignored(one: str, other: str) -> None:
     assert (found.worse, found.varies) == ([], 0)
 
 
-def test_links_of_a_page_are_its_scripts_styles_and_images() -> None:
+def test_page_links_are_scripts_styles_and_images() -> None:
     html = b"""
         <link rel=x href="/a.css?v=1"><script defer src='b.js'></script><img src="/c.png">
         <a href="/logout"></a><script src="https://elsewhere.test/d.js"></script><img src="data:,">

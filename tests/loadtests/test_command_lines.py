@@ -27,7 +27,7 @@ for module in sys.argv[1:]:
 """
 
 
-def test_loadtest_command_has_help_and_refuses_unknown_options() -> None:
+def test_loadtest_command_has_help_and_refusals() -> None:
     first_lines = {}
     folders = (ROOT / "loadtests", ROOT / "docs" / "benchmarks")
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):

@@ -51,7 +51,7 @@ def test_abandoned_connections_leave_nothing_behind(contender: Contender, tmp_pa
         ({"processes": (1, 3)}, ["a process has been replaced"]),
     ],
 )
-def test_kept_descriptors_threads_and_processes_are_found(
+def test_kept_descriptors_threads_processes_are_found(
     change: dict[str, int], found: list[str]
 ) -> None:
     last = dataclasses.replace(FIRST, connections=1000, **change)  # type: ignore[arg-type]

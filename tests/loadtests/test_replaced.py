@@ -14,7 +14,7 @@ GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n" + BODY
 
 
 @pytest.mark.parametrize("end", [[], [b""], [b"reset"]])
-def test_request_on_a_closed_idle_connection_is_repeated(end: list[bytes]) -> None:
+def test_request_on_closed_idle_connection_is_repeated(end: list[bytes]) -> None:
     outcome = Outcome()
     with answering([GOOD, *end], [GOOD]) as address:
         client = Asking(address, "/", BODY, outcome)

@@ -83,7 +83,7 @@ def test_controller_of_each_kind_runs_our_server(tmp_path: Path) -> None:
             made.loop.close()
 
 
-def test_handler_with_handle_data_has_no_process_message_called() -> None:
+def test_handler_of_data_gets_no_process_message() -> None:
     class Both(Handler):
         def process_message(self, *args: Any) -> str:
             raise AssertionError("the message was handled already")
@@ -175,7 +175,7 @@ def test_smtp_with_a_wrong_time_limit_is_refused(timeout: Any) -> None:
         fast.SMTPServer(Handler(), timeout=timeout)
 
 
-def test_smtp_client_has_the_default_timeout_of_sockets() -> None:
+def test_smtp_client_has_sockets_default_timeout() -> None:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(47)
     try:

@@ -116,7 +116,7 @@ def test_mailbox_after_append_is_as_with_imaplib(mailbox: Dovecot) -> None:
     assert len(contents[0]) == 20
 
 
-def test_append_without_literal_plus_sends_literal_and_line_end_together() -> None:
+def test_append_literal_and_line_end_leave_together() -> None:
     with dovecot() as server, IMAP4("localhost", server.port, timeout=60) as client:
         client.login(USER, PASSWORD)
         client.capabilities = ("IMAP4REV1",)  # as if it had announced no more
@@ -204,7 +204,7 @@ def test_literal_minus_is_used_up_to_its_limit(capability: bytes, size: int, at_
     ],
 )
 @pytest.mark.parametrize("capability", [b"LITERAL+", b""])
-def test_refused_append_is_as_imaplibs_and_leaves_nothing_behind(
+def test_refused_append_leaves_nothing_like_imaplib(
     replies: list[bytes], outcome: Any, capability: bytes
 ) -> None:
     results: list[Any] = []
@@ -295,7 +295,7 @@ def test_imap_argument_with_a_line_end_is_refused(
     assert sent.split()[1::2] == [b"NOOP"] * len(breaks)
 
 
-def test_password_with_a_line_end_is_refused_and_not_shown() -> None:
+def test_password_with_line_end_is_refused_unshown() -> None:
     with ScriptedIMAP(b"", []) as server:
         client = IMAP4("127.0.0.1", server.port, timeout=60)
         with pytest.raises(ValueError, match="contains NUL, CR or LF") as refused:
@@ -307,9 +307,7 @@ def test_password_with_a_line_end_is_refused_and_not_shown() -> None:
 
 @pytest.mark.parametrize("flags", [None, r"\Seen", r"(\Seen \Flagged)"])
 @pytest.mark.parametrize("mailbox", [None, "INBOX", '"two words"', "two words", b"Sent", ""])
-def test_append_arguments_are_written_as_imaplib_writes_them(
-    mailbox: Any, flags: str | None
-) -> None:
+def test_append_arguments_equal_imaplibs(mailbox: Any, flags: str | None) -> None:
     lines = []
     for client_class, capability in ((imaplib.IMAP4, b""), (IMAP4, b""), (IMAP4, b"LITERAL+")):
         replies = [b"TAG NO not here\r\n"]
@@ -335,7 +333,7 @@ def test_imap_client_without_a_time_limit_connects(mailbox: Dovecot, timeout: An
 
 @pytest.mark.parametrize("timeout", [math.nan, -1, "5", True], ids=repr)
 @pytest.mark.parametrize("client_class", [IMAP4, IMAP4_SSL])
-def test_imap_client_with_a_wrong_time_limit_is_refused(
+def test_imap_client_with_wrong_time_limit_is_refused(
     client_class: type[IMAP4], timeout: Any
 ) -> None:
     with pytest.raises(ConfigurationError, match=r"timeout=.*: seconds from 0 on; math\.inf"):

@@ -81,7 +81,7 @@ def test_line_without_end_is_refused() -> None:
 @pytest.mark.parametrize("before", [b"\n", b"\r", b"\r\n"])
 @pytest.mark.parametrize("after", [b"\n", b"\r", b"\r\n"])
 @pytest.mark.parametrize("cuts", [[], list(range(30))], ids=["whole", "octets"])
-def test_bare_line_ends_around_a_dot_never_end_the_data(
+def test_bare_line_ends_around_a_dot_end_no_data(
     before: bytes, after: bytes, cuts: list[int]
 ) -> None:
     stream = b"hello" + before + b"." + after + b"MAIL FROM:<x@y>\r\n.\r\n"

@@ -98,7 +98,7 @@ def test_reply_is_aiosmtpds(stream: bytes, options: dict[str, Any]) -> None:
     st.text(st.sampled_from('ab.@<>" ()-_=\\1,:[]ä\t'), max_size=14).map(lambda t: f"<{t}>"),
     st.sampled_from(["", " SIZE=1", "  A B ", " (c) A", "X", " ä"]),
 )
-def test_plain_addresses_are_read_as_aiosmtpd_reads_them(address: str, rest: str) -> None:
+def test_plain_addresses_are_read_like_aiosmtpd(address: str, rest: str) -> None:
     loop = asyncio.new_event_loop()
     try:
         server = fast.SMTPServer(object(), loop=loop, hostname="x")
@@ -150,7 +150,7 @@ async def replies(sock: socket.socket, count: int) -> list[bytes]:
     return bytes(data).splitlines()
 
 
-async def test_client_that_reads_no_replies_pauses_its_commands() -> None:
+async def test_client_reading_no_replies_pauses_commands() -> None:
     asked = 0
     commands = 20_000
 
@@ -175,7 +175,7 @@ async def test_client_that_reads_no_replies_pauses_its_commands() -> None:
     assert asked == commands
 
 
-async def test_input_after_a_message_is_read_though_reading_was_paused() -> None:
+async def test_input_after_a_message_is_read_though_paused() -> None:
     """An event loop may pass on earlier input."""
     handler = Handler()
     async with connected(handler) as (server, client):
@@ -280,7 +280,7 @@ def test_chunk_without_authentication_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
-def test_chunk_refused_before_authentication_is_dropped() -> None:
+def test_chunk_before_authentication_is_dropped() -> None:
     def authenticator(*args: Any) -> stock_smtp.AuthResult:
         return stock_smtp.AuthResult(success=True)
 

@@ -51,7 +51,7 @@ def test_data_is_to_the_byte_what_smtplib_sends(message: bytes) -> None:
     assert sent[:2] == sent[2:]
 
 
-def test_small_message_with_both_extensions_is_one_round_trip() -> None:
+def test_small_message_with_extensions_is_a_round_trip() -> None:
     with ScriptedSMTP() as server, connect(server) as client:
         client.ehlo()
         client.sendmail(SENDER, RECIPIENTS, TEXT)
@@ -127,7 +127,7 @@ def test_smtputf8_and_other_options_are_sent() -> None:
     ]
 
 
-def test_smtputf8_without_the_extension_is_refused_before_a_send() -> None:
+def test_smtputf8_without_extension_is_refused_unsent() -> None:
     with ScriptedSMTP() as server, connect(server) as client:
         with pytest.raises(smtplib.SMTPNotSupportedError):
             client.sendmail(SENDER, RECIPIENTS, TEXT, ["smtputf8"])
@@ -136,7 +136,7 @@ def test_smtputf8_without_the_extension_is_refused_before_a_send() -> None:
         assert server.verbs() == ["ehlo"]
 
 
-def test_command_with_a_line_end_is_refused_before_a_send() -> None:
+def test_command_with_line_end_is_refused_unsent() -> None:
     bad = "\r\n"  # most others are stripped by smtplib.quoteaddr
     with ScriptedSMTP() as server, connect(server) as client:
         for sender, recipients in ((bad, RECIPIENTS), (SENDER, [SENDER, bad])):
@@ -149,7 +149,7 @@ def test_command_with_a_line_end_is_refused_before_a_send() -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, None, email.message.EmailMessage()])
-def test_object_that_is_no_message_is_refused_before_a_send(wrong: Any) -> None:
+def test_object_that_is_no_message_is_refused_unsent(wrong: Any) -> None:
     with ScriptedSMTP() as server, connect(server) as client:
         with pytest.raises(TypeError):
             client.sendmail(SENDER, RECIPIENTS, wrong)
@@ -202,7 +202,7 @@ def test_file_or_iterable_is_sent_as_a_message(
 
 
 @pytest.mark.parametrize("blocks", [["text"], [b"bytes\r\n", "text"]])
-def test_blocks_of_text_are_refused_and_deliver_nothing(
+def test_text_blocks_are_refused_and_deliver_nothing(
     features: tuple[str, ...], blocks: list[Any]
 ) -> None:
     with ScriptedSMTP(features) as server:
@@ -242,13 +242,13 @@ def test_replies_to_chunks_of_a_failed_source_are_read(offered: str) -> None:
             client.sendmail(SENDER, RECIPIENTS, TEXT)
 
 
-def test_size_is_sent_only_to_servers_with_the_extension() -> None:
+def test_size_is_sent_with_the_extension_only() -> None:
     with ScriptedSMTP(["8BITMIME"]) as server, connect(server) as client:
         client.sendmail(SENDER, RECIPIENTS, TEXT)
     assert server.commands[1] == f"mail from:<{SENDER}>"
 
 
-def test_failed_source_is_raised_though_the_server_left() -> None:
+def test_failed_source_is_raised_though_server_left() -> None:
     with ScriptedSMTP(answers={"rset": [None]}) as server:
         client = connect(server)
         with pytest.raises(LookupError):
@@ -307,7 +307,7 @@ def test_refused_chunk_ends_an_endless_message() -> None:
 
 
 @pytest.mark.parametrize("offered", ["chunking", "both"])
-def test_binary_message_of_unknown_size_is_sent_by_bdat_alone(offered: str) -> None:
+def test_binary_message_of_unknown_size_needs_bdat(offered: str) -> None:
     message = b"\0" * 300_000 + b"\n.\r\n"  # RFC 3030, 3: BINARYMIME cannot be used with DATA
     with ScriptedSMTP([*FEATURES[offered], "BINARYMIME"]) as server, connect(server) as client:
         client.sendmail(SENDER, RECIPIENTS, blocks_of(message), mail_options=["BODY=BINARYMIME"])

@@ -90,7 +90,7 @@ OUT_OF_STEP: list[tuple[str, Any, type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("offered", "answers", "error"), OUT_OF_STEP)
-def test_reply_out_of_step_ends_the_connection_and_delivers_nothing(
+def test_reply_out_of_step_ends_and_delivers_nothing(
     offered: str, answers: dict[str, Sequence[str | None]], error: type[Exception]
 ) -> None:
     needs_sender = "mail" not in answers
@@ -157,7 +157,7 @@ REPLIES = ["250 yes", "251 forwarded", "252 perhaps", "299 odd", "354 what", "45
     message=st.sampled_from(["250 taken", "252 taken", "550 spam", None]),
 )
 @settings(max_examples=effort(100), deadline=None)
-def test_refused_recipient_gets_nothing_and_no_other_message_is_delivered(
+def test_refused_recipient_gets_nothing(
     offered: str, mail: str, rcpt: list[str], data: str | None, message: str | None
 ) -> None:
     answers: dict[str, Sequence[str | None]] = {

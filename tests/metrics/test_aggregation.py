@@ -135,7 +135,7 @@ def test_exporter_killed_anywhere_counts_nothing_twice(
     assert not list(path.glob("*.tmp"))
 
 
-def test_file_that_vanishes_once_it_is_listed_is_left_out(
+def test_file_vanishing_once_listed_is_left_out(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report()
@@ -176,7 +176,7 @@ prometheus_client.Gauge("queue", "Queue.", multiprocess_mode="livesum").set(3)
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_apps_own_metrics_are_cleaned_up_in_our_directory_alone(path: Path, own: bool) -> None:
+def test_app_metrics_are_removed_in_own_directory_only(path: Path, own: bool) -> None:
     subprocess.run([sys.executable, "-c", APPS_OWN], check=True)
     directory = Directory(str(path), own=own)
     before = {file.name for file in path.iterdir()}
@@ -295,7 +295,7 @@ def test_scrape_is_that_of_prometheus_client(path: Path, accept: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["mostrecent", "livemostrecent"])
-def test_most_recent_gauge_is_that_of_prometheus_client(path: Path, mode: str) -> None:
+def test_most_recent_gauge_equals_prometheus_clients(path: Path, mode: str) -> None:
     directory = Directory(str(path), own=False)
     process("11")(f"gauge_{mode}", "at", 9)
     process("22")(f"gauge_{mode}", "at", 5)

@@ -154,7 +154,7 @@ def every_metric() -> Iterator[Point]:
         yield Point(metric, labels, value)
 
 
-def test_metrics_of_one_process_and_of_files_are_the_same(directory: Path) -> None:
+def test_metrics_of_process_and_files_are_the_same(directory: Path) -> None:
     reporter = FileReporter()
     reporter.add(every_metric)
     reporter.report()
@@ -243,7 +243,7 @@ def test_default_registry_has_the_middlewares_metrics() -> None:
 @pytest.mark.parametrize(
     ("metrics", "package"), [("prometheus", "prometheus_client"), ("opentelemetry",) * 2]
 )
-def test_missing_package_is_reported_when_the_app_is_wrapped(metrics: str, package: str) -> None:
+def test_missing_package_is_reported_at_wrapping(metrics: str, package: str) -> None:
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         f"from wsgifast import WSGIFast\n"

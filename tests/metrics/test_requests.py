@@ -71,7 +71,7 @@ def test_responses_of_one_pattern_share_its_duration() -> None:
     assert _value(metrics, "wsgifast_responses_repaired_total", "/items/<id>") == 3
 
 
-def test_response_without_sent_as_records_its_request_only() -> None:
+def test_response_without_sent_as_records_its_request() -> None:
     metrics = RequestMetrics()
     _record(metrics, sent_as="", pattern=None)
     assert list(values_of(metrics, _DURATION)) == [("GET", "http", "200", "unknown")]
@@ -100,7 +100,7 @@ def test_distinct_patterns_are_limited() -> None:
     assert sum(_value(metrics, _DURATION, "GET", "http", "200", "_OTHER").counts) == 50
 
 
-def test_active_requests_are_counted_by_method_and_scheme() -> None:
+def test_active_requests_have_method_and_scheme() -> None:
     metrics = RequestMetrics()
     for method in ("GET", "GET", "POST", "BREW", "BREW"):
         metrics.begin(method, "http")
@@ -112,7 +112,7 @@ def test_active_requests_are_counted_by_method_and_scheme() -> None:
     assert _active(metrics) == {("GET", "http"): 1, ("POST", "http"): 0, ("_OTHER", "http"): 0}
 
 
-def test_active_requests_beyond_the_limit_of_labels_are_counted(
+def test_active_requests_beyond_label_limit_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(request_metrics, "_MAX_SERIES", 1)

@@ -63,7 +63,7 @@ def test_any_body_decodes_to_the_same(
         assert length == str(len(sent))
 
 
-def test_each_block_of_a_stream_arrives_before_the_next_is_made() -> None:
+def test_each_stream_block_arrives_before_the_next() -> None:
     made: list[int] = []
 
     def events() -> Iterator[bytes]:
@@ -105,7 +105,7 @@ def test_compressed_head_has_the_headers_of_get() -> None:
     assert sorted(head.head[1]) == sorted(ours)
 
 
-def test_write_and_lazy_apps_are_compressed_or_left_alone() -> None:
+def test_write_and_lazy_apps_are_coded_or_left_alone() -> None:
     def lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])
         yield TEXT[:50]
@@ -132,7 +132,7 @@ def test_write_and_lazy_apps_are_compressed_or_left_alone() -> None:
     assert decoded(server.header("Content-Encoding"), sent) == TEXT
 
 
-def test_head_replaced_before_the_first_byte_is_decided_anew() -> None:
+def test_head_replaced_before_first_byte_counts() -> None:
     def failing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/html")])
         yield b""
@@ -145,7 +145,7 @@ def test_head_replaced_before_the_first_byte_is_decided_anew() -> None:
     assert server.header("Content-Encoding") is None
 
 
-def test_compress_response_without_the_middleware_does_nothing() -> None:
+def test_compress_response_without_middleware_is_idle() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         compress_response(environ, True)
         start_response("200 OK", [("Content-Type", "application/octet-stream")])
@@ -154,14 +154,14 @@ def test_compress_response_without_the_middleware_does_nothing() -> None:
     assert Server(app, new_environ()).finish() == TEXT
 
 
-def test_large_whole_body_is_compressed_while_it_is_sent() -> None:
+def test_large_whole_body_is_compressed_while_sent() -> None:
     blocks = [TEXT * 20] * 30
     server, sent = ask_compressed(returning(blocks))
     assert server.header("Content-Length") is None
     assert decoded("gzip", sent) == b"".join(blocks)
 
 
-def test_flask_pages_streams_and_preconditions_work_compressed() -> None:
+def test_flask_streams_and_preconditions_work_coded() -> None:
     app = flask.Flask(__name__)
 
     @app.get("/page")

@@ -110,9 +110,7 @@ def filled(file: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize("wraps", [False, True])
-def test_files_without_a_copy_are_compressed_all_the_same(
-    make: Callable[[], Any], wraps: bool
-) -> None:
+def test_files_without_a_copy_are_compressed(make: Callable[[], Any], wraps: bool) -> None:
     made: list[Any] = []
 
     def body() -> object:
@@ -133,7 +131,7 @@ def test_files_without_a_copy_are_compressed_all_the_same(
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "image/png", "application/zip"])
-def test_files_that_are_not_coded_keep_their_descriptor(tmp_path: Path, kind: str) -> None:
+def test_uncoded_files_keep_their_descriptor(tmp_path: Path, kind: str) -> None:
     """They are too large, or do not shrink, or are of another type."""
     noise = random.Random(1).randbytes(20_000)
     file = write_settled(tmp_path / "noise", noise)
@@ -154,7 +152,7 @@ def test_files_that_are_not_coded_keep_their_descriptor(tmp_path: Path, kind: st
         assert each.environ["wsgifast.sent_as"] == "file"
 
 
-def test_file_of_another_status_or_from_a_position_is_compressed(text: Path) -> None:
+def test_file_of_other_status_or_place_is_compressed(text: Path) -> None:
     server, body = ask_compressed(sending(lambda: text.open("rb"), status="404 Not Found"))
     assert (server.head[0], decoded("gzip", body)) == ("404 Not Found", TEXT)
 
@@ -169,7 +167,7 @@ def test_file_of_another_status_or_from_a_position_is_compressed(text: Path) -> 
     assert decoded("gzip", body) == TEXT[44:1144]
 
 
-def test_file_behind_written_data_is_compressed_with_it(text: Path) -> None:
+def test_file_behind_written_data_is_compressed_too(text: Path) -> None:
     app = answering(lambda _: text.open("rb"), written=b"<file>")
     server = Server(WSGIFast(app, compress=True), new_environ(HTTP_ACCEPT_ENCODING="gzip"))
     assert server.header("Content-Encoding") == "gzip"
@@ -200,7 +198,7 @@ def test_hundred_requests_at_once_compress_once(
     assert made == ["br"]
 
 
-def test_unknown_wrapper_of_the_server_keeps_what_is_not_compressed(text: Path) -> None:
+def test_unknown_wrapper_keeps_uncompressed_bodies(text: Path) -> None:
     class ServersWrapper(wsgiref.util.FileWrapper):
         pass
 

@@ -44,7 +44,7 @@ def test_file_gets_the_servers_own_wrapper(tmp_path: Path) -> None:
         assert serve(ServersWrapper(file), method="HEAD", **extra).finish() == b""
 
 
-def test_file_that_would_send_other_bytes_by_its_descriptor_has_none(tmp_path: Path) -> None:
+def test_file_of_other_bytes_has_no_descriptor(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("text")
     extra: dict[str, Any] = {"wsgi.file_wrapper": wsgiref.util.FileWrapper}
@@ -56,7 +56,7 @@ def test_file_that_would_send_other_bytes_by_its_descriptor_has_none(tmp_path: P
         assert server.result.filelike.fileno() == binary.fileno()  # type: ignore[attr-defined]
 
 
-def test_part_of_a_file_is_read_for_a_server_that_sends_all_of_a_descriptor(
+def test_part_of_a_file_is_read_for_whole_senders(
     tmp_path: Path,
 ) -> None:
     write_old(tmp_path / "file", b"x" * 200_000 + b"the end")
@@ -79,7 +79,7 @@ def test_part_of_a_file_is_read_for_a_server_that_sends_all_of_a_descriptor(
     assert rest.finish() == b"the end"
 
 
-def test_inside_another_a_file_keeps_its_descriptor_and_its_ranges(tmp_path: Path) -> None:
+def test_inside_another_a_file_keeps_its_ranges(tmp_path: Path) -> None:
     write_old(tmp_path / "file", b"x" * 200_000)
 
     app = answering(lambda _: (tmp_path / "file").open("rb"))
@@ -126,7 +126,7 @@ def test_length_beyond_the_file_ends_in_an_error(tmp_path: Path) -> None:
     server.result.close()  # type: ignore[attr-defined]
 
 
-def test_file_without_a_wrapper_of_the_server_is_a_reader(tmp_path: Path) -> None:
+def test_file_without_server_wrapper_is_a_reader(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")
     with path.open("rb") as file:

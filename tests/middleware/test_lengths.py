@@ -58,7 +58,7 @@ def test_same_length_twice_is_sent_once() -> None:
 
 
 @given(st.lists(st.binary(max_size=10), max_size=8), st.one_of(st.none(), st.integers(0, 60)))
-def test_stream_never_sends_more_than_its_length_and_complains_of_less(
+def test_stream_sends_its_length_and_reports_less(
     chunks: list[bytes], declared: int | None
 ) -> None:
     whole = b"".join(chunks)

@@ -198,6 +198,6 @@ def test_length_in_chunks_is_that_of_lists_and_tuples() -> None:
             assert len(result) == len(list(result)), body
 
 
-def test_list_that_is_right_is_passed_on_as_the_same_object() -> None:
+def test_right_list_is_passed_on_as_it_is() -> None:
     body = [b"one chunk"]
     assert serve(body, ("Content-Length", "9")).result is body

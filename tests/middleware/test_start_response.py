@@ -55,7 +55,7 @@ def test_lazy_app_starts_at_the_first_chunk() -> None:
     assert len(server.heads) == 1
 
 
-def test_generator_is_not_asked_for_more_than_the_server_wants() -> None:
+def test_generator_is_asked_for_no_more_than_wanted() -> None:
     made = []
 
     def body() -> Iterator[bytes]:
@@ -86,7 +86,7 @@ def test_exc_info_replaces_the_head_before_it_is_sent() -> None:
     assert server.header("X-First") is None
 
 
-def test_exc_info_is_raised_again_once_the_head_is_sent() -> None:
+def test_exc_info_is_raised_again_after_the_head() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [])
         yield b"sent"
@@ -117,7 +117,7 @@ def test_write_goes_straight_to_the_server() -> None:
     assert [*server_sent, *result] == [b"abc", b"def", b"ghi"]
 
 
-def test_write_on_a_server_without_one_is_a_plain_error() -> None:
+def test_write_on_a_server_without_one_is_an_error() -> None:
     def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
         return None
 
@@ -149,7 +149,7 @@ def test_status_205_has_length_0() -> None:
 
 
 @pytest.mark.parametrize("empty", [b"", ""])
-def test_empty_chunk_before_start_response_says_nothing(empty: Any) -> None:
+def test_empty_chunk_before_start_says_nothing(empty: Any) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         yield empty
         yield empty
@@ -345,7 +345,7 @@ def test_close_is_called_when_the_body_is_refused() -> None:
     assert body.closed == 1
 
 
-def test_close_is_called_when_the_server_refuses_the_head() -> None:
+def test_close_is_called_when_server_refuses_head() -> None:
     body = Closing([b"a", b"b"])
 
     def start(status: str, headers: Any, exc_info: Any = None, /) -> Callable[[bytes], object]:

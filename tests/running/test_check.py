@@ -98,9 +98,7 @@ def test_debugging_is_found() -> None:
 @pytest.mark.parametrize(
     ("address", "expected"), [("0.0.0.0:8000", ["WF114"]), ("unix:/run/shop.sock", ["WF113"])]
 )
-def test_header_that_stands_for_tls_is_found_where_clients_connect(
-    address: str, expected: list[str]
-) -> None:
+def test_tls_header_is_found_where_clients_connect(address: str, expected: list[str]) -> None:
     assert ids({"addresses": [address]}, tls_header="HTTP_X_FORWARDED_PROTO") == expected
 
 
@@ -119,7 +117,7 @@ def test_replaced_part_of_gunicorn_is_found() -> None:
     assert ids({}, replaced=["gunicorn.http.wsgi.Response"]) == ["WF115"]
 
 
-def test_existing_command_lines_are_read_with_configuration_and_app(tmp_path: Path) -> None:
+def test_command_lines_read_configuration_and_app(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "import flask\napp = flask.Flask(__name__)\napp.debug = True\n"
     )
@@ -137,9 +135,7 @@ def test_existing_command_lines_are_read_with_configuration_and_app(tmp_path: Pa
 
 
 @pytest.mark.parametrize("server", ["gunicorn", "uvicorn"])
-def test_djangos_tls_header_and_the_servers_certificate_are_read(
-    server: str, tmp_path: Path
-) -> None:
+def test_django_tls_header_and_certificate_are_read(server: str, tmp_path: Path) -> None:
     certificate = write_certificate(tmp_path / "both.pem")
     (tmp_path / "tlsshop.py").write_text(
         "from django.conf import settings\n"

@@ -110,7 +110,7 @@ def values(words: Sequence[str], option: str) -> list[str]:
         (f"{WSGI} --certfile {{pem}} -- --http-protocols=h1", {}, "--http-protocols", ["h1"]),
     ],
 )
-def test_option_of_the_server_has_a_default_unless_it_is_configured(
+def test_server_option_has_default_unless_configured(
     arguments: str, environment: Mapping[str, str], option: str, expected: list[str],
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -121,7 +121,7 @@ def test_option_of_the_server_has_a_default_unless_it_is_configured(
     assert values(plan(arguments).command, option) == expected
 
 
-def test_configuration_that_is_no_regular_file_is_passed_on() -> None:
+def test_configuration_that_is_no_file_is_passed_on() -> None:
     assert values(plan(f"{WSGI} --config {os.devnull}").command, "--config") == [os.devnull]
 
 
@@ -133,7 +133,7 @@ def test_access_log_on_a_terminal_is_text(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @ON_BOTH
-def test_limits_of_clients_are_the_same_on_both_servers(app: str) -> None:
+def test_client_limits_are_the_same_on_both_servers(app: str) -> None:
     limits = plan(f"{app} --body-limit-bytes 1000 --body-timeout-s 5.5").environment
     assert limits.items() >= {
         ("WSGIFAST_BODY_LIMIT_BYTES", "1000"),
@@ -150,7 +150,7 @@ def test_limits_of_clients_are_the_same_on_both_servers(app: str) -> None:
         ("--workers 0", "--workers: '0': expected a whole number of at least 1, or auto"),
     ],
 )
-def test_run_option_with_an_impossible_value_names_the_possible_ones(
+def test_run_option_of_impossible_value_names_others(
     option: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -158,7 +158,7 @@ def test_run_option_with_an_impossible_value_names_the_possible_ones(
     assert said in capsys.readouterr().err
 
 
-def test_port_of_the_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_of_environment_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "http")
     with pytest.raises(ConfigurationError, match="PORT='http'"):
         plan(WSGI)
@@ -182,7 +182,7 @@ def test_workers_auto_is_the_default_and_has_a_reason(app: str, option: str) -> 
     assert "3 CPUs of the quota" in found.notes[0]
 
 
-def test_metrics_without_prometheus_client_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_without_prometheus_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "wsgifast.commands.run.command.importlib.util.find_spec",
         lambda name: None if name == "prometheus_client" else object(),
@@ -191,7 +191,7 @@ def test_metrics_without_prometheus_client_name_the_extra(monkeypatch: pytest.Mo
         plan(f"{ASGI} --metrics=127.0.0.1:9100")
 
 
-def test_app_that_waits_for_other_servers_has_more_threads(tmp_path: Path) -> None:
+def test_app_waiting_for_servers_has_more_threads(tmp_path: Path) -> None:
     (tmp_path / "redis.py").write_text("")
     (tmp_path / "shop.py").write_text(
         f"import sys\nsys.path[:0] = [{str(tmp_path)!r}]\nimport redis\n"
@@ -210,7 +210,7 @@ def test_app_that_waits_for_other_servers_has_more_threads(tmp_path: Path) -> No
         ("@app.before_request\ndef guard():\n    flask.abort(403)\n", "", False),
     ],
 )
-def test_static_folder_of_flask_is_served_beside_the_app_if_nothing_guards_it(
+def test_static_folder_of_flask_is_served_if_unguarded(
     more: str, option: str, beside: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "static").mkdir()
@@ -230,7 +230,7 @@ def test_static_folder_of_flask_is_served_beside_the_app_if_nothing_guards_it(
         ("^static/", "/files/", True),
     ],
 )
-def test_static_root_of_django_is_served_beside_the_app_unless_a_url_has_it(
+def test_static_root_is_served_unless_a_url_has_it(
     pattern: str | None, prefix: str, beside: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "collected").mkdir()
@@ -279,7 +279,7 @@ worker_class = Own
         (" -- --version", "", "", "-k F -t 4 -b D --version", "FastWorker, 4 threads"),
     ],
 )
-def test_configuration_of_gunicorn_takes_the_place_of_defaults(
+def test_gunicorn_configuration_replaces_defaults(
     arguments: str, configuration: str, environment: str, command: str, decided: str,
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -306,7 +306,7 @@ def test_configuration_of_gunicorn_takes_the_place_of_defaults(
     assert found.decided.endswith(f"is a WSGI app: gunicorn with {decided}")
 
 
-def test_encrypted_key_of_a_certificate_is_left_to_the_server(tmp_path: Path) -> None:
+def test_encrypted_key_is_left_to_the_server(tmp_path: Path) -> None:
     """Which asks for the password."""
     pem = tmp_path / "server.pem"
     write_certificate(pem)
@@ -330,7 +330,7 @@ def test_wrapped_app_is_not_wrapped_again() -> None:
     assert loading.wrapped(own, "WSGI") is own
 
 
-def test_arguments_of_the_app_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_app_arguments_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, ARGUMENTS, json.dumps({"target": WSGI}))
     assert callable(wrapped_by_environment())
 
@@ -357,7 +357,7 @@ def test_bad_port_that_nobody_uses_is_ignored(words: str, monkeypatch: pytest.Mo
         ("WSGIFAST_METRICS", "abc"),
     ],
 )
-def test_variable_with_bad_value_is_named_before_the_app(
+def test_variable_with_bad_value_precedes_the_app(
     app: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -428,7 +428,7 @@ def test_asgi_app_has_gunicorns_bind_and_workers(
     assert said in "".join(notes)
 
 
-def test_gunicorn_conf_is_named_where_gunicorn_is_missing(
+def test_gunicorn_conf_is_named_without_gunicorn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gunicorn.conf.py").write_text("bind = ':8123'\n")

@@ -40,7 +40,7 @@ def logged(server: LiveServer, field: str) -> list[dict[str, Any]]:
     return [line for line in lines if field in line]
 
 
-def test_wsgi_app_is_served_with_files_and_a_json_access_log(tmp_path: Path) -> None:
+def test_wsgi_app_has_files_and_a_json_access_log(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a file")
     options = ("--static", f"/files/={tmp_path}", "--access-log", "json")
     with running(WSGI, *options, "--", "--max-requests=100") as server:
@@ -103,7 +103,7 @@ def test_error_log_beside_a_json_access_log_is_json(server: str, tmp_path: Path)
         assert all(line.startswith("{") for line in own.splitlines()[1:]), own
 
 
-def test_forwarded_headers_through_a_unix_socket_are_believed(tmp_path: Path) -> None:
+def test_forwarded_headers_of_unix_socket_are_believed(tmp_path: Path) -> None:
     (tmp_path / "scheme.py").write_text(
         "async def app(scope, receive, send):\n"
         "    if scope['type'] != 'http':\n"
@@ -181,7 +181,7 @@ app = get_asgi_application()
 
 
 @pytest.mark.parametrize("target", ["shopsettings.py", "shopasgi.py"])
-def test_names_that_djangos_storage_has_hashed_are_immutable(target: str, tmp_path: Path) -> None:
+def test_names_hashed_by_django_are_immutable(target: str, tmp_path: Path) -> None:
     (tmp_path / "sources").mkdir()
     (tmp_path / "sources" / "shop.css").write_text("body {}\n")
     (tmp_path / "sources" / "shop.3f2a1b9c8d7e.css").write_text("named so by hand\n")
@@ -206,9 +206,7 @@ def test_names_that_djangos_storage_has_hashed_are_immutable(target: str, tmp_pa
     ("without", "prefix"),
     [('STATIC_URL = "static/"\n', "/"), ('    "staticfiles": ', "/static/")],
 )
-def test_static_files_are_served_where_django_has_no_storage_for_them(
-    without: str, prefix: str, tmp_path: Path
-) -> None:
+def test_static_files_without_storage_are_served(without: str, prefix: str, tmp_path: Path) -> None:
     (tmp_path / "jquery.min.js").write_text("js")
     kept = DJANGO.partition("STORAGES")[0] if without.startswith("STATIC") else DJANGO
     assert without in kept
@@ -229,7 +227,7 @@ def app(environ, start_response):
 """
 
 
-def test_configuration_that_gunicorn_finds_by_itself_counts(tmp_path: Path) -> None:
+def test_configuration_found_by_gunicorn_counts(tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "gunicorn.conf.py").write_text(f"bind = '127.0.0.1:{port}'\nthreads = 2\n")
     (tmp_path / "page.py").write_text(_page("found"))
@@ -252,7 +250,7 @@ def test_printed_command_starts_the_same_server() -> None:
 
 
 @pytest.mark.parametrize("place", ["app", "part"])
-def test_syntax_error_does_not_end_a_server_that_reloads(tmp_path: Path, place: str) -> None:
+def test_syntax_error_ends_no_reloading_server(tmp_path: Path, place: str) -> None:
     """As under gunicorn alone: it answers 500 until the file is fixed."""
     (tmp_path / "part.py").write_text(_page("old"))
     (tmp_path / "app.py").write_text("import part\n\n\ndef create_app():\n    return part.app\n")
@@ -276,7 +274,7 @@ def test_syntax_error_does_not_end_a_server_that_reloads(tmp_path: Path, place: 
         wait_for(lambda: becomes(right + "# mended\n", 200), server.log, interval=0.2)
 
 
-def test_run_that_cannot_start_says_why_in_one_sentence(tmp_path: Path) -> None:
+def test_run_that_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         pem = write_certificate(tmp_path / "server.pem")

@@ -121,7 +121,7 @@ MOUNTS = """\
     ("folder", "said"),
     [("/tmp/a", "in memory (tmpfs)"), ("/tmpfiles", "writable layer"), ("/var/lib data/a", None)],
 )
-def test_directory_of_temporary_files_is_reported_with_what_it_costs(
+def test_temporary_directory_is_reported_with_its_cost(
     folder: str, said: str | None, tmp_path: Path
 ) -> None:
     note = temporary_note(folder, lay_out(tmp_path, {"proc/self/mountinfo": MOUNTS}))

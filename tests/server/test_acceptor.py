@@ -148,7 +148,7 @@ class Server:
 
 
 @pytest.mark.parametrize("stopping", [False, True])
-def test_connection_closing_while_the_last_one_is_accepted_makes_room(stopping: bool) -> None:
+def test_connection_closing_meanwhile_makes_room(stopping: bool) -> None:
     server = Server(waiting=1, room=1)
     errors: list[BaseException] = []
 
@@ -208,7 +208,7 @@ def test_accepting_without_descriptors_pauses(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("behind_others", [False, True])
-def test_accepting_without_a_watch_for_a_listener_pauses(
+def test_unwatchable_listener_pauses_accepting(
     behind_others: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int) -> None:
@@ -296,7 +296,7 @@ def test_full_worker_is_logged_once_a_minute(clock: Clock) -> None:
         assert len(server.warnings) == warnings
 
 
-def test_tls_handshakes_are_limited_and_those_that_never_end_make_room(clock: Clock) -> None:
+def test_tls_handshakes_are_limited(clock: Clock) -> None:
     server = Server(waiting=2000)
     server.state = HANDSHAKE
     server.accept_all()
@@ -356,7 +356,7 @@ def test_connection_that_has_gone_again_ends_no_turn() -> None:
     assert not server.begun
 
 
-def test_missing_descriptors_are_logged_now_and_then_only(clock: Clock) -> None:
+def test_missing_descriptors_are_logged_now_and_then(clock: Clock) -> None:
     server = Server(waiting=1)
     server.listener.error = OSError(errno.EMFILE, "Too many open files")
     for _ in range(100):
@@ -369,7 +369,7 @@ def test_missing_descriptors_are_logged_now_and_then_only(clock: Clock) -> None:
     assert len(server.warnings) == 2
 
 
-def test_newcomers_are_accepted_between_the_events_of_a_crowd() -> None:
+def test_newcomers_are_accepted_amid_a_crowd() -> None:
     waiting = 5 * accepting._ACCEPTS // 2
     server = Server(waiting=waiting)
     server.accept()
@@ -403,7 +403,7 @@ def test_event_of_another_descriptor_accepts_nothing() -> None:
     assert server.listener.waiting == 1
 
 
-def test_turn_under_way_is_known_until_its_connection_is() -> None:
+def test_turn_under_way_is_known_before_its_connection() -> None:
     server = Server(waiting=1)
     in_turn, go_on = threading.Event(), threading.Event()
     accept = server.listener.accept
@@ -428,7 +428,7 @@ def test_turn_under_way_is_known_until_its_connection_is() -> None:
     assert not server.acceptor.is_accepting
 
 
-def test_connection_after_the_last_turn_is_not_accepted() -> None:
+def test_connection_after_last_turn_is_not_accepted() -> None:
     server = Server(waiting=1)
     server.acceptor.close()
     assert server.begun == ["connection 0"]  # an event of it may have been dropped

@@ -163,7 +163,7 @@ def test_body_is_closed_once_at_each_end(
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_body_is_closed_once_when_its_stream_has_been_framed(begin: Begin, make: Any) -> None:
+def test_body_is_closed_once_when_framed(begin: Begin, make: Any) -> None:
     watched = Watched(make)
     peer = begin(watched, window=1000)
     answer = peer.get()
@@ -182,7 +182,7 @@ def test_body_is_closed_once_when_its_stream_has_been_framed(begin: Begin, make:
 
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("end", STREAM_ENDS)
-def test_bodies_of_streams_are_closed_once_at_every_end(begin: Begin, make: Any, end: str) -> None:
+def test_stream_bodies_are_closed_once_at_every_end(begin: Begin, make: Any, end: str) -> None:
     watched = Watched(make)
     peer = begin(watched, window=1000)
     for stream in (peer.ask(), peer.ask()):
@@ -198,7 +198,7 @@ def test_bodies_of_streams_are_closed_once_at_every_end(begin: Begin, make: Any,
 
 
 @pytest.mark.parametrize("size", [0, 10, 60_000])
-def test_body_that_kernel_takes_whole_is_closed_at_once(make_bench: MakeBench, size: int) -> None:
+def test_body_taken_whole_by_kernel_is_closed_at_once(make_bench: MakeBench, size: int) -> None:
     watched = Watched(of_size(size))
     bench = make_bench(watched, keepalive=5)
     client = bench.connect()
@@ -210,7 +210,7 @@ def test_body_that_kernel_takes_whole_is_closed_at_once(make_bench: MakeBench, s
     assert not bench.thread.closes
 
 
-def test_blocks_held_back_are_sent_before_body_is_closed(make_bench: MakeBench) -> None:
+def test_held_blocks_are_sent_before_close(make_bench: MakeBench) -> None:
     """Without chunks, as for HTTP/1.0, nothing follows a last block to take it along."""
     sent: list[bytes] = []
 

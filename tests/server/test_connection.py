@@ -67,7 +67,7 @@ def test_state_that_may_not_follow_fails_in_tests(bench: Bench) -> None:
         (GET, IDLE, 5, 200),
     ],
 )
-def test_request_that_does_not_come_in_time_is_given_up(
+def test_request_that_does_not_come_is_given_up(
     bench: Bench, sent: bytes, state: str, seconds: float, status: int | None
 ) -> None:
     client = bench.begin(sent)
@@ -87,7 +87,7 @@ def test_request_that_does_not_come_in_time_is_given_up(
 
 
 @pytest.mark.parametrize("sent", [b"", GET])
-def test_request_that_waits_for_a_busy_server_is_not_late(bench: Bench, sent: bytes) -> None:
+def test_request_waiting_for_busy_server_is_not_late(bench: Bench, sent: bytes) -> None:
     client = bench.begin(sent)
     if sent:
         assert client.read_response().status == 200
@@ -131,7 +131,7 @@ def test_client_that_takes_nothing_is_given_up(make_bench: MakeBench) -> None:
     assert 0 < size < LARGE  # what the client cannot have got is not counted
 
 
-def test_client_that_takes_nothing_while_app_runs_is_an_error_to_it(make_bench: MakeBench) -> None:
+def test_client_taking_nothing_is_an_error_to_the_app(make_bench: MakeBench) -> None:
     """The app gets an error at its next block; until then it may use the socket."""
     seen: list[str] = []
 
@@ -226,7 +226,7 @@ def test_socket_taken_by_app_blocks_and_is_never_kept(make_bench: MakeBench) -> 
     assert client.near.sock.gettimeout() == 0  # whatever waits for its end does not hang
 
 
-def test_socket_is_handed_over_when_all_that_was_written_is_sent(make_bench: MakeBench) -> None:
+def test_socket_is_handed_over_when_all_is_sent(make_bench: MakeBench) -> None:
     received = bytearray()
 
     def read() -> None:
@@ -253,7 +253,7 @@ def test_socket_is_handed_over_when_all_that_was_written_is_sent(make_bench: Mak
 
 @pytest.mark.parametrize("poller", POLLERS)
 @pytest.mark.parametrize("ends", ["in the app", "while it lingers"])
-def test_number_of_a_socket_that_app_has_closed_may_be_anothers(
+def test_number_of_a_closed_socket_may_be_reused(
     make_bench: MakeBench, poller: str, ends: str
 ) -> None:
     """By the time that the app ends; or later, if a WebSocket's own thread closes it."""
@@ -286,7 +286,7 @@ def test_number_of_a_socket_that_app_has_closed_may_be_anothers(
     assert client.near not in bench.server.connections
 
 
-def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench) -> None:
+def test_response_ends_after_blocks_of_a_tick(make_bench: MakeBench) -> None:
     """Whoever sends at a tick takes the blocks under the lock, and queues them a moment later."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -323,9 +323,7 @@ def test_response_ends_after_blocks_that_a_tick_has_taken(make_bench: MakeBench)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_blocks_held_for_slow_client_leave_a_full_memory_as_app_ends(
-    make_bench: MakeBench, fails: bool
-) -> None:
+def test_held_blocks_leave_full_memory_as_app_ends(make_bench: MakeBench, fails: bool) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         yield bytes(LARGE)

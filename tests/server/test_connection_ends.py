@@ -23,7 +23,7 @@ from wsgifast.workers.worker import FastWorker
 TOO_LARGE = KNOWN.replace(b"10", b"9" * 11)
 
 
-def test_refusal_arrives_although_client_goes_on_sending(bench: Bench) -> None:
+def test_refusal_arrives_while_client_sends_on(bench: Bench) -> None:
     """A socket that is closed with something unread resets what it has sent."""
     client = bench.begin(NONSENSE + bytes(10_000))
     client.run(bytes(10_000))
@@ -46,7 +46,7 @@ def test_client_that_sends_on_lingers_for_so_long(bench: Bench) -> None:
     assert client.read_to_end() == b""
 
 
-def test_ending_server_waits_for_no_client_that_sends_on(bench: Bench) -> None:
+def test_ending_server_waits_for_no_endless_client(bench: Bench) -> None:
     client = bench.begin(TOO_LARGE)
     bench.server.stop()
     for _ in range(3):
@@ -96,7 +96,7 @@ def test_refusal_not_taken_at_once_is_sent_later(bench: Bench, sent: bytes, stat
         (b"GET / HTTP/1.0\r\n\r\n", [("GET /", "200 OK", 0)]),
     ],
 )
-def test_client_that_has_gone_before_its_answer_is_no_error(
+def test_client_gone_before_its_answer_is_no_error(
     bench: Bench, sent: bytes, logged: list[tuple[str, str, int]]
 ) -> None:
     client = bench.connect()
@@ -214,7 +214,7 @@ def test_connection_that_kernel_cannot_watch_ends(make_bench: MakeBench) -> None
 
 
 @pytest.mark.parametrize("asked_again", [False, True])
-def test_connection_that_kernel_cannot_watch_while_app_runs_ends_after_it(
+def test_unwatchable_connection_ends_after_its_app(
     make_bench: MakeBench, asked_again: bool
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -240,7 +240,7 @@ def test_connection_that_kernel_cannot_watch_while_app_runs_ends_after_it(
     assert client.is_in(CLOSED)
 
 
-def test_connection_that_sweep_takes_while_kernel_refuses_stays(make_bench: MakeBench) -> None:
+def test_swept_connection_stays_if_kernel_refuses(make_bench: MakeBench) -> None:
     bench = make_bench(large)
 
     def lose(fd: int, events: int) -> None:
@@ -253,7 +253,7 @@ def test_connection_that_sweep_takes_while_kernel_refuses_stays(make_bench: Make
     assert client.is_in(RECEIVING)
 
 
-def test_kernel_without_memory_is_asked_again_by_the_sweep(make_bench: MakeBench) -> None:
+def test_kernel_without_memory_is_asked_by_the_sweep(make_bench: MakeBench) -> None:
     """It says writable and takes nothing: waiting for that would spin."""
     bench = make_bench(large, keepalive=60)
     client = bench.begin()

@@ -42,7 +42,7 @@ def test_pipelined_requests_keep_no_other_waiting(make_bench: MakeBench) -> None
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", KNOWN + b"a", CHUNKED + b"a\r\n0"])
 @pytest.mark.parametrize("reset", [False, True])
-def test_client_that_leaves_its_request_leaves_nothing_behind(
+def test_client_leaving_its_request_leaves_nothing(
     make_bench: MakeBench, sent: bytes, reset: bool
 ) -> None:
     bench = make_bench(echo, attributes={"body_memory_bytes": 0})
@@ -82,7 +82,7 @@ def test_continue_is_sent_before_the_body(make_bench: MakeBench, buffered: bool)
     assert client.read_response().body == b"body"
 
 
-def test_continue_not_taken_at_once_is_sent_before_the_body(bench: Bench) -> None:
+def test_late_continue_is_sent_before_the_body(bench: Bench) -> None:
     client = bench.connect()
     near = client.near
     filled = fill(near.sock)
@@ -159,7 +159,7 @@ def test_streamed_body_left_unread_is_skipped(
 
 
 @pytest.mark.parametrize("why", ["too much", "too late", "client gone"])
-def test_streamed_body_left_unread_is_not_waited_for_long(make_bench: MakeBench, why: str) -> None:
+def test_unread_streamed_body_is_not_waited_for_long(make_bench: MakeBench, why: str) -> None:
     bench = make_bench(UNREAD, attributes=STREAMED, keepalive=5)
     head = KNOWN.replace(b": 10\r\n", b": %d\r\n" % (10 * UNREAD_BODY_BYTES))
     client = bench.begin((head if why == "too much" else KNOWN) + b"01234")
@@ -173,7 +173,7 @@ def test_streamed_body_left_unread_is_not_waited_for_long(make_bench: MakeBench,
     assert client.is_in(CLOSED if why == "client gone" else LINGERING)
 
 
-def test_kept_connection_is_armed_once_for_each_request(bench: Bench) -> None:
+def test_kept_connection_is_armed_once_a_request(bench: Bench) -> None:
     client = bench.begin()
     assert client.read_response().status == 200
     calls = bench.armed()
@@ -188,7 +188,7 @@ def test_kept_connection_is_armed_once_for_each_request(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("also", [b"", b"GET / HT"])
-def test_client_closing_its_side_with_its_request_is_answered(bench: Bench, also: bytes) -> None:
+def test_client_closing_its_side_is_answered(bench: Bench, also: bytes) -> None:
     """One event reports both, and none of the end alone."""
     client = bench.connect()
     client.send(GET + also)

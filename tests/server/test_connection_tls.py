@@ -203,7 +203,7 @@ def test_handshake_that_ends_makes_room_for_another(tls_bench: MakeBench) -> Non
     assert not handshakes
 
 
-def test_bytes_of_a_tls_record_give_client_no_more_time(tls_bench: MakeBench) -> None:
+def test_bytes_of_a_tls_record_give_no_more_time(tls_bench: MakeBench) -> None:
     bench = tls_bench(keepalive=5)
     client = bench.begin(tls=client_context())
     assert client.read_response().status == 200

@@ -97,7 +97,7 @@ def test_requests_without_a_free_thread_are_counted(make_bench: MakeBench) -> No
     assert gauges_of(bench.server)["requests_waiting"] == 0
 
 
-def test_thread_taking_a_request_that_waited_reports_it(monitored: Monitored) -> None:
+def test_thread_taking_a_waiting_request_reports_it(monitored: Monitored) -> None:
     pool = monitored.pool
     taken: list[str] = []
     monitored.at_taking = taken.append

@@ -54,7 +54,7 @@ def disks() -> Iterator[Disks]:
     disks.go.set()
 
 
-def test_device_that_hangs_leaves_the_others_their_threads(disks: Disks) -> None:
+def test_hanging_device_leaves_others_their_threads(disks: Disks) -> None:
     for _ in range(20):
         disks.threads.submit(1, disks.hang)
     disks.wait_for(lambda: disks.hanging == disk._PER_DEVICE)
@@ -99,7 +99,7 @@ def test_disk_threads_end_when_idle(disks: Disks, monkeypatch: pytest.MonkeyPatc
     disks.wait_for(lambda: disks.done == ["first", "second"])
 
 
-def test_job_queued_while_a_thread_gives_up_waiting_is_run(disks: Disks) -> None:
+def test_job_queued_as_a_thread_gives_up_is_run(disks: Disks) -> None:
     class Late(SimpleQueue[Callable[[], object]]):
         waits = 0
 
@@ -118,9 +118,7 @@ def test_job_queued_while_a_thread_gives_up_waiting_is_run(disks: Disks) -> None
     assert device.threads == 1
 
 
-def test_system_that_starts_no_thread_fails_jobs_without_one(
-    disks: Disks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_without_threads_fails_jobs(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -134,7 +134,7 @@ def test_early_hints_and_trailers_are_sent(begin: Begin) -> None:
         assert (answer.body, answer.trailers, answer.ended) == (b"abc", {"grpc-status": "0"}, True)
 
 
-def test_stream_has_no_101_socket_or_connection_headers(begin: Begin) -> None:
+def test_stream_has_no_101_socket_or_connection_fields(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/101":
             start_response("101 Switching", [("Connection", "upgrade"), ("Upgrade", "x")])
@@ -215,7 +215,7 @@ def test_idle_connection_ends_by_goaway(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize("sends", [b"", raw_frame(6, 0, bytes(8)), b"\0\0"])
-def test_connection_without_request_ends_after_head_timeout(begin: Begin, sends: bytes) -> None:
+def test_idle_connection_ends_after_head_timeout(begin: Begin, sends: bytes) -> None:
     peer = begin(keepalive=1)
     peer.bench.pass_time(HEAD_TIMEOUT_S - 1)
     peer.send_raw(sends)
@@ -246,7 +246,7 @@ def test_client_that_leaves_ends_all_streams(begin: Begin) -> None:
     assert peer.bench.server.output_rules.memory.used_bytes == 0
 
 
-def test_client_that_leaves_while_app_runs_leaves_socket_open(begin: Begin) -> None:
+def test_client_leaving_in_app_leaves_socket_open(begin: Begin) -> None:
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         peer.socket.close()
@@ -332,7 +332,7 @@ def test_internal_error_ends_http2_connection(
     assert peer.bench.log.says("Error in a connection")
 
 
-def test_internal_error_as_http2_begins_closes_its_connection(
+def test_internal_error_as_http2_begins_closes(
     make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = make_bench(echo, **HTTP2, http2_cleartext="both", forwarded_allow_ips="*")
@@ -372,7 +372,7 @@ class Leaves:
         return False
 
 
-def test_stream_that_ends_while_queued_or_taken_is_no_error(begin: Begin) -> None:
+def test_stream_ending_while_queued_is_no_error(begin: Begin) -> None:
     server = begin().bench.server
     exchange = Exchange(None, 0, b"", {})
     stream: Any = Leaves(exchange)
@@ -383,7 +383,7 @@ def test_stream_that_ends_while_queued_or_taken_is_no_error(begin: Begin) -> Non
     assert len(server.shared.counters.waits) == 1
 
 
-def test_stream_that_ends_while_it_is_failed_fails_its_upload(begin: Begin) -> None:
+def test_stream_ending_while_failed_fails_its_upload(begin: Begin) -> None:
     failed: list[BaseException] = []
     exchange = Exchange(None, None, b"", {})
     exchange.streamed = SimpleNamespace(fail=failed.append)

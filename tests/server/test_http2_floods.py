@@ -156,7 +156,7 @@ def test_bodies_of_refused_streams_are_dropped(begin: Begin) -> None:
     assert not peer.goaways
 
 
-def test_repeated_streams_beyond_the_limit_end_the_connection(begin: Begin) -> None:
+def test_repeated_streams_beyond_limit_end_connection(begin: Begin) -> None:
     peer = without_limit(begin(http2_max_concurrent_streams=1))
     peer.ask("/", "POST", ends=False)
     many(peer, 300, peer.ask)
@@ -175,7 +175,7 @@ def test_window_updates_by_the_byte_end_the_connection(begin: Begin) -> None:
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
 
 
-def test_window_updates_for_each_small_frame_are_no_flood(begin: Begin) -> None:
+def test_window_updates_for_small_frames_are_no_flood(begin: Begin) -> None:
 
     def body() -> Iterator[bytes]:
         for _ in range(3000):
@@ -248,7 +248,7 @@ def test_cookies_in_many_fields_are_joined(begin: Begin) -> None:
     assert peer.bench.log.environs[0]["HTTP_COOKIE"] == "; ".join(value for _, value in crumbs)
 
 
-def test_many_changes_of_the_table_size_end_the_connection(begin: Begin) -> None:
+def test_many_table_size_changes_end_the_connection(begin: Begin) -> None:
     peer = begin()
     peer.send_raw(raw_head(peer, before=b"\x3f\xe1\x1f" * 2))
     assert peer.bench.log.environs
@@ -288,7 +288,7 @@ def test_long_headers_are_not_huffman_coded(begin: Begin, monkeypatch: pytest.Mo
     assert max(coded) < 1000
 
 
-def test_header_block_beyond_the_limit_ends_the_connection(begin: Begin) -> None:
+def test_header_block_beyond_limit_ends_connection(begin: Begin) -> None:
     peer = begin(http2_max_header_list_size=10_000)
     answer = peer.get(headers=[("x-a", "a" * 8000), ("x-b", "b" * 8000)])
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM

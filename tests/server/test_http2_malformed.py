@@ -88,7 +88,7 @@ def without(name: str, fields: Fields = GET) -> Fields:
     ],
     ids=lambda fields: repr(fields[-1]),
 )
-def test_malformed_head_resets_its_stream_and_reaches_no_app(begin: Begin, fields: Fields) -> None:
+def test_malformed_head_resets_stream_before_app(begin: Begin, fields: Fields) -> None:
     app = Recording()
     peer = begin(app)
     peer.send_raw(raw_head(peer, fields))
@@ -115,7 +115,7 @@ def test_malformed_head_resets_its_stream_and_reaches_no_app(begin: Begin, field
         ("3", [data(1, b"abc", ends=False), trailers(1, [("x-a", "b")], ends=False)]),
     ],
 )
-def test_malformed_body_resets_its_stream_and_reaches_no_app(
+def test_malformed_body_resets_stream_before_app(
     begin: Begin, declared: str, frames: list[bytes], buffer_bodies: bool
 ) -> None:
     app = Recording()
@@ -129,7 +129,7 @@ def test_malformed_body_resets_its_stream_and_reaches_no_app(
     assert not peer.goaways
 
 
-def test_app_reading_a_body_of_another_length_gets_an_error(begin: Begin) -> None:
+def test_app_reading_another_length_gets_an_error(begin: Begin) -> None:
     read = Recording()
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -216,7 +216,7 @@ def test_app_sees_the_declared_body_or_none(
 # What an app sends.
 
 
-def test_early_hints_and_trailers_have_no_framing_fields(begin: Begin) -> None:
+def test_early_hints_and_trailers_have_no_framing(begin: Begin) -> None:
     given_ones = [(name.title(), "5") for name in (*HOP_BY_HOP, "content-length")]
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -109,7 +109,7 @@ def test_upload_waits_for_another_that_is_quick(begin: Begin, each: int, status:
     assert not peer.streams
 
 
-def test_response_not_taken_is_given_up_while_another_body_comes(begin: Begin) -> None:
+def test_response_not_taken_ends_during_another_body(begin: Begin) -> None:
     peer = begin(window=0, reads=True, attributes={"body_limit_bytes": 50_000})
     refused = peer.get(method="POST", body=bytes(50_001), ends=False)
     sending = peer.ask(method="POST", body=b"", ends=False)

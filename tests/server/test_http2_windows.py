@@ -48,7 +48,7 @@ def test_slow_reader_takes_no_thread(begin: Begin, tmp_path: Path, kind: str, wi
     assert peer.bench.log.requests[-1][2] == LARGE
 
 
-def test_end_of_stream_follows_a_body_in_a_temporary_file(
+def test_end_of_stream_follows_temporary_file(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While its writer has it in hand, nothing of it waits in the queue."""
@@ -69,7 +69,7 @@ def test_end_of_stream_follows_a_body_in_a_temporary_file(
 
 
 @pytest.mark.parametrize(("window", "blocks"), [(10, 200), (30_000, 60)])
-def test_blocks_held_for_slow_stream_leave_a_full_memory_as_app_ends(
+def test_held_stream_blocks_leave_full_memory_at_end(
     begin: Begin, window: int, blocks: int
 ) -> None:
     """Whether its window was used up by an earlier block, or is by the last ones."""
@@ -85,7 +85,7 @@ def test_blocks_held_for_slow_stream_leave_a_full_memory_as_app_ends(
     assert answer.body == b"x" * blocks * 1000
 
 
-def test_stream_that_is_sent_whole_as_its_app_ends_is_not_lost(
+def test_stream_sent_whole_as_app_ends_is_not_lost(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_all(output: StreamOutput, buffers: Sequence[bytes | memoryview]) -> None:
@@ -150,7 +150,7 @@ def test_stream_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
     assert len(peer.bench.log.requests) == 2
 
 
-def test_client_that_takes_least_of_a_stream_is_reported(begin: Begin) -> None:
+def test_client_taking_least_of_a_stream_is_reported(begin: Begin) -> None:
     peer = begin(answers([bytes(LARGE)]), window=1000)
     _, slow = peer.ask(path="/stopped"), peer.ask(path="/slow")
     peer.run()
@@ -166,7 +166,7 @@ def test_client_that_takes_least_of_a_stream_is_reported(begin: Begin) -> None:
     assert counts["wsgifast_slow_clients"] == 1
 
 
-def test_connection_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
+def test_window_that_stays_shut_is_given_up(begin: Begin) -> None:
     peer = begin(answers([bytes(LARGE)]), window=LARGE)
     assert len(peer.get().body) == 65_535
     peer.bench.pass_time(FastWorker.send_timeout_s + 1)
@@ -174,7 +174,7 @@ def test_connection_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
     assert peer.bench.log.requests == [("GET /", "200 OK", 65_535)]
 
 
-def test_connection_whose_window_opens_is_waited_for_no_more(begin: Begin) -> None:
+def test_opened_window_is_waited_for_no_more(begin: Begin) -> None:
     peer = begin(answers([bytes(LARGE)]), window=LARGE)
     stream = peer.ask()
     for _ in range(8):
@@ -207,7 +207,7 @@ def test_full_socket_is_given_up_in_time(begin: Begin) -> None:
     assert len(peer.bench.log.requests) == 1
 
 
-def test_client_that_takes_no_responses_is_not_received_from(begin: Begin) -> None:
+def test_client_taking_no_responses_is_not_read(begin: Begin) -> None:
     peer = begin()
     for _ in range(700):  # below the limit for floods
         peer.state.ping(b"12345678")
@@ -252,7 +252,7 @@ def test_write_into_a_negative_window_waits(begin: Begin) -> None:
     assert (len(answer.body), answer.ended) == (3000, True)
 
 
-def test_stream_whose_window_opens_is_waited_for_no_more(begin: Begin) -> None:
+def test_stream_with_opened_window_is_not_waited_for(begin: Begin) -> None:
     def body() -> Iterator[bytes]:
         yield bytes(2000)
         peer.open(5000, 1)
@@ -266,7 +266,7 @@ def test_stream_whose_window_opens_is_waited_for_no_more(begin: Begin) -> None:
     assert (len(answer.body), answer.ended, answer.reset) == (2005, True, None)
 
 
-def test_wait_for_the_connections_window_ends_with_its_last_stream(begin: Begin) -> None:
+def test_wait_for_window_ends_with_its_last_stream(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
         return events() if environ["PATH_INFO"] == "/events" else [bytes(LARGE)]

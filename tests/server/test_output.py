@@ -82,7 +82,7 @@ def test_send_buffer_grows_for_quick_client_only(
 
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("is_file", [True, False])
-def test_socket_taking_nothing_is_not_waited_for_in_a_loop(
+def test_socket_taking_nothing_is_waited_for_idly(
     make_near: MakeNear, tls: TLS, file: int, secure: bool, is_file: bool
 ) -> None:
     near, data = make_near(tls=tls if secure else None), os.pread(file, SIZE, 0)
@@ -138,7 +138,7 @@ def test_quick_client_gets_turns(near: Near, file: int, monkeypatch: pytest.Monk
     assert near.armed == [False] * 3
 
 
-def test_quick_tls_client_gets_one_turn_at_a_time_while_work_is_shared(
+def test_quick_tls_client_gets_one_turn_at_a_time(
     make_near: MakeNear, tls: TLS, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways: list[int] = []
@@ -184,7 +184,7 @@ def test_tls_file_for_slow_client_uses_no_memory(make_near: MakeNear, tls: TLS, 
         assert near.rules.memory.used_bytes == 0
 
 
-def test_tls_file_leaving_memory_midway_is_brought_by_disk_thread(
+def test_tls_file_leaving_memory_is_read_by_a_thread(
     make_near: MakeNear, tls: TLS, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what comes behind it: TLS wants what it has refused once more, smaller pieces too."""
@@ -315,7 +315,7 @@ def test_writer_waiting_for_room_learns_of_the_end(make_near: MakeNear) -> None:
         assert reported.wait(60)
 
 
-def test_socket_that_kernel_cannot_watch_ends_the_queue(near: Near, file: int) -> None:
+def test_unwatchable_socket_ends_the_queue(near: Near, file: int) -> None:
     near.refusal = OSError(errno.ENOMEM, "Cannot allocate memory")
     descriptors = open_descriptors()
     for data in (bytes(SIZE), b"more"):
@@ -354,7 +354,7 @@ def refuse_sendfile(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(os, "sendfile", refuse)
 
 
-def test_response_ending_while_its_queue_is_looked_at_is_no_error(near: Near) -> None:
+def test_response_ending_while_looked_at_is_no_error(near: Near) -> None:
     """Metrics look at it without the lock."""
     seen: list[Any] = []
 

@@ -40,7 +40,7 @@ from wsgifast.sockets.sending import send_file_once
 pytestmark = pytest.mark.usefixtures("in_quick_succession")
 
 
-def test_output_beyond_the_memory_waits_in_temporary_files() -> None:
+def test_output_beyond_memory_waits_in_files() -> None:
     warnings: list[str] = []
     shared = rules(memory_bytes=20 * len(CONTENT), warnings=warnings)
     descriptors = open_descriptors()
@@ -102,9 +102,7 @@ def test_output_of_usual_size_stays_in_memory(content: int) -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_output_stays_in_memory_where_no_temporary_file_can_be_written(
-    full: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_stays_in_memory_without_files(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> int:
         raise OSError(errno.ENOSPC if full else errno.EMFILE, "no room")
 
@@ -119,7 +117,7 @@ def test_output_stays_in_memory_where_no_temporary_file_can_be_written(
         assert near.receive_in_turn(15 * len(CONTENT)) == 15 * CONTENT
 
 
-def test_generator_over_the_limit_still_waits_for_its_client(make_near: MakeNear) -> None:
+def test_generator_over_limit_waits_for_its_client(make_near: MakeNear) -> None:
     """A temporary file is no way around `ahead_bytes`: a generator may have no end."""
     near = make_near(memory_bytes=0, ahead_bytes=100_000)
     while near.queue.bytes_queued <= 100_000:
@@ -138,7 +136,7 @@ def test_generator_over_the_limit_still_waits_for_its_client(make_near: MakeNear
                 near.queue.on_writable()
 
 
-def test_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
+def test_writer_that_may_runs_ahead_into_a_file() -> None:
     with giving_back(rules(ahead_bytes=100_000)) as (near,):
         memory = near.rules.memory
         descriptors = open_descriptors()
@@ -156,7 +154,7 @@ def test_writer_that_may_runs_ahead_into_a_temporary_file() -> None:
         assert memory.used_bytes == memory.disk.used_bytes == 0
 
 
-def test_spilled_blocks_that_are_adjacent_in_their_file_leave_together(
+def test_spilled_adjacent_blocks_leave_together(
     make_near: MakeNear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of sendfile goes on past the end of each part that was written at once."""
@@ -227,7 +225,7 @@ def test_writer_waits_once_the_temporary_file_is_full(make_near: MakeNear) -> No
     assert 1_000_000 <= disk.used_bytes <= 1_500_000
 
 
-def test_large_blocks_stay_in_memory_once_the_temporary_file_is_full(make_near: MakeNear) -> None:
+def test_large_blocks_stay_in_memory_if_file_is_full(make_near: MakeNear) -> None:
     near = make_near(ahead_bytes=100_000, response_on_disk_bytes=SIZE)
     near.queue.may_run_ahead = True
 
@@ -336,7 +334,7 @@ def write_blocks(near: Near) -> None:
         near.queue.write(BLOCK)
 
 
-def test_slow_disk_keeps_neither_writer_nor_client_waiting(disk: HangingWrites) -> None:
+def test_slow_disk_keeps_nobody_waiting(disk: HangingWrites) -> None:
     with spilling() as near:
         write_blocks(near)
         assert disk.began.wait(60)
@@ -344,7 +342,7 @@ def test_slow_disk_keeps_neither_writer_nor_client_waiting(disk: HangingWrites) 
         disk.go.set()
 
 
-def test_output_that_slow_disk_has_written_is_sent_from_there(disk: HangingWrites) -> None:
+def test_output_written_by_slow_disk_is_sent_from_it(disk: HangingWrites) -> None:
     with spilling() as near:
         memory = near.rules.memory
         write_blocks(near)
@@ -407,7 +405,7 @@ def test_response_may_end_while_the_disk_writes(disk: HangingWrites, end: str, f
             assert near.receive(4) == b"next"
 
 
-def test_disk_that_fails_leaves_output_in_memory_and_in_order(disk: HangingWrites) -> None:
+def test_failing_disk_leaves_output_in_memory_in_order(disk: HangingWrites) -> None:
     disk.fails = True
     disk.go.set()
     warnings: list[str] = []
@@ -435,7 +433,7 @@ _SMALL = st.sampled_from([0, 1000, 50_000])
 
 @given(pieces=pieces_of(len(CONTENT), 60_000), ahead=_SMALL, memory=_SMALL)
 @settings(max_examples=effort(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_spilled_pieces_arrive_in_order_whichever_thread_is_quicker(
+def test_spilled_pieces_keep_their_order(
     content: int, pieces: Pieces, ahead: int, memory: int
 ) -> None:
     near = Near(rules(ahead_bytes=ahead, memory_bytes=memory, waits_for_disk=False))

@@ -20,7 +20,7 @@ from wsgifast.server.sending import SocketSender, Turn
 pytestmark = pytest.mark.usefixtures("in_quick_succession")
 
 
-def test_coalesced_blocks_wait_for_company_up_to_a_size(near: Near) -> None:
+def test_coalesced_blocks_wait_up_to_a_size(near: Near) -> None:
     near.write_next(b"first ")
     near.write_next(b"second ")
     assert near.receive_all_there_is() == b""
@@ -42,7 +42,7 @@ def test_coalesced_blocks_without_room_wait_for_nobody(make_near: MakeNear) -> N
     assert near.receive(6) == b"onetwo"
 
 
-def test_blocks_in_quick_succession_wait_for_the_next_tick(
+def test_quick_blocks_wait_for_the_next_tick(
     make_near: MakeNear, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "_COALESCE_S", 0.0005)
@@ -71,7 +71,7 @@ def test_blocks_in_quick_succession_wait_for_the_next_tick(
     assert requested == [True] * 3
 
 
-def test_blocks_that_leave_together_are_framed_together(near: Near) -> None:
+def test_blocks_that_leave_together_share_a_frame(near: Near) -> None:
     queue = near.queue
     write_next = queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)
     for block in (b"first", b"second", b"third"):
@@ -113,7 +113,7 @@ def test_tick_leaves_a_queue_that_is_sending(make_near: MakeNear) -> None:
     assert not tick()
 
 
-def test_blocks_that_another_thread_has_taken_are_not_sent_again(near: Near) -> None:
+def test_blocks_taken_by_another_thread_leave_once(near: Near) -> None:
     near.write_next(b"first")
     assert near.queue.delayed is not None
     lock, delayed, taken = near.queue.lock, near.queue.delayed, list[bytes]()
@@ -220,7 +220,7 @@ class Stingy:
         return Turn.FULL if backlog.size else Turn.DONE
 
 
-def test_stream_sent_by_another_thread_arrives_in_order(make_near: MakeNear) -> None:
+def test_stream_sent_by_another_thread_is_in_order(make_near: MakeNear) -> None:
     near = make_near(ahead_bytes=300)
     blocks = [b"%d\n" % number for number in range(effort(20_000))]
     expected = b"".join(blocks)
@@ -279,7 +279,7 @@ def calls_of(write_next: Callable[[bytes], object], blocks: list[bytes]) -> int:
         (1000, 0, 1.25),
     ],
 )
-def test_blocks_to_slow_client_cost_no_more_calls_than_to_a_quick_one(
+def test_blocks_to_slow_client_cost_no_more_calls(
     make_near: MakeNear, size: int, memory_bytes: int, most: float
 ) -> None:
     counts = {}
@@ -298,7 +298,7 @@ def test_blocks_to_slow_client_cost_no_more_calls_than_to_a_quick_one(
 
 
 @pytest.mark.parametrize("flushes", [False, True])
-def test_blocks_waiting_for_slow_client_leave_behind_the_rest(near: Near, flushes: bool) -> None:
+def test_waiting_blocks_leave_behind_the_others(near: Near, flushes: bool) -> None:
     queue, memory = near.queue, near.rules.memory
     write_next = queue.begin_stream(b"head", frame=chunk, may_run_ahead=False)
     sent = 4 + near.write_until_full()
@@ -320,7 +320,7 @@ def test_blocks_waiting_for_slow_client_leave_behind_the_rest(near: Near, flushe
     assert queue.bytes_left() == memory.used_bytes == 0
 
 
-def test_blocks_waiting_for_slow_client_are_left_after_an_error(near: Near) -> None:
+def test_waiting_blocks_are_left_after_an_error(near: Near) -> None:
     queue = near.queue
     write_next = queue.begin_stream(b"head", frame=None, may_run_ahead=False)
     near.write_until_full()
@@ -330,7 +330,7 @@ def test_blocks_waiting_for_slow_client_are_left_after_an_error(near: Near) -> N
     assert queue.bytes_left() == left
 
 
-def test_few_blocks_wait_for_slow_client_outside_its_queue(make_near: MakeNear) -> None:
+def test_few_blocks_wait_outside_the_queue(make_near: MakeNear) -> None:
     near = make_near(ahead_bytes=100_000)
     queue = near.queue
     write_next = queue.begin_stream(b"head", frame=chunk, may_run_ahead=True)

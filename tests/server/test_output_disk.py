@@ -44,7 +44,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDisk]:
     disk.go.set()
 
 
-def test_disk_of_a_file_keeps_neither_writer_nor_event_waiting(
+def test_file_disk_keeps_nobody_waiting(
     hanging: HangingDisk, near: Near, make_near: MakeNear, content: int
 ) -> None:
     other = make_near()
@@ -61,7 +61,7 @@ def test_disk_of_a_file_keeps_neither_writer_nor_event_waiting(
     assert set(hanging.calls) == {"wsgifast-disk"}
 
 
-def test_file_read_without_sendfile_needs_no_disk_thread_of_sendfile(
+def test_file_without_sendfile_needs_no_disk_thread(
     hanging: HangingDisk, make_near: MakeNear, content: int
 ) -> None:
     near = make_near(sendfile=False)
@@ -92,7 +92,7 @@ def test_evicted_file_is_brought_in_by_a_disk_thread(near: Near, file: int) -> N
 
 
 @needs_near_buffers
-def test_file_is_sent_as_far_as_a_short_probe_finds_it_cached(
+def test_file_is_sent_as_far_as_it_is_cached(
     near: Near, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int]] = []
@@ -109,7 +109,7 @@ def test_file_is_sent_as_far_as_a_short_probe_finds_it_cached(
     assert near.disk_threads >= 1
 
 
-def test_connection_may_end_while_its_disk_is_waited_for(
+def test_connection_may_end_while_its_disk_works(
     hanging: HangingDisk, near: Near, content: int
 ) -> None:
     """Its descriptors stay until the disk thread is done: their numbers are nobody else's."""
@@ -170,7 +170,7 @@ def test_file_that_shrank_on_its_disk_ends_the_queue(
         assert "50 of 150 bytes" in str(near.queue.error)
 
 
-def test_file_without_a_thread_for_its_disk_ends_the_queue(
+def test_file_without_disk_thread_ends_the_queue(
     near: Near, content: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(thread: threading.Thread) -> None:

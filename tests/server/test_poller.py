@@ -133,7 +133,7 @@ def test_events_of_several_descriptors_come_together(poller: Poller) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_descriptor_armed_while_another_thread_polls_is_reported(
+def test_descriptor_armed_during_a_poll_is_reported(
     poller: Poller, pair: Pair, known: bool
 ) -> None:
     near, _ = pair
@@ -146,7 +146,7 @@ def test_descriptor_armed_while_another_thread_polls_is_reported(
     assert events == [(near.fileno(), WRITE)]
 
 
-def test_descriptor_armed_for_nothing_reports_a_hang_up_alone(poller: Poller, pair: Pair) -> None:
+def test_descriptor_armed_for_nothing_reports_hang_up(poller: Poller, pair: Pair) -> None:
     near, far = pair
     poller.add(near.fileno(), READ)
     poller.arm(near.fileno(), 0)
@@ -158,7 +158,7 @@ def test_descriptor_armed_for_nothing_reports_a_hang_up_alone(poller: Poller, pa
     poll_until(poller, near.fileno())
 
 
-def test_end_of_a_connection_is_reported_to_readers_and_writers(poller: Poller) -> None:
+def test_connection_end_is_reported_to_both_sides(poller: Poller) -> None:
     for events in (READ, WRITE):
         near, far = socket.socketpair()
         with near:
@@ -277,7 +277,7 @@ def test_wake_is_taken_up_by_one_poll(poller: Poller) -> None:
     pipe.empty()
 
 
-def test_number_of_a_listener_may_be_a_connections_next(poller: Poller, pair: Pair) -> None:
+def test_number_of_a_listener_may_be_reused(poller: Poller, pair: Pair) -> None:
     near, far = pair
     far.sendall(b"a")
     poller.listen(near.fileno())

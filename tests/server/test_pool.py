@@ -26,7 +26,7 @@ Start = Callable[[App], None]
 
 
 @pytest.mark.parametrize("kind", POLLERS)
-def test_task_that_comes_again_and_again_lets_events_go_first(kind: str) -> None:
+def test_task_that_comes_again_lets_events_go_first(kind: str) -> None:
     harness = Harness(kind, 1)
     done = threading.Event()
     turns = 0
@@ -110,7 +110,7 @@ def test_spare_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None
         assert SPARE not in harness.ran_in
 
 
-def test_spare_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harness) -> None:
+def test_spare_takes_events_that_a_thread_left(harness: Harness) -> None:
     seen: list[bool] = []
     done = threading.Event()
 
@@ -125,7 +125,7 @@ def test_spare_takes_up_events_that_a_thread_has_left_for_its_app(harness: Harne
 
 
 @pytest.mark.parametrize("kind", POLLERS)
-def test_monitor_keeps_its_time_while_every_thread_is_taken(kind: str) -> None:
+def test_monitor_keeps_time_while_threads_are_taken(kind: str) -> None:
     """However many events come: it has time limits and a heartbeat to look after."""
     harness = Harness(kind, 1, round_s=0.01)
     steps = 0
@@ -170,7 +170,7 @@ def test_blocked_turns_keep_nobody_else_waiting(harness: Harness, blocked: int) 
 
 
 @pytest.mark.parametrize("busy", range(SIZE - 1))
-def test_blocked_turns_beside_apps_keep_nobody_else_waiting(harness: Harness, busy: int) -> None:
+def test_blocked_turns_beside_apps_delay_nobody(harness: Harness, busy: int) -> None:
     with harness.occupied(busy):
         gates = [block_a_turn(harness) for _ in range(2)]
         assert harness.sees_an_event()
@@ -197,7 +197,7 @@ def test_monitor_never_polls_nor_receives(harness: Harness) -> None:
     assert len(harness.received_in) > SIZE
 
 
-def test_app_that_pushes_is_followed_by_what_it_has_pushed(harness: Harness, start: Start) -> None:
+def test_app_that_pushes_is_followed_by_its_pushes(harness: Harness, start: Start) -> None:
     """As a pipelined request follows the one before it."""
     done = threading.Event()
     left = 100

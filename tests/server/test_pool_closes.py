@@ -59,14 +59,14 @@ def test_idle_thread_is_woken_to_close(harness: Harness) -> None:
         Sent(harness).deliver().end().assert_closed_in_its_thread()
 
 
-def test_close_due_from_outside_the_pool_wakes_its_thread(harness: Harness) -> None:
+def test_close_due_outside_the_pool_wakes_its_thread(harness: Harness) -> None:
     for _ in range(50):
         sent = Sent(harness).deliver()
         sent.make_close_due()
         sent.assert_closed_in_its_thread()
 
 
-def test_threads_that_are_busy_close_after_their_requests(harness: Harness) -> None:
+def test_busy_threads_close_after_their_requests(harness: Harness) -> None:
     sent = [Sent(harness).deliver() for _ in range(SIZE * 3)]
     assert len({each.ran_in for each in sent}) == SIZE
     with harness.occupied() as gates:
@@ -81,7 +81,7 @@ def test_threads_that_are_busy_close_after_their_requests(harness: Harness) -> N
     assert not harness.pool.has_pending_closes
 
 
-def test_thread_closes_what_is_due_before_its_next_request(harness: Harness) -> None:
+def test_thread_closes_due_bodies_before_a_request(harness: Harness) -> None:
     sent = Sent(harness).deliver()
     seen: list[tuple[str, bool]] = []
     done = threading.Semaphore(0)
@@ -101,7 +101,7 @@ def test_thread_closes_what_is_due_before_its_next_request(harness: Harness) -> 
     assert all(closed for name, closed in seen if name == sent.ran_in)
 
 
-def test_request_that_waits_for_a_close_is_run_by_another_thread(harness: Harness) -> None:
+def test_request_waiting_for_a_close_runs_elsewhere(harness: Harness) -> None:
     """As with a lock that close() gives back: the thread that owes it must not wait for it."""
     for _ in range(20):
         lock = threading.Lock()
@@ -126,7 +126,7 @@ def test_request_that_waits_for_a_close_is_run_by_another_thread(harness: Harnes
         assert got_it.wait(PATIENCE_S)
 
 
-def test_requests_are_served_while_all_threads_have_a_close_to_come(harness: Harness) -> None:
+def test_requests_are_served_while_all_threads_close(harness: Harness) -> None:
     sent = [Sent(harness).deliver() for _ in range(SIZE * 2)]
     with harness.occupied():
         assert harness.sees_an_event()
@@ -134,7 +134,7 @@ def test_requests_are_served_while_all_threads_have_a_close_to_come(harness: Har
         each.end().assert_closed_in_its_thread()
 
 
-def test_close_that_blocks_holds_nobody_up_but_its_thread(harness: Harness) -> None:
+def test_close_that_blocks_holds_its_thread_only(harness: Harness) -> None:
     gate = Gate()
     sent = Sent(harness, gate).deliver().end()
     assert gate.entered.wait(PATIENCE_S)
@@ -144,7 +144,7 @@ def test_close_that_blocks_holds_nobody_up_but_its_thread(harness: Harness) -> N
     sent.assert_closed_in_its_thread()
 
 
-def test_close_that_is_due_in_a_stuck_thread_is_called_by_another(harness: Harness) -> None:
+def test_close_due_in_stuck_thread_is_called_elsewhere(harness: Harness) -> None:
     sent = [Sent(harness).deliver() for _ in range(SIZE * 2)]
     with harness.occupied():
         for each in sent:
@@ -159,7 +159,7 @@ def test_close_that_is_due_in_a_stuck_thread_is_called_by_another(harness: Harne
         wait_for(lambda: not harness.pool.has_pending_closes, "none is left")
 
 
-def test_close_of_a_stuck_thread_waits_where_no_thread_can_be_started(
+def test_close_of_stuck_thread_waits_without_threads(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = Sent(harness).deliver()
@@ -179,7 +179,7 @@ def test_close_of_a_stuck_thread_waits_where_no_thread_can_be_started(
     sent.assert_closed_in_its_thread()
 
 
-def test_leader_looks_for_what_is_due_once_more_before_it_polls(monitored: Monitored) -> None:
+def test_leader_looks_for_due_work_before_it_polls(monitored: Monitored) -> None:
     called: list[str] = []
     member = monitored.first
     close = Close(lambda: called.append("close"), None, member)
@@ -207,7 +207,7 @@ def test_leader_looks_for_what_is_due_once_more_before_it_polls(monitored: Monit
     assert not looked.closes
 
 
-def test_leader_with_a_close_to_come_leaves_the_lead_to_a_follower(monitored: Monitored) -> None:
+def test_leader_with_close_leaves_the_lead(monitored: Monitored) -> None:
     first, (second, third) = monitored.first, monitored.others
     monitored.follow(second, third)
     first.closes.add("close")

@@ -26,7 +26,7 @@ def test_monitor_without_a_turn_sleeps(monitored: Monitored) -> None:
     assert not monitored.alarms
 
 
-def test_quick_turns_put_the_alarm_off_now_and_then_only(monitored: Monitored) -> None:
+def test_quick_turns_put_the_alarm_off_rarely(monitored: Monitored) -> None:
     turns = 1000
 
     def come_and_go() -> None:
@@ -46,7 +46,7 @@ def test_quick_turns_put_the_alarm_off_now_and_then_only(monitored: Monitored) -
     assert not monitored.early_promotions
 
 
-def test_turn_that_begins_while_the_monitor_sleeps_is_seen(monitored: Monitored) -> None:
+def test_turn_begun_while_monitor_sleeps_is_seen(monitored: Monitored) -> None:
     def begin() -> None:
         monitored.at_pause = lambda: None
         monitored.now += 1
@@ -145,7 +145,7 @@ def test_follower_of_a_blocked_leader_is_promoted(monitored: Monitored) -> None:
     assert monitored.early_promotions
 
 
-def test_leader_that_only_waits_for_a_processor_is_given_time(
+def test_leader_waiting_for_a_processor_gets_time(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "is_running", lambda thread: True)
@@ -215,7 +215,7 @@ def test_spare_is_promoted_where_nobody_follows(monitored: Monitored) -> None:
     assert not monitored.polls  # the monitor never does
 
 
-def test_spare_that_is_slow_leads_until_a_thread_is_free(monitored: Monitored) -> None:
+def test_spare_that_is_slow_leads_until_one_is_free(monitored: Monitored) -> None:
     monitored.enter(monitored.first)
     monitored.run(1.5)
     monitored.enter(monitored.spare)
@@ -244,7 +244,7 @@ def test_thread_that_comes_back_ends_the_saturation(monitored: Monitored, leads:
     assert monitored.saturations == [True, False]
 
 
-def test_pool_is_exhausted_until_a_thread_has_nothing_to_do(monitored: Monitored) -> None:
+def test_pool_is_exhausted_until_a_thread_is_idle(monitored: Monitored) -> None:
     pool = monitored.pool
     assert pool.exhaustion.since is None
     since = exhaust(monitored)
@@ -276,7 +276,7 @@ def test_spare_that_polls_does_not_end_the_exhaustion(monitored: Monitored) -> N
     assert monitored.pool.exhaustion.since == since
 
 
-def test_job_without_a_free_thread_is_reported_before_it_is_taken(monitored: Monitored) -> None:
+def test_job_without_free_thread_is_reported_first(monitored: Monitored) -> None:
     pool = monitored.pool
     reported: list[tuple[str, list[str]]] = []
     monitored.at_queued = lambda job: reported.append((job, list(pool.ready)))
@@ -301,7 +301,7 @@ def test_blocked_turn_without_an_app_is_seen_too(monitored: Monitored) -> None:
     assert not monitored.first.busy
 
 
-def test_monitor_stays_awake_while_something_is_sent_at_its_ticks(monitored: Monitored) -> None:
+def test_monitor_stays_awake_while_ticks_send(monitored: Monitored) -> None:
     monitored.sent = True
     monitored.run(200)
     assert len(monitored.pauses) >= 199
@@ -310,7 +310,7 @@ def test_monitor_stays_awake_while_something_is_sent_at_its_ticks(monitored: Mon
     assert len(monitored.pauses) < 205
 
 
-def test_interrupt_while_the_monitor_promotes_is_not_lost(monitored: Monitored) -> None:
+def test_interrupt_while_monitor_promotes_is_not_lost(monitored: Monitored) -> None:
     monitored.at_promotion = monitored.pool.monitor.interrupt
     monitored.follow(monitored.others[0])
     monitored.enter(monitored.first)

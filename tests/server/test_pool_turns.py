@@ -13,7 +13,7 @@ from wsgifast.server.poller import READ, WRITE, Event
 from wsgifast.server.pool import _DEFERRED_S
 
 
-def test_slow_app_has_another_promoted_before_the_next_ones(monitored: Monitored) -> None:
+def test_slow_app_has_another_promoted_first(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.follow(monitored.others[0])
     monitored.in_app = lambda: monitored.run(1.5)
@@ -89,7 +89,7 @@ def test_long_turn_shares_the_work_if_there_is_any(queue: str, monitored: Monito
     assert monitored.lead_is_on_offer  # nobody was free
 
 
-def test_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored) -> None:
+def test_slow_app_among_quick_ones_restarts_the_count(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.early_promotions = 3
     monitored.in_app = lambda: monitored.run(5.5)
@@ -105,7 +105,7 @@ def test_slow_app_among_quick_ones_begins_the_count_anew(monitored: Monitored) -
     assert monitored.early_promotions == before - 1
 
 
-def test_turn_changes_its_number_before_it_is_seen_busy(monitored: Monitored) -> None:
+def test_turn_changes_number_before_it_is_seen_busy(monitored: Monitored) -> None:
     """Its number changes before the member is seen busy, or the monitor might take two for one."""
     seen: list[tuple[bool, int]] = []
     member = monitored.first
@@ -140,7 +140,7 @@ def test_request_that_waited_for_a_thread_comes_first(monitored: Monitored) -> N
     assert not monitored.pool.ready
 
 
-def test_deferred_items_have_their_turn_between_two_polls(
+def test_deferred_items_run_between_two_polls(
     monitored: Monitored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wsgifast.server.pool._FEW_EVENTS", 3)
@@ -281,7 +281,7 @@ def test_spare_waits_while_another_leads(monitored: Monitored) -> None:
     assert not monitored.polls
 
 
-def test_member_that_does_not_lead_never_polls_and_never_spins(monitored: Monitored) -> None:
+def test_member_that_does_not_lead_never_polls(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.leader = monitored.others[0]
     items: list[Any] = [None, (7, 1), lambda: "request"]
@@ -318,7 +318,7 @@ def test_work_wakes_a_polling_member_after_it_is_there(monitored: Monitored) -> 
     assert there == [2]
 
 
-def test_request_that_spare_receives_wakes_a_thread_after_it_is_there(monitored: Monitored) -> None:
+def test_request_of_a_spare_wakes_a_thread_afterwards(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.leader = monitored.spare
     monitored.follow(monitored.others[0])
@@ -349,7 +349,7 @@ def test_monitor_promotes_nobody_once_another_leads(monitored: Monitored) -> Non
     assert monitored.followers == [monitored.others[0]]
 
 
-def test_member_coming_out_of_an_app_follows_unless_something_waits(monitored: Monitored) -> None:
+def test_member_out_of_an_app_follows_if_nothing_waits(monitored: Monitored) -> None:
     pool = monitored.pool
     me, leader = monitored.others
 

@@ -102,7 +102,7 @@ def test_head_in_pieces_is_parsed_a_few_times_only() -> None:
     assert sizes[:3] == sizes[3:]
 
 
-def test_head_over_every_limit_is_refused_while_it_comes() -> None:
+def test_head_over_every_limit_is_refused_early() -> None:
     limits: dict[str, Any] = {"limit_request_fields": 10, "limit_request_field_size": 1000}
     taking = receiver(**limits, **PYTHON_PARSER)
     taking.feed(b"GET / HTTP/1.1\r\nHost: a\r\n")
@@ -118,7 +118,7 @@ def test_line_ending_with_lf_alone_is_refused_at_once() -> None:
         receiver(**PYTHON_PARSER).feed(b"GET / HTTP/1.1\r\nHost: a\r\nX: 1\n")
 
 
-def test_full_disk_fails_a_body_beyond_the_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_fails_a_body_beyond_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**options: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 

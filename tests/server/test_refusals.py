@@ -79,7 +79,7 @@ def test_malformed_chunk_is_400(make_bench: MakeBench, streamed: bool) -> None:
     assert_page_is_logged(bench, "400 Bad Request")
 
 
-def test_failure_of_a_body_that_app_wraps_decides_the_status(make_bench: MakeBench) -> None:
+def test_failure_of_wrapped_body_decides_the_status(make_bench: MakeBench) -> None:
     """As frameworks do: the reason is the client's all the same."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -221,7 +221,7 @@ def test_host_is_checked_for_each_request(make_bench: MakeBench) -> None:
     ],
 )
 @pytest.mark.parametrize("http2", [False, True])
-def test_error_of_the_disk_is_not_logged_as_the_clients(
+def test_disk_error_is_not_logged_as_the_clients(
     make_bench: MakeBench,
     monkeypatch: pytest.MonkeyPatch,
     number: int,

@@ -119,7 +119,7 @@ def test_sweep_leaves_a_connection_with_an_event_to_it(registry: Any) -> None:
 
 
 @pytest.mark.parametrize("why", ["overdue", "retrying"])
-def test_sweep_leaves_a_descriptor_that_is_used_again_alone(registry: Any, why: str) -> None:
+def test_sweep_leaves_a_reused_descriptor(registry: Any, why: str) -> None:
     first, closed, other = Waits(fd=7, overdue=True), Waits(fd=8, **{why: True}), Waits(fd=8)
     wait(registry, first, closed)
 
@@ -134,7 +134,7 @@ def test_sweep_leaves_a_descriptor_that_is_used_again_alone(registry: Any, why: 
 
 
 @pytest.mark.parametrize("why", ["overdue", "retrying"])
-def test_sweep_leaves_a_connection_that_has_had_a_turn_alone(registry: Any, why: str) -> None:
+def test_sweep_leaves_a_connection_that_had_a_turn(registry: Any, why: str) -> None:
     first, second = Waits(fd=7, overdue=True), Waits(fd=8, **{why: True})
     wait(registry, first, second)
 
@@ -163,7 +163,7 @@ def test_event_of_a_swept_connection_comes_again(registry: Any, poller: Armed) -
     assert registry.waiting.pop(7, None) is connection
 
 
-def test_error_at_the_end_of_a_connection_stops_no_sweep(registry: Any) -> None:
+def test_error_at_connection_end_stops_no_sweep(registry: Any) -> None:
     sock, peer = socket.socketpair()
     with peer:
         failing, other = Waits(sock, overdue=True), Waits(fd=-7, overdue=True)
@@ -180,7 +180,7 @@ def test_error_at_the_end_of_a_connection_stops_no_sweep(registry: Any) -> None:
 
 @pytest.mark.parametrize("kind", POLLERS)
 @pytest.mark.parametrize("known", [False, True])
-def test_sweep_between_publishing_and_arming_closes_nothing(kind: str, known: bool) -> None:
+def test_sweep_before_arming_closes_nothing(kind: str, known: bool) -> None:
     """Its number would be another connection's by the time that it is armed."""
     poller: Any = poller_of(kind)
     registry = make_registry(poller)
@@ -232,7 +232,7 @@ def test_event_while_a_connection_is_armed_is_not_lost(registry: Any, poller: Ar
     assert not registry.waiting
 
 
-def test_connection_whose_number_is_anothers_by_now_ends(registry: Any) -> None:
+def test_connection_of_a_reused_number_ends(registry: Any) -> None:
     connection = Waits(socket.socket())
     fd = connection.fd
     registry.wait(connection, READ)
@@ -253,7 +253,7 @@ def test_connection_whose_number_is_anothers_by_now_ends(registry: Any) -> None:
     other.close()
 
 
-def test_connection_whose_socket_is_closed_ends_no_other_of_its_number(registry: Any) -> None:
+def test_closed_socket_ends_no_other_of_its_number(registry: Any) -> None:
     connection = Waits(socket.socket())
     connection.sock.close()
     other = Waits(fd=connection.fd)

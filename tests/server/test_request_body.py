@@ -79,7 +79,7 @@ def test_known_length_in_any_pieces_is_one_body(
         assert collect(collector, rest, cuts) == (body, NEXT)
 
 
-def test_memory_is_taken_when_bytes_come_and_not_before() -> None:
+def test_memory_is_taken_when_bytes_come() -> None:
     tracemalloc.start()
     try:
         heads = [known(400_000, spool()) for _ in range(100)]

@@ -227,7 +227,7 @@ def test_nothing_is_left_of_a_file_at_its_end(
     assert_nothing_is_left(app, bench)
 
 
-def test_nothing_is_left_of_an_app_whose_client_has_left(make_bench: MakeBench) -> None:
+def test_nothing_is_left_of_app_whose_client_left(make_bench: MakeBench) -> None:
     def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         start_response("200 OK", [])
         client.close()
@@ -241,7 +241,7 @@ def test_nothing_is_left_of_an_app_whose_client_has_left(make_bench: MakeBench) 
 
 
 @pytest.mark.parametrize("end", ["leaves", "malformed"])
-def test_nothing_is_left_of_an_app_whose_upload_breaks_off(make_bench: MakeBench, end: str) -> None:
+def test_nothing_is_left_of_app_whose_upload_broke(make_bench: MakeBench, end: str) -> None:
     def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         app.keep(own := Marker())
         if end == "leaves":
@@ -282,7 +282,7 @@ def test_nothing_is_left_of_a_request_that_is_refused(
     assert_nothing_is_left(app, bench)
 
 
-def test_nothing_is_left_of_requests_before_on_an_idle_connection(make_bench: MakeBench) -> None:
+def test_nothing_is_left_on_an_idle_connection(make_bench: MakeBench) -> None:
     app = App(small)
     bench = make_bench(app, keepalive=5)
     client = bench.connect()
@@ -331,7 +331,7 @@ def test_nothing_is_left_of_a_streams_file_at_its_end(
 
 
 @pytest.mark.parametrize("end", ["reset", "leaves"])
-def test_nothing_is_left_of_a_stream_whose_upload_breaks_off(begin: Begin, end: str) -> None:
+def test_nothing_is_left_of_a_stream_that_breaks_off(begin: Begin, end: str) -> None:
     def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         app.keep(own := Marker())
         if end == "leaves":
@@ -349,7 +349,7 @@ def test_nothing_is_left_of_a_stream_whose_upload_breaks_off(begin: Begin, end: 
     assert_nothing_is_left(app, peer.bench)
 
 
-def test_nothing_is_left_of_a_stream_that_is_refused_in_its_body(
+def test_nothing_is_left_of_a_stream_refused_in_body(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App(small)

@@ -51,7 +51,7 @@ def test_client_gone_of_another_request_is_an_error(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No Content")])
-def test_endless_write_without_a_body_ends_after_ten_seconds(
+def test_endless_write_without_body_ends_in_ten_s(
     make_bench: MakeBench, method: str, status: str
 ) -> None:
     """Nothing is sent by which the app could learn that its client has left."""
@@ -88,7 +88,7 @@ def test_endless_write_without_a_body_ends_after_ten_seconds(
         ("1.0", [], [("Connection", "keep-alive")], False),
     ],
 )
-def test_connection_is_kept_where_the_end_of_the_body_is_known(
+def test_connection_is_kept_with_a_known_end(
     ask: Ask, version: str, headers: Headers, asks: Headers, kept: bool
 ) -> None:
     for body in ([b"bo", b"dy"], iter([b"bo", b"dy"]), segmented([b"bo", b"dy"])):
@@ -215,7 +215,7 @@ def test_body_longer_than_its_length_is_cut(ask: Ask, kind: Callable[..., Any]) 
 
 @pytest.mark.parametrize("kind", [list, iter, segmented])
 @pytest.mark.parametrize("blocks", [[], [b"abc"]])
-def test_body_shorter_than_its_length_ends_the_connection(
+def test_body_shorter_than_length_ends_connection(
     ask: Ask, kind: Callable[..., Any], blocks: list[bytes]
 ) -> None:
     asked = ask(answers(kind(blocks), ("Content-Length", "5")))
@@ -264,7 +264,7 @@ def test_last_block_of_known_length_is_not_held_back(make_bench: MakeBench) -> N
     assert seen == [b"\n1", b"", b"23"]
 
 
-def test_early_hints_are_checked_and_sent_before_the_head(ask: Ask) -> None:
+def test_early_hints_are_checked_and_sent_first(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         hint = environ["wsgi.early_hints"]
         of_the_server = [(name.title(), "5") for name in (*HOP_BY_HOP, "content-length")]

@@ -88,14 +88,14 @@ def test_part_given_the_whole_file_is_cut(ask: Ask, content: Path) -> None:
     assert not asked.is_closed
 
 
-def test_file_shorter_than_its_length_ends_the_connection(ask: Ask, content: Path) -> None:
+def test_file_shorter_than_length_ends_connection(ask: Ask, content: Path) -> None:
     asked = ask(wrapped(content, SIZE + 3))
     assert asked.body == content.read_bytes()
     assert asked.is_closed
     assert asked.bench.log.says(f"has {SIZE} bytes, and its Content-Length is {SIZE + 3}")
 
 
-def test_file_without_a_descriptor_is_sent_block_by_block(ask: Ask) -> None:
+def test_file_without_descriptor_is_sent_in_blocks(ask: Ask) -> None:
     class Own:
         def __init__(self) -> None:
             self.blocks = [b"bo", b"dy", b""]
@@ -163,7 +163,7 @@ def test_small_file_that_has_shrunk_is_a_500(ask: Ask, content: Path, headers: H
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_file_without_a_free_descriptor_ends_the_connection(
+def test_file_without_free_descriptor_ends_connection(
     ask: Ask, content: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     duplicate = os.dup
@@ -276,7 +276,7 @@ def test_body_at_hand_is_queued_at_once(make_bench: MakeBench, app: Any, tmp_pat
         assert [threading.current_thread().name, "closed"] == CLOSED
 
 
-def test_file_that_werkzeug_iterates_otherwise_is_iterated(ask: Ask, tmp_path: Path) -> None:
+def test_file_iterated_otherwise_by_werkzeug_is_so(ask: Ask, tmp_path: Path) -> None:
     """A generator, a text file, a file whose iteration has begun: not the file's bytes."""
     path = tmp_path / "file"
     path.write_bytes(b"1\n2\n")

@@ -166,7 +166,7 @@ def test_date_and_server_are_sent_once(ask: Ask) -> None:
     assert head.count("Date: ") == head.count("Server: gunicorn\r\n") == 1
 
 
-def test_connection_close_of_the_app_ends_the_connection(ask: Ask) -> None:
+def test_connection_close_of_the_app_is_obeyed(ask: Ask) -> None:
     asked = ask(answers((), ("Connection", "close"), ("Content-Length", "0")))
     assert asked.head[1:] == ["Connection: close", "Content-Length: 0"]
     assert asked.is_closed

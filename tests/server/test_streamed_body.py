@@ -207,7 +207,7 @@ class Renegotiating:
         return self._sock.recv(size)
 
 
-def test_tls_that_must_send_before_it_receives_is_waited_for(ends: Ends) -> None:
+def test_tls_that_must_send_first_is_waited_for(ends: Ends) -> None:
     renegotiating: Any = Renegotiating(ends.near, ends.client)
     # Nothing can be read, and never would be: only writability wakes this up.
     assert receive_blocking(renegotiating, renegotiating.lock, 10, math.inf) == b"abc"
@@ -218,7 +218,7 @@ def receive(sock: Any, timeout_s: float = 30.0) -> bytes:
     return receive_blocking(sock, threading.Lock(), 10, time.monotonic() + timeout_s)
 
 
-def test_client_that_sends_nothing_is_waited_for_without_a_loop(ends: Ends) -> None:
+def test_silent_client_is_waited_for_without_a_loop(ends: Ends) -> None:
     calls = 0
 
     def recv(size: int) -> bytes:

@@ -57,7 +57,7 @@ def stuck() -> Iterator[Stuck]:
     made.end()
 
 
-def test_stuck_threads_are_logged_once_with_their_stacks(stuck: Stuck) -> None:
+def test_stuck_threads_are_logged_once_with_stacks(stuck: Stuck) -> None:
     for now in (100, 120, 129.9):
         stuck.watchdog.look(now)
     assert not stuck.lines
@@ -81,7 +81,7 @@ def test_stuck_worker_is_killed_once(stuck: Stuck) -> None:
 
 
 @pytest.mark.parametrize("turn", [None, 8])
-def test_one_thread_that_goes_on_is_enough_for_the_watchdog(stuck: Stuck, turn: int | None) -> None:
+def test_one_running_thread_satisfies_the_watchdog(stuck: Stuck, turn: int | None) -> None:
     stuck.watchdog.look(100)
     stuck.turn = turn
     stuck.watchdog.look(129)

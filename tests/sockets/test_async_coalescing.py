@@ -44,7 +44,7 @@ async def test_async_writes_of_one_turn_are_sent_together() -> None:
     assert sink.calls == [b"abc", b"d"]
 
 
-async def test_async_batch_that_is_full_or_old_is_sent_within_the_turn() -> None:
+async def test_full_or_old_async_batch_is_sent_in_the_turn() -> None:
     sink = Sink()
     writer = AsyncCoalescingWriter(sink, window_us=0)
     writer.write(b"a")

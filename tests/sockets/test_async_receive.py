@@ -89,7 +89,7 @@ async def test_async_receive_of_a_negative_size_is_refused(pair: Pair) -> None:
         await async_recv_exactly(pair.far, -1)
 
 
-async def test_async_receive_refuses_blocking_and_tls_sockets() -> None:
+async def test_async_receive_refuses_blocking_and_tls() -> None:
     with tcp_pair() as pair, pytest.raises(ValueError, match="non-blocking"):
         await async_recv_exactly(pair.far, 1)
     with tls_pair() as pair, pytest.raises(TypeError, match="StreamReader"):
@@ -111,7 +111,7 @@ ASYNC = [async_bytes, async_into]
 
 @pytest.mark.parametrize("second", ASYNC)
 @pytest.mark.parametrize("first", ASYNC)
-async def test_second_async_receive_is_an_error_and_the_first_gets_its_bytes(
+async def test_second_async_receive_is_an_error(
     pair: Pair, first: Callable[..., Any], second: Callable[..., Any]
 ) -> None:
     task = asyncio.create_task(first(pair.far, 4))

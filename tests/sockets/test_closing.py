@@ -29,7 +29,7 @@ def test_lingering_has_a_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     assert not limits.goes_on(1, 0.0)
 
 
-def test_lingering_of_a_server_that_ends_has_the_limit_of_silence() -> None:
+def test_lingering_at_the_end_has_a_limit_of_silence() -> None:
     limits = Lingering(0.0)
     assert limits.goes_on(1, 5.0)
     limits.hurry()

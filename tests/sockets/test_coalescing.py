@@ -57,7 +57,7 @@ def test_send_some_returns_what_is_left(fake: Callable[..., FakeSocket]) -> None
     assert send_some(sock, []) == ()
 
 
-def test_large_buffers_beyond_iov_max_are_sent_uncopied() -> None:
+def test_large_buffers_beyond_iov_max_are_uncopied() -> None:
     buffers = [bytes([number % 256]) * 5000 for number in range(IOV_MAX + 10)]
     with tcp_pair() as pair, receiving(pair.far, sum(map(len, buffers))) as received:
         send_all(pair.near, buffers)
@@ -94,7 +94,7 @@ def test_single_message_is_sent_at_once(kind: type[Foreground]) -> None:
         assert pair.near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_writer_keeps_the_order_and_close_loses_nothing(kind: type[Foreground]) -> None:
+def test_writer_keeps_order_and_close_loses_nothing(kind: type[Foreground]) -> None:
     messages = [b"%d," % number for number in range(50_000)]
     size = sum(map(len, messages))
     with tcp_pair() as pair, receiving(pair.far, size) as received, kind(pair.near) as writer:
@@ -103,7 +103,7 @@ def test_writer_keeps_the_order_and_close_loses_nothing(kind: type[Foreground]) 
     assert received == [b"".join(messages)]
 
 
-def test_buffer_changed_after_the_write_is_sent_as_written(
+def test_buffer_changed_after_write_is_sent_as_written(
     kind: type[Foreground], fake: Callable[..., FakeSocket]
 ) -> None:
     sock = fake()
@@ -117,7 +117,7 @@ def test_buffer_changed_after_the_write_is_sent_as_written(
     assert sock.sent == b"firstabcdef"
 
 
-def test_failed_send_raises_then_and_at_each_later_call(
+def test_failed_send_raises_then_and_later(
     kind: type[Foreground], fake: Callable[..., FakeSocket]
 ) -> None:
     writer = kind(fake(2, BrokenPipeError("gone")))
@@ -154,7 +154,7 @@ def test_interrupted_send_breaks_the_writer(
 
 
 @pytest.mark.parametrize("background", [True, False])
-def test_write_while_another_thread_sends_is_an_error_and_is_not_sent(background: bool) -> None:
+def test_write_while_another_sends_is_an_error(background: bool) -> None:
     with tcp_pair() as pair:
         writer = CoalescingWriter(pair.near, background=background)
         large = b"x" * (32 << 20)  # more than the buffers between both ends hold
@@ -230,7 +230,7 @@ def test_message_that_is_not_bytes_is_refused(
     assert sock.sent == b""
 
 
-def test_error_of_the_sending_thread_raises_at_the_next_call() -> None:
+def test_sending_thread_error_raises_at_the_next_call() -> None:
     with tcp_pair() as pair:
         writer = SharedCoalescingWriter(pair.near, window_us=NEVER_US)
         writer.write(b"first")
@@ -267,7 +267,7 @@ assert recv_exactly(far, 26, timeout=20) == b"first,thread,child,parent,"
     )
 
 
-def test_messages_of_several_threads_stay_whole_and_in_order() -> None:
+def test_messages_of_threads_stay_whole_and_in_order() -> None:
     threads, messages, size = 4, 3000, 16
     with tcp_pair() as pair, SharedCoalescingWriter(pair.near, max_bytes=4096) as writer:
 
@@ -293,7 +293,7 @@ def waiting(writer: SharedCoalescingWriter) -> int:
     return len(condition._waiters)
 
 
-def test_writes_to_a_full_queue_wait_and_raise_on_errors() -> None:
+def test_writes_to_a_full_queue_wait_and_raise() -> None:
     """A peer that reads nothing blocks one thread. Others fill the queue and then wait."""
     outcomes: list[str] = []
     with tcp_pair() as pair:

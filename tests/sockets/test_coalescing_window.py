@@ -119,7 +119,7 @@ def test_end_of_a_burst_is_sent_after_its_window() -> None:
         assert recv_exactly(pair.far, 6, timeout=20) == b"second"
 
 
-def test_end_of_a_burst_is_sent_while_its_thread_computes() -> None:
+def test_burst_end_is_sent_while_its_thread_computes() -> None:
     with tcp_pair() as pair:
         writer = CoalescingWriter(pair.near)
         writer.write(b"a")
@@ -127,7 +127,7 @@ def test_end_of_a_burst_is_sent_while_its_thread_computes() -> None:
         wait_for(lambda: arrived(pair.far) == b"ab", "the flusher sends", interval=0)
 
 
-def test_end_of_a_burst_without_the_flusher_waits_for_a_call() -> None:
+def test_burst_end_without_flusher_waits_for_a_call() -> None:
     with tcp_pair() as pair:
         writer = Foreground(pair.near, window_us=NEVER_US)
         with CoalescingWriter(pair.far) as other:
@@ -207,7 +207,7 @@ def test_error_in_the_flusher_raises_at_the_next_call() -> None:
         burst(other, pair.near)
 
 
-def test_closed_socket_is_an_error_and_the_flusher_goes_on() -> None:
+def test_closed_socket_is_an_error_flusher_goes_on() -> None:
     with tcp_pair() as pair:
         writer = CoalescingWriter(pair.near, window_us=WITHIN_US)
         writer.write(b"first")
@@ -257,7 +257,7 @@ def test_flusher_sleeps_while_writers_are_empty() -> None:
         assert recv_exactly(pair.far, 2, timeout=20) == b"cd"
 
 
-def test_look_at_a_message_just_gathered_waits_no_negative_time() -> None:
+def test_look_at_a_gathered_message_waits_no_time() -> None:
     class Gathered(list[bytes | memoryview]):
         looks = 0
 
@@ -271,7 +271,7 @@ def test_look_at_a_message_just_gathered_waits_no_negative_time() -> None:
         assert writer.look() == 0
 
 
-def test_socket_that_is_not_plain_is_refused_with_a_flusher() -> None:
+def test_socket_that_is_not_plain_is_refused() -> None:
     with tls_pair() as pair:
         with pytest.raises(ConfigurationError, match="SSLSocket at once: pass background=False"):
             CoalescingWriter(pair.near)
@@ -297,7 +297,7 @@ writer.write(b"b")
         assert recv_exactly(pair.far, 2, timeout=20) == b"ab"
 
 
-def test_forked_child_drops_the_burst_and_has_its_own_flusher() -> None:
+def test_forked_child_drops_burst_and_has_own_flusher() -> None:
     """In a process of its own, as pytest has threads that a fork would lose."""
     run_python(
         """
@@ -327,7 +327,7 @@ assert far.recv(100) == b"", "the tail was sent twice"
     )
 
 
-def test_writer_written_to_while_it_leaves_stays_watched() -> None:
+def test_writer_written_to_on_leaving_stays_watched() -> None:
     class Busy:
         looks = 0
 

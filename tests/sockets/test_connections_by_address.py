@@ -68,7 +68,7 @@ def connect(server: LiveServer, source: str) -> socket.socket:
     return socket.create_connection((PROXY, int(port)), 30.0, source_address=(source, 0))
 
 
-def test_connections_beyond_the_limit_are_closed_until_others_end(server: LiveServer) -> None:
+def test_connections_beyond_limit_wait_for_others(server: LiveServer) -> None:
     with ExitStack() as stack:
         allowed = [stack.enter_context(closing(connect(server, CLIENT))) for _ in range(LIMIT)]
         assert all(is_answered(server, each) for each in allowed)

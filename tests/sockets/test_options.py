@@ -119,7 +119,7 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_nodelay_of_mail_and_ftp_clients_before_and_after_starttls(client: str) -> None:
+def test_nodelay_of_clients_around_starttls(client: str) -> None:
     connect, starttls, close, greeting, lines = CLIENTS[client]
     with talking_server(lines, greeting) as port:
         owner = connect(port)
@@ -200,7 +200,7 @@ def test_file_on_disk_owns_no_socket() -> None:
 
 @pytest.mark.parametrize("policy", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("tls", [False, True])
-def test_nodelay_of_asyncio_streams_transports_and_protocols(
+def test_nodelay_of_asyncio_streams_and_protocols(
     policy: Callable[[], asyncio.AbstractEventLoop], tls: bool
 ) -> None:
     server_side, client_side = tls_contexts()
@@ -263,7 +263,7 @@ def test_plain_sockets_are_those_of_the_standard_class() -> None:
         assert not is_plain_socket(own)
 
 
-def test_near_peer_has_a_small_send_buffer_until_it_is_released() -> None:
+def test_near_peer_has_small_send_buffer_until_release() -> None:
     with tcp_pair() as pair, unix_pair() as unix:
         assert round_trip_us(pair.near) < 1_000_000
         changed = limit_send_buffer(pair.near)
@@ -302,7 +302,7 @@ class Kernel:
         self.set.append((level, option, value))
 
 
-def test_send_buffer_on_an_old_kernel_is_released_by_its_size() -> None:
+def test_send_buffer_is_released_by_size_on_old_kernel() -> None:
     old = Kernel(refused=(72, errno.ENOPROTOOPT))
     release_send_buffer(old)
     assert old.set == [(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 1024 * 1024)]
@@ -317,7 +317,7 @@ def measured(smoothed: int, least: int, known: int = 256) -> Kernel:
     return Kernel(struct.pack("=68xI76xI104x", smoothed, least)[:known])
 
 
-def test_kernel_that_reports_no_least_round_trip_limits_no_send_buffer() -> None:
+def test_kernel_without_round_trip_limits_no_buffer() -> None:
     old = measured(smoothed=20, least=15, known=104)
     assert not limit_send_buffer(old)
     assert not old.set

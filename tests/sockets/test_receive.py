@@ -60,7 +60,7 @@ def reset(sock: socket.socket) -> None:
     sock.close()
 
 
-def test_receive_takes_exactly_the_size_and_leaves_the_rest(pair: Pair) -> None:
+def test_receive_takes_exactly_its_size(pair: Pair) -> None:
     with sending(pair.near, DATA, b"next"):
         assert recv_exactly(pair.far, len(DATA)) == DATA
         assert recv_exactly(pair.far, 4) == b"next"
@@ -117,7 +117,7 @@ def test_time_limit_is_for_the_whole_receive(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("own", [None, 60.0])
-def test_time_limit_holds_where_another_process_receives_first(
+def test_time_limit_holds_if_another_process_receives(
     own: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tcp_pair() as pair:
@@ -251,7 +251,7 @@ def test_error_in_a_signal_handler_is_raised(size: int) -> None:
     assert count.calls == 1
 
 
-def test_non_blocking_socket_without_a_time_limit_is_refused() -> None:
+def test_non_blocking_socket_without_limit_is_refused() -> None:
     with tcp_pair() as pair:
         pair.far.setblocking(False)
         with pytest.raises(ValueError, match="timeout"):
@@ -260,7 +260,7 @@ def test_non_blocking_socket_without_a_time_limit_is_refused() -> None:
             assert recv_exactly(pair.far, len(DATA), timeout=20) == DATA
 
 
-def test_receive_into_other_kinds_of_buffers_fills_them() -> None:
+def test_receive_into_other_buffers_fills_them() -> None:
     numbers = array.array("I", [0, 0])
     with tcp_pair() as pair:
         pair.near.sendall(b"\1\0\0\0\2\0\0\0xx")
@@ -410,7 +410,7 @@ BLOCKING = [receive_bytes, receive_into]
 @pytest.mark.parametrize("second", BLOCKING)
 @pytest.mark.parametrize("first", BLOCKING)
 @pytest.mark.parametrize("options", [{}, {"timeout": 60}, {"timeout": math.inf}], ids=str)
-def test_second_receive_at_once_is_an_error_and_the_first_gets_its_bytes(
+def test_second_receive_at_once_is_an_error(
     pair: Pair, first: Callable[..., bytes], second: Callable[..., bytes], options: dict[str, Any]
 ) -> None:
     results: list[bytes] = []

@@ -45,9 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("mode", ["rb", "r+b", "a+b"])
 @pytest.mark.parametrize("buffering", [0, -1])
-def test_segment_of_a_binary_file_begins_at_its_position(
-    path: Path, mode: str, buffering: int
-) -> None:
+def test_segment_of_a_file_begins_at_its_position(path: Path, mode: str, buffering: int) -> None:
     with path.open(mode, buffering=buffering) as file:
         file.seek(0)
         assert file_segment(file) == FileSegment(file.fileno(), 0, len(DATA))
@@ -424,7 +422,7 @@ def test_cached_bytes_end_before_the_first_gap(
 @pytest.mark.parametrize(
     "error", [BlockingIOError(), OSError(errno.EOPNOTSUPP, ""), OSError(errno.EIO, "")]
 )
-def test_bytes_that_the_kernel_cannot_report_are_not_cached(
+def test_bytes_unknown_to_the_kernel_are_not_cached(
     fd: int, error: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any) -> int:

@@ -63,7 +63,7 @@ def test_swapped_directory_is_not_followed_out(site: Path) -> None:
     assert call(app, "/docs/").status == 404
 
 
-def test_file_replaced_before_it_is_reopened_is_looked_up_again(
+def test_file_replaced_before_reopening_is_looked_up(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Headers and bytes are of one file, whichever it is, even if it always changes in between."""

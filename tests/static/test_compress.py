@@ -159,7 +159,7 @@ def test_answer_from_the_cache_compresses_nothing(
     assert made == ["br"]
 
 
-def test_compressed_answers_of_asgi_equal_those_of_wsgi(script: Path) -> None:
+def test_compressed_asgi_answers_equal_wsgis(script: Path) -> None:
     ours = StaticFiles(directory=script.parent, compress=True)
     theirs = asgifast.StaticFiles(directory=script.parent, compress=True)
     for coding in (*CODINGS, "identity"):

@@ -25,9 +25,7 @@ def _waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deltas, "_WAIT_S", 60)
 
 
-def test_dictionary_that_is_gone_changed_or_hidden_gives_the_file(
-    releases: Path, tmp_path: Path
-) -> None:
+def test_dictionary_gone_or_hidden_gives_the_file(releases: Path, tmp_path: Path) -> None:
     app = StaticFiles(directory=releases, dictionaries=True)
     old = releases / OLD_NAME
     old.write_bytes(b"changed" + OLD)
@@ -57,7 +55,7 @@ def test_release_that_arrives_later_is_found(releases: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [("new", "old"), ("old", "new")])
-def test_release_under_the_same_path_of_another_directory_is_a_dictionary(
+def test_release_in_another_directory_is_a_dictionary(
     tmp_path: Path, order: tuple[str, str]
 ) -> None:
     for name in ("new/assets", "old"):
@@ -80,7 +78,7 @@ def test_release_under_the_same_path_of_another_directory_is_a_dictionary(
 
 
 @pytest.mark.parametrize("there", ["file", "link out", "unreadable"])
-def test_release_is_found_beside_a_directory_that_has_no_such_folder(
+def test_release_is_found_beside_a_bare_directory(
     releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str
 ) -> None:
     assets, other = releases / "assets", tmp_path / "other"
@@ -168,7 +166,7 @@ def test_unknown_dictionary_costs_little_after_a_look(
     assert not spent
 
 
-def test_folder_with_many_releases_is_remembered_in_part(
+def test_folder_of_many_releases_is_kept_in_part(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"f{number}.{place}a1b2c3d.js" for number in range(100) for place in range(2)]

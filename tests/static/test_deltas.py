@@ -158,7 +158,7 @@ def test_client_with_an_earlier_release_gets_its_delta(releases: Path) -> None:
     assert ask(app, Range="bytes=2-8", If_Range=headers["last-modified"]).body == answer.body
 
 
-def test_deltas_to_two_dictionaries_have_tags_of_their_own(releases: Path) -> None:
+def test_deltas_to_two_dictionaries_have_own_tags(releases: Path) -> None:
     other = OLD[:-500]
     (releases / "app.00000a1b.js").write_bytes(other)
     settle(releases / "app.00000a1b.js")
@@ -183,7 +183,7 @@ def test_deltas_to_two_dictionaries_have_tags_of_their_own(releases: Path) -> No
         {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "cors", "Origin": "https://a"},
     ],
 )
-def test_client_without_the_dictionary_gets_an_ordinary_coding(
+def test_client_without_dictionary_gets_other_coding(
     releases: Path, headers: dict[str, Any]
 ) -> None:
     (releases / "other.0a1b2c3d.js").write_bytes(LINES[0].encode())
@@ -197,7 +197,7 @@ def test_client_without_the_dictionary_gets_an_ordinary_coding(
         assert answer.headers["vary"] == VARY
 
 
-def test_other_origins_get_deltas_where_they_may_read_files(releases: Path) -> None:
+def test_other_origins_get_deltas_if_they_may_read(releases: Path) -> None:
     app = StaticFiles(directory=releases, dictionaries=True, allow_all_origins=True)
     cors: dict[str, Any] = {
         "Sec_Fetch_Site": "cross-site",
@@ -209,7 +209,7 @@ def test_other_origins_get_deltas_where_they_may_read_files(releases: Path) -> N
     assert "content-encoding" not in ask(app, **embedded).headers
 
 
-def test_system_without_threads_gives_an_ordinary_coding(
+def test_system_without_threads_gives_other_coding(
     releases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = StaticFiles(directory=releases, dictionaries=True)
@@ -345,7 +345,7 @@ def test_compression_around_it_passes_deltas_on(releases: Path, tmp_path: Path) 
         assert answer.headers["content-encoding"] == "zstd"
 
 
-def test_cached_delta_is_answered_without_a_look_at_the_disk(
+def test_cached_delta_needs_no_look_at_the_disk(
     releases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = StaticFiles(directory=releases, dictionaries=True)

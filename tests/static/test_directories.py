@@ -91,14 +91,14 @@ def test_redirect_of_a_mount_point_stays_at_its_host(site: Path, mount: str, que
         assert target.path == quote(mount, errors="surrogatepass") + "/"
 
 
-def test_mount_point_without_an_index_or_listing_is_no_file(site: Path) -> None:
+def test_mount_point_without_index_is_no_file(site: Path) -> None:
     app = StaticFiles(directory=site, index=None)
     assert ask_mount(app, "/docs").status == 404
     behind = StaticFiles(app_behind, directory=site, index=None)
     assert ask_mount(behind, "/docs").body == b"the app: GET"
 
 
-def test_mount_point_with_a_fallback_redirects_to_where_its_links_hold(site: Path) -> None:
+def test_mount_point_with_fallback_redirects(site: Path) -> None:
     app = StaticFiles(directory=site, index=None, fallback="index.html")
     assert ask_mount(app, "/ui", query="a").headers["location"] == "./ui/?a"
     assert ask_mount(app, "/ui", "/").body == b"<h1>home</h1>"
@@ -112,7 +112,7 @@ def test_root_without_a_path_is_no_mount_point(site: Path) -> None:
         assert ask_mount(app, mount).body == b"<h1>home</h1>"
 
 
-def test_prefix_without_its_slash_redirects_unless_an_app_is_behind(site: Path) -> None:
+def test_prefix_without_slash_redirects_without_app(site: Path) -> None:
     app = StaticFiles(directory=site, prefix="/a/b")
     environ = {**environ_of("/a/b"), "QUERY_STRING": "x=y"}
     assert call_with(app, environ).headers["location"] == "./b/?x=y"
@@ -176,7 +176,7 @@ def test_listing_escapes_invisible_characters(site: Path, character: str) -> Non
     assert name not in page
 
 
-def test_listing_leaves_out_what_cannot_be_read_unless_no_descriptor_is_left(
+def test_listing_leaves_out_what_cannot_be_read(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = OSError(errno.EACCES, "Permission denied")
@@ -198,7 +198,7 @@ def test_listing_leaves_out_what_cannot_be_read_unless_no_descriptor_is_left(
         call(StaticFiles(directory=site, listing=True), "/empty/")
 
 
-def test_listing_has_no_date_for_a_time_beyond_the_calendar(
+def test_listing_has_no_date_beyond_the_calendar(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = os.stat_result((stat.S_IFREG, *[0] * 7, 1 << 60, 0))
@@ -206,7 +206,7 @@ def test_listing_has_no_date_for_a_time_beyond_the_calendar(
     assert b"far.txt" in call(StaticFiles(directory=site, listing=True), "/empty/").body
 
 
-def test_add_headers_is_first_called_when_the_fallback_is_requested(site: Path) -> None:
+def test_add_headers_waits_for_the_fallback(site: Path) -> None:
     calls: list[object] = []
     app = StaticFiles(
         directory=site, fallback="index.html", add_headers=lambda *each: calls.append(each)
@@ -215,7 +215,7 @@ def test_add_headers_is_first_called_when_the_fallback_is_requested(site: Path) 
     assert (call(app, "/users/7").status, len(calls)) == (200, 1)
 
 
-def test_fallback_answers_routes_but_not_missing_assets(site: Path) -> None:
+def test_fallback_answers_routes_not_missing_assets(site: Path) -> None:
     app = StaticFiles(directory=site, fallback="index.html")
     for path in ("/users/7", "/none/", "/empty"):
         assert call(app, path).body == b"<h1>home</h1>", path

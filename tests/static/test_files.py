@@ -43,7 +43,7 @@ def test_file_is_served_whole(site: Path, cache_bytes: int) -> None:
             assert len(answer.names) == len(set(answer.names))
 
 
-def test_small_file_is_one_block_and_a_large_one_is_wrapped(site: Path) -> None:
+def test_small_file_is_one_block_large_is_wrapped(site: Path) -> None:
     app = StaticFiles(directory=site)
     assert len(call(app, "/app.js").iterable) == 1
     for headers in ({}, {"Range": "bytes=100000-200000"}):
@@ -103,7 +103,7 @@ def test_path_without_a_file_is_404(site: Path) -> None:
         assert b"SECRET" not in answer.body, path
 
 
-def test_name_with_dots_is_served_and_a_hidden_one_by_the_option(site: Path) -> None:
+def test_name_with_dots_is_served_hidden_by_option(site: Path) -> None:
     for name in ("a..b", "..c.", "%2e%2e/x", *HIDDEN):
         (site / name).parent.mkdir(exist_ok=True)
         (site / name).write_text(name)
@@ -199,7 +199,7 @@ def test_file_with_a_wrong_size_is_read_to_its_end(path: str, etag: str | None) 
     assert app._cache.used_bytes == 0
 
 
-def test_file_with_a_wrong_size_behind_an_index_a_fallback_and_a_link(tmp_path: Path) -> None:
+def test_file_of_wrong_size_behind_index_and_link(tmp_path: Path) -> None:
     content = Path("/proc/version").read_bytes()
     (tmp_path / "index.html").symlink_to("/proc/version")
     (tmp_path / "app.js").write_bytes(b"x" * 500)
@@ -267,7 +267,7 @@ def test_head_has_status_and_headers_of_get(
         assert get.headers["content-length"] == str(len(get.body))
 
 
-def test_missing_file_is_answered_by_the_sites_own_page(site: Path) -> None:
+def test_missing_file_gets_the_sites_page(site: Path) -> None:
     page = b"<h1>missing</h1>" * 30
     (site / "404.html").write_bytes(page)
     packed = gzip.compress(page)
@@ -303,7 +303,7 @@ def test_missing_file_is_answered_by_the_sites_own_page(site: Path) -> None:
     assert call(app, "/site/none").body == b"Not Found\n"
 
 
-def test_large_page_for_missing_files_is_sent_from_its_file(site: Path) -> None:
+def test_large_404_page_is_sent_from_its_file(site: Path) -> None:
     (site / "404.html").write_bytes(LARGE)
     settle(site / "404.html")
     app = StaticFiles(directory=site)
@@ -313,7 +313,7 @@ def test_large_page_for_missing_files_is_sent_from_its_file(site: Path) -> None:
         assert isinstance(answer.iterable, FileWrapper)
 
 
-def test_page_for_missing_files_is_not_used_before_an_app_or_instead_of_a_fallback(
+def test_404_page_has_the_lowest_priority(
     site: Path,
 ) -> None:
     (site / "404.html").write_text("missing")
@@ -324,7 +324,7 @@ def test_page_for_missing_files_is_not_used_before_an_app_or_instead_of_a_fallba
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "link out"])
-def test_page_for_missing_files_must_be_a_file_of_the_site(site: Path, kind: str) -> None:
+def test_404_page_must_be_a_file_of_the_site(site: Path, kind: str) -> None:
     page = site / "404.html"
     if kind == "directory":
         page.mkdir()

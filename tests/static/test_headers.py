@@ -74,7 +74,7 @@ def test_type_that_is_always_coded_has_its_coding(site: Path) -> None:
     assert "content-encoding" not in call(other, "/a.svgz").headers
 
 
-def test_file_with_a_coding_of_the_user_has_no_siblings(site: Path) -> None:
+def test_file_with_users_coding_has_no_siblings(site: Path) -> None:
     def add(headers: Headers, path: str, url: str) -> None:
         headers["Content-Encoding"] = "br"
 

@@ -42,7 +42,7 @@ def server(request: pytest.FixtureRequest, root: Path) -> Iterator[LiveServer]:
         yield running
 
 
-def test_connection_serves_files_ranges_and_preconditions(server: LiveServer) -> None:
+def test_connection_serves_files_and_preconditions(server: LiveServer) -> None:
     for _ in range(2):
         small = server.get("/app.js")
         assert (small.status, small.body) == (200, SMALL), small
@@ -66,7 +66,7 @@ def test_connection_serves_files_ranges_and_preconditions(server: LiveServer) ->
         assert server.get("/app.js", method="POST").status == 405
 
 
-def test_missing_file_is_answered_by_the_sites_own_page_on_servers(server: LiveServer) -> None:
+def test_missing_file_gets_the_sites_page_on_servers(server: LiveServer) -> None:
     for _ in range(2):
         missing = server.get("/none.js", headers=[("If-None-Match", "*"), ("Range", "bytes=0-1")])
         assert (missing.status, missing.body) == (404, b"<h1>missing</h1>")
@@ -95,9 +95,7 @@ def test_any_target_stays_in_the_directory(server: LiveServer) -> None:
         assert b"secret" not in answer.body, target
 
 
-def test_file_that_shrinks_while_sent_ends_the_connection_and_is_logged(
-    server: LiveServer, root: Path
-) -> None:
+def test_file_shrinking_ends_connection_and_is_logged(server: LiveServer, root: Path) -> None:
     path = root / "shrinking.bin"
     path.write_bytes(LARGE * 8)
     with Connection(server.address, receive_buffer=16_384) as connection:

@@ -22,7 +22,7 @@ from wsgifast.files.found import has_same_time, is_outdated
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_sibling_that_appears_or_changes_is_seen_at_once(site: Path, settled: bool) -> None:
+def test_sibling_appearing_or_changing_is_seen_at_once(site: Path, settled: bool) -> None:
     original = site / "app.js"
     packed = gzip.compress(original.read_bytes())
     app = StaticFiles(directory=site)
@@ -80,7 +80,7 @@ SECOND = 1_700_000_000 * 10**9  # in ns
         (SECOND + 10**9, SECOND + 10**9 - 200_000_000, False),
     ],
 )
-def test_sibling_is_sent_if_its_time_is_the_originals_when_rounded(
+def test_sibling_is_sent_if_rounded_times_are_equal(
     site: Path, original_ns: int, sibling_ns: int, is_used: bool
 ) -> None:
     original, sibling = site / "app.js", write_sibling(site / "app.js", ".gz", b"packed")

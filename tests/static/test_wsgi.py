@@ -59,7 +59,7 @@ def test_any_answer_leaves_no_descriptor_open(site: Path, cache_bytes: int) -> N
                 assert open_descriptors() <= before, (path, method, headers)
 
 
-def test_failing_start_response_leaves_no_descriptor_open(site: Path) -> None:
+def test_failing_start_response_leaves_no_descriptor(site: Path) -> None:
     def refusing(*args: object) -> None:
         raise RuntimeError("headers sent")
 
@@ -70,9 +70,7 @@ def test_failing_start_response_leaves_no_descriptor_open(site: Path) -> None:
     assert open_descriptors() <= before
 
 
-def test_failure_at_a_sibling_leaves_no_descriptor_open(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_sibling_leaves_no_descriptor(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for suffix in (".zst", ".br", ".gz"):
         write_sibling(site / "app.js", suffix, b"packed")
     app = StaticFiles(directory=site)

@@ -82,7 +82,7 @@ def test_access_log_omits_bytes_for_client_that_left(
 
 
 @pytest.mark.parametrize("body", ["one block", "list", "generator", "file"])
-def test_access_log_omits_bytes_the_kernel_did_not_take(
+def test_access_log_omits_bytes_not_taken_by_kernel(
     make_bench: MakeBench, tmp_path: Path, body: str
 ) -> None:
     path = tmp_path / "file"
@@ -99,7 +99,7 @@ def test_access_log_omits_bytes_the_kernel_did_not_take(
     assert size <= taken
 
 
-def test_access_log_of_reset_stream_counts_what_its_window_allowed(
+def test_access_log_of_reset_stream_counts_its_window(
     make_bench: MakeBench,
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -117,9 +117,7 @@ def test_access_log_of_reset_stream_counts_what_its_window_allowed(
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_access_log_omits_frames_the_kernel_did_not_take(
-    make_bench: MakeBench, streams: int
-) -> None:
+def test_access_log_omits_frames_not_taken_by_kernel(make_bench: MakeBench, streams: int) -> None:
     app = answers([bytes(2 * LARGE)])
     peer = Peer(make_bench(app, **HTTP2), window=4 * LARGE, reads=False)
     peer.open(4 * LARGE)
@@ -159,7 +157,7 @@ class Unreadable:
 )
 @pytest.mark.parametrize("started", [True, False])
 @pytest.mark.parametrize("http2", [True, False])
-def test_access_log_of_failed_request_has_path_times_and_size(
+def test_access_log_of_failure_has_path_times_and_size(
     make_bench: MakeBench, error: BaseException, status: str, started: bool, http2: bool
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -187,7 +185,7 @@ def test_access_log_of_failed_request_has_path_times_and_size(
     assert environ["wsgifast.app_us"] >= 0
 
 
-def test_access_log_of_request_refused_by_hook_has_path(make_bench: MakeBench) -> None:
+def test_access_log_of_refusal_by_hook_has_path(make_bench: MakeBench) -> None:
     def refuse(worker: Any, req: Any) -> None:
         raise ValueError("of the hook")
 
@@ -207,7 +205,7 @@ def test_access_log_omits_an_unreadable_request(make_bench: MakeBench) -> None:
     assert bench.log.requests == []
 
 
-def test_subclass_handle_error_answers_and_is_logged_once(make_bench: MakeBench) -> None:
+def test_subclass_handle_error_is_logged_once(make_bench: MakeBench) -> None:
     seen: list[object] = []
 
     def handle_error(self: Any, req: Any, client: Any, addr: Any, error: Any) -> None:
@@ -227,7 +225,7 @@ def test_subclass_handle_error_answers_and_is_logged_once(make_bench: MakeBench)
     assert bench.log.says("Error handling request GET /orders/17")
 
 
-def test_text_access_log_of_failed_request_has_status_and_size(tmp_path: Path) -> None:
+def test_text_access_log_of_failure_has_status_size(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with fast_worker(
         f"--access-logfile={log}", "--access-logformat=%(m)s %(U)s %(s)s %(B)s"

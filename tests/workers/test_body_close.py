@@ -41,9 +41,7 @@ def lines(notes: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_body_is_closed_in_its_thread_when_client_has_it_all_or_leaves(
-    notes: Path, leaves: bool
-) -> None:
+def test_body_is_closed_in_its_thread_at_either_end(notes: Path, leaves: bool) -> None:
     with fast_worker() as server:
         with contextlib.ExitStack() as stack:
             readers = [stack.enter_context(stalled(server, notes)) for _ in range(12)]
@@ -55,9 +53,7 @@ def test_body_is_closed_in_its_thread_when_client_has_it_all_or_leaves(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
-def test_worker_that_ends_cuts_clients_off_and_closes_in_their_threads(
-    notes: Path, number: signal.Signals
-) -> None:
+def test_worker_ending_cuts_off_and_closes_in_threads(notes: Path, number: signal.Signals) -> None:
     with fast_worker("--graceful-timeout=4") as server, contextlib.ExitStack() as stack:
         for _ in range(6):
             stack.enter_context(stalled(server, notes))
@@ -74,9 +70,7 @@ def test_worker_that_ends_waits_for_close_that_is_due(notes: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
-def test_worker_that_ends_closes_elsewhere_what_a_stuck_thread_owes(
-    notes: Path, number: signal.Signals
-) -> None:
+def test_worker_ending_closes_what_a_stuck_thread_owes(notes: Path, number: signal.Signals) -> None:
     with (
         fast_worker("--graceful-timeout=5", "--threads=1") as server,
         stalled(server, notes),
@@ -90,7 +84,7 @@ def test_worker_that_ends_closes_elsewhere_what_a_stuck_thread_owes(
         assert lines(notes) == ["other"]
 
 
-def test_worker_that_has_served_its_requests_closes_when_all_is_sent(notes: Path) -> None:
+def test_worker_that_is_done_closes_when_all_is_sent(notes: Path) -> None:
     with (
         fast_worker("--max-requests=2", "--graceful-timeout=60") as server,
         stalled(server, notes) as reader,
@@ -101,7 +95,7 @@ def test_worker_that_has_served_its_requests_closes_when_all_is_sent(notes: Path
         wait_for(lambda: lines(notes) == ["same"], "it is closed")
 
 
-def test_streams_without_end_are_closed_when_worker_ends(notes: Path) -> None:
+def test_streams_without_end_close_when_worker_ends(notes: Path) -> None:
     with fast_worker("--graceful-timeout=4") as server, Connection(server.address) as reader:
         reader.send_request("/noting_events", headers=[("X-File", str(notes))])
         reader.read_head()
@@ -109,7 +103,7 @@ def test_streams_without_end_are_closed_when_worker_ends(notes: Path) -> None:
         assert lines(notes) == ["same"]
 
 
-def test_stuck_thread_does_not_keep_what_others_wait_for(notes: Path) -> None:
+def test_stuck_thread_keeps_nothing_of_others(notes: Path) -> None:
     """Its close() is due, and it has been in the next request for stuck_after_s."""
     with (
         fast_worker(

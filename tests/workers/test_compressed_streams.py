@@ -131,7 +131,7 @@ def test_each_block_arrives_before_the_next_is_made(server: LiveServer, coding: 
     assert came == b"".join(b"event %02d\n" % number for number in range(20))
 
 
-def test_written_and_yielded_blocks_stay_in_order_compressed(server: LiveServer) -> None:
+def test_written_and_yielded_blocks_stay_in_order(server: LiveServer) -> None:
     for coding in CODINGS:
         answer = server.get("/written", headers=[("Accept-Encoding", coding)])
         assert decoded(coding, answer.body) == b"written" + b"".join(ROWS)
@@ -148,7 +148,7 @@ def test_compressed_stream_that_fails_has_no_end(server: LiveServer, coding: str
     assert not rest.endswith(b"0\r\n\r\n")
 
 
-def test_http_1_0_client_gets_compressed_stream_without_chunks(server: LiveServer) -> None:
+def test_http_1_0_client_gets_stream_without_chunks(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         connection.send(b"GET /rows HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n")
         head = connection.read_head()
@@ -197,7 +197,7 @@ def test_quick_blocks_share_a_flush_over_http2(coding: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_levels_are_halved_while_requests_wait_for_a_thread(coding: str) -> None:
+def test_levels_are_halved_while_requests_wait(coding: str) -> None:
     def at_level(level: int) -> bytes:
         return compressor(coding, level=level, size=len(WHOLE)).whole(WHOLE)
 

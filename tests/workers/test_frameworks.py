@@ -14,7 +14,7 @@ from tests.workers.serving import fast_worker
 SOURCE = Path(__file__).with_name("frameworks.py").read_bytes()
 
 
-def test_flask_uploads_streams_and_files_work_on_fastworker() -> None:
+def test_flask_uploads_and_streams_work_on_fastworker() -> None:
     with fast_worker(app="tests.workers.frameworks:flask_app") as server:
         part = b'--x\r\nContent-Disposition: form-data; name="name"\r\n\r\nme\r\n'
         part += b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
@@ -72,7 +72,7 @@ def test_falcon_bodies_and_files_work_on_fastworker() -> None:
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_django_sees_upload_in_chunks_only_if_it_is_buffered(buffered: bool) -> None:
+def test_django_sees_upload_in_chunks_if_buffered(buffered: bool) -> None:
     body = b"a" * 700_000
     with (
         fast_worker(
@@ -85,7 +85,7 @@ def test_django_sees_upload_in_chunks_only_if_it_is_buffered(buffered: bool) -> 
         assert response.body == (body if buffered else b"")
 
 
-def test_django_keeps_a_database_connection_for_each_thread() -> None:
+def test_django_keeps_a_database_connection_a_thread() -> None:
     with fast_worker(app="tests.workers.frameworks:django_app") as server:
 
         def ask(_: int) -> list[dict[str, int]]:

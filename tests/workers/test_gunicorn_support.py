@@ -88,7 +88,7 @@ class Sent(list[tuple[int, str, list[tuple[str, str]], bytes]]):
 @pytest.mark.parametrize(
     "head", [HEAD, HEAD[:-2] + b"\n", HEAD.replace(b"\r", b"")], ids=["right", "last", "all"]
 )
-def test_error_page_head_is_repaired_and_body_unchanged(head: bytes, page: bytes) -> None:
+def test_error_page_head_is_repaired_body_unchanged(head: bytes, page: bytes) -> None:
     sent = Sent()
     page_socket = ErrorPage(sent.send)
     page_socket.sendall(head + page)
@@ -122,9 +122,7 @@ def unsupported() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["wsgifast.FastWorker", "wsgifast.workers.FastWorker"])
-def test_unsupported_gunicorn_is_refused_without_traceback(
-    unsupported: dict[str, str], name: str
-) -> None:
+def test_unsupported_gunicorn_has_no_traceback(unsupported: dict[str, str], name: str) -> None:
     argv = [sys.executable, "-m", "gunicorn", "-k", name, "-b", "127.0.0.1:0", "a:a"]
     done = forkserver.run(argv, cwd=ROOT, env={**os.environ, **unsupported})
     assert done.returncode == 1
@@ -132,7 +130,7 @@ def test_unsupported_gunicorn_is_refused_without_traceback(
     assert "Traceback" not in done.stderr
 
 
-def test_files_command_uses_wsgiref_with_unsupported_gunicorn(
+def test_files_command_uses_wsgiref_on_old_gunicorn(
     unsupported: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "page.html").write_text("a page")

@@ -143,7 +143,7 @@ def test_http2_with_prior_knowledge_is_served(cleartext: LiveServer) -> None:
             assert client.answer(client.send(f"/small/{size}")).body == block(size)
 
 
-def test_nonsense_after_preface_ends_its_connection_only(cleartext: LiveServer) -> None:
+def test_nonsense_after_preface_ends_its_connection(cleartext: LiveServer) -> None:
     for nonsense in (bytes(64), b"\xff" * 64):
         with Connection(cleartext.address) as connection:
             connection.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + nonsense)

@@ -133,7 +133,7 @@ def test_json_log_escapes_values_of_clients(settings: Config, sent: str) -> None
         ("*", "192.0.2.1", "", "192.0.2.1"),
     ],
 )
-def test_json_log_client_address_trusts_allowed_proxies_only(
+def test_json_log_client_needs_an_allowed_proxy(
     settings: Config, allowed: str, peer: str, forwarded: str, client: str | None
 ) -> None:
     settings.set("forwarded_allow_ips", allowed)
@@ -177,7 +177,7 @@ def test_json_log_writes_to_stdout_by_default(settings: Config, tmp_path: Any) -
     assert settings.accesslog is None
 
 
-def test_error_log_is_json_with_a_traceback_in_one_field(settings: Config, tmp_path: Path) -> None:
+def test_error_log_is_json_with_traceback_in_a_field(settings: Config, tmp_path: Path) -> None:
     settings.set("errorlog", str(tmp_path / "errors"))
     log = JSONLogger(settings)
     log.info("started %d", 1)
@@ -194,12 +194,12 @@ def test_error_log_is_json_with_a_traceback_in_one_field(settings: Config, tmp_p
     assert 'log.warning("here", stack_info=True)' in here["code.stacktrace"]
 
 
-def test_error_log_record_without_a_traceback_has_no_field_for_it() -> None:
+def test_error_record_without_traceback_has_no_field() -> None:
     record = logging.makeLogRecord({"msg": "failed", "exc_info": False})
     assert "exception.stacktrace" not in json.loads(ErrorLogFormatter().format(record))
 
 
-def test_error_log_record_with_arguments_of_an_access_log_is_a_message() -> None:
+def test_error_record_with_access_arguments_is_message() -> None:
     said = {"name": "uvicorn.error", "msg": "%s %s %s %s %s", "args": (1, "GET", "/", "1.1", 200)}
     line = json.loads(JSONFormatter().format(logging.makeLogRecord(said)))
     assert line["message"] == "1 GET / 1.1 200"

@@ -94,7 +94,7 @@ def workers_of(scrape: Scrape) -> set[int]:
     return {int(labels["pid"]) for labels, _ in scrape.samples("wsgifast_worker_memory_bytes")}
 
 
-def test_scrapes_report_server_and_survive_its_processes() -> None:
+def test_scrapes_report_server_beyond_its_processes() -> None:
     patient = {"head_timeout_s": 300.0, "body_timeout_s": 300.0}
     with metered("--workers=2", "--threads=3", **patient) as (server, port):
         scraped_until(port, "wsgifast_workers", 2)
@@ -266,7 +266,7 @@ def test_usr2_server_takes_over_metrics_address() -> None:
         assert not directory.exists()
 
 
-def test_unusable_metrics_directory_is_refused_at_start(tmp_path: Path) -> None:
+def test_unusable_metrics_directory_is_refused(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     env = {"WSGIFAST_METRICS": "127.0.0.1:1", "PROMETHEUS_MULTIPROC_DIR": missing}
     assert (

@@ -116,7 +116,7 @@ def test_given_metrics_directory_is_used(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
 
 
-def test_metrics_directory_of_previous_server_is_not_used(
+def test_metrics_directory_of_previous_server_is_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a reload and USR2 it is in the environment of the next arbiter."""
@@ -128,7 +128,7 @@ def test_metrics_directory_of_previous_server_is_not_used(
     assert os.environ[DIRECTORY] != str(before)
 
 
-def test_metrics_directories_of_killed_servers_are_removed(tmp_path: Path) -> None:
+def test_metrics_directories_of_killed_servers_go(tmp_path: Path) -> None:
     gone = tmp_path / "wsgifast-metrics-wsgifast-1-1"
     daemons = tmp_path / "wsgifast-metrics-wsgifast-1-2"
     exported = tmp_path / "wsgifast-metrics-wsgifast-1-3"

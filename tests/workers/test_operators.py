@@ -150,7 +150,7 @@ def test_time_at_a_trusted_proxy_counts_as_waiting() -> None:
         assert server.get("/", headers=[("X-Request-Start", start)]).status == 200
 
 
-def test_request_whose_client_left_while_it_waited_is_dropped(tmp_path: Path) -> None:
+def test_waiting_request_of_a_gone_client_is_dropped(tmp_path: Path) -> None:
     with serving("--threads=1", **PROBES) as server:
         with busy(server, 1, tmp_path / "go"):
             for number in range(3):
@@ -203,7 +203,7 @@ def test_deadline_is_off_by_default_and_for_a_view(tmp_path: Path) -> None:
             assert connection.read_response().body == b"late"
 
 
-def test_worker_with_all_threads_past_deadlines_is_replaced(tmp_path: Path) -> None:
+def test_worker_of_threads_past_deadlines_is_replaced(tmp_path: Path) -> None:
     with serving("--threads=2", request_timeout_s=0.2) as server:
         answers = []
         with contextlib.ExitStack() as stack:

@@ -76,7 +76,7 @@ def test_option_values_are_checked(
 
 
 @pytest.mark.parametrize("name", ["keepalive", "graceful_timeout"])
-def test_times_of_gunicorn_beyond_the_clock_are_refused(name: str) -> None:
+def test_gunicorn_times_beyond_the_clock_are_refused(name: str) -> None:
     cfg = Config()
     for value in (10**400, 10**10):
         cfg.set(name, value)
@@ -142,7 +142,7 @@ def test_misspelt_attribute_error_names_the_right_one(name: str, meant: str) -> 
         assert "body_limit_bytes, bodies_on_disk_bytes, head_limit_bytes" in sentence
 
 
-def test_attributes_of_subclass_with_other_names_are_accepted() -> None:
+def test_subclass_attributes_of_other_names_are_fine() -> None:
     class Mixin:
         body_limit = 5
 
@@ -186,7 +186,7 @@ def test_options_in_configuration_apply_until_removed(names: Any) -> None:
     assert (FastWorker.body_limit_bytes, FastWorker.metrics_bind) == before
 
 
-def test_options_in_configuration_apply_to_subclass_only(names: Any) -> None:
+def test_options_in_configuration_apply_to_subclass(names: Any) -> None:
     worker: Any = type("Worker", (FastWorker,), {"body_timeout_s": 3})
     names.body_limit_bytes = 5
     configure(worker, FastWorker)
@@ -233,7 +233,7 @@ def test_wrong_option_in_configuration_is_refused(
     assert getattr(FastWorker, name, None) != value
 
 
-def test_option_in_configuration_and_subclass_is_refused(names: Any) -> None:
+def test_option_in_configuration_and_class_is_refused(names: Any) -> None:
     worker: Any = type("Mine", (FastWorker,), {"body_limit_bytes": 7})
     names.body_limit_bytes = 5
     with pytest.raises(InvalidWorkerOption) as caught:
@@ -244,7 +244,7 @@ def test_option_in_configuration_and_subclass_is_refused(names: Any) -> None:
     )
 
 
-def test_wrong_option_at_reload_leaves_options_unchanged(
+def test_wrong_option_at_reload_changes_no_option(
     names: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     names.body_limit_bytes = 5
@@ -329,7 +329,7 @@ def test_wrong_option_is_refused_at_start(
     assert sentence in refused("-c", config, env=env)
 
 
-def test_metrics_of_subclass_in_module_work_with_preload_app(tmp_path: Path) -> None:
+def test_subclass_metrics_work_with_preload_app(tmp_path: Path) -> None:
     port = free_port()
     text = f"{_CLASS}metrics_bind = '127.0.0.1:{port}'\npreload_app = True\n"
     with configured_server("module", tmp_path, text):

@@ -167,7 +167,7 @@ def test_client_that_took_all_is_not_slow(make_bench: MakeBench) -> None:
     assert other.client == "unix"
 
 
-def test_worker_gives_a_sign_of_life_before_its_app_is_loaded(
+def test_worker_gives_sign_of_life_before_its_app(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[float] = []

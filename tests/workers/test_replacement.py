@@ -114,7 +114,7 @@ def assert_reload_leaves_no_gap(app: Gated, text: str) -> None:
     assert app.booted() == 4
 
 
-def test_reload_old_workers_answer_until_the_new_ones_have_imported_the_app(tmp_path: Path) -> None:
+def test_reload_old_workers_answer_until_new_import(tmp_path: Path) -> None:
     with gated(tmp_path, workers=2) as app:
         assert_reload_leaves_no_gap(app, GATED)
 
@@ -124,7 +124,7 @@ def test_reload_old_workers_answer_until_the_new_ones_have_imported_the_app(tmp_
     not all(each.stat().st_mode & 0o001 for each in (ROOT, *ROOT.parents)),
     reason="the user nobody may not read this checkout",
 )
-def test_reload_replaces_workers_of_another_user_without_a_gap() -> None:
+def test_reload_of_another_users_workers_has_no_gap() -> None:
     nobody = pwd.getpwnam("nobody").pw_uid
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
@@ -134,7 +134,7 @@ def test_reload_replaces_workers_of_another_user_without_a_gap() -> None:
             assert os.stat(f"/proc/{app.pid()}").st_uid == nobody
 
 
-def test_max_requests_worker_answers_until_its_successor_has_imported_the_app(
+def test_max_requests_worker_answers_until_successor(
     tmp_path: Path,
 ) -> None:
     with gated(tmp_path, "--max-requests=5") as app:
@@ -147,7 +147,7 @@ def test_max_requests_worker_answers_until_its_successor_has_imported_the_app(
         wait_for(lambda: app.pid() != first, "the successor answers")
 
 
-def test_reload_to_an_app_that_fails_leaves_the_old_one_serving(tmp_path: Path) -> None:
+def test_reload_to_a_failing_app_keeps_the_old_one(tmp_path: Path) -> None:
     with gated(tmp_path) as app:
         app.write("raise ValueError('not today')")
         app.reload()
@@ -195,7 +195,7 @@ def test_one_worker_more_during_a_reload_is_kept(tmp_path: Path) -> None:
         wait_for(lambda: len({app.pid() for _ in range(20)}) == 2, "two answer")
 
 
-def test_slow_download_is_not_cut_off_when_its_worker_is_replaced() -> None:
+def test_slow_download_survives_worker_replacement() -> None:
     with (
         fast_worker("--max-requests=5", "--graceful-timeout=1") as server,
         Connection(server.address) as slow,
@@ -321,7 +321,7 @@ def pids(app: Gated) -> set[int]:
     return {app.pid() for _ in range(20)}
 
 
-def test_worker_numbers_of_pre_fork_survive_max_requests(tmp_path: Path) -> None:
+def test_worker_numbers_survive_max_requests(tmp_path: Path) -> None:
     with gated(tmp_path, "--max-requests=30", workers=2, configuration=NUMBERS) as app:
         first = pids(app)
         wait_for(lambda: not first & pids(app), "both workers are replaced")
@@ -336,7 +336,7 @@ def test_worker_numbers_of_pre_fork_survive_reload(tmp_path: Path) -> None:
         wait_for(lambda: not first & pids(app), "both workers are replaced")
 
 
-def test_successor_that_fails_beside_old_worker_follows_it(tmp_path: Path) -> None:
+def test_successor_failing_beside_old_worker_follows(tmp_path: Path) -> None:
     with gated(tmp_path, "--max-requests=30", configuration=LOCK) as app:
         first = app.pid()
         wait_for(lambda: app.pid() != first, "the worker is replaced")
@@ -407,12 +407,12 @@ def pre_fork(server, worker):
 """
 
 
-def test_reload_of_workers_with_the_same_name_has_no_gap(tmp_path: Path) -> None:
+def test_reload_of_workers_of_same_name_has_no_gap(tmp_path: Path) -> None:
     with gated(tmp_path, workers=2, configuration=SAME) as app:
         assert_reload_leaves_no_gap(app, GATED)
 
 
-def test_retiring_worker_outlives_successor_of_wrong_code(tmp_path: Path) -> None:
+def test_retiring_worker_outlives_a_wrong_successor(tmp_path: Path) -> None:
     with gated(tmp_path, "--max-requests=5") as app:
         app.write("import no_such_module")
         for _ in range(5):

@@ -76,7 +76,7 @@ def test_worker_is_idle_without_connections(make_bench: MakeBench) -> None:
     assert collector.activity() not in (None, before)
 
 
-def test_recorder_takes_pattern_and_sent_as_from_wsgifast(begin: Begin) -> None:
+def test_recorder_takes_pattern_from_wsgifast(begin: Begin) -> None:
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: ["x"] * number)
     app.add_url_rule("/lines", "lines", lambda: flask.Response(["x"] * 1000))

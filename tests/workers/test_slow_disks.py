@@ -191,7 +191,7 @@ def test_hanging_disk_delays_http2_uploads_only(server: tuple[LiveServer, Path])
         assert [*answers] == [hashlib.sha256(BODY).hexdigest().encode()] * CLIENTS
 
 
-def test_client_that_leaves_while_disk_hangs_is_no_error(server: tuple[LiveServer, Path]) -> None:
+def test_client_leaving_a_hanging_disk_is_no_error(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
     for target in (b"GET /generator", b"POST /upload"):
         for waits in disk.glob("waits-*"):

@@ -102,7 +102,7 @@ def test_client_that_stops_sending_releases_thread(impatient: Client) -> None:
 
 
 @pytest.mark.parametrize("leave", ["goodbye", "reset", "without a word"])
-def test_client_that_leaves_during_upload_releases_thread(client: Client, leave: str) -> None:
+def test_client_leaving_an_upload_releases_the_thread(client: Client, leave: str) -> None:
     before = client.closed(DIALOGUE)
     with nothing_left_behind(client.server, tls=client.tls):
         for _ in range(THREADS + 1):
@@ -131,7 +131,7 @@ def test_client_that_leaves_during_upload_releases_thread(client: Client, leave:
     ids=["length", "chunked"],
 )
 @pytest.mark.parametrize("cut", ["one record", "after the head", "in the body"])
-def test_request_after_unread_streamed_body_is_answered(
+def test_request_after_unread_body_is_answered(
     connection: Connection, framing: bytes, cut: str, tmp_path: Path
 ) -> None:
     """The next request is found behind it, also where it came in the same TLS record."""

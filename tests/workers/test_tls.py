@@ -91,9 +91,7 @@ def test_tls_context_is_renewed_for_changed_file_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["key", "other key", "gone"])
-def test_broken_tls_files_are_logged_once_and_last_context_used(
-    tmp_path: Path, broken: str
-) -> None:
+def test_broken_tls_files_are_logged_and_old_used(tmp_path: Path, broken: str) -> None:
     cert, key = issue(tmp_path, trustme.CA())
     log = Log()
     contexts = TLSContexts(configured(cert, key), log)
@@ -121,9 +119,7 @@ def test_broken_tls_files_are_logged_once_and_last_context_used(
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_tls_files_replaced_during_failing_read_are_read_again(
-    tmp_path: Path, started: bool
-) -> None:
+def test_tls_files_replaced_in_failed_read_come_again(tmp_path: Path, started: bool) -> None:
     authority = trustme.CA()
     cert, key = issue(tmp_path, authority)
     log = Log()
@@ -153,7 +149,7 @@ def test_tls_files_replaced_during_failing_read_are_read_again(
     assert log.errors == []
 
 
-def test_tls_files_replaced_during_read_are_read_for_the_next_connection(tmp_path: Path) -> None:
+def test_tls_files_replaced_in_read_serve_the_next(tmp_path: Path) -> None:
     authority = trustme.CA()
     cert, key = issue(tmp_path, authority)
     read = 0
@@ -225,7 +221,7 @@ def test_key_that_does_not_fit_is_refused_at_start(tmp_path: Path) -> None:
     assert f"Error: certfile={str(cert)!r}, keyfile={str(key)!r}: " in printed
 
 
-def test_certificate_without_its_key_is_logged_and_last_used(tmp_path: Path) -> None:
+def test_certificate_without_key_is_logged_old_used(tmp_path: Path) -> None:
     """While it runs, and after a reload, whose worker has never read files that work."""
     authority = trustme.CA()
     cert, key = issue(tmp_path, authority)

@@ -209,7 +209,7 @@ def test_pool_has_the_threads_of_settings(make_bench: MakeBench) -> None:
     pool.monitor._on_tick()
 
 
-def test_thread_that_fails_is_logged_and_ends_the_worker(make_bench: MakeBench) -> None:
+def test_thread_that_fails_is_logged_and_ends_worker(make_bench: MakeBench) -> None:
     bench = make_bench(hello)
     pool = bench.server.pool
     pool.work.append(lambda: 1 / 0)
@@ -254,7 +254,7 @@ def test_client_that_hung_up_is_answered_after_others(make_bench: MakeBench) -> 
         assert client.receive_all_there_is().startswith(b"HTTP/1.1 200 ")
 
 
-def test_connection_reported_to_ending_worker_is_answered(
+def test_connection_given_to_ending_worker_is_answered(
     make_bench: MakeBench,
 ) -> None:
     """With EPOLLEXCLUSIVE no other worker knows of it."""
@@ -279,7 +279,7 @@ def test_connection_reported_to_ending_worker_is_answered(
     ("settings", "leaves"),
     [({"workers": 2}, True), ({"workers": 1}, False), ({"workers": 2, "reuse_port": True}, False)],
 )
-def test_saturated_worker_leaves_connections_to_siblings(
+def test_saturated_worker_leaves_connections(
     make_bench: MakeBench, settings: dict[str, Any], leaves: bool
 ) -> None:
     bench = make_bench(hello, **settings)
@@ -336,7 +336,7 @@ def test_events_count_for_unfinished_listener(make_bench: MakeBench) -> None:
         (AttributeError(), "A connection could not be made"),  # a mistake, which nothing may hide
     ],
 )
-def test_connection_that_cannot_be_made_is_closed_and_logged(
+def test_connection_not_made_is_closed_and_logged(
     make_bench: MakeBench, tmp_path: Path, error: Exception, said: str
 ) -> None:
     def parser_for(peer: object) -> None:

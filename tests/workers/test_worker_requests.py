@@ -21,7 +21,7 @@ from wsgifast.workers import FastWorker
 from wsgifast.workers.access_line import AccessLog
 
 
-def test_keepalive_depends_on_settings_and_open_connections(make_bench: MakeBench) -> None:
+def test_keepalive_depends_on_settings_and_load(make_bench: MakeBench) -> None:
     bench = make_bench(hello, keepalive=0)
     assert ask(bench)[:2] == (200, False)
     bench = make_bench(hello, keepalive=5, worker_connections=5, threads=3)
@@ -112,7 +112,7 @@ class FailsToClose:
         raise self._error
 
 
-def test_app_error_after_empty_body_sends_no_second_response(make_bench: MakeBench) -> None:
+def test_app_error_after_empty_body_sends_nothing_more(make_bench: MakeBench) -> None:
     body = FailsToClose(iter(()), ValueError("of the app"))
     app = answers(body, ("Content-Length", "0"))
     raw = make_bench(app, keepalive=5).begin().read_to_end()
@@ -162,7 +162,7 @@ def test_app_error_of_any_kind_is_answered_and_logged(
 @pytest.mark.parametrize(
     "error", [None, BrokenPipeError("in its own words"), ValueError("of the app")]
 )
-def test_app_error_after_its_client_has_gone_is_logged_if_it_is_its_own(
+def test_app_error_after_client_left_is_logged_if_own(
     make_bench: MakeBench, error: Exception | None
 ) -> None:
     def blocks(start_response: Any) -> Iterator[bytes]:
