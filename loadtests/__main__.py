@@ -3,6 +3,8 @@
     python -m loadtests all                          quick: checks that rows run, for rough ratios
     python -m loadtests all --profile release        for publication: make benchmarks
     python -m loadtests worker.tls asgi --profile release
+    python -m loadtests worker. --deployed           with access logs, metrics, a browser's headers
+                                                     and uvloop; reports/PROFILE/deployed/*.json
     python -m loadtests instructions.                what a request costs, counted by valgrind
     python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
                                                      is lost while a server's processes are replaced
@@ -45,6 +47,7 @@ from . import (
     wsgi,
 )  # fmt: skip
 from .bench import LINKS
+from .deployed import deployed
 from .field_reports import coalescing, mail, receive
 from .harness.runner import measure
 from .harness.tables import Profile, Table
@@ -93,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option(parser, "--link", "MBIT", "over a link of so many megabits a second", type=count)
     strict = "exit with 1 if the last contender of a row fails, or bodies differ"
     option(parser, "--strict", help=strict)
+    option(parser, "--deployed", help="with access logs, metrics, a browser's headers and uvloop")
     given = parser.parse_args(arguments)
     keys = [key for key in given.keys if key != "all"]
     kept = chosen([*tables(), *APART, *UNPUBLISHED], keys) if keys else tables()
@@ -122,6 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
             folder, host = folder / f"{given.link}-mbit", ADDRESS
         stack.enter_context(wsgi.LOCUST)
+        if given.deployed:
+            kept = [*map(stack.enter_context(deployed()).table, kept)]
+            folder /= "deployed"
         results, status = measure(
             kept, profile, folder=folder, host=host, page_name=page, page_title=title,
             keep_rows=True,

@@ -1,0 +1,139 @@
+"""Servers and requests as they are deployed: `python -m loadtests --deployed`, and `make demo`.
+
+- Every server that can writes an access log, to a pipe that another process reads.
+- FastWorker and asgifast's protocols have metrics.
+- ASGI servers in Python use uvloop.
+- Each request has the 11 headers of a browser.
+
+    python -m loadtests.deployed PIPE MODULE ARGUMENT ...
+
+starts a server, such as gunicorn. What it prints goes to the pipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from wsgifast.commands.bench.processes import HOST, Server, free_port, temporary_folder
+from wsgifast.commands.bench.serving import FAST_WORKER, OUR_PROTOCOL
+from wsgifast.commands.client import BROWSER_ACCEPT_ENCODING
+from wsgifast.commands.loading.servers import START
+
+from .harness.tables import Contender, Row, Table
+
+# Those of a browser, beside Host and Connection, which each client sends by itself.
+_HEADERS = (
+    ": ".join(BROWSER_ACCEPT_ENCODING),
+    "User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0",
+    "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
+    "Accept-Language: en-US,en;q=0.5",
+    "Cookie: session=7b1f0c52e9d84a6f; theme=dark",
+    "Sec-Fetch-Dest: document",
+    "Sec-Fetch-Mode: navigate",
+    "Sec-Fetch-Site: none",
+    "Sec-Fetch-User: ?1",
+    "Upgrade-Insecure-Requests: 1",
+    "Priority: u=0, i",
+)
+# Of each server's module: options that switch its access log on, and those that are in the way.
+_LOGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "gunicorn": (("--access-logfile", "-"), ()),
+    "uvicorn": (
+        ("--access-log", "--log-level=info", "--loop=uvloop"),
+        ("--no-access-log", "--log-level=warning"),
+    ),
+    "granian": (("--access-log", "--log-level=info"), ("--log-level=warning",)),
+    "hypercorn": (
+        ("--access-logfile=-", "--log-level=info", "--worker-class=uvloop"),
+        ("--log-level=error", "--worker-class=asyncio"),
+    ),
+}
+NOTE = (
+    "Deployed: access logs to a pipe, metrics where the server has them, a browser's headers, and "
+    "uvloop for ASGI."
+)
+
+
+@contextlib.contextmanager
+def deployed() -> Iterator[Deployment]:
+    """A pipe whose bytes are read and dropped, and what uses it."""
+    with temporary_folder("deployed") as folder:
+        pipe = folder / "access.log"
+        os.mkfifo(pipe)
+        # Open for writing too, so that the reader does not end with a server.
+        with open(os.open(pipe, os.O_RDWR), "wb"), pipe.open("rb") as source:
+            reader = subprocess.Popen(["cat"], stdin=source, stdout=subprocess.DEVNULL)
+            try:
+                yield Deployment(pipe)
+            finally:
+                reader.kill()
+                reader.wait()
+
+
+class Deployment:
+    """Makes deployed servers and requests of others.
+
+    :param pipe: for access logs.
+    """
+
+    def __init__(self, pipe: Path) -> None:
+        self._pipe = pipe
+
+    def table(self, table: Table) -> Table:
+        return replace(
+            table,
+            rows=[self._row(row) for row in table.rows],
+            notes=(*table.notes, NOTE),
+        )
+
+    def _row(self, row: Row) -> Row:
+        own = {header.partition(":")[0] for header in row.headers}
+        headers = [header for header in _HEADERS if header.partition(":")[0] not in own]
+        contenders = tuple(map(self._contender, row.contenders))
+        return replace(row, contenders=contenders, headers=(*row.headers, *headers))
+
+    def _contender(self, contender: Contender) -> Contender:
+        if contender.server is None:
+            return contender
+        return replace(contender, server=self.server(contender.server))
+
+    def server(self, server: Server) -> Server:
+        """Return the server as it is deployed; itself if it has no access log."""
+        python, flag, module, *options = server.argv
+        if (python, flag) != ("python", "-m") or module not in _LOGS:
+            return server
+        added, removed = _LOGS[module]
+        if "--access-logfile" in options:
+            added = ()
+        options = [option for option in options if option not in removed]
+        program = ("python", "-m", "loadtests.deployed", str(self._pipe), module)
+        env = server.env
+        if {FAST_WORKER, f"--http={OUR_PROTOCOL}"} & {*options}:
+            env = (*env, ("WSGIFAST_METRICS", f"{HOST}:{free_port()}"))
+        return replace(server, argv=(*program, *added, *options), env=env)
+
+
+def main() -> None:
+    """Become the server."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.deployed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pipe", help="for what the server prints")
+    parser.add_argument("module", help="the server's, such as gunicorn")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the server's")
+    given = parser.parse_args()
+    os.dup2(os.open(given.pipe, os.O_WRONLY), sys.stdout.fileno())
+    os.execv(sys.executable, [sys.executable, "-c", START, given.module, *given.arguments])
+
+
+if __name__ == "__main__":
+    main()
