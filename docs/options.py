@@ -1,4 +1,4 @@
-"""The tables of options in the reference pages, made from wsgifast/server_options.py."""
+"""The tables of options in the reference pages, made from the rows that declare the options."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from wsgifast.files.site_options import OPTIONS as STATIC_FILES
+from wsgifast.files.site_options import REQUIRED
 from wsgifast.server_options import OPTIONS, SHARED
 
 __all__ = ["with_tables"]
@@ -26,8 +28,16 @@ def with_tables(name: str) -> str:
 def _table(name: str) -> str:
     """Return a table.
 
-    :param name: "asgifast", "FastWorker: limits", or "FastWorker: " and a section.
+    :param name: "asgifast", "FastWorker: limits", or "FastWorker: " or "StaticFiles: " and a
+        section.
     """
+    if name.startswith("StaticFiles: "):
+        rows = [
+            (f"`{option.name}`", option.type, _default(option.default), option.help)
+            for option in STATIC_FILES.values()
+            if option.section == name.removeprefix("StaticFiles: ")
+        ]
+        return _markdown(("option", "type", "default", "meaning"), rows)
     if name == "asgifast":
         rows = [
             (
@@ -69,6 +79,12 @@ def _markdown(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 def _code(text: str) -> str:
     return f"`{text}`" if text else "nothing"
+
+
+def _default(value: Any) -> str:
+    if value is REQUIRED:
+        return "required"
+    return f'`"{value}"`' if isinstance(value, str) else _value(value, infinity="math.inf")
 
 
 def _value(value: Any, *, infinity: str) -> str:

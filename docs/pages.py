@@ -204,6 +204,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/findings.md": findings,
     "reference/metrics.md": metrics_page,
     "reference/command-line.md": command_line,
+    "reference/static-files.md": partial(with_tables, "static-files.md"),
 }
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.static.calls import app_behind, call
 from wsgifast import ConfigurationError, StaticFiles
+from wsgifast.files.site_options import OPTIONS, Arguments
 
 
 @pytest.mark.parametrize(
@@ -96,3 +98,17 @@ def test_types_do_not_depend_on_the_machine(site: Path, monkeypatch: pytest.Monk
         assert call(app, "/a.pdf").headers["content-type"] == "application/pdf"
     finally:
         mimetypes.init()
+
+
+def test_each_option_has_a_row_and_a_type() -> None:
+    assert {*Arguments.__annotations__, "app", "directory"} == OPTIONS.keys()
+
+
+@pytest.mark.parametrize("of", [StaticFiles, asgifast.StaticFiles])
+def test_signature_shows_each_option(of: type) -> None:
+    assert inspect.signature(of).parameters.keys() == OPTIONS.keys()
+
+
+def test_unknown_option_is_refused(site: Path) -> None:
+    with pytest.raises(TypeError, match="no option 'maxage'"):
+        StaticFiles(directory=site, maxage=5)  # type: ignore[call-arg]

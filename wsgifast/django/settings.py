@@ -22,33 +22,21 @@ from ..checks import check_switches
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
 from ..files.app_files import FrontServer, front_server_of
-from ..files.site import StaticFilesBase
+from ..files.site_options import OPTIONS as STATIC_FILES
 
 PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
 # The option for each setting, without its prefix.
 OPTIONS = {
-    "ADD_HEADERS_FUNCTION": "add_headers",
-    "ALLOW_ALL_ORIGINS": "allow_all_origins",
-    "ALLOW_UNSAFE_SYMLINKS": "follow_symlinks",
-    "CHARSET": "charset",
-    "IMMUTABLE_FILE_TEST": "immutable",
-    "INDEX_FILE": "index",
+    **{row.whitenoise: row.name for row in STATIC_FILES.values() if row.whitenoise},
     "KEEP_ONLY_HASHED_FILES": "keep_only_hashed",
     "MANIFEST_STRICT": "manifest_strict",
-    "MAX_AGE": "max_age",
-    "MIMETYPES": "mimetypes",
     "ROOT": "root",
     "SKIP_COMPRESS_EXTENSIONS": "skip_extensions",
-    "STATIC_PREFIX": "prefix",
     "USE_FINDERS": "finders",
 }
 # Settings without effect: files are looked up when they are requested.
 LEFT_OUT = {"AUTOREFRESH", "USE_MANIFEST", "USE_STATIC_ROOT"}
-SITE_OPTIONS = {
-    name
-    for name, parameter in inspect.signature(StaticFilesBase.__init__).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY
-} - {"directory", "fallback"}
+SITE_OPTIONS = STATIC_FILES.keys() - {"app", "directory", "fallback"}
 _STATIC_OPTIONS = SITE_OPTIONS | {"codings", *OPTIONS.values()}
 _MEDIA_OPTIONS = {"accel_redirect", "x_sendfile"}
 
@@ -60,10 +48,13 @@ def static_options() -> dict[str, Any]:
         does not have has an invalid value, or a setting of Django's own that is used with them.
     """
     options: dict[str, Any] = {
-        "allow_all_origins": True,
+        **{
+            row.name: row.django_default
+            for row in STATIC_FILES.values()
+            if row.django_default is not ...
+        },
         "codings": None,
         "finders": bool(settings.DEBUG),
-        "index": None,
         "keep_only_hashed": False,
         "manifest_strict": None,
         "max_age": 0 if settings.DEBUG else 60,

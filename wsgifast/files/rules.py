@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from mimetypes import MimeTypes
 from wsgiref.headers import Headers
 
-from ..checks import is_count
 from ..compression.dictionaries import is_surely_hashed, use_as_dictionary
 from ..compression.policy import Compression, is_stale_at_once
 from ..errors import ConfigurationError
@@ -107,14 +106,6 @@ class HeaderRules:
     dictionaries: Compression | None = None
 
     def __post_init__(self) -> None:
-        if self.max_age is not None and not is_count(self.max_age):
-            raise ConfigurationError(f"max_age={self.max_age!r}: whole seconds from 0 on, or None")
-        if self.add_headers is not None and not callable(self.add_headers):
-            raise ConfigurationError(
-                f"add_headers={self.add_headers!r}: a function of (headers, path, url), or None"
-            )
-        if self.charset is not None and not _matches(_CHARSET, self.charset):
-            raise ConfigurationError(f"charset={self.charset!r}: a name such as 'utf-8', or None")
         self._is_immutable = _immutable_test(self.immutable)
         if self._is_immutable is None and self.dictionaries is not None:
             self._is_immutable = lambda path, url: is_surely_hashed(url.rpartition("/")[2])

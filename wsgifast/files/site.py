@@ -9,12 +9,11 @@ and described by fstat() of the descriptor that is sent.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar, Unpack
 from urllib.parse import quote
 
-from ..checks import Interface, check_app, check_switches, is_count
+from ..checks import Interface, check_app
 from ..compression.codings import CODING_PACKAGES, available_codings
 from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
@@ -22,14 +21,15 @@ from ..http.headers import Header
 from ..sockets.sending import FileSegment
 from .coded_copies import COPIES, copy_key, delta_key
 from .deltas import DELTAS
-from .directory import Directory, names_of
+from .directory import Directory
 from .found import Found, MemoryCache, Source
 from .listing import listing_plan
 from .lookup import FoundFile, Lookup, Unreadable
 from .plan import NO_TEXT, Plan, RequestFacts
-from .rules import AddHeaders, HeaderRules, ImmutableTest
+from .rules import HeaderRules
+from .site_options import OPTIONS, Arguments, checked_options, signature
 
-DEFAULT_CACHE_BYTES = 32 * 1024 * 1024
+DEFAULT_CACHE_BYTES: int = OPTIONS["cache_bytes"].default
 # Up to this size a copy from memory is cheaper than opening the file and a call of sendfile.
 _MEMORY_FILE_BYTES = 128 * 1024
 # A file may take this fraction of the cache, so that it does not evict too many others.
@@ -56,116 +56,48 @@ class StaticFilesBase(Generic[AppT]):
         app: AppT | None = None,
         *,
         directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        prefix: str = "/",
-        index: str | None = "index.html",
-        max_age: int | None = 60,
-        immutable: ImmutableTest | str | re.Pattern[str] | None = None,
-        mimetypes: Mapping[str, str] | None = None,
-        charset: str | None = "utf-8",
-        add_headers: AddHeaders | None = None,
-        allow_all_origins: bool = False,
-        follow_symlinks: bool = False,
-        hidden_files: bool = False,
-        fallback: str | None = None,
-        listing: bool = False,
-        cache_bytes: int = DEFAULT_CACHE_BYTES,
-        etag: str | None = "stat",
-        compress: bool | Compression = False,
-        dictionaries: bool = False,
+        **options: Unpack[Arguments],
     ) -> None:
         """Check the options. Files are looked up when they are requested.
 
-        :param app: gets every request for which there is no file here; None to answer 404, with the
-            directory's own 404.html if there is one.
-        :param directory: one directory or a sequence of them; the first one that has a file wins.
-        :param prefix: the URL path of the directory.
-        :param index: the file that is served for its directory. `/docs` is redirected to `/docs/`
-            (302) if there is an index or a listing; `/docs/index.html` is served too. None: no
-            index.
-        :param max_age: seconds for which caches may use a file without revalidation; None sends no
-            Cache-Control.
-        :param immutable: which files never change under their name, so that caches may keep them
-            for a year: a regular expression searched in the URL path, or a function of (path, url).
-        :param mimetypes: types by extension (".js") or by whole file name; they take precedence
-            over the built-in ones.
-        :param charset: of `text/` types; None sends none.
-        :param add_headers: called as add_headers(headers, path, url) when a file is looked up, to
-            change the headers of its answers; `headers` is a wsgiref.headers.Headers. If it raises,
-            the request fails.
-        :param allow_all_origins: send `Access-Control-Allow-Origin: *`.
-        :param follow_symlinks: follow links out of the directory. Links that stay inside always
-            work.
-        :param hidden_files: serve names that begin with a dot. `/.well-known/` is never hidden.
-        :param fallback: an existing file, such as "index.html", that answers 200 for every path
-            without a file and without a dot in its last segment (the routes of a single-page app).
-        :param listing: answer for a directory without an index with a page of links.
-        :param cache_bytes: bound on the memory for cached files and metadata; 0 caches nothing.
-        :param etag: "stat" makes entity tags of size and modification time; "content" of the bytes,
-            which are read at each lookup, for hosts whose copies have different times; None sends
-            none.
-        :param compress: compress the files of up to 16 MiB that have no sibling when they are first
-            requested: True, or a :class:`wsgifast.Compression`, of which its codings, its least
-            size and its types apply. The copies take up to 64 MiB of memory.
-        :param dictionaries: send a browser that has an earlier release of a file the difference to
-            it (RFC 9842), where names have a hash of the content, as in `app.3f2a1b9c.js`. Earlier
-            releases are found beside the file, and under the same path in the other directories of
-            the list. Without `immutable` files whose names have a
-            hexadecimal hash are taken to never change.
+        :mod:`.site_options` has the options.
+
         :raises ConfigurationError: if a directory does not exist or cannot be read, or an option
             has an invalid value.
         """
         if app is not None and self.interface is not None:
             check_app(app, self.interface)
         self.app = app
-        check_switches(
-            allow_all_origins=allow_all_origins,
-            follow_symlinks=follow_symlinks,
-            hidden_files=hidden_files,
-            listing=listing,
-            dictionaries=dictionaries,
-        )
-        if dictionaries and "zstd" not in available_codings():
+        given = checked_options(options)
+        if given["dictionaries"] and "zstd" not in available_codings():
             package = CODING_PACKAGES["zstd"]
             raise ConfigurationError(f"dictionaries=True needs {package}: pip install {package}")
-        compression = compression_for(compress)
+        compression = compression_for(given["compress"])
         paths = _directories(directory)
-        if not isinstance(prefix, str) or not prefix.startswith("/"):
-            raise ConfigurationError(f"prefix={prefix!r}: a URL path that begins with '/'")
-        if index is not None and (
-            not isinstance(index, str) or not index or "/" in index or not names_of(index)
-        ):
-            raise ConfigurationError(f"index={index!r}: a file's name, or None")
-        if not is_count(cache_bytes):
-            raise ConfigurationError(f"cache_bytes={cache_bytes!r}: bytes, from 0 on")
-        if etag not in ("stat", "content", None):
-            raise ConfigurationError(f"etag={etag!r}: 'stat', 'content' or None")
-        if fallback is not None:
-            if app is not None:
-                raise ConfigurationError(
-                    f"fallback={fallback!r} leaves nothing for app={app!r}: give one of the two"
-                )
-            if not isinstance(fallback, str) or not fallback or fallback.endswith("/"):
-                raise ConfigurationError(
-                    f"fallback={fallback!r}: a file's path relative to the directory, or None"
-                )
-        prefix = prefix.rstrip("/") + "/"
+        fallback, cache_bytes = given["fallback"], given["cache_bytes"]
+        if fallback is not None and app is not None:
+            raise ConfigurationError(
+                f"fallback={fallback!r} leaves nothing for app={app!r}: give one of the two"
+            )
+        prefix = given["prefix"].rstrip("/") + "/"
+        follow_symlinks = given["follow_symlinks"]
         self._lookup = self.lookup_class(
             directories=[Directory(path, follow_symlinks=follow_symlinks) for path in paths],
             prefix=prefix,
-            index=index,
-            hidden_files=hidden_files,
+            index=given["index"],
+            hidden_files=given["hidden_files"],
             rules=HeaderRules(
-                max_age=max_age,
-                immutable=immutable,
-                mimetypes=mimetypes,
-                charset=charset,
-                add_headers=add_headers,
-                allow_all_origins=allow_all_origins,
-                dictionaries=(compression or Compression()) if dictionaries else None,
+                max_age=given["max_age"],
+                immutable=given["immutable"],
+                mimetypes=given["mimetypes"],
+                charset=given["charset"],
+                add_headers=given["add_headers"],
+                allow_all_origins=given["allow_all_origins"],
+                dictionaries=(compression or Compression()) if given["dictionaries"] else None,
             ),
-            etag=etag,
+            etag=given["etag"],
             body_bytes=min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_SHARE),
-            listing=listing,
+            listing=given["listing"],
             has_bare_prefix=app is None,
             compression=compression,
         )
@@ -266,6 +198,10 @@ class StaticFilesBase(Generic[AppT]):
         if not path.startswith(self._lookup.prefix) or "." in path.rpartition("/")[2]:
             return None
         return self.answer_kept(facts, fallback) or self.look_up(facts, fallback)
+
+
+# For inspect, editors and the documentation.
+StaticFilesBase.__init__.__signature__ = signature()  # type: ignore[attr-defined]
 
 
 def _directories(

@@ -1,0 +1,304 @@
+"""The options of StaticFiles, each declared once.
+
+The checks of both StaticFiles, Django's settings and the tables of the documentation are made from
+these rows. To add an option, add a row and its type in :class:`Arguments`, and use it in
+:mod:`.site`. Then run `make docs`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple, TypedDict
+
+from ..checks import check_switches, is_count
+from ..compression.policy import Compression
+from ..errors import ConfigurationError
+from .directory import names_of
+from .rules import AddHeaders, ImmutableTest
+
+_CHARSET = re.compile(r"[!#$%&'*+^`{}~\w.-]+", re.ASCII)
+# The default of an option that has to be given.
+REQUIRED = Parameter.empty
+
+Path = str | os.PathLike[str]
+
+
+class Arguments(TypedDict, total=False):
+    """The types of the options, beside `app` and `directory`."""
+
+    prefix: str
+    index: str | None
+    fallback: str | None
+    listing: bool
+    follow_symlinks: bool
+    hidden_files: bool
+    max_age: int | None
+    immutable: ImmutableTest | str | re.Pattern[str] | None
+    mimetypes: Mapping[str, str] | None
+    charset: str | None
+    add_headers: AddHeaders | None
+    allow_all_origins: bool
+    etag: str | None
+    cache_bytes: int
+    compress: bool | Compression
+    dictionaries: bool
+
+
+class Option(NamedTuple):
+    """An option.
+
+    :param type: as the documentation shows it.
+    :param section: of the documentation's page: "files", "headers" or "memory".
+    :param help: for the documentation, in Markdown.
+    :param is_allowed: returns whether it may have a value. None: its type is bool, or the part of
+        the code that uses it has a check of its own.
+    :param expected: as errors say it.
+    :param whitenoise: the name of WhiteNoise's setting, without its prefix.
+    :param django_default: the default with Django, if that is another one.
+    """
+
+    name: str
+    default: Any
+    type: str
+    section: str
+    help: str
+    is_allowed: Callable[[Any], bool] | None = None
+    expected: str = ""
+    whitenoise: str = ""
+    django_default: Any = ...
+
+
+def _is_url_path(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("/")
+
+
+def _is_file_name_or_none(value: Any) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, str) and bool(value) and "/" not in value and bool(names_of(value))
+
+
+def _is_path_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value != "" and not value.endswith("/"))
+
+
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or is_count(value)
+
+
+def _is_function_or_none(value: Any) -> bool:
+    return value is None or callable(value)
+
+
+def _is_charset_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and _CHARSET.fullmatch(value) is not None)
+
+
+def _is_kind_of_tag(value: Any) -> bool:
+    return value is None or value in ("stat", "content")
+
+
+_ROWS = (
+    Option(
+        "app",
+        None,
+        "app or None",
+        "files",
+        "The app that gets every request without a file here. `None`: such a request gets "
+        "404, with the directory's own `404.html` if there is one.",
+    ),
+    Option(
+        "directory",
+        REQUIRED,
+        "path, or a list of paths",
+        "files",
+        "The directories. The first one that has a file wins.",
+    ),
+    Option(
+        "prefix",
+        "/",
+        "str",
+        "files",
+        "The URL path of the directory.",
+        _is_url_path,
+        "a URL path that begins with '/'",
+        whitenoise="STATIC_PREFIX",
+    ),
+    Option(
+        "index",
+        "index.html",
+        "str or None",
+        "files",
+        "The file that is served for its directory. `None`: no index.",
+        _is_file_name_or_none,
+        "a file's name, or None",
+        whitenoise="INDEX_FILE",
+        django_default=None,
+    ),
+    Option(
+        "fallback",
+        None,
+        "str or None",
+        "files",
+        "An existing file that is served with 200 for each path without a file and without a "
+        "dot in its last segment. It is for the routes of a single-page app.",
+        _is_path_or_none,
+        "a file's path relative to the directory, or None",
+    ),
+    Option(
+        "listing",
+        False,
+        "bool",
+        "files",
+        "Serve a page of links for a directory without an index.",
+    ),
+    Option(
+        "follow_symlinks",
+        False,
+        "bool",
+        "files",
+        "Follow links that lead out of the directory. Links that stay inside always work.",
+        whitenoise="ALLOW_UNSAFE_SYMLINKS",
+    ),
+    Option(
+        "hidden_files",
+        False,
+        "bool",
+        "files",
+        "Serve names that begin with a dot. `/.well-known/` is never hidden.",
+    ),
+    Option(
+        "max_age",
+        60,
+        "int or None",
+        "headers",
+        "Seconds for which caches may use a file without revalidation. `None`: no Cache-Control.",
+        _is_count_or_none,
+        "whole seconds from 0 on, or None",
+        whitenoise="MAX_AGE",
+    ),
+    Option(
+        "immutable",
+        None,
+        "regular expression, function or None",
+        "headers",
+        "Which files never change under their name. Caches may store these files for a year. "
+        "A regular expression is searched in the URL path. A function gets `(path, url)`.",
+        whitenoise="IMMUTABLE_FILE_TEST",
+    ),
+    Option(
+        "mimetypes",
+        None,
+        "dict or None",
+        "headers",
+        'Types by extension (`".js"`) or by whole file name. They take precedence over the '
+        "built-in ones.",
+        whitenoise="MIMETYPES",
+    ),
+    Option(
+        "charset",
+        "utf-8",
+        "str or None",
+        "headers",
+        "The charset of `text/` types. `None`: no charset.",
+        _is_charset_or_none,
+        "a name such as 'utf-8', or None",
+        whitenoise="CHARSET",
+    ),
+    Option(
+        "add_headers",
+        None,
+        "function or None",
+        "headers",
+        "Called as `add_headers(headers, path, url)` when a file is looked up, to change the "
+        "headers of its responses. `headers` is a `wsgiref.headers.Headers`. If it raises, "
+        "the request fails.",
+        _is_function_or_none,
+        "a function of (headers, path, url), or None",
+        whitenoise="ADD_HEADERS_FUNCTION",
+    ),
+    Option(
+        "allow_all_origins",
+        False,
+        "bool",
+        "headers",
+        "Send `Access-Control-Allow-Origin: *`.",
+        whitenoise="ALLOW_ALL_ORIGINS",
+        django_default=True,
+    ),
+    Option(
+        "etag",
+        "stat",
+        "str or None",
+        "headers",
+        'How entity tags are made. `"stat"`: from size and modification time. `"content"`: '
+        "from the bytes, which are read at each lookup. Use it if copies on several hosts "
+        "have different times. `None`: no tag.",
+        _is_kind_of_tag,
+        "'stat', 'content' or None",
+    ),
+    Option(
+        "cache_bytes",
+        32 * 1024 * 1024,
+        "int",
+        "memory",
+        "Limit of the memory for cached files and metadata. `0`: no cache.",
+        is_count,
+        "bytes, from 0 on",
+    ),
+    Option(
+        "compress",
+        False,
+        "bool or `Compression`",
+        "memory",
+        "Compress a file when it is first requested, if it has at most 16 MiB and no "
+        "precompressed file. From a `Compression`, only the content codings, `min_bytes` and "
+        "the types are used. The copies use up to 64 MiB of memory.",
+    ),
+    Option(
+        "dictionaries",
+        False,
+        "bool",
+        "memory",
+        "Send [deltas](#deltas) to browsers that have an earlier release. Needs zstd "
+        "(`wsgifast[compress]`).",
+    ),
+)
+OPTIONS = {option.name: option for option in _ROWS}
+_GIVEN_APART = ("app", "directory")
+
+
+def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options beside `app` and `directory`, with their defaults.
+
+    :raises TypeError: for an unknown one.
+    :raises ConfigurationError: if one has an invalid value.
+    """
+    unknown = [name for name in given if name not in OPTIONS]
+    if unknown:
+        raise TypeError(f"StaticFiles has no option {unknown[0]!r}")
+    values = {}
+    for option in _ROWS:
+        if option.name in _GIVEN_APART:
+            continue
+        values[option.name] = value = given.get(option.name, option.default)
+        if option.type == "bool":
+            check_switches(**{option.name: value})
+        elif option.is_allowed is not None and not option.is_allowed(value):
+            raise ConfigurationError(f"{option.name}={value!r}: {option.expected}")
+    return values
+
+
+def signature() -> Signature:
+    """Return the signature of StaticFiles, with all options."""
+    kind = Parameter.KEYWORD_ONLY
+    return Signature(
+        [
+            Parameter("self", Parameter.POSITIONAL_OR_KEYWORD),
+            Parameter("app", Parameter.POSITIONAL_OR_KEYWORD, default=None),
+            *(Parameter(o.name, kind, default=o.default) for o in _ROWS if o.name != "app"),
+        ]
+    )
