@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import resource
 import shutil
 import socket
@@ -277,6 +278,47 @@ def wrk(connections: int = 8) -> Client:
             body_bytes=size,
             seconds=report["us"] / 1e6,
             latency_ms={p: report[f"p{p}"] / 1e3 for p in (50, 95, 99)} if good else {},
+            errors=errors,
+            client_cpu_s=cpu,
+        )
+
+    return run
+
+
+def h2load(connections: int = 10, streams: int = 10) -> Client:
+    """h2load, nghttp2's client in C: GETs over HTTP/2, without TLS by prior knowledge."""
+
+    def run(task: Task) -> Load:
+        if shutil.which("h2load") is None:
+            raise RuntimeError("h2load is not installed: apt-get install nghttp2-client")
+        scheme = "https" if task.tls else "http"
+        url = f"{scheme}://{task.address[0]}:{task.address[1]}{task.path}"
+        headers = [part for header in task.headers for part in ("-H", header)]
+        with temporary_folder("h2load") as folder:
+            log = folder / "log"
+            command = ["h2load", f"--duration={max(1, round(task.seconds))}", f"--log-file={log}"]
+            size = [f"--clients={connections}", f"--max-concurrent-streams={streams}"]
+            cpu = children_cpu_s()
+            ran = subprocess.run(
+                [*command, *size, "-w24", "-W26", *headers, url],
+                capture_output=True, text=True, timeout=task.seconds + 30,
+            )  # fmt: skip
+            cpu = children_cpu_s() - cpu
+            lines = log.read_text().splitlines() if log.exists() else []
+        seconds = re.search(r"finished in ([\d.]+)s", ran.stdout)
+        data = re.search(r"\((\d+)\) data", ran.stdout)
+        if ran.returncode or seconds is None or data is None:
+            raise RuntimeError(f"h2load failed with {ran.returncode}: {ran.stdout}{ran.stderr}")
+        # Each line: when it began, the status, and how long it took; times in microseconds.
+        answers = [(status, int(us)) for _, status, us in (line.split("\t") for line in lines)]
+        good = sorted(us for status, us in answers if status == "200")
+        errors = {"h2load: status": len(answers) - len(good)} if len(answers) > len(good) else {}
+        return Load(
+            requests=len(good),
+            failures=sum(errors.values()),
+            body_bytes=int(data[1]),
+            seconds=float(seconds[1]),
+            latency_ms={p: good[len(good) * p // 100] / 1e3 for p in (50, 95, 99)} if good else {},
             errors=errors,
             client_cpu_s=cpu,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import hpack
@@ -119,6 +120,8 @@ class Encoder:
 
     def _literal(self, field: Field) -> bytes:
         name, value = field
+        if name == b"content-length":
+            return _length(value)
         size = len(name) + len(value) + _ENTRY_BYTES
         known = _STATIC_NAMES.get(name, 0)
         indexed = name not in _NOT_INDEXED and size <= self._most
@@ -145,6 +148,12 @@ class Encoder:
             field, size = self._entries.popleft()
             del self._numbers[field]
             self._size -= size
+
+
+@lru_cache(maxsize=500)
+def _length(value: bytes) -> bytes:
+    """Encode a Content-Length, which most responses have, without a table."""
+    return _integer(_STATIC_NAMES[b"content-length"], 4, 0) + _string(value, least=64)
 
 
 def _string(text: bytes, *, least: int = 0) -> bytes:
