@@ -39,14 +39,14 @@ from .response import Response, ResponseSettings
 from .shared import Shared
 from .shedding import QueueTimeout
 
-# Errors of a socket whose client is gone; and their numbers, if Python has no class for them.
+# Errors of a socket after its client has left, and numbers of those without a class of Python's.
 _FROM_CLIENT = (ConnectionError, ssl.SSLError)
 _LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN)
 
 
 @dataclass(kw_only=True, eq=False)
 class Application:
-    """Runs a WSGI app; thread-safe.
+    """Runs a WSGI app. Thread-safe.
 
     The server sets `on_max_requests`, `write_late`, `postpone`, `probe_paths` and `answer_probe`.
 
@@ -59,18 +59,18 @@ class Application:
     :param line_needs_thread: returns whether code of the user's, such as a filter, sees by which
         thread a line is written.
     :param pre_request: called with each exchange and its connection before the app, and may change
-        the request; or None.
+        the request. Or None.
     :param post_request: called after the app, whatever it did, with the request, its environ ({} if
-        there is none), its response (None if there is none) and its number (see `requests`; 0 if
-        the app was not called); or None.
+        there is none), its response (None if there is none) and its number (see `requests`, 0 if
+        the app was not called). Or None.
     :param answer_error: answers an exception, given the channel, the request (None if it could not
         be read) and the exception, and returns the status and the size of the body. It logs the
         exception, and without a request the answer. Called only if nothing has been sent.
     :param on_answered: called when a response has been sent or given up, before it is logged, with
-        its output, the exchange and the monotonic time; or None. Must not raise.
+        its output, the exchange and the monotonic time. Or None. Must not raise.
     :ivar requests: for how many the app has been called, or is about to be.
-    :ivar max_requests: after how many `on_max_requests` is called, once; may change.
-    :ivar write_late: calls what writes a line, in a thread that never runs an app.
+    :ivar max_requests: after how many `on_max_requests` is called, once. It may change.
+    :ivar write_late: has a line written by a thread that never runs an app.
     :ivar postpone: see :meth:`.Pool.postpone`.
     :ivar probe_paths: of the health checks that the server answers itself.
     :ivar answer_probe: answers a request for such a path; returns False if the app gets it.
@@ -101,7 +101,7 @@ class Application:
         self._unlogged = {options.health_path, options.ready_path, *options.access_log_skip}
 
     def run(self, channel: Channel, *, stays: bool) -> None:
-        """Call the app for a request; whoever called then finishes the response.
+        """Call the app for a request. The caller then finishes the response.
 
         :param stays: whether the server may keep its connection open after the response.
         """
@@ -246,7 +246,7 @@ class Application:
     def _answer(
         self, channel: Channel, exchange: Exchange | None, error: Exception
     ) -> tuple[str, int]:
-        """Answer an error in place of the app's response; returns the status and the size sent."""
+        """Respond with an error in place of the app. Return the status and the size sent."""
         if not isinstance(error, RequestError):
             return self.answer_error(channel, exchange and exchange.req, error)
         if isinstance(error, QueueTimeout):
@@ -266,7 +266,7 @@ class Application:
     def _error_response(
         self, channel: Channel, exchange: Exchange, status: str, size: int
     ) -> Response:
-        """Return what is logged of an error that was answered; the exchange has an environ then."""
+        """Return the response that is logged for an error. The exchange then has an environ."""
         if exchange.environ is None:
             exchange.environ = self.make_environ(exchange, channel.connection(), check=False)
         resp = channel.response_class(exchange.req, channel.output, self.settings)
@@ -320,7 +320,7 @@ class Application:
     def _has_cut_off(self, error: BaseException | None) -> bool:
         """Return whether the server has ended a response early, not the client.
 
-        :param error: of its output; None if the app has failed, or sent too little.
+        :param error: of its output, or None if the app has failed or sent too little.
         """
         if self.shared.is_disconnecting or error is None:
             return True

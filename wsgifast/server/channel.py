@@ -1,4 +1,4 @@
-"""What serves one request at a time: a connection of HTTP/1, or a stream of HTTP/2.
+"""A channel serves one request at a time: a connection of HTTP/1, or a stream of HTTP/2.
 
 The application (application.py) runs the app on a :class:`Channel`, and knows no version of HTTP.
 
@@ -22,7 +22,7 @@ from .receiving import Exchange
 from .response import Response, header_lines
 from .sending import Owner
 
-# The states of a connection, and those that may follow; CLOSED follows every other one.
+# The states of a connection, and those that may follow. CLOSED follows every other one.
 #
 #     HANDSHAKE: IDLE, LINGERING                   SENDING: IDLE, SKIPPING, LINGERING
 #     IDLE: RECEIVING, RUNNING, SENDING, STREAMS   SKIPPING: IDLE, LINGERING
@@ -35,10 +35,10 @@ HANDSHAKE: Final = "handshake"  # TLS handshake
 IDLE: Final = "idle"  # nothing of the next request has been received
 RECEIVING: Final = "receiving"  # a part of a request has been received
 RUNNING: Final = "running"  # the app runs, or waits for a thread
-SENDING: Final = "sending"  # the app has returned, or was not called; the output queue has more
-SKIPPING: Final = "body"  # all is sent; the rest of a body arrives that the app has not read
+SENDING: Final = "sending"  # the app has returned, or was not called: the queue has more
+SKIPPING: Final = "body"  # all is sent: unread bytes of the body still arrive
 STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py), whose streams have states of their own
-LINGERING: Final = "closing"  # all is sent; the client closes first (RFC 9112 section 9.6)
+LINGERING: Final = "closing"  # all is sent: the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 
 Headers = list[tuple[str, str]]
@@ -58,7 +58,7 @@ class AcceptedSocket:
 
     :param peer: the client's address as accept() returned it.
     :param address: the listener's.
-    :ivar app_socket: `gunicorn.socket` for its apps; None until it is made.
+    :ivar app_socket: `gunicorn.socket` for its apps, or None until it is made.
     :ivar hijacked: whether an app has taken the socket over.
     :ivar proxy: environ keys from its PROXY header.
     """
@@ -87,7 +87,7 @@ class Channel(Owner):
 
     :ivar exchange: the request that runs or is being answered, and its response.
     :ivar output: sends the response.
-    :ivar state: SENDING once the app has returned; see above.
+    :ivar state: SENDING once the app has returned. See above.
     :cvar response_class: the class of its responses.
     """
 
@@ -104,7 +104,7 @@ class Channel(Owner):
 
     @abstractmethod
     def begin_app(self) -> bool:
-        """The app is about to be called; return False if the client no longer waits for it."""
+        """The app is about to be called. Return False if the client no longer waits for it."""
 
     @abstractmethod
     def has_left(self) -> bool:
@@ -132,10 +132,10 @@ class Channel(Owner):
 
     @abstractmethod
     def _write_error(self, page: ErrorPage) -> bool:
-        """Send a whole response with an error; return False if another one has begun."""
+        """Send a whole response with an error. Return False if another one has begun."""
 
     def send_error(self, status: int, reason: str, headers: Headers, body: bytes) -> int:
-        """Respond with an error, if nothing has been sent; without a body to HEAD.
+        """Respond with an error, if nothing has been sent. HEAD gets no body.
 
         :param headers: of the response, without Date.
         :returns: the size of the body that is sent, in bytes.

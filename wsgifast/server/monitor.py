@@ -1,14 +1,13 @@
 """The monitor: promotes another thread to leader while the pool's leader is busy, and cannot poll.
 
-It works in the main thread and never blocks: it neither polls nor receives, and calls only
-`on_tick`, `on_saturation` and what its caller does between rounds. So it notices every leader that
-is blocked.
+It works in the main thread and never blocks. It neither polls nor receives. It calls only `on_tick`
+and `on_saturation`, and its caller works between rounds. So it notices every blocked leader.
 
 It sleeps until its alarm goes off. A thread that begins a turn sets the alarm forward
 (:meth:`Monitor.guard`), at most once in half a tick. So the alarm goes off only if a turn takes
-longer than a tick, or when no turn follows: while all turns are short, the monitor never asks for
-the GIL. If long turns turn out to be computing, it looks less often; if one was blocked, after a
-tick again. A tick that was requested for `on_tick` comes in any case.
+longer than a tick, or when no turn follows. While all turns are short, the monitor never asks for
+the GIL. If long turns turn out to be computing, it looks less often. If one was blocked, it looks
+after a tick again. A tick that was requested for `on_tick` comes in any case.
 
 The watchdog warns when all threads of the pool are stuck, so that nobody is served.
 """
@@ -54,11 +53,11 @@ class Member:
     spare: bool = False
     thread: threading.Thread | None = None
     busy: bool = False  # in a turn: receiving, or in the app
-    since: float = 0.0  # when its last turn began; monotonic
+    since: float = 0.0  # when its last turn began, monotonic
     polling: bool = False  # in the poller, or about to be
     turn: int = 0  # number of turns begun, by which the watchdog recognizes one
     job: Any = None  # the channel whose app it runs
-    # Those of the bodies that its apps have returned: not called yet; and now to be called.
+    # The close() of its apps' bodies: those not called yet, and those to be called now.
     closes: set[Any] = field(default_factory=set)
     due: deque[Any] = field(default_factory=deque)
     gate: threading.Lock = field(default_factory=threading.Lock)
@@ -73,7 +72,7 @@ class Exhaustion:
     Unlike :attr:`.Pool.saturated`, it does not end when a thread finishes one job and immediately
     takes the next.
 
-    :ivar since: when the current period began (monotonic); None if a thread is free.
+    :ivar since: when the current period began (monotonic), or None if a thread is free.
     """
 
     __slots__ = ("_over_s", "since")
@@ -107,7 +106,7 @@ class Monitor:
     """Watches the leader of a pool, and has it replaced when its turn takes too long.
 
     :param on_tick: see :class:`.Pool`.
-    :ivar guard_at: a thread that begins a turn after this time calls :meth:`guard`; monotonic.
+    :ivar guard_at: a thread that begins a turn after this monotonic time calls :meth:`guard`.
     """
 
     def __init__(self, pool: Pool, on_tick: Callable[[], bool]) -> None:
@@ -157,18 +156,18 @@ class Monitor:
             self._alarm.set(self._patience_s + half)
 
     def request_tick(self) -> None:
-        """Have `on_tick` called within TICK_S; as soon as the monitor begins to watch."""
+        """Have `on_tick` called within TICK_S, or as soon as the monitor begins to watch."""
         if not self._tick_requested:
             self._tick_requested = True
             self._alarm.set(TICK_S)
 
     def interrupt(self) -> None:
-        """Make :meth:`watch`, or its next call, return; safe in a signal handler."""
+        """Make :meth:`watch`, or its next call, return. Safe in a signal handler."""
         self._interrupted = True
         self._alarm.set(0)
 
     def _keeps_too_long(self, leader: Member, seconds: float) -> bool:
-        """Whether a leader that has been in a turn for so long is to be replaced."""
+        """Return whether to replace a leader that has been in a turn for so long."""
         if leader.spare:
             return seconds >= _SPARE_PATIENCE_S
         # It may look early, for a requested tick.
@@ -184,7 +183,7 @@ class Monitor:
 
 
 def is_running(thread: threading.Thread | None) -> bool:
-    """Whether a thread runs or waits for a CPU; False where the system does not report it."""
+    """Return whether a thread runs or waits for a CPU, if the system reports it."""
     try:
         with open(f"/proc/self/task/{thread and thread.native_id}/stat", "rb", 0) as file:
             # proc_pid_stat(5): the name in parentheses may have any character in it.
@@ -194,9 +193,9 @@ def is_running(thread: threading.Thread | None) -> bool:
 
 
 class Watchdog:
-    """Checks whether any thread has ended its turn since the last check; not thread-safe.
+    """Checks whether any thread has ended its turn since the last check. Not thread-safe.
 
-    After `stuck_after_s` without that, each thread's stack is logged, once; after
+    After `stuck_after_s` without that, each thread's stack is logged, once. After
     `kill_stuck_after_s` the server is killed.
 
     :param turns: see :meth:`.Pool.turns`.

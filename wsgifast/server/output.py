@@ -2,12 +2,11 @@
 
 Theory of operation
 -------------------
-The *writer*, which is the app's thread or the one that answers an error, hands over bytes and parts
-of files, in order. They are sent at once as far as the kernel takes them (sending.py). What it has
-not taken waits in the backlog (backlog.py), and the queue is *draining*: the thread that gets the
+The *writer*, which is the app's thread or the one that responds with an error, hands over bytes and
+parts of files, in order. They are sent at once as far as the kernel takes them (sending.py). The
+others wait in the backlog (backlog.py), and the queue is *draining*: the thread that gets the
 socket's next event goes on, and the writer does not wait for it. From then on two threads may use
-the queue, so everything happens under its lock. TLS needs the lock too: two threads must not use
-one TLS object at once.
+the queue, so everything happens under its lock. Nor may two threads use one TLS object at once.
 
     empty --write--> (all was sent)      empty
                      (socket full)       draining --writable--> draining | empty
@@ -20,18 +19,15 @@ Streaming"). The thread that takes the lock next frames them together, and queue
     none delayed --a block, soon after another--> delayed --tick, or enough--> sent
                  --a block, before a slow client--> delayed --queue is empty, or enough--> queued
 
-*Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits, or, if it *may
-run ahead*, goes on into a temporary file, so that a slow client does not occupy the app's thread
-(as with nginx's proxy_buffering). A temporary file is also used when all queues together have too
-much in memory. A disk thread writes it without the lock. The writer waits for it only if there is
-too much in memory meanwhile.
+*Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits. If it *may run
+ahead*, it goes on into a temporary file, so that a slow client does not occupy the app's thread (as
+with nginx's proxy_buffering). So it does if all queues together have too much in memory. A disk
+thread writes the file without the lock. The writer waits for it only if its memory is used up.
 
-*Disk.* An event's thread sends a file only as far as the page cache has it. For the rest, a disk
-thread makes one step without the lock, and waits for the socket again. No other thread sends
-meanwhile.
+*Disk.* An event's thread sends a file only as far as the page cache has it. For other bytes a disk
+thread makes one step without the lock, and waits for the socket again. Nobody else sends meanwhile.
 
-An error is final: queued bytes are dropped, files are closed, and the writer's next call raises
-:class:`ClientGone`.
+An error is final: queued bytes are dropped, and the writer's next call raises :class:`ClientGone`.
 
 When the kernel is out of memory for TCP, a socket is writable and takes nothing. Waiting until it
 is writable would spin, so the queue tries again after some time.
@@ -133,13 +129,9 @@ class OutputQueue:
             if self.delayed is not None and self.delayed.blocks:
                 self._queue_delayed()
             backlog = self.backlog
-            queued = 0 if backlog is None else backlog.size
-            if (
-                backlog is not None
-                and queued > self._rules.ahead_bytes
-                and not self._may_spill(backlog)
-            ):
-                self._wait_for_room(self._rules.ahead_bytes // 2)
+            queued, most = 0 if backlog is None else backlog.size, self._rules.ahead_bytes
+            if backlog is not None and queued > most and not self._may_spill(backlog):
+                self._wait_for_room(most // 2)
             if self.error is not None:
                 self._dropped += len(data)
                 raise ClientGone(str(self.error))
@@ -304,9 +296,8 @@ class OutputQueue:
     def on_writable(self) -> bool:
         """Go on sending. Called by the owner of the socket's event.
 
-        :returns: True if the response is complete and its last byte has been sent, or never will
-            be: the caller finishes it. This is decided under the lock, so that the app's thread
-            does not finish it as well.
+        :returns: True if the caller is to finish the response: it is complete, and nothing is left
+            to send. Decided under the lock, so that the app's thread does not finish it as well.
         """
         with self.lock:
             self.draining = False
@@ -335,9 +326,7 @@ class OutputQueue:
             return self._dropped + (self.delayed.size if self.delayed else 0) + self.bytes_queued
 
     def replace(self, data: bytes, error: BaseException) -> None:
-        """Send something in place of all that the writer still writes; needs the lock.
-
-        Of this, only what the kernel takes at once is sent.
+        """Send bytes in place of the writer's, as far as the kernel takes them. Needs the lock.
 
         :param error: the writer's next call raises it.
         """

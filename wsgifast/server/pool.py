@@ -3,15 +3,15 @@
 Theory of operation
 -------------------
 Handing each request from a polling thread to an app thread costs two context switches and a fight
-for the GIL, which is more than a short request itself. So the *leader* polls, and then serves what
-it found by itself: no other thread wakes up.
+for the GIL, which is more than a short request itself. So the *leader* polls, and then serves the
+request by itself: no other thread wakes up.
 
 That only works while its turns are short. When the leader has been in one turn for a tick, in the
 app or blocked in a system call, the *monitor* (monitor.py) promotes a *follower*, as Go's sysmon
 retakes a processor from a goroutine in a system call. A leader that is computing is left alone for
-longer: two threads that alternate on the GIL are slower than one. For the same reason a thread that
-finishes its turn follows if another one leads, even if that one is in a turn, unless the lead is on
-offer because nobody was free to take it.
+longer: two threads that alternate on the GIL are slower than one. For the same reason a thread
+follows after its turn if another one leads, even if that one is in a turn. It takes the lead only
+if the lead is on offer, because nobody was free to take it.
 
 If no thread is free, the pool is *saturated* and the monitor promotes the *spare*. It polls,
 receives and sends, but never runs an app. So downloads, uploads and new connections go on, and so
@@ -27,24 +27,25 @@ do events that a thread left in `work` when it entered the app. Jobs that are re
     spare, idle --no follower--> leading --a job for a follower, or blocked--> spare, idle
 
 The leader is the thread that *should* poll. Nothing breaks if two threads poll for a moment: the
-poller reports an event to one of them only (poller.py), and a deque gives an item out once. What
-must hold is that some thread polls: the leader never waits at its gate, and a waiting thread
-becomes the leader only when it is woken. The leader changes under one lock; a thread that still
-leads after its turn need not take it.
+poller reports an event to one of them only (poller.py), and a deque gives an item out once. But
+some thread must poll. So the leader never waits at its gate, and a waiting thread becomes the
+leader only when it is woken. The leader changes under one lock. A thread that still leads after its
+turn need not take it.
 
 A connection with more work to do at once, such as the next pipelined request, must not keep the
-others waiting. It is *deferred* until the leader has run out of work and polled: what the poll
-returns goes first, and then some of the deferred items, for about as long, before the next poll.
+others waiting. It is *deferred* until the leader has run out of work and polled. The events of the
+poll go first. Then come some of the deferred items, for about as long, before the next poll.
 Writable sockets are deferred too where many events arrive at once: they may be thousands of
 downloads, and a short request should wait for few of them.
 
-*close().* A body of which the output reads a file of the app is closed when its last byte has been
-sent, by the thread that ran its app, since frameworks keep things by thread: between two of its
-turns, never within one. The thread that has
-sent the last byte makes the close() *due*; the app's thread is woken if it polls or follows, and
-looks for what is due before it takes other work. A thread with a close() to come leads only if no
-follower is without: so it is free when its time comes, and a request that waits for what the body
-holds, such as a lock, is not run by the one thread that would give it back.
+*close().* If the output reads a file of the app, the body is closed when its last byte has been
+sent. The thread that ran the app closes it, since frameworks keep things by thread. It does so
+between two of its turns, never within one. The thread that has sent the last byte makes the close()
+*due*. The app's thread is woken if it polls or follows, and looks for due calls first.
+
+A thread with a close() to come leads only if every follower has one. So it is free when its time
+comes. A request that waits for a lock of the body is not run by the one thread that would release
+the lock.
 
     to come --last byte sent, or the client has gone--> due --its thread's next turn--> called
                                                             --that thread is stuck--> called by a
@@ -68,17 +69,17 @@ from .poller import WRITE, Event, Poller
 # After a slow app, the lead is handed over before each app, until this many in a row were quick:
 # slow requests come in bursts, and each would make the next one wait for a tick.
 _EARLY_PROMOTIONS = 8
-# The time from which on an app counts as slow; on a busy machine a quick one may wait for a CPU.
+# The time from which on an app counts as slow. On a busy machine a quick one may wait for a CPU.
 _SLOW_S = 4 * TICK_S
 # Up to this many events are not sorted: none of them waits long.
 _FEW_EVENTS = 8
 # How long deferred items are handled between two polls, in seconds: at least, which is longer than
-# a poll takes; and at most, however long the other events took.
+# a poll takes, and at most, however long the other events took.
 _DEFERRED_S = 0.0005
 _MOST_DEFERRED_S = 0.005
 
 Job = Any  # a channel whose app is to run
-# Work other than an event; returns a job if one is ready to run.
+# Work other than an event. It returns a job if one is ready to run.
 Task = Callable[[], Job | None]
 
 
@@ -104,12 +105,12 @@ class Pool:
     :param size: number of threads, which is the number of apps that run at once.
     :param log: the error log.
     :param receive: handles an event or a task, and returns a job if one is ready to run.
-    :param run: runs a job; never called by the spare.
-    :param on_tick: called by the monitor when it looks, or if a tick was requested; returns
+    :param run: runs a job. The spare never calls it.
+    :param on_tick: called by the monitor when it looks, or if a tick was requested. It returns
         whether there was something to do.
     :param on_queued: called before a job waits in `ready`, as no thread is free for it.
     :param on_taken: called when a thread takes such a job; returns whether to run it.
-    :param on_saturation: called when `saturated` has changed; by the monitor, too.
+    :param on_saturation: called when `saturated` has changed, by the monitor too.
     :ivar leader: the thread that should poll.
     :ivar saturated: no thread is free to run a job, and a spare leads.
     :ivar failed: a thread has ended because of an internal error: the worker must end.
@@ -157,11 +158,11 @@ class Pool:
 
     @property
     def is_behind(self) -> bool:
-        """Whether as many events and jobs wait as there are threads, or more."""
+        """Return whether as many events and jobs wait as there are threads, or more."""
         return len(self.work) + len(self.ready) >= len(self._members)
 
     def start(self) -> None:
-        """Start the threads; the first one leads."""
+        """Start the threads. The first one leads."""
         for member in [*self._members, self._spare]:
             member.thread = threading.Thread(
                 target=self._serve_until_stopped, args=(member,), name=member.name, daemon=True
@@ -186,7 +187,7 @@ class Pool:
     def poll_events(self, timeout: float | None) -> None:
         """Poll, and add the events to the work, followed by what was deferred.
 
-        :param timeout: as for :meth:`Poller.poll`; does not wait if something is deferred.
+        :param timeout: as for :meth:`Poller.poll`. It does not wait if something is deferred.
         """
         work, deferred = self.work, self.deferred
         events = self._poller.poll(0 if deferred else timeout)
@@ -239,8 +240,8 @@ class Pool:
         """Have this thread, which runs an app, call the close() of its body when that is due.
 
         :param req: the request, for the log.
-        :returns: what makes it due: the thread then calls it between two of its turns. Any thread
-            may call this.
+        :returns: a function that makes it due: the thread then calls it between two of its turns.
+            Any thread may call this function.
         """
         me = self._by_ident[threading.get_ident()]
         postponed = Close(close, req, me)
@@ -260,13 +261,13 @@ class Pool:
 
     @property
     def has_pending_closes(self) -> bool:
-        """Whether a close() has been postponed that has not returned yet."""
+        """Return whether a postponed close() has not returned yet."""
         return any(member.closes for member in self._members)
 
     def close_in_other_thread(self, stuck_since: float) -> None:
-        """Have another thread call what is due, where its own is stuck: that may wait for it.
+        """Have another thread call a due close() if its own thread is stuck, and may wait for it.
 
-        :param stuck_since: for threads whose turn began before that; monotonic.
+        :param stuck_since: for threads in a turn since before this monotonic time.
         """
         for member in self._members:
             if not (member.due and member.busy and member.since < stuck_since):
@@ -417,7 +418,7 @@ class Pool:
         self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
 
     def _offer_the_lead(self, me: Member) -> None:
-        """Promote another thread if this one leads; the next one that is free, if none is now."""
+        """Promote another thread if this one leads, or the next one that is free."""
         with self._lock:
             if self.leader is me:
                 if self._followers:
@@ -454,7 +455,7 @@ class Pool:
     # Changes of the leader
 
     def _wake_for_work(self) -> None:
-        """See that some thread handles what has just been added."""
+        """See that some thread handles the new work."""
         leader = self.leader
         if leader.spare:
             with self._lock:

@@ -1,8 +1,8 @@
 """The server: it wires the parts together, starts them and ends them.
 
-It owns the registry, the pool, the poller, the acceptor and what all connections share. The
-application decides what is served. Signals, and everything else about the process, are left to the
-caller of :meth:`Server.serve`.
+It owns the registry, the pool, the poller, the acceptor and the rules of output. The application
+serves the requests. Signals, and everything else about the process, are left to the caller of
+:meth:`Server.serve`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _CLOSING_S = 1.0
 class Server:
     """Serves an application on some listeners.
 
-    :param listeners: made non-blocking; they stay the caller's to close.
+    :param listeners: made non-blocking. The caller closes them.
     :param parser_for: returns the parser for a peer's requests, given its address.
     :param has_many_clients: whether an IP address is a trusted proxy's.
-    :param secure: wraps an accepted socket for TLS, before its handshake; None without TLS.
+    :param secure: wraps an accepted socket for TLS, before its handshake. None without TLS.
     :param readiness: returns whether this worker is ready for requests, and why.
     :ivar shared: the application's, which all parts have.
     :ivar connections: the open ones.
@@ -122,7 +122,7 @@ class Server:
         self._shedding = Shedding(shared)
         self._sheds = options.queue_timeout_s < math.inf
 
-    # Start and end; called by the main thread
+    # Start and end, called by the main thread
 
     @property
     def end(self) -> str:
@@ -138,7 +138,7 @@ class Server:
 
     @property
     def accepts(self) -> bool:
-        """Whether it would accept a connection: it is not ending, and below its limit."""
+        """Return whether it would accept a connection: it is not ending, and below its limit."""
         shared = self.shared
         return (
             not (shared.is_ending or shared.is_draining)
@@ -148,7 +148,7 @@ class Server:
     def serve(self, beat: Callable[[], bool]) -> None:
         """Serve until :meth:`stop`.
 
-        :param beat: called at least every second; returns False to end. Must not block.
+        :param beat: called at least every second. It returns False to end, and must not block.
         """
         self.pool.start()
         while not self.shared.is_ending and not self.pool.failed and beat():
@@ -158,7 +158,7 @@ class Server:
             self.pool.monitor.watch(min(_ROUND_S, self._deadlines.look(time.monotonic())))
 
     def finish(self, beat: Callable[[], object]) -> None:
-        """Let requests finish within the time given to :meth:`stop`; then drop the rest.
+        """Let requests finish within the time given to :meth:`stop`, and drop the others then.
 
         :param beat: as for :meth:`serve`.
         """
@@ -181,7 +181,7 @@ class Server:
     def _end(
         self, beat: Callable[[], object], is_unfinished: Callable[[], bool], *, cut_off_s: float
     ) -> None:
-        """Wait for what is unfinished, and for the close() of bodies; then end the threads.
+        """Wait for unfinished requests and for the close() of bodies, then end the threads.
 
         :param cut_off_s: this long before the end, all clients are cut off.
         """
@@ -217,10 +217,10 @@ class Server:
         self.pool.monitor.interrupt()
 
     def stop(self, *, within_s: float | None = None) -> None:
-        """Make :meth:`serve` return, and limit :meth:`finish`; safe in a signal handler.
+        """Make :meth:`serve` return, and limit :meth:`finish`. Safe in a signal handler.
 
-        :param within_s: for what is under way, from now on; by default the graceful timeout. If
-            it is called again, the earlier end counts.
+        :param within_s: seconds for requests under way, by default the graceful timeout. If it is
+            called again, the earlier end counts.
         """
         if within_s is None:
             within_s = self._options.graceful_timeout_s
@@ -234,7 +234,7 @@ class Server:
         self.registry.cap_deadlines(now, lambda each: each.needs_goaway())
 
     def _is_unfinished(self) -> bool:
-        """Whether something is still worth waiting for."""
+        """Return whether something is still worth waiting for."""
         if self.pool.failed:
             return False
         if self._killed:  # apps that are stuck never end
@@ -242,19 +242,19 @@ class Server:
         return self.acceptor.is_accepting or bool(self.connections)
 
     def kill(self) -> None:
-        """End although apps run; responses that are being sent may finish."""
+        """End although apps run. Responses that are being sent may finish."""
         self._killed = True
         self.stop()
 
     # Connections
 
     def _may_accept(self) -> bool:
-        """Whether to accept; without a free thread, connections are left to sibling workers."""
+        """Return whether to accept. Without a free thread, siblings get the connections."""
         saturated = self._options.has_siblings and self.pool.saturated
         return not (self.shared.is_ending or saturated)
 
     def connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
-        """Make a connection of an accepted socket; its begin() has it wait for its first event.
+        """Make a connection of an accepted socket. Its begin() has it wait for its first event.
 
         :returns: None if it is closed already.
         """
@@ -301,10 +301,10 @@ class Server:
             self.pool.monitor.interrupt()
 
     def _begin_http2(self, connection: Endpoint, parser: Parser, received: bytes) -> Channel | None:
-        """Go on with HTTP/2 on the socket of a connection; its owner drops the old object.
+        """Go on with HTTP/2 on the socket of a connection. Its owner drops the old object.
 
         :param parser: for the requests of its client.
-        :param received: what the client has sent already.
+        :param received: the bytes that the client has sent already.
         """
         from .http2.connection import HTTP2Connection  # needs h2
 
@@ -317,12 +317,12 @@ class Server:
     # Called by the pool's threads
 
     def receive(self, item: Event | Task) -> Channel | None:
-        """Handle an event or a task with non-blocking I/O; returns what is ready to run."""
+        """Handle an event or a task without blocking. Return a channel if it is ready to run."""
         if not isinstance(item, tuple):
             return item()
         fd, events = item
-        # This thread owns it now. It may be another one than the event was for, which has closed;
-        # the new owner copes with finding nothing to do.
+        # This thread owns it now. It may be another one than the event was for, which has closed.
+        # The new owner copes with finding nothing to do.
         connection = self._waiting.pop(fd, None)
         if connection is None:
             self.acceptor.accept(fd)
@@ -342,7 +342,7 @@ class Server:
         return ready
 
     def run(self, channel: Channel) -> None:
-        """Run an app; called by every thread but the spare one and the monitor's."""
+        """Run an app. Called by every thread but the spare one and the monitor's."""
         try:
             if not channel.begin_app():
                 return
@@ -413,7 +413,7 @@ class Server:
             self.pool.push(self._sweep)
 
     def _sweep(self) -> None:
-        """End what is overdue, and see whether to accept again."""
+        """End overdue connections, and see whether to accept again."""
         self._sweep_pushed = False
         now = time.monotonic()
         self.acceptor.shorten_handshakes()

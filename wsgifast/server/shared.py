@@ -1,4 +1,4 @@
-"""What all parts of one server share: plain data, which knows none of the parts.
+"""Plain data that all parts of one server share. It knows none of the parts.
 
 A part gets this object, and beside it only the callables and parts that it uses. No part but the
 server itself (server.py) knows the whole :class:`~.server.Server`.
@@ -37,11 +37,11 @@ class Shared:
     Only the server changes `is_draining`, `is_ending`, `is_disconnecting` and `keepalive_s`.
 
     :param log: the error log.
-    :ivar counters: for the metrics; any thread adds to them.
+    :ivar counters: for the metrics. Any thread adds to them.
     :ivar bodies_on_disk: counts the bytes of request bodies in temporary files.
     :ivar input_memory: counts the bytes of requests in memory that are incomplete, or wait for a
         thread.
-    :ivar keepalive_s: how long an idle connection is kept open; shorter once the server ends.
+    :ivar keepalive_s: how long an idle connection is kept open. It is shorter once the server ends.
     :ivar is_draining: readiness fails, and connections are closed after their responses. New ones
         are still accepted.
     :ivar is_ending: clients should make their next requests elsewhere.
