@@ -21,6 +21,7 @@ from .bodies.body import (
 )
 from .bodies.chunks import excerpt, few_chunks
 from .bodies.classify import classify
+from .bodies.entity_tags import answer_by_tag
 from .bodies.file_responses import FileResponses, send_nothing, send_segments
 from .bodies.files import close_body
 from .bodies.requests import within_limits
@@ -106,6 +107,8 @@ class WSGIFast:
         app is called. `body_limit_bytes` limits the bytes that were sent and the decoded bytes.
         Without it, the limit is 32 MiB of decoded bytes. A larger body, or one that grows more than
         200 times, gets 413. A malformed body gets 400, another content coding 415.
+    :param etag: add a weak ETag to a 200 for GET or HEAD whose whole body is in memory, up to 1
+        MiB, and answer If-None-Match with 304. See :mod:`wsgifast.bodies.entity_rules`.
     :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
         slow shape the id of the doctor's finding is logged, at most once an hour for each URL
         pattern of the framework. 0 examines none, at no cost.
@@ -131,6 +134,7 @@ class WSGIFast:
         compress: bool | Compression = False,
         body_limit_bytes: int | None = None,
         decompress: bool = False,
+        etag: bool = False,
     ) -> None:
         check_app(app, "WSGI")
         check_switches(
@@ -139,6 +143,7 @@ class WSGIFast:
             ranges=ranges,
             conditional=conditional,
             traces=traces,
+            etag=etag,
         )
         self.app = app
         self.coalesce = coalesce
@@ -172,7 +177,7 @@ class WSGIFast:
             stages.append(partial(_compressed, self.compression))
         # Called in their order with a response whose bytes exist, before it may be compressed. The
         # first that returns an iterable answers.
-        self._whole_steps: list[WholeStep] = []
+        self._whole_steps: list[WholeStep] = [answer_by_tag] if etag else []
         self._respond: Respond = self._call_app
         for stage in reversed(stages):
             self._respond = stage(self._respond)

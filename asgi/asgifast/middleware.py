@@ -17,6 +17,7 @@ from wsgifast.metrics.requests import Recorder
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
 from .content_coding import ContentCoding
+from .entity_tags import tagged
 from .files import FileSender, Received
 from .instrumented import INSTRUMENTED, Examined, Instrumented, note_sent_as
 from .loops import running_loop
@@ -56,8 +57,8 @@ class ASGIFast:
     - Small body messages that an app sends in one turn of the event loop become one message, which
       is sent at the end of that turn. A single message may be delayed for up to a millisecond.
     - http.response.pathsend and http.response.zerocopysend are offered to an app that supports
-      them. Starlette's FileResponse and others use them. A server with these extensions gets the
-      file. For other servers it is read from the page cache, in a thread only if a disk is read.
+      them, as Starlette's FileResponse does. A server with these extensions gets the file. For
+      others it is read from the page cache, in a thread only if a disk is read.
     - For a 200 with a file as its body (pathsend), Range, If-Range and the preconditions of RFC
       9110, sections 13 and 14, are answered.
 
@@ -80,25 +81,20 @@ class ASGIFast:
         files as bytes.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and bodies
         there (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
-    :param traces: describe each body in attributes of OpenTelemetry's current span, which is that
-        of the instrumentation around this app.
+    :param traces: describe each body in attributes of OpenTelemetry's current span.
     :param compress: compress what the app makes where the client accepts it: True, or a
         :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
-    :param body_limit_bytes: request bodies that are longer get 413: before the app is called if
-        their Content-Length exceeds it, otherwise once the app has received too much, in place of
-        the app's response, unless that has begun. Its receive() then raises BodyTooLarge, an
-        OSError.
-    :param buffer_bodies: receive bodies with a Content-Length before the app is called, so that a
-        slow client occupies nothing of the app: True for up to 16 MiB, or a number of bytes. Larger
-        bodies, and those without a Content-Length, reach the app while they arrive. Buffered bodies
-        are in memory, up to 64 MiB in a process, and beyond it in temporary files.
+    :param body_limit_bytes: longer request bodies get 413, before the app is called if their
+        Content-Length exceeds it. Otherwise receive() raises BodyTooLarge, an OSError.
+    :param buffer_bodies: receive bodies with a Content-Length before the app is called: True for up
+        to 16 MiB, or a number of bytes. Others reach the app while they arrive. Buffered bodies are
+        in memory, up to 64 MiB in a process, and beyond it in temporary files.
     :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd before the
         app is called. `body_limit_bytes` limits the bytes that were sent and the decoded bytes.
-        Without it, the limit is 32 MiB of decoded bytes. A larger body, or one that grows more than
-        200 times, gets 413. A malformed body gets 400, another content coding 415.
-    :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
-        slow one the id of the doctor's finding is logged, at most once an hour for each URL pattern
-        of the framework. 0: none, at no cost.
+        Without it, the limit is 32 MiB of decoded bytes. For statuses see WSGIFast's.
+    :param etag: as WSGIFast's, for a body that is sent in one message.
+    :param report_slow_shapes: as WSGIFast's: the share of responses whose shape is examined, for
+        the log. 0: none, at no cost.
     :raises ConfigurationError: if `app` is no ASGI app, or an option has no such value.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
     :raises BodyError: (to the app, from its send()) for what cannot be a body.
@@ -119,15 +115,18 @@ class ASGIFast:
         body_limit_bytes: int | None = None,
         buffer_bodies: bool | int = False,
         decompress: bool = False,
+        etag: bool = False,
     ) -> None:
         check_app(app, "ASGI")
         check_switches(coalesce=coalesce, ranges=ranges, conditional=conditional, traces=traces)
+        check_switches(etag=etag)
         if pathsend is not None:
             check_switches(pathsend=pathsend)
         self.app = app
         self.coalesce = coalesce
         self.ranges = ranges
         self.conditional = conditional
+        self.etag = etag
         self.compression = compression_for(compress)
         self.body_limits = checked_limits(body_limit_bytes, decompress)
         self._buffer_bytes = buffer_bytes(buffer_bodies)
@@ -277,6 +276,10 @@ class _Exchange:
         start = self.start
         if start is not None:
             coding = self._coding
+            if self._options.etag and not self._is_examined:
+                scope = self._scope if coding is None else coding.app_scope
+                start, message = tagged(scope, start, message)
+                self.start = start
             if coding is not None and not self._is_examined:
                 head = coding.uncoded_head(start, message)
                 if head is None:

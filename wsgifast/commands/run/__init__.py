@@ -34,6 +34,7 @@ def wrapped(
     *,
     server: loading.ServerName = "gunicorn",
     compress: bool = True,
+    etag: bool = True,
     json_log: bool = False,
 ) -> Any:
     """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
@@ -41,6 +42,7 @@ def wrapped(
     :param target: see :func:`wsgifast.commands.loading.load_app`, as `server`.
     :param static: directories by the URL prefixes under which their files are served.
     :param compress: compress what the app makes, and the files.
+    :param etag: add entity tags to what the app makes.
     :param json_log: the server's logs are in JSON: so is what Python writes to stderr.
     :raises AppNotLoaded: if the app cannot be imported or made.
     :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
@@ -55,7 +57,7 @@ def wrapped(
         if isinstance(error.__cause__, SyntaxError):
             raise error.__cause__ from None
         raise
-    app = loading.wrapped(loaded.app, loaded.interface, compress=compress)
+    app = loading.wrapped(loaded.app, loaded.interface, compress=compress, etag=etag)
     files: Any = StaticFiles
     if loaded.interface == "ASGI":
         from asgifast import StaticFiles as files

@@ -100,6 +100,8 @@ def add_command(commands: Any) -> None:
     )
     option(responses, "--no-static", help=conventional)
     option(responses, "--no-compress", help="do not compress responses and files")
+    tags = "add no ETag to responses in memory (default: add one, and respond to it with 304)"
+    option(responses, "--no-etag", help=tags)
 
     limits = parser.add_argument_group("limits")
     operators = parser.add_argument_group("behind a load balancer")

@@ -55,6 +55,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
         arguments.append(f"static={json.dumps(static)}")
     if options.no_compress:
         arguments.append("compress=False")
+    if options.no_etag:
+        arguments.append("etag=False")
     if logs_json:
         arguments.append("json_log=True")
     command += [*options.rest, f"wsgifast.commands.run:wrapped({', '.join(arguments)})"]

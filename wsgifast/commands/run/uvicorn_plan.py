@@ -96,6 +96,8 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
         arguments["static"] = static
     if options.no_compress:
         arguments["compress"] = False
+    if options.no_etag:
+        arguments["etag"] = False
     logs = log_kind(options)
     logs_json = logs == "json" and "log_config" not in loaded.settings
     if logs_json:  # in text it is uvicorn's default

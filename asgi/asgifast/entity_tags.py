@@ -1,0 +1,29 @@
+"""Entity tags for what an ASGI app makes: a weak ETag, and 304 for the client that has it."""
+
+from __future__ import annotations
+
+from wsgifast.bodies.entity_rules import NOT_IN_304, may_have_tag, weak_tag
+from wsgifast.files.conditions import evaluate
+
+from .messages import Message, Scope, text_headers, whole_body
+
+
+def tagged(scope: Scope, start: Message, message: Message) -> tuple[Message, Message]:
+    """Return a head and the message behind it, with a tag if they are a whole response.
+
+    :param scope: the app's, whose If-None-Match has the app's own tags.
+    :returns: the head and body of a 304 if the client has the body already.
+    """
+    body = whole_body(message)
+    if body is None or scope["method"] not in ("GET", "HEAD"):
+        return start, message
+    headers = list(start.get("headers", ()))
+    if not may_have_tag(start["status"], len(body), text_headers(headers)):
+        return start, message
+    tag = weak_tag((body,))
+    headers.append((b"etag", tag.encode()))
+    asked = b", ".join(value for name, value in scope["headers"] if name == b"if-none-match")
+    if not asked or evaluate("GET", tag, None, if_none_match=asked.decode("latin-1")) != 304:
+        return {**start, "headers": headers}, message
+    kept = [each for each in headers if each[0].decode("latin-1").lower() not in NOT_IN_304]
+    return {**start, "status": 304, "headers": kept}, {**message, "body": b""}
