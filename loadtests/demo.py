@@ -24,6 +24,7 @@ from wsgifast.commands.client import BROWSER_ACCEPT_ENCODING
 from wsgifast.commands.terminal import number_text, output_width, progress_line, show, tables
 
 from .app import SHAPES
+from .deployed import deployed
 from .harness.locust import Locust, report_name
 from .harness.results import Result
 from .harness.runner import run
@@ -38,11 +39,15 @@ COLUMNS = ("request", "added", "before", "with wsgifast", "gain", "CPU")
 READING = (
     "request: the response that Locust requests again and again, from the same app in both runs.",
     "added: the part of wsgifast that makes the difference.",
-    "before: responses per second of gunicorn's gthread or uvicorn. none: requests fail or wait.",
+    "before: responses per second of gunicorn's gthread or uvicorn. no response: requests fail or "
+    "wait until the time is over.",
     "with wsgifast: responses per second with the added part. The servers take turns.",
-    "gain: how many times as many responses, the median of 3 to 5 rounds. within noise: the same "
-    "server differs from itself as much.",
-    "CPU: the server's CPU time for a response, in percent of the time before. Less is better.",
+    "gain: how many times as many responses, the median of 3 to 5 rounds. now responds: there was "
+    "no response before. within noise: the same server differs from itself as much.",
+    "CPU: the server's CPU time for a response, in percent of the time before. Less is better. "
+    "Compression costs CPU time, and saves time on the link.",
+    "All servers run as they are deployed: they write an access log, asgifast and FastWorker have "
+    "metrics, uvicorn has uvloop, and requests have a browser's headers.",
 )
 BEFORE, AFTER = "before", "with wsgifast"
 # Rows that stay unchanged are compared with the machine's noise.
@@ -56,6 +61,11 @@ _SETTLE_S, _IDLE_S = 5.0, 0.1
 _LONGER_S = 2.0
 # Small responses are requested by several users at once: one alone would measure the round trip.
 _SMALL_USERS = 8
+# What the figures depend on: the machine, and the packages that are used.
+_FACTS = {
+    "cores", "processor", "system", "python", "tcp", "wsgifast", "gunicorn", "werkzeug", "flask",
+    "uvicorn", "uvloop", "httptools", "starlette", "locust",
+}  # fmt: skip
 # A narrower terminal has the title of each row in a line above its figures.
 _WIDE_CHARS = 110
 _LOCUST = Locust()
@@ -184,8 +194,7 @@ COMPARISONS = (
         _over_a_slow_link(_client()), seconds=1.0, headers=(_ACCEPT_ENCODING,),
     ),
     _compare(
-        "access-log", "a small page, with the access log on", "FastWorker",
-        _workers(_FLASK, "--access-logfile", "{folder}/access.log"), "/page",
+        "flask", "a small page of Flask", "FastWorker", _workers(_FLASK), "/page",
         _client(_SMALL_USERS),
     ),
     _compare(
@@ -226,12 +235,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _LOCUST_REPORTS.mkdir(parents=True, exist_ok=True)
     facts = machine()
     show(f"Comparing {TITLE}: {facts['python']}, {facts['cores']} cores", error=True)
-    with _LOCUST, progress_line() as progress:
+    with _LOCUST, deployed() as deployment, progress_line() as progress:
         _LOCUST.start()  # it takes seconds, in which no slow download has to go on
         results = [
             result
             for gains, profile in PROFILES.items()
-            for result in run(table(gains), profile, progress=progress)
+            for result in run(deployment.table(table(gains)), profile, progress=progress)
         ]
     show(as_text(results, output_width()))
     path = FOLDER / "index.html"
@@ -249,9 +258,10 @@ def as_text(results: Sequence[Result], width: int | None = None) -> str:
     columns = COLUMNS[1:] if is_narrow else COLUMNS
     lines: list[Sequence[object]] = []
     for gains in (True, False):
-        if not gains:
-            lines += [[""], ["Unchanged:"]]
-        for of, result in _of(results, gains):
+        shown = _of(results, gains)
+        if shown:
+            lines += [*([[""]] if lines else []), ["Faster:" if gains else "Unchanged:"]]
+        for of, result in shown:
             title, *cells = _cells(of, result)
             lines += [[title], [f"  {cells[0]}", *cells[1:]]] if is_narrow else [[title, *cells]]
     notes = [*READING, *problems_of(results)]
@@ -287,8 +297,8 @@ def _cells(of: Comparison, result: Result) -> list[str]:
     return [
         result.row.title,
         of.added,
-        "none" if before is None else number_text(before),
-        "none" if after is None else number_text(after),
+        "no response" if before is None else number_text(before),
+        "no response" if after is None else number_text(after),
         _gain(result),
         _cpu(result),
     ]
@@ -301,7 +311,7 @@ def _rate(load: Load) -> float:
 def _gain(result: Result) -> str:
     if ratio := result.ratio(AFTER, _rate):
         return f"{number_text(ratio.median)}x" if ratio.is_clear else "within noise"
-    return "responds" if result.median(AFTER, _rate) else ""
+    return "now responds" if result.median(AFTER, _rate) else ""
 
 
 def _cpu(result: Result) -> str:
@@ -358,7 +368,8 @@ def as_html(results: Sequence[Result]) -> str:
             parts.append(f"<article><h2>{title}</h2>{shown}</article>")
     notes = "".join(f"<li>{page.escaped(line)}</li>" for line in [*READING, *problems_of(results)])
     parts.append(f"<ul>{notes}</ul><p><strong>{page.escaped(conclusion(results))}</strong></p>")
-    measured_on = ", ".join(f"{name} {value}" for name, value in machine().items())
+    facts = {name: value for name, value in machine().items() if name in _FACTS}
+    measured_on = ", ".join(f"{name} {value}" for name, value in facts.items())
     return page.page(TITLE, "".join(parts), by="make demo", note=f"{measured_on}.")
 
 

@@ -15,8 +15,9 @@ from .published import Figures
 LINES: Sequence[tuple[str, str]] = (
     (
         "[FastWorker](docs/reference/fastworker.md)",
-        "Requests beside {slow.worker.downloads-10000|FastWorker|slow ones} slow downloads take "
-        "**{slow.worker.downloads-10000|FastWorker|p50} ms**. On gthread they get no response."
+        "While {slow.worker.downloads-10000|FastWorker|slow ones} clients download slowly, others "
+        "get a response in **{slow.worker.downloads-10000|FastWorker|p50} ms**. On gthread they "
+        "get none."
         "{slow.worker.downloads-10000|gthread|none}",
     ),
     (

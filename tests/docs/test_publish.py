@@ -262,9 +262,12 @@ def test_gain_is_shown_only_if_its_figures_hold() -> None:
         rows = {key: {"contenders": {"FastWorker": ours, "gthread": base}}}
         return gains(Figures({"slow": Published("t", {}, rows)}), benchmarks="page.md")
 
-    text = "Requests beside 9,900 slow downloads take **0.51 ms**. On gthread they get no response."
+    text = (
+        "While 9,900 clients download slowly, others get a response in **0.51 ms**. On gthread they "
+        "get none."
+    )
     assert text in shown(figures(None, None))
-    assert "slow downloads" not in shown(figures(3.0, None))
+    assert "download slowly" not in shown(figures(3.0, None))
 
 
 def test_chart_of_gains_shows_published_rows(root: Path, take_in: TakeIn) -> None:
