@@ -28,10 +28,20 @@ def test_its_map_is_that_of_the_contract() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = settings["tool"]["importlinter"]["contracts"]
     (rooms,) = (each["layers"] for each in contracts if each["id"] == "rooms")
-    shown = TEXT.partition("```\n__main__\n")[2].partition("```")[0].splitlines()
-    shown.insert(0, "__main__")
-    names = [set(re.split(r"\s{4,}", line)[0].split()) for line in shown]
-    assert names == [set(layer.split(" | ")) for layer in rooms]
+    assert _shown("__main__") == [set(layer.split(" | ")) for layer in rooms]
+
+
+def test_the_map_of_the_core_is_that_of_its_contract() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (layers,) = (each["layers"] for each in contracts if each["id"] == "server")
+    assert _shown("server ") == [set(re.split(r" [|:] ", layer)) for layer in layers]
+
+
+def _shown(first: str) -> list[set[str]]:
+    """Return the names in each line of the map that begins with a name."""
+    lines = (first + TEXT.partition(f"```\n{first}")[2].partition("```")[0]).splitlines()
+    return [set(re.split(r"\s{4,}", line)[0].split()) for line in lines]
 
 
 def test_names_of_tests_have_at_most_50_characters() -> None:
