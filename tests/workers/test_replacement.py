@@ -363,6 +363,7 @@ def test_old_worker_ends_before_its_successor_starts(
 
 # A shape that many configurations have: at a reload each number is given twice.
 FILES = """
+import os
 def on_starting(server):
     server.spare_numbers = set()
 def nworkers_changed(server, new_value, old_value):
@@ -374,7 +375,6 @@ def pre_fork(server, worker):
     free = server.spare_numbers or set(range(1, server.most + 1)) - taken
     worker.number = free.pop()
 def post_worker_init(worker):
-    import os
     open(f"live-{worker.number}", "w").write(str(os.getpid()))
 """
 ENDS = {
@@ -383,12 +383,43 @@ ENDS = {
 }
 
 
+def by_environment(configuration: str) -> str:
+    """Return it with the numbers in the environment. The arbiter has them by the workers' ages."""
+    for old, new in (
+        ("each.number for each in", "server.ages[each.age] for each in"),
+        ("server.spare_numbers = set()", "server.spare_numbers, server.ages = set(), {}"),
+        (
+            "    worker.number = free.pop()\n",
+            "    server.ages[worker.age] = free.pop()\n    give(server, worker)\n",
+        ),
+        ("live-{worker.number}", "live-{number()}"),
+    ):
+        configuration = configuration.replace(old, new)
+    return (
+        configuration
+        + """
+def give(server, worker):
+    os.environ["FLAG"] = "1"
+    os.environ["NUMBER"] = str(server.ages[worker.age])
+def number():
+    return os.environ["NUMBER"]
+"""
+    )
+
+
+@pytest.mark.parametrize("kept_in", ["attribute", "environment"])
 @pytest.mark.parametrize("hook", ENDS)
 @pytest.mark.parametrize("by", ["max_requests", "reload"])
-def test_exit_of_old_worker_keeps_files_of_new(tmp_path: Path, hook: str, by: str) -> None:
-    exits = f"{ENDS[hook]}\n    import os\n    os.unlink(f'live-{{worker.number}}')\n"
+def test_exit_of_old_worker_keeps_files_of_new(
+    tmp_path: Path, hook: str, by: str, kept_in: str
+) -> None:
+    configuration = FILES + f"{ENDS[hook]}\n    os.unlink(f'live-{{worker.number}}')\n"
+    if kept_in == "environment":
+        if hook == "child_exit":  # it runs in the arbiter
+            configuration = configuration.replace("worker.number}')", "server.ages[worker.age]}')")
+        configuration = by_environment(configuration)
     options = ("--max-requests=100",) if by == "max_requests" else ()
-    with gated(tmp_path, *options, workers=2, configuration=FILES + exits) as app:
+    with gated(tmp_path, *options, workers=2, configuration=configuration) as app:
         first = pids(app)
         if by == "reload":
             app.reload()

@@ -38,9 +38,10 @@ worker and then starts the successor. It does so once, because another failure h
 If the successor is BROKEN, the old worker continues to serve. With ``end_old_worker_first`` all
 workers are replaced in this order, one after the other, and each has the graceful_timeout to end.
 
-A pre_fork hook may give a successor the number of an old worker, as an attribute of the worker. Its
-files are named by that number, and the old worker's exit would delete them. So the arbiter keeps
-the successor as it is, ends this old worker, and forks the successor then.
+A pre_fork hook may give a successor the number of an old worker, as an attribute of the worker or
+in the environment. Its files are named by that number, and the old worker's exit would delete them.
+So the arbiter keeps the successor as it is, ends this old worker, and forks the successor then. A
+variable is a number only if the hook has given it several values: it may be a flag.
 
 A worker that was old at a reload has gunicorn's graceful_timeout to end. One that is RELEASED may
 take ten times as long for its last responses.
@@ -50,6 +51,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import queue
 import random
 import signal
@@ -156,6 +158,7 @@ def _install(arbiter: Any) -> None:
         arbiter.__class__ = type(kind.__name__, (ReplacingArbiter, kind), {})
         arbiter._outdated = set()
         arbiter._ending = set()
+        arbiter._seen = {}
 
 
 def log_missing_arbiter(log: Any) -> None:
@@ -192,6 +195,8 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     _awaited = 0
     # A worker that is not forked yet, and its numbers: an old worker has one of them.
     _made: tuple[Any, dict[str, object]] | None = None
+    # Variables of the environment that the pre_fork hook has changed, with all of their values.
+    _seen: dict[str, set[str]]
 
     def reload(self) -> None:
         """Read the configuration again. :meth:`manage_workers` replaces the workers."""
@@ -246,10 +251,14 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         def pre_fork(server: Any, worker: Any) -> None:
             if made is None:
                 before = set(vars(worker))
+                environment = dict(os.environ)
                 hook(server, worker)
+                self._note_variables(worker, environment)
                 numbers = _numbers(worker, before)
+                numbers |= {n: v for n, v in worker.variables.items() if len(self._seen[n]) > 1}
             else:
                 numbers = made[1]
+                os.environ.update(worker.variables)  # of another worker meanwhile
             twin = self._twin(numbers)
             if twin is not None:
                 self._made = worker, numbers
@@ -264,11 +273,21 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             self.cfg.set("pre_fork", hook)
             self.worker_class = worker_class
 
+    def _note_variables(self, worker: Any, before: dict[str, str]) -> None:
+        """Note on a worker the variables that the pre_fork hook changes.
+
+        :param before: the environment before the hook.
+        """
+        for name, value in os.environ.items():
+            if name in self._seen or before.get(name) != value:
+                self._seen.setdefault(name, set()).add(value)
+        worker.variables = {name: os.environ[name] for name in self._seen if name in os.environ}
+
     def _twin(self, numbers: dict[str, object]) -> Any:
         """Return an old worker that has one of a new worker's numbers, or None."""
         workers = list(self.WORKERS.values())
         for name, number in numbers.items():
-            theirs = [(vars(worker).get(name), worker) for worker in workers]
+            theirs = [(_marks(worker).get(name), worker) for worker in workers]
             if len({repr(each) for each, _ in theirs}) < len(theirs):
                 continue  # not a number: several workers have it
             for each, worker in theirs:
@@ -435,6 +454,11 @@ def _numbers(worker: Any, before: set[str]) -> dict[str, object]:
         for name, value in added.items()
         if type(value) is int or (type(value) is str and any(map(str.isdecimal, value)))
     }
+
+
+def _marks(worker: Any) -> dict[str, object]:
+    """Return what may be numbers of a worker: its attributes, and variables of the environment."""
+    return {**getattr(worker, "variables", {}), **vars(worker)}
 
 
 def _stage(worker: Any) -> int:
