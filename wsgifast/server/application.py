@@ -73,7 +73,7 @@ class Application:
     :ivar write_late: has a line written by a thread that never runs an app.
     :ivar postpone: see :meth:`.Pool.postpone`.
     :ivar probe_paths: of the health checks that the server answers itself.
-    :ivar answer_probe: answers a request for such a path; returns False if the app gets it.
+    :ivar answer_probe: responds to a request for such a path. It returns False if the app gets it.
     """
 
     shared: Shared
@@ -205,10 +205,10 @@ class Application:
         exchange.resp = self._error_response(channel, exchange, status, size)
 
     def time_out(self, channel: Channel, exchange: Exchange, error: Exception) -> str | None:
-        """End the response to a request whose deadline has passed; for any thread.
+        """End the response to a request after its deadline. For any thread.
 
         :param error: of its output from then on.
-        :returns: what its client gets; None if the app has returned by now.
+        :returns: what its client gets, or None if the app has returned by now.
         """
         output = channel.output
         with output.lock:

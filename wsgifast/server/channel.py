@@ -108,11 +108,11 @@ class Channel(Owner):
 
     @abstractmethod
     def has_left(self) -> bool:
-        """Return whether the client has left, or sends no more; for the owner."""
+        """Return whether the client has left, or sends no more. For the owner."""
 
     @abstractmethod
     def end_early(self, error: Exception, page: ErrorPage | None) -> None:
-        """End the response while the app runs, under the output's lock; for any thread.
+        """End the response while the app runs, under the output's lock. For any thread.
 
         :param error: the output's from then on.
         :param page: sent in place of the response, if that has not begun.

@@ -283,7 +283,7 @@ class Connection(Endpoint, Channel):
         return True
 
     def has_left(self) -> bool:
-        """See :class:`~.channel.Channel`; a client that only shuts down its sending side, too."""
+        """See :class:`~.channel.Channel`. A client that sends no more has left, too."""
         try:
             return not socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
         except WOULD_BLOCK:

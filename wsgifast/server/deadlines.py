@@ -32,10 +32,10 @@ class RequestTimedOut(TimeoutError):
 
 
 class Deadlines:
-    """Looks for requests whose deadlines have passed; for the main thread.
+    """Looks for requests after their deadlines. For the main thread.
 
     :param members: the threads that run apps.
-    :param time_out: ends the response to a request; returns what the client gets, or None if the
+    :param time_out: ends the response to a request. It returns what the client gets, or None if the
         app has returned by now.
     :param kill: ends the server.
     """

@@ -314,7 +314,7 @@ class Endpoint(AcceptedSocket, Owner):
         self.wait(WRITE)
 
     def wait(self, events: int) -> None:
-        """Give the connection up until an event; the caller must not touch it afterwards."""
+        """Give the connection up until an event. The caller must not touch it afterwards."""
         try:
             self.registry.wait(self, events)
         except (OSError, ValueError) as error:

@@ -98,7 +98,7 @@ class Exhaustion:
         return self._over_s + (0.0 if since is None else now - since)
 
 
-# `member` is the thread's own; only in threads that run apps.
+# `member` is the thread's own. Only threads that run apps have it.
 this_thread = threading.local()
 
 

@@ -109,7 +109,7 @@ class Pool:
     :param on_tick: called by the monitor when it looks, or if a tick was requested. It returns
         whether there was something to do.
     :param on_queued: called before a job waits in `ready`, as no thread is free for it.
-    :param on_taken: called when a thread takes such a job; returns whether to run it.
+    :param on_taken: called when a thread takes such a job. It returns whether to run it.
     :param on_saturation: called when `saturated` has changed, by the monitor too.
     :ivar leader: the thread that should poll.
     :ivar saturated: no thread is free to run a job, and a spare leads.
@@ -175,7 +175,7 @@ class Pool:
         self._wake_for_work()
 
     def push_first(self, task: Task) -> None:
-        """As :meth:`push`, before all other work; for what takes no longer than a tick."""
+        """As :meth:`push`, before all other work. For tasks that take no longer than a tick."""
         self.work.appendleft(task)
         self._wake_for_work()
 

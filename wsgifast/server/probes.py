@@ -39,7 +39,7 @@ class Probes:
         self.paths = frozenset(path for path in paths if path is not None)
 
     def answer(self, channel: Channel) -> bool:
-        """Respond to a request for one of the paths; return False if the app gets it."""
+        """Respond to a request for one of the paths. Return False if the app gets it."""
         exchange, shared = channel.exchange, self._shared
         if exchange is None or exchange.req.method not in _METHODS:
             return False

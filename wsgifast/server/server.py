@@ -209,7 +209,7 @@ class Server:
         self.pool.stop()
 
     def drain(self) -> None:
-        """Fail readiness, and close each connection after its response; safe in a signal handler.
+        """Fail readiness, and close each connection after its response. Safe in a signal handler.
 
         New connections are still accepted, until :meth:`stop`.
         """
@@ -369,7 +369,7 @@ class Server:
             exchange.queued = time.monotonic()
 
     def on_taken(self, channel: Channel) -> bool:
-        """A thread takes such a request; return whether its client still waits for it."""
+        """A thread takes such a request. Return whether its client still waits for it."""
         exchange = channel.exchange
         if exchange is None:
             return False

@@ -60,7 +60,7 @@ class Shedding:
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
                 (silent_ms,) = struct.unpack_from("=I", info, _LAST_DATA_AT)
                 waited_s = max(waited_s, silent_ms / 1000)
-            except (OSError, AttributeError, struct.error):  # closed; or not Linux
+            except (OSError, AttributeError, struct.error):  # closed, or not Linux
                 pass
         start = exchange.fields.get("HTTP_X_REQUEST_START")
         if start is not None and exchange.req.cfg.trusts(exchange.req.peer_addr):
