@@ -22,9 +22,8 @@ from ..http.head import check_field
 from ..sockets.options import Address
 from .terminal import lines_of, show
 
-# Exit statuses of all commands. 1: something was found, or a part failed; 2: a wrong option, or
-# nothing could be done; 3: the app cannot be loaded or does not start. Others as shells report the
-# end by a signal.
+# Exit statuses of all commands. 1: a finding, or a part failed. 2: a wrong option, or nothing could
+# be done. 3: the app cannot be loaded or does not start. Others report a signal, as in shells.
 STATUS_PART_FAILED = 1
 STATUS_USAGE = 2
 STATUS_NOT_STARTED = 3
@@ -100,7 +99,7 @@ def option(
     """Add an option.
 
     :param group: a parser, or a group of one.
-    :param value: the name of its value; None for an option without one, "" for one of the
+    :param value: the name of its value. None for an option without one, "" for one of the
         choices.
     :param default: the help text shows it.
     :param repeated: the option's value is a list.
@@ -158,7 +157,10 @@ def pair(separator: str) -> Callable[[str], tuple[str, str]]:
 
 
 def count(text: str, otherwise: str = "") -> int:
-    """The type of an option: 1, 2, 3, ...; the error names what else it takes."""
+    """The type of an option: 1, 2, 3 and on.
+
+    :param otherwise: other allowed values, for the error.
+    """
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         expected = f"expected a whole number of at least 1{otherwise}"
         raise argparse.ArgumentTypeError(f"{text!r}: {expected}")
@@ -199,7 +201,10 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
 
 
 def check_writable(option: str, path: str) -> None:
-    """:raises ConfigurationError: if an option's file cannot be written; nothing is written yet."""
+    """:raises ConfigurationError: if an option's file cannot be written.
+
+    Nothing is written yet.
+    """
     target = os.path.realpath(path)  # a link may lead nowhere
     folder = os.path.dirname(target)
     try:
@@ -231,7 +236,7 @@ def unix_path(bind: str) -> str | None:
 
 
 def check_unix_path(path: str) -> None:
-    """Check that a server can listen on a Unix socket; one that no server listens on is replaced.
+    """Check that a server can listen on a Unix socket. One that no server listens on is replaced.
 
     :raises ConfigurationError: if another file is there.
     :raises WSGIFastError: if a server listens there.

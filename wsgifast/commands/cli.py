@@ -40,8 +40,8 @@ wsgifast COMMAND --help explains each command.
 def program() -> NoReturn:
     """Run one command, and end this process.
 
-    Python waits for threads. Those of an app that the doctor has loaded, as its job runner, may
-    never end; nor are they waited for where `wsgifast bench` serves an app.
+    Python waits for threads. Threads of an app that the doctor has loaded, such as its job runner,
+    may never end. `wsgifast bench` does not wait for them either.
     """
     _open_missing_streams()
     status = main()
@@ -70,16 +70,15 @@ def _open_missing_streams() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    :param argv: without the program's name; by default the process's own.
-    :returns: the exit status: 0; 1 if a command found something or failed in part; 2 for a wrong
-        option; 3 if the app cannot be loaded.
+    :param argv: without the program's name. By default the process's own.
+    :returns: the exit status, see `arguments`.
     """
     parser = command_parser()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         parser.print_help(sys.stderr)
         return STATUS_USAGE
-    # argparse would consume "--"; what follows it is for the server.
+    # argparse would consume "--". The words after it are for the server.
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options, unknown = parser.parse_known_args(arguments[:at])
     if hasattr(options, "paths"):  # argparse finds none behind an option

@@ -21,7 +21,7 @@ from ..http.headers import Headers
 
 # As browsers ask for a page.
 BROWSER_ACCEPT_ENCODING = ("Accept-Encoding", "gzip, deflate, br, zstd")
-# This much of a body is kept; the rest is not read.
+# Further bytes of a body are not read.
 _MOST_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 1 << 20
 # Of a client that reads slowly.
@@ -31,7 +31,7 @@ _SLOW_BUFFER_BYTES = 4096
 class NoAnswer(WSGIFastError, OSError):
     """The server cannot be reached, breaks off, or does not speak HTTP.
 
-    :ivar status: of the head, if there was one at least; and its headers.
+    :ivar status: of the head, if there was one. `headers` are its headers.
     """
 
     status: int | None = None
@@ -162,7 +162,7 @@ class HTTPClient:
     ) -> Answer:
         """One request, on a connection of its own or on an open one.
 
-        :param take: gets the whole body, in blocks; otherwise its beginning is in the answer.
+        :param take: gets the whole body, in blocks. Without it the answer has the beginning.
         :raises NoAnswer: if the answer does not end in time, or is not HTTP.
         """
         connection = self.connect() if on is None else on

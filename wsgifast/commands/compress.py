@@ -1,4 +1,4 @@
-"""`wsgifast compress DIR`: write compressed siblings of files; or train a dictionary of pages."""
+"""`wsgifast compress DIR`: write compressed files, or train a dictionary of pages."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _train(urls: Sequence[str], output: str) -> int:
 
 
 def _page(url: str) -> tuple[bytes | None, str]:
-    """Fetch a page; None, and why, if it cannot be in a dictionary that everybody can read."""
+    """Fetch a page. Return None and the reason if it may not be in a public dictionary."""
     client, path = HTTPClient.of_url(url, limit_s=_PAGE_LIMIT_S)
     try:
         answer = client.ask(path or "/", headers=[("Accept-Encoding", "identity")])

@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
 def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
     from gunicorn.app.base import BaseApplication
 
-    # gunicorn's from here on; the configuration is loaded again at each SIGHUP.
+    # gunicorn's from here on. The configuration is loaded again at each SIGHUP.
     bind = f"fd://{listener.detach()}"
 
     class Application(BaseApplication):  # type: ignore[misc]

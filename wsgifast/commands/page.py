@@ -1,6 +1,6 @@
 """Reports as one HTML page that one can pass on: nothing is loaded from elsewhere.
 
-Text goes through :func:`escaped` before it comes here; the charts escape what they are given.
+Text goes through :func:`escaped` before it comes here. The charts escape what they are given.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ svg .title { font-weight: 600; }
 
 
 def escaped(text: str) -> str:
-    """Text as HTML; with quotes, so that it may stand in an attribute too."""
+    """Return text as HTML, with escaped quotes, so that it may stand in an attribute too."""
     return html.escape(lines_of(text))
 
 
 def page(title: str, body: str, *, by: str, note: str = "") -> str:
-    """The whole page; light or dark as its reader's system is.
+    """Return the whole page, light or dark like its reader's system.
 
     :param title: text.
     :param body: HTML.
@@ -93,7 +93,7 @@ def page(title: str, body: str, *, by: str, note: str = "") -> str:
 
 
 def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that is scrolled sideways where it is too wide; its cells are HTML."""
+    """A table that is scrolled sideways where it is too wide. Its cells are HTML."""
     head = "".join(f"<th>{column}</th>" for column in columns)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
     return (
@@ -102,7 +102,7 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-# Pixels down, in a chart: the lines of a bar's label, its value, and the mark below them; and the
+# Pixels down, in a chart: the lines of a bar's label, its value, and the mark below them. The
 # line at the end. Positions across are percentages, so that the text keeps its size on a phone, for
 # which labels are broken into lines, too.
 _LINE_PX, _TEXT_Y_PX, _VALUE_Y_PX, _MARK_Y_PX, _BAR_PX, _END_PX = 16, 14, 14, 26, 10, 44
@@ -118,7 +118,7 @@ _BETTER = {
 class Bar(NamedTuple):
     """A bar of a chart.
 
-    :ivar ratio: the median, the lowest and the highest; None: there is a dot in its place.
+    :ivar ratio: the median, the lowest and the highest. None: there is a dot in its place.
     :ivar good: None: that is not clear.
     :ivar less: less is better.
     """
@@ -147,7 +147,7 @@ def ratio_chart(
 
 
 def _draw(bars: Sequence[Bar], marks: list[str], top: int) -> int:
-    """Append bars with their title and their axis; return where they end."""
+    """Append bars with their title and their axis, and return where they end."""
     ends = [end for bar in bars for end in bar.ratio or () if end > 0]
     ticks = _ticks(min([1.0, *ends]), max([1.0, *ends]))
     lowest, highest = math.log(ticks[0]), math.log(ticks[-1])
@@ -188,7 +188,7 @@ def _axis_labels(ticks: Sequence[float], y: int, x: Callable[[float], float]) ->
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """The marks of an axis that holds two ratios; a bar to 1 has a length on it."""
+    """The marks of an axis that holds two ratios. A bar to 1 has a length on it."""
     low = min(low, 0.99)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if last - first > _LONG_DECADES:

@@ -47,8 +47,8 @@ def printable(text: str) -> str:
     r"""Text for one line: what a terminal could act on, or would not show, is escaped.
 
     That is each character that is no letter, mark, digit, punctuation, symbol or plain space:
-    control characters (C0, DEL, C1), so also ESC and line ends; formatting characters, such as
-    bidirectional overrides; surrogates; and unassigned ones. They are written as in Python:
+    control characters (C0, DEL, C1), so also ESC and line ends, formatting characters, such as
+    bidirectional overrides, surrogates, and unassigned ones. They are written as in Python:
     "\\x1b", "\\u202e".
     """
     if text.isprintable():
@@ -71,7 +71,7 @@ def _encodable(text: str, stream: TextIO) -> str:
 
 
 def output_width() -> int | None:
-    """The columns of the terminal that stdout is; None if it is a file or a pipe."""
+    """The columns of the terminal that stdout is. None if it is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -112,7 +112,7 @@ def progress_line() -> Iterator[Progress]:
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Align rows under their column titles: the first column left, the others right.
 
-    :param rows: cells of any type, see :func:`cell_text`; a single cell is a line of its own.
+    :param rows: cells of any type, see :func:`cell_text`. A single cell is a line of its own.
     """
     widths = _widths(columns, rows)
     lines = [_line(columns, widths), "  ".join("-" * width for width in widths)]
@@ -123,7 +123,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def tables(columns: Sequence[str], rows: Sequence[Sequence[object]], width: float) -> list[str]:
     """As :func:`table`, split into several tables that fit, each with the first column.
 
-    :param width: in characters; a table of two columns may be wider.
+    :param width: in characters. A table of two columns may be wider.
     """
     widths = _widths(columns, rows)
     parts: list[list[int]] = []
@@ -162,7 +162,7 @@ def fitted(
 ) -> list[list[str]]:
     """The cells of a table, all of a column in as many columns of the terminal.
 
-    :param width: of the table, if it can be; None for any.
+    :param width: of the table, if it can be. None for any.
     :param least: the columns that are cut where it is too wide, in this order, and what is left.
     """
     widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]

@@ -229,7 +229,7 @@ class Bar:
     value: float
 
     def missed(self, result: Result, name: str) -> tuple[str, bool] | None:
-        """A sentence, if a contender misses it; and whether that is sure, for all the noise."""
+        """Return a sentence if a contender misses it, and whether the noise leaves no doubt."""
         figure = FIGURES[self.name]
         found = figure.of(result, name)
         seen = found.median if isinstance(found, Ratio) else found

@@ -31,7 +31,7 @@ _LOOK_S = 1.0
 
 
 class LocustFailed(WSGIFastError, RuntimeError):
-    """Locust's process ended, or its workers did not connect; with its message."""
+    """Locust's process ended, or its workers did not connect. The text is its message."""
 
 
 @dataclass(frozen=True)

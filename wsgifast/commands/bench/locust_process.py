@@ -86,8 +86,8 @@ class DownloadUser(FastHttpUser):
 
         A redirection is an answer like any other: nothing but the server is asked.
 
-        :param name: what Locust's tables call it; the path by default.
-        :param expected: bytes that the body must have; another count is a failure.
+        :param name: in Locust's tables. By default the path.
+        :param expected: the size that the body must have. Another size is a failure.
         :param body: sent by POST in place of the GET.
         :returns: whether it succeeded.
         """
@@ -98,7 +98,7 @@ class DownloadUser(FastHttpUser):
         with self.client.request(
             "GET" if body is None else "POST",
             path,
-            # As it is; geventhttpclient 2.4 makes two writes of None, which wait for each other.
+            # geventhttpclient 2.4 makes two writes of None, which wait for each other.
             data=body or b"",  # type: ignore[arg-type]
             name=name,
             stream=True,  # leaves the body to us
@@ -107,7 +107,7 @@ class DownloadUser(FastHttpUser):
         ) as response:
             size, problem = 0, ""
             status = response.status_code
-            if status:  # else there is no answer; Locust reports why
+            if status:  # without a response Locust reports why
                 try:
                     for block in response.iter_content(READ_BLOCK_BYTES, decode_content=False):
                         size += len(block)

@@ -30,10 +30,10 @@ from ..loading.servers import START
 
 HOST = "127.0.0.1"
 Address = tuple[str, int]
-# Importing a large app takes seconds on a busy machine; a server that still does not listen after
+# Importing a large app takes seconds on a busy machine. A server that does not listen after
 # this time hangs.
 START_S = 30.0
-# gunicorn's workers finish their requests first; what has not ended by then is killed.
+# gunicorn's workers finish their requests first. After this time they are killed.
 STOP_S = 10.0
 # Below those that systems give to clients (Linux from 32768 on, IANA's from 49152 on).
 UNASSIGNED_PORTS = range(10_000, 32_000)
@@ -42,7 +42,7 @@ LOG_TAIL_LINES = 25
 
 
 # The guard. Its input is a line for each process group: "+1234" that it has begun, "-1234" that it
-# has ended. The end of the input is the end of the benchmark; what is left is killed.
+# has ended. At the end of the input, which is that of the benchmark, it kills the others.
 _GUARD = """
 import contextlib, os, signal, sys
 groups = set()
@@ -55,18 +55,18 @@ for group in groups:
 
 
 class ServerFailed(WSGIFastError, RuntimeError):
-    """A server did not start, or ended; the message contains the end of its log."""
+    """A server did not start, or ended. The message contains the end of its log."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A kind of server; equal ones are started once in a run.
+    """A kind of server. Equal ones are started once in a run.
 
     :ivar argv: its command, in which "{host}" and "{port}" stand for where it is to listen and
-        "{folder}" for the folder of the run's files. A first item of "python" is this interpreter;
+        "{folder}" for the folder of the run's files. A first item of "python" is this interpreter.
         -m behind it leaves the working directory out of the search path, see
         :data:`wsgifast.commands.loading.servers.START`.
-    :ivar env: added to its environment; its values have the same placeholders.
+    :ivar env: added to its environment. Its values have the same placeholders.
     """
 
     argv: tuple[str, ...]
@@ -120,7 +120,7 @@ def running_server(
 ) -> Iterator[RunningServer]:
     """Start a server, wait until it accepts connections, stop it at the end of the block.
 
-    :param name: what messages call it; by default its command.
+    :param name: in messages. By default its command.
     :param folder: what "{folder}" stands for.
     :param port: 0 for a free one.
     :param start_s: how long it may take until it listens.
@@ -230,8 +230,8 @@ def temporary_folder(name: str) -> Iterator[Path]:
 def orderly_end() -> Iterator[None]:
     """Let SIGTERM, and the SIGHUP of a terminal that closes, end this process as Ctrl-C does.
 
-    That is through every `finally` on the way. Leaves handlers of the program's own alone; without
-    effect in any but the main thread, which is the one that runs handlers.
+    That is through every `finally` on the way. It leaves handlers of the program alone. It
+    has an effect in the main thread only, which is the one that runs handlers.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
@@ -272,7 +272,7 @@ def free_port(host: str = HOST) -> int:
 def wait_until(
     condition: Callable[[], object], seconds: float, *, interval_s: float = 0.02
 ) -> bool:
-    """Wait until something is so; False if it is not after this time."""
+    """Wait for a condition. Return False if it does not hold after this time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 """gunicorn and uvicorn, for any app that can be imported: as it is, or wrapped.
 
-Both import :func:`app`; an environment variable names the real app, since uvicorn accepts no
+Both import :func:`app`. An environment variable names the real app, since uvicorn accepts no
 factory with arguments.
 """
 
@@ -30,9 +30,9 @@ def sides(
     options: Mapping[str, Any] | None = None,
     more: Sequence[str] = (),
 ) -> dict[str, Server]:
-    """The contenders for an app: as it is first, then wrapped, in the best way last.
+    """Return the contenders for an app: unwrapped first, then wrapped, with the best way last.
 
-    :param worker_classes: gunicorn's; the app as it is gets the first alone.
+    :param worker_classes: gunicorn's. The unwrapped app gets the first one.
     :param options: WSGIFast's or ASGIFast's.
     :param more: options for the server's own command.
     :raises MissingExtra: if the server is not installed.
@@ -62,7 +62,7 @@ def _short(worker_class: str) -> str:
 
 
 def _check_worker_class(name: str) -> None:
-    """:raises ConfigurationError: if gunicorn has none of this name; modules are not looked at."""
+    """:raises ConfigurationError: if gunicorn has none of this name. Modules are not looked at."""
     from gunicorn.util import load_class
 
     if not set(".:") & set(name):
@@ -83,7 +83,7 @@ def served(
     """An app on a server.
 
     :param target: see :func:`wsgifast.commands.loading.load_app`.
-    :param options: those of WSGIFast or ASGIFast; None for the app as it is.
+    :param options: those of WSGIFast or ASGIFast. None for the unwrapped app.
     """
     env = {VARIABLE: json.dumps({"target": target, "options": options, "server": server})}
     if server == "gunicorn":
@@ -104,7 +104,7 @@ def gunicorn(
 
     :param app: what gunicorn takes: "module:app", or "module:factory('argument')".
     :param options: added at the end, such as "--no-sendfile".
-    :param threads: of a gthread-like worker; other workers have none and ignore it.
+    :param threads: of a gthread-like worker. Other workers have none and ignore it.
     :param tls: with the certificate "{folder}/server.pem".
     """
     pem = ("--certfile", "{folder}/server.pem", "--keyfile", "{folder}/server.pem")
@@ -127,7 +127,7 @@ def gunicorn(
 def uvicorn(
     app: str, *options: str, ours: bool = False, env: Mapping[str, str] | None = None
 ) -> Server:
-    """uvicorn; it takes uvloop and httptools by itself, as they are installed.
+    """uvicorn. It uses uvloop and httptools if they are installed.
 
     :param ours: with asgifast's protocol.
     """
@@ -154,7 +154,7 @@ def found_app(target: str, more: Sequence[str]) -> tuple[ServerName, Loaded]:
 
 
 def app() -> Any:
-    """The app that the environment names, as it is or wrapped; for servers."""
+    """Return the app that the environment names, unwrapped or wrapped, for a server."""
     arguments = json.loads(os.environ[VARIABLE])
     loaded = load_app(arguments["target"], arguments["server"])
     options = arguments["options"]

@@ -1,6 +1,6 @@
 """The doctor: which endpoints of an app return slow, wrong or fragile bodies, and what it costs.
 
-From the command line `wsgifast doctor shop.wsgi:application`; in tests::
+On the command line: `wsgifast doctor shop.wsgi:application`. In tests::
 
     from wsgifast.commands.doctor import as_text, examine
 

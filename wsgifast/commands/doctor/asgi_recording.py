@@ -38,7 +38,7 @@ class TimeLimit(WSGIFastError, TimeoutError):
 
 
 class StartedApp:
-    """An ASGI app that has started; one request at a time.
+    """An ASGI app that has started. It gets one request at a time.
 
     :raises TimeLimit: if the app's startup does not end.
     :raises WSGIFastError: if the app reports that its startup failed.
@@ -134,7 +134,7 @@ class StartedApp:
             recording.timed_out = True
         finally:
             client.close()
-        # Threads that read files count; the client does not, since it is not part of the server.
+        # Threads that read files count. The client does not, since it is not part of the server.
         recording.cpu_s = time.process_time() - cpu - client.cpu_s
         recording.from_threads = max(0, self._from_threads - from_threads)
         return recording

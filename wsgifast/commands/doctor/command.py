@@ -36,7 +36,7 @@ from .search import Allow
 
 # Paths in the suggested command: each takes about 15 seconds.
 _MOST_TO_MEASURE = 3
-# Reasons why nothing was reached, in the last line; the report has all of them.
+# Reasons why nothing was reached, in the last line. The report has all of them.
 _MOST_REASONS = 3
 # Options that do not go with --live.
 _OF_APPS = ("access_log", "openapi", "value", "all", "unsafe", "https")
@@ -170,9 +170,9 @@ def _examined(options: argparse.Namespace) -> Report:
 
 
 def _allow(options: argparse.Namespace) -> bool | Allow:
-    """Whether to request what may change something; on a terminal a person is asked.
+    """Whether to request endpoints that may change something. On a terminal a person is asked.
 
-    Not about paths that are named: then nothing else is requested.
+    There is no question about named paths, because nothing else is requested then.
     """
     is_asked = sys.stdin.isatty() and sys.stderr.isatty()
     is_all = bool(options.all or options.unsafe)
@@ -198,7 +198,7 @@ def _shown(endpoint: Endpoint) -> str:
 
 
 def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fetch], Found] | None:
-    """Finds the endpoints that the command line names; None to use those of the framework."""
+    """Return a function that finds the endpoints of the command line. None: the framework's."""
 
     def find(fetch: Fetch) -> Found:
         found = from_paths(options.paths)

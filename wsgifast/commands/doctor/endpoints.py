@@ -64,7 +64,7 @@ def from_access_log(path: str, *, most: int = 200) -> Found:
 
 
 def _read(line: str) -> tuple[str, str, str] | None:
-    """The method, the URL and the status in a line of an access log; None if it has none."""
+    """Return method, URL and status of a line of an access log. None if it has none."""
     if not line.startswith("{"):
         found = _LOGGED.search(line)
         method, url, status = found.groups() if found else ("", "", "")
@@ -92,7 +92,7 @@ def _some(found: Found, problem: str) -> Found:
 
 
 def _path_of(url: str) -> str:
-    """The path and query of a URL, percent-encoded; //x is a path, not a host."""
+    """Return the path and query of a URL, percent-encoded. //x is a path, not a host."""
     path = _ORIGIN.sub("", url).partition("#")[0]
     return encoded(path if path.startswith("/") else f"/{path}")
 
@@ -170,10 +170,10 @@ _READ_ONLY = "the OpenAPI document describes what it returns, and nothing that i
 def _is_read_only(document: Mapping[str, Any], item: Mapping[str, Any], method: str) -> bool:
     """Whether a document says of an operation that it only returns something.
 
-    Its method is not enough: many frameworks let GET call any function, and list it as one. The
-    operation has to describe the representation that it returns (RFC 9110 9.3.1: GET is a transfer
-    of one), other than a page or a text; to take no body; to answer with no status of an action,
-    such as 201; and not to be offered by another method as well. That of Swagger 2.0 never is.
+    Its method is not enough, because many frameworks let GET call any function. The operation must
+    describe the representation that it returns (RFC 9110, section 9.3.1: GET transfers one). That
+    is neither a page nor a text. It takes no body, has no status of an action, such as 201, and no
+    other method offers it. An operation of Swagger 2.0 is never read-only.
     """
     operation = item[method]
     if method not in ("get", "head") or "requestBody" in operation:
@@ -211,7 +211,7 @@ def _describes_type(kind: str, media: Mapping[str, Any]) -> bool:
 
 
 def _followed(document: Mapping[str, Any], node: Any) -> Mapping[str, Any]:
-    """What a reference within a document refers to; anything else as it is."""
+    """Return the target of a reference within a document, and anything else unchanged."""
     for _ in range(8):
         if not (isinstance(node, Mapping) and str(node.get("$ref", "")).startswith("#/")):
             break

@@ -1,4 +1,4 @@
-"""Examines an app in this process: each endpoint raw and wrapped, in turn; and compares both.
+"""Requests each endpoint of an app in this process, raw and wrapped in turn, and compares both.
 
 Responses change by themselves, too: they have the time in them, a token, a counter. So a difference
 counts only if it is there each time that both are requested in turn, and the app's own response is
@@ -28,7 +28,7 @@ from .findings import BLOCKED_S
 from .model import CodedSize, Cost, Endpoint, Observation, Recording
 from .recording import record_wsgi
 
-# Runs of each contender, to measure costs; quick endpoints get all of them.
+# Runs of each contender, to measure costs. Quick endpoints get all of them.
 _ROUNDS = 12
 # Runs that every endpoint gets, and the time for further ones, in seconds.
 _LEAST_ROUNDS = 5
@@ -57,9 +57,9 @@ Observe = Callable[[Endpoint], Observation]
 def observer(
     app: Any, interface: Interface, wrapped: Any = None, *, limit_s: float
 ) -> Iterator[tuple[Record, Observe]]:
-    """Functions that request an endpoint of an app: once, as it is; and as often as needed.
+    """Functions that request an endpoint of an app: once, and as often as needed.
 
-    :param wrapped: the app in WSGIFast or ASGIFast, with options; None for their defaults.
+    :param wrapped: the app in WSGIFast or ASGIFast, with options. None for their defaults.
     :param limit_s: seconds for one request.
     :raises WSGIFastError: if an ASGI app does not start.
     """
@@ -137,7 +137,7 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
 
 
 def coded_sizes(answer: Recording) -> dict[str, CodedSize]:
-    """What each coding would make of a large body that has none; empty if that gains nothing."""
+    """Return the sizes of a large uncompressed body by coding. Empty if that gains nothing."""
     body = bytes(answer.body)
     coding = ResponseCoding(Compression(), "GET", "gzip", [])
     decision = coding.decide(answer.status or 0, answer.headers)
@@ -153,7 +153,7 @@ def coded_sizes(answer: Recording) -> dict[str, CodedSize]:
 
 
 def _least_blocked_s(seen: Observation, record: Record) -> float:
-    """The longest turn of the event loop; measured again if it is long.
+    """Return the longest turn of the event loop, measured again if it is long.
 
     On a busy machine some turns take long whatever the app does.
     """
@@ -216,7 +216,7 @@ def changes(
 
     :param contenders: "raw", "wrapped", for ASGI also "sendfile".
     :param asked_for: the endpoint, and with other headers.
-    :param known: first responses, by contender and endpoint; others are added.
+    :param known: first responses, by contender and endpoint. Others are added.
     :param is_late: whether there is no time for the other headers.
     """
     ways = [way for way in ("wrapped", "sendfile") if way in contenders]

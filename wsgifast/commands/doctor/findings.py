@@ -1,6 +1,6 @@
 """The doctor's findings: what each is, and when an observation is one. Requests nothing.
 
-findings.md has their text, a section for each; the documentation shows it too. Their ids never
+findings.md has their text, a section for each, which the documentation shows too. Their ids never
 change.
 """
 
@@ -129,7 +129,7 @@ _FROM_THREADS = 0.5
 # Ways of Observation.costs, where their names are not for people.
 _WAYS = {"sendfile": "by sendfile", "pathsend=True": "by sendfile"}
 
-# A coding whose result is above this share of the body does not shrink it; small bodies never do.
+# A coding whose result is above this share of the body does not shrink it. Small bodies never do.
 _HARDLY_SMALLER = 0.95
 _SMALL_BYTES = 1000
 # A compressed copy that is kept costs no more than the file. One made for each request costs more,
@@ -205,7 +205,7 @@ def add_to(report: Report, seen: Observation, findings: Sequence[Finding]) -> No
 
 
 def answers_error(seen: Observation) -> Finding | None:
-    """The finding about a 5xx; None for any other status."""
+    """Return the finding about a 5xx. None for any other status."""
     status = seen.raw.status
     if status is None or status < 500:
         return None
@@ -213,7 +213,7 @@ def answers_error(seen: Observation) -> Finding | None:
 
 
 def _why_not_reached(seen: Observation) -> str | None:
-    """Why an answer says nothing about the endpoint, and what may help; None if it does."""
+    """Return why an answer says nothing about the endpoint, with a hint. None if it does."""
     raw = seen.raw
     status = raw.status or 0
     if 300 <= status < 400:

@@ -14,17 +14,17 @@ from .examination import MOST_S
 from .findings import CATALOGUE
 from .model import Finding, Observation, Report, Severity, Unreached
 
-# Raised when a field changes its meaning or goes; new fields may come at any time.
+# Raised when a field changes its meaning or goes. New fields may come at any time.
 JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": RED, "slow": YELLOW, "info": CYAN}
 _LEAST_WIDTH = 60
 # The most of each column, however much room there is: id, endpoint, what it returns. Texts of
-# exceptions are long; --format json and the page have all of them.
+# exceptions are long. --format json and the page have all of them.
 _MOST_COLUMNS = (5, 40, 60)
 _MOST_REASON = 120
 # Of the columns that are cut first: what it returns, and the endpoint.
 _LEAST = {2: 16, 1: 12}
-# Of endpoints that were not reached; --format json has all.
+# Of endpoints that were not reached. --format json has all.
 _MOST_REASONS, _MOST_NAMES = 12, 3
 _WRAPPED = "The app is already wrapped with wsgifast. Findings that it fixes are not failures."
 _FIX_INDENT = " " * len("WF001  ")
@@ -63,7 +63,7 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
 
 
 def by_reason(unreached: Iterable[Unreached]) -> list[tuple[str, list[str]]]:
-    """Reasons with the names of their endpoints, the most frequent first; missing values last.
+    """Reasons with the names of their endpoints, the most frequent first. Missing values last.
 
     A large app has many kinds of the latter.
     """
@@ -101,7 +101,7 @@ def summary(report: Report) -> str:
 
 
 def as_json(report: Report) -> str:
-    """Everything, for programs; see JSON_VERSION."""
+    """Return everything, for programs, see JSON_VERSION."""
     return json.dumps(_data(report), indent=2)
 
 

@@ -20,8 +20,8 @@ class _Route(NamedTuple):
     """A pattern and its methods.
 
     :ivar files: that it serves, if it serves some.
-    :ivar evidence: what says that a request by GET changes nothing; empty if nothing does.
-    :ivar unlimited: the methods whose bodies may have any size; None for each that takes one.
+    :ivar evidence: the reason why a GET changes nothing, or empty.
+    :ivar unlimited: the methods whose bodies may have any size. None for each that takes one.
     """
 
     pattern: str
@@ -38,7 +38,7 @@ _MAX_LAYERS = 50
 
 # A group of a regular expression, with one level of groups in it.
 _GROUP = re.compile(r"\((?:\?P<(?P<name>\w+)>|\?:)?(?:[^()]|\([^()]*\))*\)")
-# The packages of frameworks, by that of an app's class; one of another package is named by its own.
+# The packages of frameworks. An app of another package is named by its own.
 _PACKAGES = frozenset({"django", "fastapi", "flask", "quart", "starlette", "werkzeug"})
 
 
@@ -49,7 +49,7 @@ _UPLOADING = frozenset({"PATCH", "POST", "PUT"})
 class Listed(NamedTuple):
     """What an app's framework lists.
 
-    :ivar framework: its name; None if it is unknown.
+    :ivar framework: its name. None if it is unknown.
     :ivar unlimited: method and pattern of the endpoints whose request bodies may have any size, as
         far as the framework is asked.
     """
@@ -182,7 +182,7 @@ def _django(app: Any) -> _Routes | None:
     return routes
 
 
-# Middlewares that serve STATIC_ROOT under STATIC_URL; and views of files.
+# Middleware that serves STATIC_ROOT under STATIC_URL. Then views of files.
 _DJANGO_STATIC = frozenset(
     {"whitenoise.middleware.WhiteNoiseMiddleware", "servestatic.middleware.ServeStaticMiddleware"}
     | {"wsgifast.django.StaticFilesMiddleware"}
@@ -191,7 +191,7 @@ _DJANGO_VIEWS = ("django.views.static", "django.contrib.staticfiles.views")
 
 
 def django_refuses_host(host: str) -> bool | None:
-    """Whether the Django of this process refuses a Host; None without Django."""
+    """Whether the Django of this process refuses a Host. None without Django."""
     requests = sys.modules.get("django.http.request")
     if requests is None:
         return None
@@ -222,7 +222,7 @@ def _django_routes(resolver: Any, prefix: str) -> _Routes:
 
 
 def _django_pattern(pattern: Any) -> str:
-    """A route as it is; a regular expression, as far as it can be read as one."""
+    """Return a route, and a regular expression as far as it can be read as one."""
     text = str(pattern)
     if hasattr(pattern, "_route"):
         return text
@@ -263,8 +263,8 @@ def _is_fastapis_own(route: Any) -> bool:
 def _with_paths(routes: Sequence[Any]) -> list[Any]:
     """Those that have a path.
 
-    Among those of a newer FastAPI are included routers, which have their routes inside; a Host of
-    Starlette's has no path.
+    A newer FastAPI lists included routers, which have their routes inside. Starlette's Host has no
+    path.
     """
     unfolded = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", list)
     return [each for each in unfolded(routes) if isinstance(getattr(each, "path", None), str)]
@@ -301,14 +301,14 @@ Files = Mapping[str, str]
 
 
 def is_a(app: Any, module: str, name: str) -> bool:
-    """Whether an app is of a class; nothing is imported, for an app of it has imported it."""
+    """Return whether an app is of a class. It is not imported, because the app has done so."""
     loaded = sys.modules.get(module)
     kind = getattr(loaded, name, None)
     return isinstance(kind, type) and isinstance(app, kind)
 
 
 def files_served_by(app: Any) -> Files | None:
-    """The files of an app or middleware that serves static files; None if it serves none."""
+    """The files of an app or middleware that serves static files. None if it serves none."""
     if isinstance(app, StaticFilesBase):
         return files_below(app._lookup.prefix, [each.path for each in app._lookup.directories])
     if is_a(app, "starlette.staticfiles", "StaticFiles"):
@@ -327,7 +327,7 @@ def files_served_by(app: Any) -> Files | None:
 
 
 def files_below(prefix: str, directories: Iterable[str | os.PathLike[str]]) -> Files:
-    """The files in directories, under a prefix that ends with a slash; hidden ones left out."""
+    """The files in directories, under a prefix that ends with a slash. Hidden ones left out."""
     return {
         prefix + quote(os.path.relpath(path, top), safe="/"): path
         for top in [str(os.fspath(each)) for each in directories]

@@ -40,10 +40,10 @@ def look_at(
 ) -> Report:
     """Examine some paths of a running server, by GET.
 
-    About ten requests for each path; with a body of 1 MiB or more among them, eight more clients
-    that read slowly for two seconds.
+    It makes about ten requests for each path. For a body of 1 MiB or more, eight further clients
+    read slowly for two seconds.
 
-    :param url: such as "http://127.0.0.1:8000"; a path in it goes before the others.
+    :param url: such as "http://127.0.0.1:8000". A path in it goes before the others.
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
     :raises ConfigurationError: if the URL or a path is malformed, or an id is unknown.

@@ -88,23 +88,23 @@ MAX_KEPT_BYTES = 8 * 1024 * 1024
 class Recording:
     """One response, as a server sees it.
 
-    :ivar status: the code; None if the app sent none.
-    :ivar returned: the class of what the app returned, as in "list" or "werkzeug.wsgi.Closing...";
+    :ivar status: the code. None if the app sent none.
+    :ivar returned: the class of what the app returned, as in "list" or "werkzeug.wsgi.Closing...".
         for ASGI "messages".
     :ivar chunks: as the app produced them, before any repair.
     :ivar body: its first MAX_KEPT_BYTES.
     :ivar digest: of all that was sent of the body.
     :ivar sent_bytes: of the body.
     :ivar from_threads: ASGI: how often the app's coroutine waited for another thread, or nearly so.
-    :ivar sent_as: environ["wsgifast.sent_as"]; None where the app was not wrapped.
+    :ivar sent_as: environ["wsgifast.sent_as"]. None where the app was not wrapped.
     :ivar app_s: seconds spent in the app, including its iterator.
     :ivar file_bytes: the size of the file that the app opened meanwhile and that is the body.
     :ivar by_sendfile: body bytes sent by sendfile.
-    :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds; if that is long, the
+    :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds. If that is long, the
         minimum of several requests.
-    :ivar held: whether the app's thread had to wait for a client that does not read;
+    :ivar held: whether the app's thread had to wait for a client that does not read.
         None if not tested.
-    :ivar problem: how the app violated PEP 3333 or ASGI; None if it did not.
+    :ivar problem: how the app violated PEP 3333 or ASGI. None if it did not.
     :ivar error: the exception that the app raised, and where.
     :ivar timed_out: the response was not complete within the time limit.
     """
@@ -131,7 +131,7 @@ class Recording:
     timed_out: bool = False
 
     def header(self, name: str) -> str | None:
-        """The first value of a header; None if it was not sent."""
+        """The first value of a header. None if it was not sent."""
         return Headers(self.headers).get(name.lower())
 
     def sent(self, data: bytes) -> None:
@@ -142,7 +142,7 @@ class Recording:
 
     @property
     def coding(self) -> str:
-        """The Content-Encoding, such as "gzip"; "" for none."""
+        """The Content-Encoding, such as "gzip". "" for none."""
         names = list_members(self.header("Content-Encoding") or "")
         return ", ".join(name for name in names if name != "identity")
 

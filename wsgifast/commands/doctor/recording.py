@@ -3,7 +3,7 @@
 It sends a body like gunicorn's gthread worker: the head and each chunk by a send of its own, framed
 for HTTP/1.1, and files in its `wsgi.file_wrapper` by sendfile. So the CPU time that it measures is
 what such a server would spend. The ASGI server shares the base class of requests, which frames and
-records the response; the client, at the other end of the connection; and the search for the file
+records the response, the client at the other end of the connection, and the search for the file
 that an app opens for its body.
 """
 
@@ -79,7 +79,7 @@ class RecordedRequest:
             self._transmit(data)
 
     def _fails(self, problem: str) -> WSGIFastError:
-        """Record what the app did wrong; returns an exception to raise."""
+        """Record what the app did wrong. Returns an exception to raise."""
         self.recording.problem = problem
         return WSGIFastError(problem)
 
@@ -168,7 +168,7 @@ class RecordingClient:
         if not reads:
             self.server_side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SLOW_BUFFER_BYTES)
         self.server_side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        #: The client's own CPU seconds; whole once it is closed.
+        #: The client's own CPU seconds. Whole once it is closed.
         self.cpu_s = 0.0
         self.may_read = threading.Event()
         if reads:
@@ -177,7 +177,7 @@ class RecordingClient:
         self._thread.start()
 
     def close(self) -> None:
-        """Close both sides; an app that is still sending gets an error."""
+        """Close both sides. An app that is still sending gets an error."""
         self.may_read.set()
         with contextlib.suppress(OSError):
             self.server_side.shutdown(socket.SHUT_RDWR)
@@ -385,7 +385,7 @@ def _environ(endpoint: Endpoint) -> dict[str, Any]:
     given: dict[str, str] = {}
     for name, value in endpoint.headers:
         key = header_key(name.upper())
-        # As servers do; RFC 6265 has another separator for cookies.
+        # As servers do. RFC 6265 has another separator for cookies.
         separator = "; " if key == "HTTP_COOKIE" else ","
         given[key] = f"{given[key]}{separator}{value}" if key in given else value
     return environ | given

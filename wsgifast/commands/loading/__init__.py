@@ -1,4 +1,4 @@
-"""Loads an app by its name, like gunicorn, uvicorn and Flask; wraps and unwraps it.
+"""Loads an app by its name, like gunicorn, uvicorn and Flask, and wraps and unwraps it.
 
 `servers` loads it in a process of its own, as a server would with its options and configuration.
 """
@@ -131,7 +131,7 @@ def load_app(target: str, server: ServerName | None = None) -> LoadedApp:
         with ":app". The working directory is looked through first, as by `python -m`.
     :param server: this process is its worker: it has set up where to look, and how it finds an app
         counts. uvicorn calls what is no app and needs no arguments. An asynchronous factory's app
-        is an :class:`AwaitedApp`; without a server it is awaited in a loop of its own.
+        is an :class:`AwaitedApp`. Without a server it is awaited in a loop of its own.
     :raises AppNotLoaded: if it does not exist, raises, or is not an app.
     """
     if server is None:
@@ -164,7 +164,7 @@ def _awaited(app: AwaitedApp, server: ServerName | None, target: str) -> LoadedA
     # In a thread: this one may run a loop, or have none yet that the app's own code looks for.
     pool = ThreadPoolExecutor(1)
     making = pool.submit(contextvars.copy_context().run, asyncio.run, app.made())
-    pool.shutdown(wait=False)  # it ends after this; Ctrl-C does not wait for it
+    pool.shutdown(wait=False)  # it ends after this. Ctrl-C does not wait for it
     made = making.result()
     return LoadedApp(made, interface_of(made) or "WSGI", target)
 
@@ -295,13 +295,13 @@ def _django(settings_module: str) -> LoadedApp:
 
 
 def django_settings() -> Any:
-    """Django's settings; None where no app has configured them."""
+    """Django's settings. None where no app has configured them."""
     settings = getattr(sys.modules.get("django.conf"), "settings", None)
     return settings if settings is not None and settings.configured else None
 
 
 class AppNotLoaded(WSGIFastError, RuntimeError):
-    """The app could not be imported or created; the message says why."""
+    """The app could not be imported or created. The message says why."""
 
 
 def search_here() -> None:
@@ -448,7 +448,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An exception, and the innermost line of code behind it that is not Python's own; one line."""
+    """Return an exception, and the innermost line of code that is not Python's, in one line."""
     library = sysconfig.get_path("stdlib")
     packages = ("site-packages", "dist-packages")
     frames = [

@@ -102,8 +102,8 @@ _CLIENTS = frozenset({
 def configured_static(app: Any) -> dict[str, str]:
     """Directories of static files that may be served beside an app, by their URL prefixes.
 
-    Django's STATIC_ROOT, unless its middleware or one of its URLs serves it; Flask's static folder,
-    unless functions around each request may decide who gets it, or add headers.
+    Django's STATIC_ROOT is left out if its middleware or one of its URLs serves it. Flask's static
+    folder is left out if functions around each request may decide who gets it, or add headers.
     """
     found: dict[str, Any] = {}
     settings = django_settings()
@@ -130,7 +130,7 @@ def configured_static(app: Any) -> dict[str, str]:
 
 
 def _has_url(prefix: str | None) -> bool:
-    """Whether one of Django's URLs is for what is below a prefix; one for everything is not."""
+    """Return whether one of Django's URLs is below a prefix. A URL for everything is not."""
     from django.urls import resolve
 
     if not prefix:
@@ -227,7 +227,7 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
 
 
 def _problem_of_worker(cfg: Any) -> str:
-    """Return why FastWorker would refuse its options; "" if it does not, or is not the worker."""
+    """Return why FastWorker would refuse its options. "" if it does not, or is not the worker."""
     if cfg.worker_class_str not in _PERHAPS_FAST_WORKER:
         return ""
     try:
@@ -257,7 +257,7 @@ def _operators(cfg: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A setting's value that JSON has; None for others, such as functions."""
+    """A setting's value that JSON has. None for others, such as functions."""
     if isinstance(value, list):
         return [each for each in value if isinstance(each, str)]
     return value if isinstance(value, (str, int, float)) else None

@@ -31,7 +31,7 @@ START = (
 _PROCESS = "wsgifast.commands.loading.as_server"
 # A target: only the configuration is read.
 NO_APP = ":"
-# Importing a large app takes seconds on a busy machine; one that takes longer hangs.
+# Importing a large app takes seconds on a busy machine. One that takes longer hangs.
 _IMPORT_S = 60.0
 _LOG_BYTES = 4000
 # The extra and the packages of each server.
@@ -50,12 +50,12 @@ class Loaded:
     :ivar refusal: the server's message, if it refuses its arguments or ends at once.
     :ivar settings: of the server, those that have a value from anywhere.
     :ivar is_special: the server has options or a configuration that may count for the app.
-    :ivar memory_bytes: of the process that has loaded it; 0: it was not loaded.
+    :ivar memory_bytes: of the process that has loaded it. 0: it was not loaded.
     :ivar waits_for: packages that it has imported to ask other servers.
     :ivar static: directories of static files that its framework is configured with, by prefixes.
     :ivar free_probes: of PROBE_PATHS, those that no URL of its framework matches.
-    :ivar debug: the setting by which its framework debugs; empty if it does not.
-    :ivar tls_header: the environ key from which Django takes whether a request came by TLS; empty
+    :ivar debug: the setting by which its framework debugs. Empty if it does not.
+    :ivar tls_header: the environ key from which Django takes whether a request came by TLS. Empty
         for none.
     :ivar loggers: of the server's own, those that the app has given handlers.
     :ivar replaced: parts of gunicorn that the configuration or the app has replaced, and that
@@ -98,7 +98,7 @@ def load_as(
     """Load an app in a process of its own.
 
     :param server: None: one without a way of its own.
-    :param target: "" for the app that the arguments or the configuration name; NO_APP for none.
+    :param target: "" for the app that the arguments or the configuration name. NO_APP for none.
     :param arguments: of the server's command, without the target.
     :param environment: what is added to this one.
     :raises AppNotLoaded: if the import ends Python, or has no end.
@@ -164,7 +164,7 @@ def load_for(
                 return needed, one
     for server, one in sorted(found.items(), key=lambda item: not item[1].is_special):
         if one.error and "hooks" in one.settings:
-            # They may do what the app needs; gunicorn itself finds out, with its arbiter.
+            # They may do what the app needs. gunicorn itself finds out, with its arbiter.
             return server, replace(one, interface="WSGI", target=target, error="")
         if one.error:
             raise AppNotLoaded(one.error)

@@ -1,4 +1,4 @@
-"""`wsgifast run`: serves an app, wrapped, on a production server; and what that server imports.
+"""`wsgifast run`: serves an app, wrapped, on a production server, which imports this package.
 
 gunicorn loads ``'wsgifast.commands.run:wrapped("shop.wsgi:application")'``. uvicorn accepts only
 factories without arguments: it loads ``wsgifast.commands.run:wrapped_by_environment``, which finds

@@ -18,7 +18,7 @@ from ..loading.servers import Loaded, load_as
 from .sizing import Container, read_container, size, temporary_note
 
 # Proxies' own defaults: nginx's proxy_read_timeout and its upstream keepalive_timeout, the idle
-# timeout of AWS's load balancers; Kubernetes' terminationGracePeriodSeconds.
+# timeout of AWS's load balancers. Kubernetes' terminationGracePeriodSeconds.
 _PROXY_S = 60
 _SUPERVISOR_S = 30
 # A connection, and for a file that is sent the app's descriptor and one to send from.
@@ -77,7 +77,7 @@ def _fix(id: str, server: ServerName) -> str:
 
 
 def as_lines(report: Report) -> list[str]:
-    """For people: each finding with what to do; then a summary."""
+    """Return each finding with its fix, and a summary, for people."""
     lines = []
     for finding in report.findings:
         title = CATALOGUE[finding.id].title
@@ -100,7 +100,7 @@ def findings(
     has_body_limit: bool,
     has_metrics: bool = False,
 ) -> Iterator[tuple[str, str]]:
-    """Ids, and what was seen; pure."""
+    """Yield ids, and what was seen, from the result of loading alone."""
     options = loaded.configured
     kind = str(options["kind"])
     fast = "wsgifast" in kind or "asgifast" in kind

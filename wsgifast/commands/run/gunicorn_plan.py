@@ -119,6 +119,6 @@ _OWN_LOGS = ("logconfig", "logconfig_dict", "logconfig_json", "syslog")
 
 
 def _program() -> list[str]:
-    """gunicorn's own script, which can start itself again; else its module."""
+    """Return gunicorn's own script, which can start itself again, or its module."""
     script = Path(sys.executable).with_name("gunicorn")
     return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", "gunicorn"]

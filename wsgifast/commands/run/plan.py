@@ -31,7 +31,7 @@ class Plan:
     :ivar command: the server's command line.
     :ivar environment: variables that it needs.
     :ivar decided: a sentence for people.
-    :ivar bind: where it listens; None: its configuration says.
+    :ivar bind: where it listens. None: its configuration says.
     :ivar notes: more sentences: the reasons, and what it costs.
     :ivar logs_json: all that the server writes is JSON.
     """
@@ -54,7 +54,7 @@ class Plan:
 def sizing(
     options: argparse.Namespace, loaded: Loaded, *, spare: int
 ) -> tuple[int | None, list[str]]:
-    """How many workers to ask the server for, and the reason; None: it knows.
+    """How many workers to ask the server for, and the reason. None: it knows.
 
     :param spare: how many more there are while workers are replaced.
     """

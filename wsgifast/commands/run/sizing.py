@@ -38,7 +38,7 @@ class Container:
 
 
 def read_container(root: Path = Path("/")) -> Container:
-    """What the kernel lets this process use: cgroup v2, else v1; else the machine.
+    """What the kernel lets this process use: by cgroup v2, by v1, or by the machine.
 
     :param root: where /proc and /sys are.
     """
@@ -55,7 +55,7 @@ def read_container(root: Path = Path("/")) -> Container:
 def size(container: Container, worker_bytes: int, *, spare: int) -> tuple[int, str]:
     """How many workers, and why.
 
-    :param worker_bytes: of one that has imported the app; 0 if that is not known.
+    :param worker_bytes: of one that has imported the app. 0 if that is not known.
     :param spare: how many more there are while workers are replaced.
     """
     by_cpus = max(1, math.ceil(container.cpus))
@@ -77,7 +77,7 @@ def size(container: Container, worker_bytes: int, *, spare: int) -> tuple[int, s
 
 
 def temporary_note(folder: str | None = None, root: Path = Path("/")) -> str | None:
-    """What it costs that temporary files are where they are; None: nothing.
+    """What it costs that temporary files are where they are. None: nothing.
 
     :param folder: None: that of Python's tempfile.
     """
@@ -113,7 +113,7 @@ def _memory_limits(root: Path) -> Iterator[int]:
     for folder in _folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             for word in _words(folder / name):
-                if word.isdigit():  # else "max"; without a limit cgroup v1 has almost 2**63
+                if word.isdigit():  # else "max". Without a limit cgroup v1 has almost 2**63
                     yield int(word)
 
 
