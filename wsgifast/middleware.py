@@ -226,8 +226,9 @@ class WSGIFast:
             return send_segments(head, body.content)
         if isinstance(body, Passed):
             return self._pass_on(head, body)
-        # Bare text would be an iterable of its elements.
-        chunks = [head.convert(body.content)] if isinstance(body, Bare) else body.owner
+        if not isinstance(body, Bare):
+            return self._send_stream(head, body.iterate())
+        chunks = [head.convert(body.content)]  # alone it would be an iterable of its elements
         if head.forwarded:  # write() was used, and may have sent a part
             return self._send_stream(head, chunks)
         return self._send_whole(head, chunks, "rescued")
@@ -288,7 +289,7 @@ class WSGIFast:
             if head.decision is not None:
                 head.headers = head.decision.apply(head.headers)
         if head.no_body:
-            return send_nothing(head, body.owner)
+            return send_nothing(head, body)
         if not head.forwarded:
             head.forward()
         head.environ[SENT_AS] = "file"

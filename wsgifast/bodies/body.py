@@ -113,10 +113,6 @@ class Whole(Body):
 
     __slots__ = ()
 
-    @property
-    def length(self) -> int | None:
-        return sum(map(len, self.content))
-
     def send_to(self, writer: Writer) -> None:
         # By the wrappers' own iteration, which may encode or count each chunk.
         writer.write_all(self.content if self.owner is self.content else list(self.owner))

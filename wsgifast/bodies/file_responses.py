@@ -107,7 +107,7 @@ class FileResponses:
                 if size and size < head.length:
                     head.correct_length(size)
             if segment is None or (head.length is not None and head.length > segment.size):
-                return _send_read(head, file, owner)
+                return _send_read(head, body)
         if head.length is not None:
             segment = segment._replace(size=head.length)
         request = _Request(head, file, segment, owner)
@@ -115,11 +115,15 @@ class FileResponses:
             answer = step(request)
             if answer is not None:
                 return answer
+        body.segment = segment
         if head.length is None:
-            head.set_length(segment.size)
+            head.set_length(body.length)
         if head.no_body:
             return send_nothing(head, owner)
-        return _wrap(head, FileSlice(segment, owner))
+        head.forward()
+        wrapper = head.environ.get("wsgi.file_wrapper")
+        head.environ[SENT_AS] = "blocks" if wrapper is None else "file"
+        return body.iterate(wrapper)
 
     def _by_front_server(self, request: _Request) -> Iterable[bytes] | None:
         """Name the file in a header, and let the server in front of this one send it."""
@@ -254,8 +258,9 @@ def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
     return _wrap(head, body)
 
 
-def _send_read(head: AppResponse, file: Any, owner: Any) -> Iterable[bytes]:
+def _send_read(head: AppResponse, body: File) -> Iterable[bytes]:
     """Send a file that has to be read."""
+    file, owner = body.content, body.closed
     in_memory = known_size(file)
     if head.length is None:
         head.set_length(in_memory)

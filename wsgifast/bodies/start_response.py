@@ -67,7 +67,8 @@ class AppResponse:
     length: int | None = None
     no_body = False
     decision: Decision | None = None
-    _given: Sequence[tuple[str, str]] = ()  # until the headers are asked for
+    # What start() has got, until the headers are asked for.
+    _given: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), and changed after that
     _coding: ContentCoding | None = None
     _accept_encoding: str | None
     _wish: Wish
@@ -185,7 +186,9 @@ class AppResponse:
         self.length = size
         if size is None:
             return
-        headers = self._changeable()
+        # The copy of the app's list can be changed, and a checked one cannot.
+        is_copy = self._headers is None and self._checked is None
+        headers = self._given if is_copy else self.headers
         for name, _ in headers:
             if len(name) == 17 and LOWER[name] == "transfer-encoding":
                 return  # never both
@@ -276,7 +279,7 @@ class AppResponse:
         )
         return self._coding
 
-    def decide_whole(self, size: int, *, pages: bool = True) -> Decision | None:
+    def decide_whole(self, size: int, pages: bool = True) -> Decision | None:
         """Decide about a body whose bytes exist; None to send it as it is.
 
         Most headers that only lack a Vary get it here.
@@ -287,12 +290,15 @@ class AppResponse:
         if compression is None:
             return None
         coding = self._coding
-        if coding is None:  # else it changes preconditions, or has a dictionary
-            is_small = size < compression.min_bytes and self.code == 200
-            if is_small and not (self.no_body or self._wish):
-                return None  # most of them
+        if (
+            size < compression.min_bytes
+            and self.code == 200
+            and coding is None  # else it changes preconditions, or has a dictionary
+            and not (self.no_body or self._wish)
+        ):
+            return None  # most small ones
         # Frameworks drop the body of an answer to HEAD.
-        known_size = None if self._method == "HEAD" and not size else size
+        known_size = size if size or self._method != "HEAD" else None
         if coding is not None:
             decide_by = coding.decide_page if pages else coding.decide
             return decide_by(self.code, self.headers, known_size)
@@ -306,7 +312,10 @@ class AppResponse:
             known_size,
         )
         if decision is ADDS_VARY:
-            self._changeable().append(("Vary", "Accept-Encoding"))
+            if self._headers is None and self._checked is None:
+                self._given.append(("Vary", "Accept-Encoding"))
+            else:
+                self.headers.append(("Vary", "Accept-Encoding"))
             return None
         return decision
 
@@ -321,12 +330,6 @@ class AppResponse:
         coding = self._coding or self._made_coding(self.compression)
         self._headers, blocks = coding.whole(decision, self.headers, blocks, size)
         return blocks
-
-    def _changeable(self) -> list[tuple[str, str]]:
-        """Return the headers as a list to append to: the copy of the app's, if that is enough."""
-        if self._headers is None and self._checked is None:
-            return self._given  # type: ignore[return-value]
-        return self.headers
 
     def counter(self) -> BodyCounter:
         """Return the counter that limits the body to its Content-Length."""

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..bodies.access_log import CHUNKS, LENGTH_ERROR, PATTERN, SENT_AS
-from ..bodies.body import ClosedWith
+from ..bodies.body import ClosedWith, Segments
 from ..bodies.files import ClosedThen, FileReader, FileSlice, SegmentedBody, close_body
 from ..bodies.start_response import AppResponse, Respond
 from ..bodies.wrappers import known_file
@@ -158,7 +158,7 @@ def _followed(
         size = sum(map(len, body.blocks))
         return ClosedWith(body.blocks, ClosedThen(body, partial(end, size)))
     if kind is SegmentedBody:
-        size = sum(len(s) if isinstance(s, bytes) else s.size for s in body.segments)
+        size = Segments(body, body).length or 0
         return SegmentedBody(body.segments, ClosedThen(body, partial(end, size)).close)
     file = body if kind is FileReader else known_file(body)
     passed: Iterable[bytes] = body
