@@ -332,7 +332,8 @@ H2 = Host(
                 "STATIC_TABLE add(name, value) dynamic_entries get_by_index(index) maxsize"
             ),
             "hyperframe.frame": (
-                "DataFrame Frame GoAwayFrame HeadersFrame SettingsFrame WindowUpdateFrame"
+                "DataFrame ExtensionFrame Frame GoAwayFrame HeadersFrame SettingsFrame "
+                "WindowUpdateFrame"
             ),
         }
     },

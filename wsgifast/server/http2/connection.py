@@ -35,7 +35,7 @@ from h2.settings import SettingCodes
 
 from ...errors import BodyTooLarge, ClientGone
 from ...files.temporary import Reservation, Spool
-from ...http.stream_head import Field, PlainHead, parse_priority, plain_head, trailer_lines
+from ...http.stream_head import Field, PlainHead, plain_head, trailer_lines
 from ..application import Application
 from ..channel import RECEIVING, RUNNING, STREAMS, Channel
 from ..endpoint import Endpoint, Registry
@@ -45,7 +45,7 @@ from ..output_rules import OutputRules
 from ..poller import READ, WOULD_BLOCK, WRITE
 from ..receiving import Exchange, Parser
 from .floods import Flood
-from .frames import ALL_STREAMS, PlainRequest, StreamRefused
+from .frames import ALL_STREAMS, PlainRequest, PriorityUpdate, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
 from .stream import MOST_RECEIVED_BYTES, READY, Stream, StreamedUpload
 
@@ -55,9 +55,6 @@ _MOST_UNSENT_BYTES = 128 * 1024
 _RECEIVE_BYTES = 16 * 1024
 # How long after the first GOAWAY new streams are accepted: the client may have sent them before.
 _SECOND_GOAWAY_S = 1.0
-
-
-_PRIORITY_UPDATE = 0x10  # RFC 9218 section 7.1
 
 
 class HTTP2Connection(Endpoint):
@@ -141,8 +138,7 @@ class HTTP2Connection(Endpoint):
         for stream in [each for each in list(self.streams.values()) if each.deadline < now]:
             stream.on_overdue()
         if not self.streams and self._deadline_of_idle < now:
-            had_a_request = self._frames.highest_inbound_stream_id
-            timeouts["keepalive" if had_a_request else "head"] += 1
+            timeouts["keepalive" if self._frames.highest_inbound_stream_id else "head"] += 1
             self._go_away()
         with self._lock:
             deadlines = [stream.deadline for stream in self.streams.values()]
@@ -285,9 +281,9 @@ class HTTP2Connection(Endpoint):
         self._begin_stream(event.stream_id, event.headers, event.plain, ends=True)
 
     def _on_request(self, event: events.RequestReceived) -> None:
-        received: Any = event.headers  # h2's are bytes here
+        head: Any = event.headers  # of bytes
         ends = event.stream_ended is not None
-        self._begin_stream(event.stream_id, received, plain_head(received), ends=ends)
+        self._begin_stream(event.stream_id, head, plain_head(head), ends=ends)
 
     def _begin_stream(
         self, number: int, received: list[Field], plain: PlainHead | None, *, ends: bool
@@ -297,16 +293,14 @@ class HTTP2Connection(Endpoint):
                 self._frames.reset_stream(number, ErrorCodes.REFUSED_STREAM)
             self._floods.count("resets", time.monotonic())
             return
-        is_head = (b":method", b"HEAD") in received
+        is_head = plain.method == "HEAD" if plain else (b":method", b"HEAD") in received
         stream = Stream(self.mux, number, is_head=is_head)
         with self._lock:  # another thread may be looking at all of them, for the end of one
             self.streams[number] = stream
         try:
             exchange = self._parser.parse_stream(received, plain, self.peer, number)
             stream.exchange = exchange
-            priority = self.mux.priorities.pop(number, None) or exchange.fields.get("HTTP_PRIORITY")
-            if priority is not None:
-                stream.priority = parse_priority(priority)
+            stream.priority = self.mux.first_priority(number, exchange.fields.get("HTTP_PRIORITY"))
             if ends:
                 exchange.body = io.BytesIO()
                 stream.has_ended = True
@@ -403,16 +397,9 @@ class HTTP2Connection(Endpoint):
         else:
             self.mux.state = GOING_AWAY if self.mux.state is OPEN else self.mux.state
 
-    def _on_unknown_frame(self, event: events.UnknownFrameReceived) -> None:
-        frame: Any = event.frame
-        if frame.type != _PRIORITY_UPDATE:
-            return
-        number = int.from_bytes(frame.body[:4], "big") & ALL_STREAMS
+    def _on_priority(self, event: PriorityUpdate) -> None:
         with self._lock:
-            if frame.stream_id or len(frame.body) < 4 or not number & 1:
-                self._frames.close_connection(ErrorCodes.PROTOCOL_ERROR)
-                raise ProtocolError("a malformed PRIORITY_UPDATE frame")
-            self.mux.prioritize(number, frame.body[4:].decode("latin-1"))
+            self.mux.prioritize(event.stream_id, event.value)
 
     def _make_ready(self, stream: Stream) -> None:
         stream.make_ready()
@@ -508,6 +495,6 @@ _HANDLERS: dict[type[events.Event], Callable[[HTTP2Connection, Any], None]] = {
     events.StreamReset: HTTP2Connection._on_reset,
     events.WindowUpdated: HTTP2Connection._on_window,
     events.RemoteSettingsChanged: HTTP2Connection._on_settings,
-    events.UnknownFrameReceived: HTTP2Connection._on_unknown_frame,
+    PriorityUpdate: HTTP2Connection._on_priority,
     events.ConnectionTerminated: HTTP2Connection._on_goaway,
 }

@@ -25,6 +25,7 @@ from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
 from hpack import HPACKError
 from hyperframe.frame import (
     DataFrame,
+    ExtensionFrame,
     Frame,
     GoAwayFrame,
     HeadersFrame,
@@ -39,6 +40,7 @@ from .header_blocks import TABLE_BYTES, Decoder, Encoder
 ALL_STREAMS = 2**31 - 1
 # RFC 9113 section 6.9.2.
 _DEFAULT_WINDOW_BYTES = 65_535
+_PRIORITY_UPDATE = 0x10  # RFC 9218 section 7.1
 _NO_OLD_PRIORITIES = 0x9  # SETTINGS_NO_RFC7540_PRIORITIES
 # The longest DATA frame, even if the client accepts more: other streams' frames go in between.
 _FRAME_BYTES = 64 * 1024
@@ -116,6 +118,17 @@ class PlainRequest(Event):
         self.stream_id = stream_id
         self.headers = headers
         self.plain = plain
+
+
+class PriorityUpdate(Event):
+    """A stream, which may not have begun, has another priority (RFC 9218 section 7.1).
+
+    :ivar value: as of the `priority` field.
+    """
+
+    def __init__(self, stream_id: int, value: str) -> None:
+        self.stream_id = stream_id
+        self.value = value
 
 
 class Frames(H2Connection):
@@ -302,8 +315,12 @@ class Frames(H2Connection):
 
     def _receive_frame(self, frame: Frame) -> list[Event]:
         self._admit(frame)
-        request = self._begin_plain(frame) if type(frame) is HeadersFrame else None
-        return super()._receive_frame(frame) if request is None else [request]
+        event: Event | None = None
+        if type(frame) is HeadersFrame:
+            event = self._begin_plain(frame)
+        elif type(frame) is ExtensionFrame and frame.type == _PRIORITY_UPDATE:
+            event = _priority_update(frame)
+        return super()._receive_frame(frame) if event is None else [event]
 
     def _begin_plain(self, frame: HeadersFrame) -> PlainRequest | None:
         """Begin a stream by a plain request without a body; None leaves the frame to h2.
@@ -415,6 +432,14 @@ class Frames(H2Connection):
         event.error_code = ErrorCodes.NO_ERROR
         event.last_stream_id = frame.last_stream_id
         return [], [event]
+
+
+def _priority_update(frame: ExtensionFrame) -> PriorityUpdate:
+    """:raises h2.exceptions.ProtocolError: if the frame is malformed."""
+    number = int.from_bytes(frame.body[:4], "big") & ALL_STREAMS
+    if frame.stream_id or len(frame.body) < 4 or not number & 1:
+        raise ProtocolError("a malformed PRIORITY_UPDATE frame")
+    return PriorityUpdate(number, frame.body[4:].decode("latin-1"))
 
 
 def goaway(last_stream: int) -> bytes:

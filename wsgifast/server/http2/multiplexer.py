@@ -37,7 +37,7 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
-from ...http.stream_head import parse_priority
+from ...http.stream_head import NO_PRIORITY, Priority, parse_priority
 from ...sockets.client_limits import ClientWait, UploadPace
 from ..application import Application
 from ..monitor import TICK_S
@@ -333,7 +333,7 @@ class Multiplexer:
         del self.streams[number]
         self._turns.pop(stream, None)
         self.unbegun.discard(stream)
-        if not any(each.is_blocked for each in self.streams.values()):
+        if self._window_wait and not any(each.is_blocked for each in self.streams.values()):
             self._end_window_wait()
         self.reset(stream)
         stream.output.close()
@@ -360,6 +360,14 @@ class Multiplexer:
         with contextlib.suppress(ClientGone):
             self.transmit()
             self.output.write_all((goaway(last_stream),))
+
+    def first_priority(self, number: int, value: str | None) -> Priority:
+        """Return the priority of a stream that begins.
+
+        :param value: of its priority field; None without one.
+        """
+        value = self.priorities.pop(number, value)
+        return NO_PRIORITY if value is None else parse_priority(value)
 
     def prioritize(self, number: int, value: str) -> None:
         """Set the priority of a stream, which may not have begun (RFC 9218 section 7.1)."""

@@ -136,8 +136,7 @@ class Stream(Channel):
 
     def make_ready(self) -> None:
         self.state = READY
-        with self._mux.lock:
-            self._mux.unbegun.add(self)
+        self._mux.unbegun.add(self)
         self.deadline = math.inf
         if self.exchange is not None:
             self.exchange.queued = time.monotonic()
