@@ -84,11 +84,15 @@ def gunicorn(*options: str, worker: str = "wsgifast.FastWorker") -> list[str]:
     ]  # fmt: skip
 
 
-def run(*options: str) -> list[str]:
+def run(*options: str, own: tuple[str, ...] = ()) -> list[str]:
     return [
-        "python", "-m", "wsgifast", "run", WSGI_APP, "--bind=127.0.0.1:{port}", "--workers=2",
+        "python", "-m", "wsgifast", "run", WSGI_APP, "--bind=127.0.0.1:{port}", "--workers=2", *own,
         "--", "--no-control-socket", *options,
     ]  # fmt: skip
+
+
+# By httptools alone.
+RUN_ASGI = ["python", "-m", "wsgifast", "run", ASGI_APP, "--bind=127.0.0.1:{port}", "--workers=1"]
 
 
 def uvicorn(protocol: str) -> list[str]:
@@ -190,10 +194,11 @@ def when_ready(server):
 """
 
 
-def test_arbiter_is_found_behind_another_handler(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["FastWorker", "run"])
+def test_arbiter_is_found_behind_another_handler(tmp_path: Path, by: str) -> None:
     hooks = tmp_path / "hooks.py"
     hooks.write_text(HOOKS)
-    argv = gunicorn("-c", str(hooks))
+    argv = gunicorn("-c", str(hooks)) if by == "FastWorker" else run("-c", str(hooks))
     with live_server(argv, env=copied(tmp_path, TERM), forked=False) as server:
         server.wait_for_log("Worker ready")
         assert "the user's on_starting: Arbiter" in server.log()
@@ -231,8 +236,10 @@ def test_uvicorn_without_a_private_name_is_refused(
 ) -> None:
     if "Zttp" in protocol:
         pytest.importorskip("uvicorn.protocols.http.zttp_impl", exc_type=ImportError)
-    printed = ended(uvicorn(protocol), copied(tmp_path, ("uvicorn", name, f"{name}_renamed")))
-    assert re.search(rf"does not fit uvicorn [\d.]+, which has no \w+\.{name}\(", printed)
+    env = copied(tmp_path, ("uvicorn", name, f"{name}_renamed"))
+    for argv in (uvicorn(protocol), *([RUN_ASGI] if protocol == "HttpToolsProtocol" else [])):
+        printed = ended(argv, env)
+        assert re.search(rf"does not fit uvicorn [\d.]+, which has no \w+\.{name}\(", printed)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +258,12 @@ def test_uvicorn_without_a_private_name_is_refused(
     ],
     ids=["number", "unused name", "send()"],
 )
-def test_uvicorn_is_known_by_its_code(tmp_path: Path, change: Change, is_known: bool) -> None:
+@pytest.mark.parametrize("argv", [uvicorn("HttpToolsProtocol"), RUN_ASGI], ids=["uvicorn", "run"])
+def test_uvicorn_is_known_by_its_code(
+    tmp_path: Path, argv: list[str], change: Change, is_known: bool
+) -> None:
     env = copied(tmp_path, change)
-    with live_server(uvicorn("HttpToolsProtocol"), env=env, forked=False) as server:
+    with live_server(argv, env=env, forked=False) as server:
         assert server.get("/hello").status == 200
         assert ("does not know the send()" not in server.log()) == is_known
 
@@ -269,11 +279,13 @@ def test_uvicorn_is_known_by_its_code(tmp_path: Path, change: Change, is_known: 
         if name.startswith("_")
     ),
 )
-def test_h2_without_a_private_name_leaves_http1(tmp_path: Path, package: str, name: str) -> None:
+@pytest.mark.parametrize("by", ["FastWorker", "run"])
+def test_h2_without_a_private_name_leaves_http1(
+    tmp_path: Path, package: str, name: str, by: str
+) -> None:
     certificate = write_certificate(tmp_path / "certificate.pem")
-    argv = gunicorn(
-        "--http-protocols=h2,h1", f"--certfile={certificate}", f"--keyfile={certificate}"
-    )
+    tls = f"--certfile={certificate}", f"--keyfile={certificate}"
+    argv = gunicorn("--http-protocols=h2,h1", *tls) if by == "FastWorker" else run(own=tls)
     env = copied(tmp_path, (package, name, f"{name}_renamed"))
     with live_server(argv, env=env, forked=False) as server:
         assert protocol_of(server) != "h2"

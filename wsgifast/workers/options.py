@@ -18,7 +18,6 @@ from typing import Any
 
 from ..checks import configuration_names, is_number, needs
 from ..errors import ConfigurationError
-from ..hosts import H2
 from ..metrics.setup import metrics_address
 from ..server.http2 import check_h2
 from ..server.options import Options
@@ -282,11 +281,6 @@ def drop_http2(cfg: Any) -> str | None:
 
 @cache
 def _problem_of_h2() -> str | None:
-    if missing := H2.missing():
-        return (
-            f"{H2.lacks(missing)}, which FastWorker uses for HTTP/2. "
-            f"Tested is h2 {', '.join(H2.tested)}"
-        )
     try:
         check_h2()
     except ConfigurationError as error:

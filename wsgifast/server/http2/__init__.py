@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
 from ...errors import ConfigurationError
+from ...hosts import H2
 
 
 def check_h2() -> None:
-    """Exchange a request and its response in memory, by the attributes of h2 that are used.
-
-    Some of them are private: another version of h2 may have others.
+    """Check that h2 has every name that is used, and exchange a request and its response in memory.
 
     :raises ConfigurationError: if the installed h2 does not work.
     """
+    if find_spec("h2") is not None and (missing := H2.missing()):
+        raise ConfigurationError(
+            f"{H2.lacks(missing)}, which FastWorker uses for HTTP/2. "
+            f"Tested is h2 {', '.join(H2.tested)}"
+        )
     try:
         _exchange()
     except Exception as error:
