@@ -468,3 +468,16 @@ def test_h2_that_does_not_fit_leaves_http1(file: str, attribute: str, tmp_path: 
 
 def test_h2_that_fits_is_used() -> None:
     check_h2()
+
+
+@ON_BOTH
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("x" * 120, "AF_UNIX path too long"), ("leads-nowhere", "is no socket, and stays")],
+)
+def test_path_that_no_socket_can_have_is_refused(
+    app: str, name: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "leads-nowhere").symlink_to(tmp_path / "nothing")
+    assert main(["run", app, f"--bind=unix:{tmp_path / name}"]) == 2
+    assert reason in capsys.readouterr().err

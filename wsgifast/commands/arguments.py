@@ -242,16 +242,18 @@ def check_unix_path(path: str) -> None:
     :raises WSGIFastError: if a server listens there.
     """
     check_writable("--bind", path)
-    if not os.path.exists(path):
-        return
-    if not stat.S_ISSOCK(os.stat(path).st_mode):
+    # A symbolic link may lead nowhere.
+    is_there = os.path.lexists(path)
+    if is_there and not (os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode)):
         raise ConfigurationError(
             f"--bind unix:{path}: the file is no socket, and stays; name another"
         )
     with socket.socket(socket.AF_UNIX) as sock:
         try:
             sock.connect(path)
-        except OSError:
+        except OSError as error:
+            if error.errno is None:  # Python's own: the path is too long
+                raise cannot_listen(f"unix:{path}", error) from None
             return
     raise WSGIFastError(f"cannot listen on unix:{path}: a server listens there; name another path")
 
