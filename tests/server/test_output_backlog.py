@@ -355,6 +355,26 @@ def test_output_written_by_slow_disk_is_sent_from_it(disk: HangingWrites) -> Non
         assert near.receive_in_turn(len(WRITTEN) + 3) == WRITTEN + b"end"
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_output_sent_beside_slow_disk_stays_on_it(disk: HangingWrites, fails: bool) -> None:
+    disk.fails = fails
+    page = CONTENT * 32
+    with spilling(memory_bytes=0) as near:
+        near.queue.may_run_ahead = False  # as for a list
+        memory = near.rules.memory
+        with started(lambda: near.queue.write(page)):
+            assert disk.began.wait(60)
+            received = near.receive_all_there_is()
+            assert near.go_on()  # the disk has not written it yet
+            received += near.receive_all_there_is()
+            assert memory.used_bytes >= len(page)
+            disk.go.set()
+        if not fails:
+            wait_for(lambda: memory.used_bytes <= 100_000, "the page is on the disk")
+        received += near.receive_in_turn(len(page) - len(received))
+        assert received == page
+
+
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 30])  # of all responses
 def test_writer_waits_for_disk_at_either_memory_limit(
     disk: HangingWrites, memory_bytes: int, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,8 @@ from ..sockets.sending import FileSegment
 
 # This much of each connection's output stays in memory in any case: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
+# What is sent at once of buffers that a disk thread is still writing.
+_AHEAD_OF_DISK_BYTES = 64 * 1024
 # Smaller buffers are joined: each has an overhead of some hundred bytes.
 _JOINED_BYTES = 4 * 1024
 # The most buffers of one send.
@@ -114,14 +116,41 @@ class DelayedBlocks:
 class Spilling:
     """Buffers that a disk thread writes to a temporary file.
 
-    :ivar size: their bytes.
+    :ivar size: their bytes, without those that were taken.
+    :ivar taken: how many bytes were taken to be sent from memory, as they are not written yet.
     """
 
-    __slots__ = ("buffers", "size")
+    __slots__ = ("_at", "_first", "buffers", "size", "taken")
 
     def __init__(self, buffers: list[memoryview]) -> None:
         self.buffers = buffers
         self.size = sum(map(len, buffers))
+        self.taken = 0
+        # The first buffer of which something is left, and where.
+        self._first = self._at = 0
+
+    def take(self, most: int) -> bytes:
+        """Return a copy of the next bytes, `most` or all that are left."""
+        parts: list[memoryview] = []
+        left = most
+        while left and self._first < len(self.buffers):
+            part = self.buffers[self._first][self._at : self._at + left]
+            parts.append(part)
+            left -= len(part)
+            self._at += len(part)
+            if self._at == len(self.buffers[self._first]):
+                self._first += 1
+                self._at = 0
+        self.taken += most - left
+        self.size -= most - left
+        return b"".join(parts)
+
+    def rest(self) -> list[memoryview]:
+        """Return the buffers without the bytes that were taken."""
+        left = self.buffers[self._first :]
+        if self._at:
+            left[0] = left[0][self._at :]
+        return left
 
 
 class Backlog:
@@ -255,8 +284,10 @@ class Backlog:
         items.rotate(-at)
         items.popleft()
         if segment is None:
-            items.extendleft(reversed(spilling.buffers))
+            self._return_rest(spilling)
         else:
+            taken = spilling.taken
+            segment = segment._replace(offset=segment.offset + taken, size=segment.size - taken)
             self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
             before = items[-1] if at else None
             if isinstance(before, FileSegment) and before.fd == segment.fd:
@@ -298,11 +329,15 @@ class Backlog:
         if not items:
             return None
         first = items[0]
-        if isinstance(first, Spilling):  # not written in time
+        if not isinstance(first, Spilling):
+            return first
+        # Not written in time. The rest stays there, so that a slow client does not keep all of it.
+        if first.size <= _AHEAD_OF_DISK_BYTES:
             items.popleft()
-            items.extendleft(reversed(first.buffers))
-            return first.buffers[0]
-        return first
+            self._return_rest(first)
+        else:
+            self._insert(first.take(_AHEAD_OF_DISK_BYTES))
+        return self.first
 
     def buffers(self) -> tuple[list[memoryview], bool]:
         """Return the first buffers, as many as one send takes, and whether a file follows them."""
@@ -342,6 +377,16 @@ class Backlog:
     def insert_read(self, data: bytes) -> None:
         """The next bytes of the first file have been read: send them first."""
         self._take_from_file(len(data))
+        self._insert(data)
+
+    def _return_rest(self, spilling: Spilling) -> None:
+        """Put buffers, of which nothing is written, at the front of the queue."""
+        rest = spilling.rest()
+        self.in_memory += sum(map(_bytes_in_memory, rest))
+        self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
+        self._items.extendleft(reversed(rest))
+
+    def _insert(self, data: bytes) -> None:
         self._items.appendleft(memoryview(data))
         self.in_memory += len(data)
         self._reserved += len(data)
