@@ -8,6 +8,7 @@
     python -m loadtests instructions.                what a request costs, counted by valgrind
     python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
                                                      is lost while a server's processes are replaced
+    python -m loadtests slow.memory                  memory and temporary files of a slow reader
     python -m loadtests compress.                    compression beside its peers
     python -m loadtests compress-link. --link 20     the same over a link of 20 Mbit/s
     python -m loadtests upload.                      uploads, by Locust; the frameworks' parsers
@@ -15,7 +16,7 @@
 
 A KEY selects rows; --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
 run replaces the rows that it measured and keeps the others. Contenders take turns. `all` excludes
-the rows of the last seven lines; those of `compress.` and over a link are published even so. Behind
+the rows of the last eight lines; those of `compress.` and over a link are published even so. Behind
 a link is Locust alone, so rows of other clients mean nothing there; where none can be made, a line
 says so and nothing runs.
 """
@@ -43,6 +44,7 @@ from . import (
     released,
     replaced,
     slow,
+    slow_memory,
     uploads,
     wsgi,
 )  # fmt: skip
@@ -65,7 +67,8 @@ APART = [
     slow.upload_table(wsgi.LOCUST),
 ]  # fmt: skip
 UNPUBLISHED = [
-    instructions.TABLE, leaks.TABLE, replaced.TABLE, uploads.upload_table(wsgi.LOCUST),
+    instructions.TABLE, leaks.TABLE, replaced.TABLE, slow_memory.TABLE,
+    uploads.upload_table(wsgi.LOCUST),
 ]  # fmt: skip
 
 

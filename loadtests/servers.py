@@ -2,7 +2,8 @@
 
     python -m loadtests.servers KIND PORT [ARGUMENT ...]
 
-Kinds: nginx, with a configuration of its own. http.server with its keep-alive switched on. echo
+Kinds: nginx, with a configuration of its own. nginx-gthread, the same in front of gthread.
+http.server with its keep-alive switched on. echo
 sends back what it receives. sendfile-loop, the bound for large files: one thread, epoll and
 os.sendfile; receive-loop, the bound for uploads. sendall and sendfile send zeros without an end, as
 over a link of so many megabits a second. bjoern and fastwsgi serve loadtests.app. smtp-stock and
@@ -23,8 +24,11 @@ import re
 import select
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,6 +56,7 @@ http {{
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   server {{
     listen {host}:{port} backlog=2048; root {payloads}; default_type application/octet-stream;
+    location / {{ {location} }}
     location /upload {{ client_max_body_size 1g; proxy_pass http://{host}:{port}/1024.bin; }}
   }}
 }}
@@ -99,16 +104,27 @@ def daphne(app: str) -> Server:
     return _python("daphne", "--verbosity=0", f"--bind={HOST}", "--port={port}", app)
 
 
-def _become_nginx(port: int, folder: str, sendfile: str) -> None:
+def _become_nginx(port: int, folder: str, sendfile: str, location: str = "") -> None:
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
         raise SystemExit("nginx is not installed: apt-get install nginx-light (Debian, Ubuntu)")
     own = tempfile.mkdtemp(dir=folder)
     user = pwd.getpwuid(os.geteuid()).pw_name
-    settings = {"folder": own, "user": user, "sendfile": sendfile}
+    settings = {"folder": own, "user": user, "sendfile": sendfile, "location": location}
     conf = Path(own, "nginx.conf")
     conf.write_text(_NGINX.format(**settings, host=HOST, port=port, payloads=PAYLOADS))
     os.execv(program, [program, "-e", "stderr", "-c", str(conf)])
+
+
+def _become_nginx_before(port: int, folder: str, app: str) -> None:
+    """nginx with its defaults for proxies, and gthread behind a Unix socket."""
+    own = tempfile.mkdtemp(dir=folder)
+    where = ("--bind", f"unix:{own}/socket", "--no-control-socket", "--log-level", "warning")
+    threads = ("--worker-class", "gthread", "--threads", "4")
+    subprocess.Popen([sys.executable, "-m", "gunicorn", app, *threads, *where])
+    while not os.path.exists(f"{own}/socket"):
+        time.sleep(0.1)
+    _become_nginx(port, folder, "on", f"proxy_pass http://unix:{own}/socket;")
 
 
 def _in_threads(port: int, serve: Callable[[socket.socket], None], rate_mbit: str = "0") -> None:
@@ -272,6 +288,7 @@ def _in_c(package: str, port: int) -> None:
 # Each takes the port, and the arguments as texts.
 _KINDS: dict[str, Callable[..., None]] = {
     "nginx": _become_nginx,
+    "nginx-gthread": _become_nginx_before,
     "bjoern": partial(_in_c, "bjoern"),
     "fastwsgi": partial(_in_c, "fastwsgi"),
     "http.server": lambda port: ThreadingHTTPServer((HOST, port), _Handler).serve_forever(),

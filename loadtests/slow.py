@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
+import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.support.crowds import SlowClients
 from tests.support.slow_clients import KINDS, Others, others, slow_clients
-from wsgifast.commands.bench.loads import Load
+from wsgifast.commands.bench.loads import Load, family
 from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .asgi import APP as ASGI_APP
@@ -34,6 +39,7 @@ from .uploads import ROOM
 
 # The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
 SECONDS_FACTOR = 5
+SOCKSTAT = Path("/proc/net/sockstat")
 # An upload that takes longer has failed.
 _MOST_UPLOAD_S = {False: 60.0, True: 290.0}
 # But for so long at least: of fewer than 100 answers the slowest is the 99th percentile.
@@ -70,7 +76,7 @@ def _beside(
         _WARM(replace(task, path=warms or path, body_bytes=None, seconds=30.0))
         time.sleep(0.1)
         with contextlib.ExitStack() as stack:
-            before = resident_bytes(task.pid)
+            before = costs(task.pid)
             present = []
             for kind, clients, *theirs in crowds:
                 crowd = slow_clients(
@@ -80,7 +86,9 @@ def _beside(
                 present.append((KINDS[kind].streams, stack.enter_context(crowd)))
             others(port, path=path, seconds=settle_s, tls=task.tls)
             seen = others(port, path=path, seconds=seconds, tls=task.tls)
-            facts = _facts(present, resident_bytes(task.pid) - before) if crowds else {}
+            after = costs(task.pid) if crowds else before
+            more = {what: size - before[what] for what, size in after.items()}
+            facts = _facts(present, more) if crowds else {}
         return Load(
             requests=len(seen.times_ms) - seen.failures,
             failures=seen.failures,
@@ -93,8 +101,41 @@ def _beside(
     return run
 
 
-def _facts(crowds: Sequence[tuple[int, SlowClients]], more_bytes: int) -> dict[str, float]:
-    """What crowds have cost and done, which end with this; of each its streams a client."""
+def costs(pid: int) -> dict[str, int]:
+    """Return the bytes that a server has in memory and in temporary files, and the kernel for TCP.
+
+    The kernel's include those of all other programs.
+    """
+    return {
+        "": resident_bytes(pid),
+        "kernel ": _kernel_bytes(),
+        "disk ": sum(map(_temporary_bytes, family(pid))),
+    }
+
+
+def _kernel_bytes() -> int:
+    """Return the kernel's memory for TCP: proc(5), /proc/net/sockstat."""
+    (line,) = re.findall(r"^TCP: .* mem (\d+)", SOCKSTAT.read_text(), re.M)
+    return int(line) * resource.getpagesize()
+
+
+def _temporary_bytes(process: psutil.Process) -> int:
+    """Return the size on the disk of the files without a name that a process has open."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                file = link.stat()
+                if stat.S_ISREG(file.st_mode) and not file.st_nlink:
+                    found[file.st_dev, file.st_ino] = file.st_blocks * 512
+    return sum(found.values())
+
+
+def _facts(crowds: Sequence[tuple[int, SlowClients]], more: Mapping[str, int]) -> dict[str, float]:
+    """What crowds have cost and done, which end with this; of each its streams a client.
+
+    :param more: bytes, as :func:`costs` has them.
+    """
     there, weight = 0, 0
     dropped = cpu_share = bytes_per_s = 0.0
     for streams, crowd in crowds:
@@ -107,7 +148,7 @@ def _facts(crowds: Sequence[tuple[int, SlowClients]], more_bytes: int) -> dict[s
         cpu_share += reported["CPU share"]
     return {
         "slow ones": there or float("nan"),
-        "KiB each": more_bytes / 1024 / (there or float("nan")),
+        **{f"{what}KiB each": n / 1024 / (there or float("nan")) for what, n in more.items()},
         "kB/s each": bytes_per_s / 1e3 / weight,
         "dropped": dropped,
         "crowd CPU": cpu_share,

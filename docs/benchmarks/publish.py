@@ -55,6 +55,8 @@ _GLOSSARY = (
     ("---", "---"),
     ("slow ones", "the number of slow clients"),
     ("KiB each", "the growth of the server's memory for each of them"),
+    ("kernel KiB each", "the growth of the kernel's memory for TCP for each of them"),
+    ("disk KiB each", "the growth of temporary files for each of them"),
     ("kB/s each", "the rate at which each received or sent"),
     ("dropped", "the connections that ended early"),
     ("crowd CPU", "the processors that the process of the slow clients used"),

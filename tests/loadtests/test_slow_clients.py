@@ -7,6 +7,7 @@ import os
 import socket
 import socketserver
 import ssl
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from loadtests import slow
 from tests.support.crowds import Kind
 from tests.support.crowds import slow_clients as crowd_of
 from tests.support.servers import PATIENCE_S, wait_for
@@ -178,3 +180,15 @@ def test_slow_disk_keeps_its_rate(tmp_path: Path) -> None:
                 assert time.monotonic() - begun > 0.5
                 assert os.pread(file.fileno(), 10, 0) == bytes(10)
     assert not os.path.ismount(tmp_path)
+
+
+def test_costs_of_server_include_its_temporary_files() -> None:
+    before = slow.costs(os.getpid())
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(1_000_000))
+        file.flush()
+        os.fsync(file.fileno())
+        after = slow.costs(os.getpid())
+    assert after["disk "] - before["disk "] >= 1_000_000
+    assert after[""] > 0
+    assert after["kernel "] >= 0
