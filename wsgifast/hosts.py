@@ -319,7 +319,7 @@ H2 = Host(
             ),
             "h2.stream:StreamClosedBy": "SEND_END_STREAM",
             "h2.stream:StreamInputs": "SEND_DATA SEND_END_STREAM",
-            "h2.stream:StreamState": "CLOSED HALF_CLOSED_REMOTE",
+            "h2.stream:StreamState": "CLOSED HALF_CLOSED_REMOTE OPEN",
             "hpack": (
                 "HPACKDecodingError HPACKError HeaderTuple InvalidTableIndex InvalidTableSizeError "
                 "OversizedHeaderListError"

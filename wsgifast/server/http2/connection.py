@@ -278,7 +278,7 @@ class HTTP2Connection(Endpoint):
             raise Flood("there is no memory left for the headers")
 
     def _on_plain_request(self, event: PlainRequest) -> None:
-        self._begin_stream(event.stream_id, event.headers, event.plain, ends=True)
+        self._begin_stream(event.stream_id, event.headers, event.plain, ends=event.ends)
 
     def _on_request(self, event: events.RequestReceived) -> None:
         head: Any = event.headers  # of bytes

@@ -109,15 +109,19 @@ class StreamRefused(Event):
 
 
 class PlainRequest(Event):
-    """A request without a body, whose head is plain; in place of h2's event.
+    """A request whose head is plain; in place of h2's event.
 
     :ivar headers: as they were received.
+    :ivar ends: it has no body.
     """
 
-    def __init__(self, stream_id: int, headers: list[Field], plain: PlainHead) -> None:
+    def __init__(
+        self, stream_id: int, headers: list[Field], plain: PlainHead, *, ends: bool
+    ) -> None:
         self.stream_id = stream_id
         self.headers = headers
         self.plain = plain
+        self.ends = ends
 
 
 class PriorityUpdate(Event):
@@ -134,8 +138,8 @@ class PriorityUpdate(Event):
 class Frames(H2Connection):
     """h2's connection, which resets single streams and survives a client's GOAWAY.
 
-    Most streams take a short way around h2: a plain request without a body, and a response with a
-    body. h2's objects have the same state after it. Everything else is left to h2.
+    Most streams take a short way around h2: the head of a plain request, and its response. h2's
+    objects have the same state after it. Everything else is left to h2.
 
     :param admit: called with each received frame before anything is done with it; may raise.
     :ivar body_bytes: framed since the last :meth:`data_to_send`.
@@ -323,14 +327,13 @@ class Frames(H2Connection):
         return super()._receive_frame(frame) if event is None else [event]
 
     def _begin_plain(self, frame: HeadersFrame) -> PlainRequest | None:
-        """Begin a stream by a plain request without a body; None leaves the frame to h2.
+        """Begin a stream by a plain request; None leaves the frame to h2.
 
         Its header block is whole: h2 has joined it with its CONTINUATION frames.
         """
         number, flags = frame.stream_id, frame.flags
         if (
-            "END_STREAM" not in flags
-            or number <= self.highest_inbound_stream_id
+            number <= self.highest_inbound_stream_id
             or not number & 1
             or len(self.streams) >= self._most_streams
             or self.state_machine.state is not ConnectionState.SERVER_OPEN
@@ -344,7 +347,8 @@ class Frames(H2Connection):
             decoder.keep(error)
             return None
         plain = plain_head(fields)
-        if plain is None or plain.length:
+        ends = "END_STREAM" in flags
+        if plain is None or (ends and plain.length):
             decoder.keep(fields)
             return None
         if len(self.streams) >= _CLOSED_STREAMS:
@@ -357,12 +361,13 @@ class Frames(H2Connection):
         )
         stream.max_outbound_frame_size = self.max_outbound_frame_size
         machine = stream.state_machine
-        machine.state = StreamState.HALF_CLOSED_REMOTE
+        machine.state = StreamState.HALF_CLOSED_REMOTE if ends else StreamState.OPEN
+        stream._expected_content_length = plain.length
         machine.client = False
         machine.headers_received = True
         self.streams[number] = stream
         self.highest_inbound_stream_id = number
-        return PlainRequest(number, fields, plain)
+        return PlainRequest(number, fields, plain, ends=ends)
 
     def forget_closed(self) -> None:
         """Drop the streams that are closed."""
