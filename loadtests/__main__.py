@@ -36,6 +36,7 @@ from wsgifast.commands.bench.processes import HOST
 from . import (
     asgi,
     compress,
+    goodput,
     instructions,
     jit,
     leaks,
@@ -76,7 +77,7 @@ def tables() -> list[Table]:
     """The tables of `all`, from bodies to servers; published as APART is."""
     return [
         *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, jit.TABLE, metrics.TABLE,
-        *slow.TABLES, released.TABLE, peers.TABLE,
+        *slow.TABLES, goodput.TABLE, released.TABLE, peers.TABLE,
         *asgi.TABLES, *wsgi.DEVELOPMENT, *mail.TABLES, coalescing.TABLE, receive.TABLE,
     ]  # fmt: skip
 

@@ -30,7 +30,7 @@ BLOCK_BYTES = 64 * 1024
 # A server-sent event: one line, ten times a second.
 TICK_BYTES, TICK_S = 32, 0.1
 # An app that waits for its database, and one that computes.
-SLEEP_S, COMPUTE_S = 0.010, 0.003
+SLEEP_S, COMPUTE_S, WORK_S = 0.010, 0.003, 0.05
 
 
 class Shape(NamedTuple):
@@ -128,6 +128,7 @@ SHAPES = {
     "ticks": Shape("a slow stream of events", 10 * TICK_BYTES, _ticks),
     "crumbs": Shape("20 chunks of 50 bytes", 1000, lambda e, n: iter(chunks(n, 50))),
     "sleep": Shape("after 10 ms", 1024, _after(lambda e: time.sleep(SLEEP_S)), declared=True),
+    "work": Shape("after 50 ms", 1024, _after(lambda e: time.sleep(WORK_S)), declared=True),
     "compute": Shape("after 3 ms of computing", 1024, _after(_compute), declared=True),
     "upload": Shape(
         "after reading the request's body", 0, _after(lambda e: e["wsgi.input"].read()),

@@ -44,7 +44,10 @@ PAGES = {
     "bodies": ("What an app returns", ("bodies", "frameworks")),
     "fastworker": ("FastWorker", ("worker", "metrics", "jit")),
     "peers": ("Beside other servers", ("peers", "released")),
-    "slow-clients": ("Slow clients", ("slow", "slow-attack", "asgi-attack", "upload-link")),
+    "slow-clients": (
+        "Slow clients",
+        ("slow", "slow-attack", "asgi-attack", "upload-link", "goodput"),
+    ),
     "files": ("Static files and Django", ("static-files", "django-files", "django-start")),
     "asgi": ("ASGI", ("asgi", "asgi-others", "asgi-middleware")),
     "compression": ("Compression", ("compress", "compress-link")),

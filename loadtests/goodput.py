@@ -1,0 +1,123 @@
+"""Goodput under overload: responses that come before their clients give up.
+
+Requests come at a constant rate, whatever the server does (an open loop), each on a connection of
+its own. A client gives up after a second. The app sleeps for 50 ms, and four threads run it. So the
+server can serve 80 requests a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+from wsgifast.commands.bench.loads import Load
+from wsgifast.commands.bench.processes import Server
+from wsgifast.commands.bench.serving import gunicorn
+
+from .app import WORK_S
+from .bench import FAST, row, table
+from .clients import percentiles
+from .harness.tables import Client, Row, Task, Unit
+from .servers import granian
+
+APP = "loadtests.app:app"
+PATH = "/work"
+THREADS, GIVE_UP_S = 4, 1.0
+CAPACITY = THREADS / WORK_S
+QUEUE_TIMEOUT_S = 0.5
+# By key: the offered load in capacities.
+LOADS = {"half": 0.5, "full": 1.0, "one-and-a-half": 1.5, "twice": 2.0, "four-times": 4.0}
+_SECONDS = 8.0
+_TICK_S = 0.004
+GOODPUT = Unit("in time/s", lambda load: load.requests_per_s)
+
+
+async def _ask(task: Task, seen: Counter[str], times_ms: list[float]) -> None:
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(GIVE_UP_S):
+            reader, writer = await asyncio.open_connection(*task.address)
+            try:
+                host = task.address[0]
+                head = f"GET {task.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                writer.write(head.encode())
+                answer = await reader.read()
+            finally:
+                writer.close()
+    except TimeoutError:
+        seen["late"] += 1
+        return
+    except OSError:
+        seen["failed"] += 1
+        return
+    status = answer[9:12].decode("latin-1")
+    seen[status] += 1
+    if status == "200":
+        times_ms.append((time.monotonic() - began) * 1e3)
+
+
+async def _offer(task: Task, rate: float, seen: Counter[str], times_ms: list[float]) -> None:
+    """Send requests at a rate for the task's time, and wait for the last ones."""
+    async with asyncio.TaskGroup() as group:
+        began, count = time.monotonic(), 0
+        while (passed := time.monotonic() - began) < task.seconds:
+            while count < passed * rate:
+                group.create_task(_ask(task, seen, times_ms))
+                count += 1
+            await asyncio.sleep(_TICK_S)
+
+
+def _client(capacities: float) -> Client:
+    def run(task: Task) -> Load:
+        seen, times_ms = Counter[str](), list[float]()
+        asyncio.run(_offer(task, capacities * CAPACITY, seen, times_ms))
+        return Load(
+            requests=len(times_ms),
+            failures=seen["failed"],
+            body_bytes=0,
+            seconds=task.seconds,
+            latency_ms=percentiles(times_ms),
+            facts={
+                "offered/s": capacities * CAPACITY,
+                "too late/s": seen["late"] / task.seconds,
+                "refused/s": seen["503"] / task.seconds,
+            },
+        )
+
+    return run
+
+
+def _servers() -> dict[str, Server]:
+    timeout = {"WSGIFAST_QUEUE_TIMEOUT_S": str(QUEUE_TIMEOUT_S)}
+    fast = gunicorn(APP, worker_class=FAST, threads=THREADS)
+    blocking = f"--blocking-threads={THREADS}"
+    return {
+        f"FastWorker, queue_timeout_s={QUEUE_TIMEOUT_S}": gunicorn(
+            APP, worker_class=FAST, threads=THREADS, env=timeout
+        ),
+        "FastWorker": fast,
+        "gthread": gunicorn(APP, threads=THREADS),
+        "granian, backpressure 16": granian(APP, blocking, "--backpressure=16", interface="wsgi"),
+        "granian, backpressure 128": granian(APP, blocking, "--backpressure=128", interface="wsgi"),
+    }
+
+
+def _row(key: str, capacities: float) -> Row:
+    return row(
+        f"goodput.{key}",
+        f"{capacities:g} times the capacity",
+        _servers(),
+        PATH,
+        GOODPUT,
+        _client(capacities),
+        fresh=True,
+        seconds=_SECONDS,
+    )
+
+
+TABLE = table(
+    "goodput",
+    "Responses in time under overload: 4 threads, 50 ms of work, clients that wait for 1 s",
+    [_row(key, capacities) for key, capacities in LOADS.items()],
+)
