@@ -30,8 +30,9 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: a.example\r\nUser-Agent: test\r\nAccept: */*
 # Of which the first ones fill caches.
 REQUESTS, FIRST = 60, 20
 MOST_CALLS, MOST_FILES = 38, 14
-# What metrics may add.
+# What metrics may add; and health checks, shedding by queue time and deadlines together.
 METRICS_CALLS = 2
+OPERATORS_CALLS = 3
 
 
 class Calls:
@@ -57,8 +58,25 @@ def has_metrics(request: pytest.FixtureRequest) -> bool:
     return bool(getattr(request, "param", False))
 
 
+class Operated(FastWorker):
+    """With all that operators may set."""
+
+    health_path = "/livez"
+    ready_path = "/readyz"
+    queue_timeout_s = 5
+    request_timeout_s = 30
+
+
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch, has_metrics: bool) -> Calls:
+def worker_class(request: pytest.FixtureRequest) -> type[FastWorker]:
+    kind: type[FastWorker] = getattr(request, "param", FastWorker)
+    return kind
+
+
+@pytest.fixture
+def calls(
+    monkeypatch: pytest.MonkeyPatch, has_metrics: bool, worker_class: type[FastWorker]
+) -> Calls:
     """Those of FastWorker's threads, without an access log, for requests on one connection."""
     pytest.importorskip("httptools")
     # On a machine that is busy, each request would put the monitor's alarm off.
@@ -66,7 +84,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, has_metrics: bool) -> Calls:
     calls = Calls()
     cfg = Config()
     cfg.set("threads", 2)
-    worker = FastWorker(0, os.getppid(), [], SimpleNamespace(), 30, cfg, Logger(cfg))
+    worker = worker_class(0, os.getppid(), [], SimpleNamespace(), 30, cfg, Logger(cfg))
     with mock.patch.object(base.Worker, "init_process"):
         worker.init_process()
     worker.wsgi = calls.app
@@ -121,3 +139,10 @@ def test_small_request_takes_few_calls_in_few_files(calls: Calls) -> None:
 def test_metrics_of_small_request_take_two_calls(calls: Calls) -> None:
     usual = statistics.mode(map(len, calls.of_requests[FIRST:]))
     assert usual <= MOST_CALLS + METRICS_CALLS
+
+
+@pytest.mark.parametrize("worker_class", [Operated], indirect=True)
+def test_operators_options_take_at_most_three_calls(calls: Calls) -> None:
+    usual = statistics.mode(map(len, calls.of_requests[FIRST:]))
+    print(usual)
+    assert usual <= MOST_CALLS + OPERATORS_CALLS
