@@ -232,8 +232,10 @@ UVICORN = Host(
     below="0.55",
     used={
         "receiving": {
+            "uvicorn.config:Config": "forwarded_allow_ips http_protocol_class loaded_app",
             "uvicorn.middleware.proxy_headers:ProxyHeadersMiddleware": "trusted_hosts",
             f"{_HTTP}.flow_control": "HIGH_WATER_LIMIT",
+            "uvicorn.server:Server": "config startup(sockets)",
         },
         "h11": {
             f"{_HTTP}.h11_impl:RequestResponseCycle": f"{_CYCLE} conn",

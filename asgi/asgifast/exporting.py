@@ -1,75 +1,94 @@
-"""WSGIFAST_METRICS for ASGI servers: each worker counts, and one exporter is scraped for all.
-
-A worker counts its connections in plain numbers, which are read when the metrics are collected.
-"""
+"""WSGIFAST_METRICS for ASGI servers: each worker counts, and one exporter is scraped for all."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
 import multiprocessing
 import os
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wsgifast.errors import ConfigurationError, MissingExtra
-from wsgifast.metrics.collecting import ConnectionCounters, Point, point, process_collectors
+from wsgifast.metrics.collecting import Point, point, process_collectors
 from wsgifast.metrics.health import State, resident_bytes
 from wsgifast.metrics.requests import Recorder
-from wsgifast.metrics.setup import Wanted, check, start_exporting, wanted_metrics
+from wsgifast.metrics.setup import (
+    DIRECTORY,
+    Wanted,
+    check,
+    prepare,
+    start_exporting,
+    wanted_metrics,
+)
 
 from .instrumented import Instrumented
 from .messages import ASGIApp
-
-if TYPE_CHECKING:
-    from .protocols.transport import CoalescingTransport
 
 # The event loop's heartbeat.
 _BEAT_S = 1.0
 # ASGI servers replace a worker sooner if its event loop stands still.
 _LOST_AFTER_S = 60.0
-# uvicorn's own status for what would fail again at every start: its supervisor ends with it.
-_STARTUP_FAILURE = 3
-_STATES = ("idle", "body", "running", "sending", "closing")
 
 _recorder: Recorder | None = None
 
 
 def instrumented(app: ASGIApp) -> ASGIApp:
-    """Return the app, with its requests counted if metrics are enabled."""
+    """Return the app, with its requests counted if metrics have begun."""
     return app if _recorder is None else Instrumented(app, _recorder, None)
 
 
-def begin_under_uvicorn() -> None:
-    """Begin to count; called when uvicorn looks its protocol up by name.
+def choose_directory() -> None:
+    """Choose the directory of the metrics, if they are enabled.
 
-    Each worker does that in the event loop that will serve, before it loads the app. It is the only
-    time at which uvicorn runs code of ours before a request; its supervisor never does.
+    prometheus_client reads it when the app imports it. Errors are raised when the server starts.
     """
-    supervisor = multiprocessing.parent_process()
-    server = os.getpid() if supervisor is None else supervisor.pid
-    assert server is not None
-    try:
-        wanted = wanted_metrics("metrics_bind", None)
-        if wanted is not None:
-            check(wanted, server)
-    except (ConfigurationError, MissingExtra) as error:
-        logging.getLogger("uvicorn.error").error("%s", error)
-        sys.exit(_STARTUP_FAILURE)
+    wanted = wanted_metrics("metrics_bind", None)
     if wanted is not None:
-        begin(wanted, server, asyncio.get_running_loop())
+        try:
+            prepare(wanted, _server_pid())
+        except (ConfigurationError, MissingExtra):
+            pass
+
+
+def begin_under_uvicorn(loop: Any) -> None:
+    """Begin to count in a worker of uvicorn's, if metrics are enabled and have not begun.
+
+    :param loop: as for :func:`begin`.
+    :raises ConfigurationError: if they cannot be served.
+    :raises MissingExtra: without prometheus_client.
+    """
+    wanted = wanted_metrics("metrics_bind", None)
+    if wanted is None or _recorder is not None:
+        return
+    server_pid = _server_pid()
+    check(wanted, server_pid)
+    begin(wanted, server_pid, loop)
+
+
+def _server_pid() -> int:
+    """Return the process that ends when uvicorn's server does: its supervisor, if there is one."""
+    supervisor = multiprocessing.parent_process()
+    pid = None if supervisor is None else supervisor.pid
+    return os.getpid() if pid is None else pid
 
 
 def begin(wanted: Wanted, server_pid: int, loop: Any) -> None:
     """Count and report from now on.
 
     :param loop: the event loop that serves; probes show whether it still runs.
+    :raises ConfigurationError: if prometheus_client was imported too early to write its metrics
+        for the exporter.
     """
     global _recorder
+    from prometheus_client import values
+
+    if values.ValueClass is values.MutexValue:
+        raise ConfigurationError(
+            f"{wanted}: prometheus_client was imported before the server knew where its workers "
+            f"write metrics. Set {DIRECTORY} to an empty directory before Python starts, or import "
+            "asgifast.uvicorn before prometheus_client"
+        )
     beaten_at = time.monotonic()
 
     def beat() -> None:
@@ -93,45 +112,3 @@ def _of_the_worker() -> Iterator[Point]:
     yield point("wsgifast_worker_starts_total", 1)
     yield point("wsgifast_worker_memory_bytes", resident_bytes())
     yield point("wsgifast_worker_cpu_seconds_total", time.process_time())
-
-
-class Figures(ConnectionCounters):
-    """Those of one process.
-
-    :ivar open: the open connections' protocols, each of which has uvicorn's `cycle`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: dict[Any, CoalescingTransport] = {}
-
-    def collect(self) -> Iterator[Point]:
-        """A :data:`~wsgifast.metrics.Collector`; any thread may call it."""
-        states = Counter[str]()
-        slow = queued = 0
-        for protocol, transport in list(self.open.items()):
-            states[_state_of(protocol.cycle, transport)] += 1
-            queued += transport.get_write_buffer_size()
-            slow += transport.waits_for_client
-        if self.accepted:  # else the connections are another server's
-            for state in _STATES:
-                yield point("wsgifast_connections", states[state], state)
-            yield point("wsgifast_connections_accepted_total", self.accepted)
-            yield point("wsgifast_connections_refused_total", self.connections_refused)
-            yield point("wsgifast_slow_clients", slow)
-            yield point("wsgifast_output_queued_bytes", queued)
-        yield from super().collect()
-
-
-def _state_of(cycle: Any, transport: CoalescingTransport) -> str:
-    if transport.is_closing():
-        return "closing"
-    if transport.waits_for_client:
-        return "sending"
-    if cycle is None or cycle.response_complete:
-        return "idle"
-    return "body" if cycle.more_body else "running"
-
-
-figures = Figures()
-process_collectors.append(figures.collect)

@@ -12,6 +12,7 @@ from typing import Any
 from wsgifast.checks import configuration_names, needs
 from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.metrics.setup import Wanted, check, wanted_metrics
+from wsgifast.server_options import options_of_environment
 
 with needs("asgifast.workers", "gunicorn", "gunicorn,asgi"):
     from gunicorn.errors import AppImportError
@@ -27,7 +28,7 @@ except ImportError:
             from uvicorn.workers import UvicornWorker
 
 from .exporting import begin
-from .uvicorn import HttpToolsProtocol
+from .uvicorn.httptools import HttpToolsProtocol
 
 __all__ = ["FastUvicornWorker"]
 
@@ -48,10 +49,12 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
     def load_wsgi(self) -> None:
         """Load the app, after choosing where its metrics go.
 
-        :raises AppImportError: if they cannot be served; gunicorn prints its message.
+        :raises AppImportError: if they cannot be served, or a limit has an impossible value;
+            gunicorn prints its message.
         """
         configured = configuration_names(self.cfg.config).get("metrics_bind")
         try:
+            options_of_environment()
             wanted = wanted_metrics("metrics_bind", configured)
             if wanted is not None and self.cfg.preload_app:
                 raise ConfigurationError(

@@ -31,7 +31,7 @@ from wsgifast.sockets import FileSegment, FileTruncated, release_send_buffer
 from wsgifast.sockets.options import QUICK_S, limit_send_buffer
 from wsgifast.sockets.sending import MSG_MORE, SendfileUnavailable, cached_bytes, send_file_once
 
-from ..exporting import figures
+from ..counters import counters
 from ..loops import in_thread
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class FileTransfer:
         if count == 0:
             raise FileTruncated(self._end - self._offset, self._segment.size)
         self._offset += count
-        figures.sendfile_bytes += count
+        counters.sendfile_bytes += count
         return Progress.DONE if self._offset == self._end else Progress.FULL
 
     def _refused(self, error: Exception) -> Progress:

@@ -39,7 +39,7 @@ from wsgifast.errors import BodyTooLarge, RequestError
 from wsgifast.sockets.client_limits import ConnectionsByAddress, UploadPace
 from wsgifast.sockets.closing import Lingering
 
-from ..exporting import figures
+from ..counters import counters
 from ..messages import Message
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
@@ -227,40 +227,40 @@ class ConnectionLoop:
             if deadline is None:
                 continue
             if deadline <= now:
-                figures.timeouts["body"] += 1
+                counters.timeouts["body"] += 1
                 upload.give_up()
             else:
                 left_s = min(left_s, deadline - now)
         return left_s
 
 
-def admit(protocol: Any) -> None:
+def admit(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
     """Count a connection by its client's address; one beyond the limit is aborted."""
-    by_address = _by_address(protocol)
     if by_address is not None and not by_address.open(protocol.client):
-        figures.connections_refused += 1
+        counters.connections_refused += 1
         protocol.transport.abort()
 
 
-def release(protocol: Any) -> None:
+def release(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
     """A connection that was counted is lost, or another protocol's."""
-    by_address = _by_address(protocol)
     if by_address is not None:
         by_address.close(protocol.client)
 
 
-def _by_address(protocol: Any) -> ConnectionsByAddress | None:
-    """Return the counter for a protocol's connection; None without a limit."""
-    most = protocol.connections_per_address
+def counted_by_address(most: float, proxies: str | list[str]) -> ConnectionsByAddress | None:
+    """Return the counter for all connections of a process with the same options.
+
+    :param most: connections of one address.
+    :param proxies: uvicorn's `forwarded_allow_ips`.
+    :returns: None without a limit.
+    """
     if most == math.inf:
         return None
-    proxies = protocol.config.forwarded_allow_ips
     return _counter(most, proxies if isinstance(proxies, str) else ",".join(proxies))
 
 
 @lru_cache(maxsize=64)
 def _counter(most: float, proxies: str) -> ConnectionsByAddress:
-    """For all connections of a process that have the same options."""
     trusted: Any = ProxyHeadersMiddleware(cast("Any", None), proxies)
     return ConnectionsByAddress(
         most,

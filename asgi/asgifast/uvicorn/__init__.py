@@ -16,7 +16,6 @@ may then be removed or replaced; writing into it would change what is sent.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from wsgifast.checks import exports_on_demand
@@ -43,10 +42,10 @@ else:
     def __getattr__(name: str) -> object:
         exported = _exported(name)
         # uvicorn looks --http up in the worker that will serve, before it loads the app.
-        if sys._getframe(1).f_globals.get("__name__") == "uvicorn.importer":
-            from ..exporting import begin_under_uvicorn
+        if name in __all__:
+            from ..exporting import choose_directory
 
-            begin_under_uvicorn()
+            choose_directory()
         return exported
 
 

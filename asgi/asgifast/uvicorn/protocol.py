@@ -9,27 +9,20 @@ import re
 import sys
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from wsgifast.checks import needs
-from wsgifast.errors import (
-    BodyTooLarge,
-    ConfigurationError,
-    HeadTooLarge,
-    RequestError,
-    WSGIFastError,
-)
+from wsgifast.errors import BodyTooLarge, HeadTooLarge, RequestError, WSGIFastError
 from wsgifast.hosts import UVICORN
-from wsgifast.server_options import SHARED, options_of_environment
 
 from ..access_line import AccessLogger
-from ..exporting import figures, instrumented
-from ..messages import COALESCING, UNKNOWN_PATHSEND, ASGIApp, Receive, Scope, Send
-from ..pathsend import Offer
+from ..counters import counters
+from ..messages import UNKNOWN_PATHSEND, Receive, Scope, Send
 from ..protocols.receiving import ConnectionLoop, Upload, admit, read_plainly, release
 from ..protocols.response import Response, logger
 from ..protocols.transport import CoalescingTransport
 from ..request_bodies import declared, send_refusal
+from .server import ServerOptions
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -61,16 +54,6 @@ def check(parser: str) -> None:
         raise UnsupportedUvicorn(", ".join(missing))
 
 
-@lru_cache(maxsize=64)
-def _served_by(config: Any, pathsend: bool | None) -> tuple[ASGIApp, Offer]:
-    """Return what all connections of a server call, and what they offer.
-
-    For uvicorn's configuration, as not every app is hashable, and the protocol's option.
-    """
-    app = config.loaded_app
-    return instrumented(app), Offer(app, pathsend, {COALESCING: {}})
-
-
 @cache
 def _access_logger_for(logger: logging.Logger) -> AccessLogger:
     return AccessLogger(logger)
@@ -80,18 +63,8 @@ async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
     await send_refusal(send, RequestError(400, "Invalid HTTP request received."))
 
 
-# Class attributes that a subclass may set.
-OPTIONS = {"pathsend", *SHARED}
-
-
-class FileSending(asyncio.Protocol):
+class FileSending(ServerOptions, asyncio.Protocol):
     """Mixed into one of uvicorn's protocols.
-
-    A subclass may set `pathsend`, as ASGIFast's option, and the options that are shared with
-    FastWorker (wsgifast/server_options.py). For these an environment variable takes precedence:
-    WSGIFAST_BODY_LIMIT_BYTES and so on. `body_timeout_s` counts while the app waits for the body
-    and has not begun its response. `connections_per_address` counts a connection from the end of
-    its TLS handshake on, until it is a WebSocket's. uvicorn's forwarded_allow_ips are proxies.
 
     :ivar _head_bytes: how many bytes of an incomplete head have been received.
     :ivar app: what uvicorn calls; it calls the app with a Response's send() and an Upload's
@@ -102,14 +75,6 @@ class FileSending(asyncio.Protocol):
 
     # With two attributes more CPython gives every one of uvicorn's objects a dictionary of its own.
     __slots__ = ("_answered", "_head_bytes", "_served")
-
-    pathsend: ClassVar[bool | None] = None
-    # Set below, from the rows of the options.
-    body_limit_bytes: ClassVar[int | None]
-    head_limit_bytes: ClassVar[int]
-    head_timeout_s: ClassVar[float]
-    body_timeout_s: ClassVar[float]
-    connections_per_address: ClassVar[float]
 
     _response_class: Callable[[], Response]
     # One request at a time.
@@ -128,29 +93,15 @@ class FileSending(asyncio.Protocol):
     timeout_keep_alive_task: Any
     transport: Any
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """:raises ConfigurationError: for an option with a value that it cannot have."""
-        super().__init_subclass__(**options)
-        for name, option in SHARED.items():
-            default = option.default_of_asgi
-            value = vars(cls).get(name, default)
-            if value != default and not option.kind.is_allowed(value):
-                raise ConfigurationError(
-                    f"{cls.__name__}.{name}={value!r}: expected {option.kind.expected}"
-                )
-        for name, value in options_of_environment().items():
-            if name in SHARED:
-                setattr(cls, name, value)
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._served = _served_by(self.config, self.pathsend)
+        self._served = served = self.served_by(self.config)
         self._head_bytes = 0
         self.app = self._answer
         # Of the request that is answered, over HTTP/1.1; uvicorn's `cycle` was read last.
         self._answered: Any = None
         self.loop = ConnectionLoop(
-            self.loop, self._check_client, self.head_timeout_s, self.body_timeout_s
+            self.loop, self._check_client, served.head_timeout_s, served.body_timeout_s
         )
         if type(self.access_logger) is logging.Logger:  # a subclass may have another
             self.access_logger = _access_logger_for(self.access_logger)
@@ -159,13 +110,13 @@ class FileSending(asyncio.Protocol):
         coalescing: Any = CoalescingTransport(transport, self.loop.real)
         if hasattr(self, "cycle"):
             coalescing.is_receiving = self._is_receiving
-        figures.accepted += 1
-        figures.open[self] = coalescing
+        counters.accepted += 1
+        counters.open[self] = coalescing
         super().connection_made(coalescing)
         # Not later than the timer for keep-alive, so that one is enough.
-        self.loop.check_in(min(self.head_timeout_s, self.timeout_keep_alive))
+        self.loop.check_in(min(self._served.head_timeout_s, self.timeout_keep_alive))
         self.server = _shared(self.server)
-        admit(self)
+        admit(self, self._served.by_address)
 
     def data_received(self, data: bytes) -> None:
         """As uvicorn's, with a limit for the size of a head.
@@ -177,13 +128,13 @@ class FileSending(asyncio.Protocol):
         if not self._is_http1 or (not before and cycle is not None and cycle.more_body):
             self._parse(data)
             return
-        room = self.head_limit_bytes - before
+        room = self._served.head_limit_bytes - before
         if len(data) > room and not _END_OF_HEAD.search(data, 0, room):
             # The end may have begun in the data before.
             if room:
                 self._parse(data[:room])
             if not room or (self.cycle is cycle and not self.transport.is_closing()):
-                self._refuse_head(HeadTooLarge(self.head_limit_bytes))
+                self._refuse_head(HeadTooLarge(self._served.head_limit_bytes))
                 return
             data = data[room:]
             before = 0
@@ -205,24 +156,23 @@ class FileSending(asyncio.Protocol):
             self._answer_head(error)
             self.transport.close()
         else:
-            figures.refused[error.status] += 1
+            counters.refused[error.status] += 1
             self.flow.pause_reading()
             self.shutdown()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
-        limit_bytes = self.body_limit_bytes
+        limit_bytes = self._served.body_limit_bytes
         if limit_bytes is not None and (
             len(cycle.body) > limit_bytes
             or (cycle.more_body and (declared(scope).length or 0) > limit_bytes)
         ):
             await self._refuse(cycle, BodyTooLarge(limit_bytes))
             return None
-        if not self._is_http1 and _head_bytes(scope) > self.head_limit_bytes:
-            await self._refuse(cycle, HeadTooLarge(self.head_limit_bytes))
+        if not self._is_http1 and _head_bytes(scope) > self._served.head_limit_bytes:
+            await self._refuse(cycle, HeadTooLarge(self._served.head_limit_bytes))
             return None
-        app, offer = self._served
-        extensions = offer.extensions_for(scope["path"])
+        extensions = self._served.offer.extensions_for(scope["path"])
         offered = scope.get("extensions")
         scope["extensions"] = {**offered, **extensions} if offered else {**extensions}
         # Attribute by attribute: a constructor would be one more call for every request.
@@ -239,7 +189,7 @@ class FileSending(asyncio.Protocol):
             receive = upload.receive
         try:
             # Reported by uvicorn, if it is not None.
-            result = await app(scope, receive, response.send)  # type: ignore[func-returns-value]
+            result = await self._served.app(scope, receive, response.send)  # type: ignore[func-returns-value]
             if response.start is not None or response.order is not None:
                 await response.returned()
         except Exception:
@@ -270,12 +220,12 @@ class FileSending(asyncio.Protocol):
     def _upload(self, cycle: Any) -> Upload:
         return Upload(
             cycle, cycle.flow.resume_reading, self.loop, self._refuse,
-            limit_bytes=self.body_limit_bytes,
+            limit_bytes=self._served.body_limit_bytes,
         )  # fmt: skip
 
     async def _refuse(self, cycle: Any, error: RequestError) -> None:
         """Answer a request in place of the app, or break off the response that it has begun."""
-        figures.refused[error.status] += 1
+        counters.refused[error.status] += 1
         if not cycle.response_started and not cycle.disconnected:
             await send_refusal(cycle.send, error)
         self._end_request(cycle)
@@ -302,10 +252,10 @@ class FileSending(asyncio.Protocol):
         has_begun_head = self._has_begun_head()
         is_body = cycle is not None and cycle.more_body and not has_begun_head
         left_s = self.loop.since - self.loop.time()
-        left_s += self.body_timeout_s if is_body else self.head_timeout_s
+        left_s += self._served.body_timeout_s if is_body else self._served.head_timeout_s
         if left_s > 0:
             return left_s
-        figures.timeouts["body" if is_body else "head"] += 1
+        counters.timeouts["body" if is_body else "head"] += 1
         if has_begun_head:
             self._answer_head(RequestError(408, "The request did not come in time"))
         self.transport.close()
@@ -318,7 +268,7 @@ class FileSending(asyncio.Protocol):
 
     def _answer_head(self, error: RequestError) -> None:
         """Answer a head that is refused, while no response is under way."""
-        figures.refused[error.status] += 1
+        counters.refused[error.status] += 1
         status, headers, body = error.answer()
         lines = [f"HTTP/1.1 {status}".encode()]
         lines += [b"%b: %b" % field for field in self.server_state.default_headers]
@@ -329,7 +279,7 @@ class FileSending(asyncio.Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         if not self.transport.is_closing():
-            figures.timeouts["keepalive"] += 1
+            counters.timeouts["keepalive"] += 1
         super().timeout_keep_alive_handler()  # type: ignore[misc]
 
     def _is_receiving(self) -> bool:
@@ -346,8 +296,8 @@ class FileSending(asyncio.Protocol):
 
     def _detach(self) -> None:
         """The connection is lost, or another protocol's: drop what refers to this one."""
-        if figures.open.pop(self, None) is not None:
-            release(self)
+        if counters.open.pop(self, None) is not None:
+            release(self, self._served.by_address)
         self.transport.lost()
         self.loop.stop()
         self.app = None
@@ -414,10 +364,6 @@ class FileSending(asyncio.Protocol):
 
 # There may be thousands of connections whose clients are reading a download, each for minutes. So
 # the request is released. uvicorn's empty deques stay: two of 760 bytes, a third during a request.
-
-
-for _name, _option in SHARED.items():
-    setattr(FileSending, _name, _option.default_of_asgi)
 
 
 @lru_cache(maxsize=64)

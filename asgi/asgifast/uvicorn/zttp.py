@@ -22,24 +22,29 @@ from typing import Any, ClassVar
 from wsgifast.checks import needs
 from wsgifast.errors import RequestError
 from wsgifast.http.framing import has_body
+from wsgifast.server_options import SHARED
 from wsgifast.sockets import FileSegment
 
 from ..coalescing import Held
-from ..exporting import figures
+from ..counters import counters
 from ..messages import Message, Receive, Scope, Send, copied_head, declared_length
 from ..protocols.file_body import SMALL_FILE_BYTES, FileBody
 from ..protocols.receiving import Upload, admit, release
 from ..protocols.response import Response, count
 from ..protocols.transport import Rest
-from .protocol import OPTIONS, FileSending, check
+from .protocol import FileSending, check
+from .server import Served, ServerOptions
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp
+import uvicorn
 from uvicorn.protocols.http import auto_zttp_impl, zttp_h2_impl, zttp_impl
 from uvicorn.protocols.utils import get_remote_addr
 
 check("zttp")
 
+# Class attributes that a subclass may set.
+_OPTIONS = {"pathsend", *SHARED}
 # A frame's payload, unless SETTINGS_MAX_FRAME_SIZE is raised (RFC 9113, section 6.5.2).
 _FRAME_BYTES = 16 * 1024
 # Body bytes of a stream that may wait for the client's window before the app's send() waits.
@@ -220,7 +225,7 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
 
     def end_late_head(self) -> None:
         """Answer with 408, and close."""
-        figures.timeouts["head"] += 1
+        counters.timeouts["head"] += 1
         self._answer_head(RequestError(408, "The request did not come in time"))
         self.transport.close()
 
@@ -251,7 +256,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     def _upload(self, cycle: Any) -> Upload:
         return Upload(
             cycle, cycle.resume_reading, self.loop, self._refuse, self.cycles,
-            limit_bytes=self.body_limit_bytes,
+            limit_bytes=self._served.body_limit_bytes,
         )  # fmt: skip
 
     def _end_request(self, cycle: Any) -> None:
@@ -270,9 +275,9 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             uploads_s: float = self.loop.check_uploads()
             return uploads_s
         # Whatever frames may come meanwhile.
-        left_s: float = self.loop.since + self.head_timeout_s - self.loop.time()
+        left_s: float = self.loop.since + self._served.head_timeout_s - self.loop.time()
         if left_s <= 0 and not self.transport.is_closing():
-            figures.timeouts["head"] += 1
+            counters.timeouts["head"] += 1
             self.conn.close()
             self.flush()
             self.transport.close()
@@ -369,7 +374,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         self._window_updated.set()
 
 
-class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
+class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
     """uvicorn's choice between the two, as with --http2: by ALPN, or by the client's preface.
 
     A subclass may set the options of both.
@@ -377,32 +382,39 @@ class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
 
     http1: ClassVar[type[ZttpProtocol]] = ZttpProtocol
     http2: ClassVar[type[ZttpH2Protocol]] = ZttpH2Protocol
-    connections_per_address: ClassVar[float] = ZttpProtocol.connections_per_address
 
     # The address by which the connection is counted while it waits for its first bytes.
     client: tuple[str, int] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = {name: value for name, value in vars(cls).items() if name in OPTIONS}
+        own = {name: value for name, value in vars(cls).items() if name in _OPTIONS}
         cls.http1 = type(cls.__name__, (cls.http1,), own)
         cls.http2 = type(cls.__name__, (cls.http2,), own)
-        cls.connections_per_address = cls.http1.connections_per_address
+
+    @classmethod
+    def served_by(cls, config: uvicorn.Config) -> Served:
+        cls.http2.served_by(config)
+        return cls.http1.served_by(config)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._served = self.served_by(self.config)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self.timeout_task is not None:
             self.timeout_task.cancel()
             # uvicorn's is the one of connections that are kept alive, which is shorter.
-            timeout_s = min(self.http1.head_timeout_s, threading.TIMEOUT_MAX)
+            timeout_s = min(self._served.head_timeout_s, threading.TIMEOUT_MAX)
             self.timeout_task = self.loop.call_later(timeout_s, self._end_late_head)
             self.client = get_remote_addr(transport)
-            admit(self)
+            admit(self, self._served.by_address)
 
     def _end_late_head(self) -> None:
         """Nothing has come, or the beginning of a request that may yet be HTTP/2's."""
         if not self.buffer:
-            figures.timeouts["head"] += 1
+            counters.timeouts["head"] += 1
             self.transport.close()
             return
         self.connections.discard(self)
@@ -410,11 +422,11 @@ class AutoZttpProtocol(auto_zttp_impl.AutoZttpProtocol):
         self._switch(False, self.buffer).end_late_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        release(self)
+        release(self, self._served.by_address)
         super().connection_lost(exc)
 
     def _switch(self, http2: bool, initial_data: bytes = b"") -> Any:
-        release(self)
+        release(self, self._served.by_address)
         protocol = (self.http2 if http2 else self.http1)(
             config=self.config,
             server_state=self.server_state,

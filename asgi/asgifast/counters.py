@@ -1,0 +1,57 @@
+"""Counts of the connections of a process under asgifast's protocols.
+
+They are plain numbers, which are read when the metrics are collected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from wsgifast.metrics.collecting import ConnectionCounters, Point, point, process_collectors
+
+_STATES = ("idle", "body", "running", "sending", "closing")
+
+
+class Counters(ConnectionCounters):
+    """Those of one process.
+
+    :ivar open: the open connections' protocols, each of which has uvicorn's `cycle`, and their
+        transports.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: dict[Any, Any] = {}
+
+    def collect(self) -> Iterator[Point]:
+        """A :data:`~wsgifast.metrics.Collector`; any thread may call it."""
+        states = Counter[str]()
+        slow = queued = 0
+        for protocol, transport in list(self.open.items()):
+            states[_state_of(protocol.cycle, transport)] += 1
+            queued += transport.get_write_buffer_size()
+            slow += transport.waits_for_client
+        if self.accepted:  # else the connections are another server's
+            for state in _STATES:
+                yield point("wsgifast_connections", states[state], state)
+            yield point("wsgifast_connections_accepted_total", self.accepted)
+            yield point("wsgifast_connections_refused_total", self.connections_refused)
+            yield point("wsgifast_slow_clients", slow)
+            yield point("wsgifast_output_queued_bytes", queued)
+        yield from super().collect()
+
+
+def _state_of(cycle: Any, transport: Any) -> str:
+    if transport.is_closing():
+        return "closing"
+    if transport.waits_for_client:
+        return "sending"
+    if cycle is None or cycle.response_complete:
+        return "idle"
+    return "body" if cycle.more_body else "running"
+
+
+counters = Counters()
+process_collectors.append(counters.collect)

@@ -1,0 +1,128 @@
+"""The options, the app and the metrics of one uvicorn server, resolved when it starts.
+
+uvicorn calls no code of a protocol before the first connection. So :meth:`uvicorn.Server.startup`
+is wrapped. However a server was started, it runs in the process that serves, once the app is
+loaded, and with the environment that the server then has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from functools import lru_cache, wraps
+from typing import Any, ClassVar, NamedTuple
+
+from wsgifast.checks import needs
+from wsgifast.errors import ConfigurationError, MissingExtra
+from wsgifast.server_options import SHARED, options_of_environment
+from wsgifast.sockets.client_limits import ConnectionsByAddress
+
+from ..exporting import begin_under_uvicorn, instrumented
+from ..messages import COALESCING, ASGIApp
+from ..pathsend import Offer
+from ..protocols.receiving import counted_by_address
+
+with needs("asgifast.uvicorn", "uvicorn", "asgi"):
+    import uvicorn
+
+# uvicorn's own status for a failure that would repeat at every start: its supervisor ends with it.
+_STARTUP_FAILURE = 3
+
+
+class Served(NamedTuple):
+    """What is the same for all connections of a server.
+
+    :ivar app: with its requests counted, if metrics are enabled.
+    :ivar offer: the extensions that the app is offered.
+    :ivar by_address: counts the connections of each address; None without a limit.
+    """
+
+    app: ASGIApp
+    offer: Offer
+    by_address: ConnectionsByAddress | None
+    body_limit_bytes: int | None
+    head_limit_bytes: int
+    head_timeout_s: float
+    body_timeout_s: float
+
+
+class ServerOptions:
+    """The options of asgifast's protocols, for a subclass to set.
+
+    These are `pathsend`, as ASGIFast's option, and the options that are shared with FastWorker
+    (wsgifast/server_options.py). For the latter an environment variable takes precedence:
+    WSGIFAST_BODY_LIMIT_BYTES and so on. `body_timeout_s` counts while the app waits for the body
+    and has not begun its response. `connections_per_address` counts a connection from the end of
+    its TLS handshake on, until it is a WebSocket's. uvicorn's forwarded_allow_ips are proxies.
+    """
+
+    __slots__ = ()
+
+    pathsend: ClassVar[bool | None] = None
+    # Set below, from the rows of the options.
+    body_limit_bytes: ClassVar[int | None]
+    head_limit_bytes: ClassVar[int]
+    head_timeout_s: ClassVar[float]
+    body_timeout_s: ClassVar[float]
+    connections_per_address: ClassVar[float]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """:raises ConfigurationError: for an option with a value that it cannot have."""
+        super().__init_subclass__(**options)
+        for name, option in SHARED.items():
+            default = option.default_of_asgi
+            value = vars(cls).get(name, default)
+            if value != default and not option.kind.is_allowed(value):
+                raise ConfigurationError(
+                    f"{cls.__name__}.{name}={value!r}: expected {option.kind.expected}"
+                )
+
+    @classmethod
+    def served_by(cls, config: uvicorn.Config) -> Served:
+        """Return what a server with this configuration has, resolved at the first call.
+
+        :raises ConfigurationError: for an environment variable with a value that it cannot have.
+        """
+        return _served(config, cls)  # type: ignore[arg-type]
+
+
+for _name, _option in SHARED.items():
+    setattr(ServerOptions, _name, _option.default_of_asgi)
+
+
+@lru_cache(maxsize=64)
+def _served(config: Any, options: Any) -> Served:
+    """For uvicorn's configuration, as not every app is hashable."""
+    limits: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
+    limits |= options_of_environment()
+    app = config.loaded_app
+    most = limits.pop("connections_per_address")
+    return Served(
+        instrumented(app),
+        Offer(app, options.pathsend, {COALESCING: {}}),
+        counted_by_address(most, config.forwarded_allow_ips),
+        **limits,
+    )
+
+
+def _resolve_at_startup() -> None:
+    startup = uvicorn.Server.startup
+
+    @wraps(startup)
+    async def resolving(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
+        protocol = server.config.http_protocol_class
+        if isinstance(protocol, type) and issubclass(protocol, ServerOptions):
+            try:
+                begin_under_uvicorn(asyncio.get_running_loop())
+                protocol.served_by(server.config)
+            except (ConfigurationError, MissingExtra) as error:
+                logging.getLogger("uvicorn.error").error("%s", error)
+                sys.exit(_STARTUP_FAILURE)
+        await startup(server, sockets)
+
+    uvicorn.Server.startup = resolving  # type: ignore[assignment, method-assign]
+
+
+_resolve_at_startup()
