@@ -186,7 +186,8 @@ _ROWS = (
         at_limit=_refused(413),
         is_shared=True,
         asgi_default=None,
-        asgi_note="With a Content-Length, this happens before the app is called. `None`: no limit.",
+        asgi_note="With a Content-Length, this happens before the app is called. `None`: no limit. "
+        "The app receives the body while it arrives, so that the server stores none of it.",
     ),
     Option(
         "bodies_on_disk_bytes", 16 * 2**30, BYTES, "requests",

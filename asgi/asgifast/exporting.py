@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import multiprocessing
 import os
@@ -51,10 +52,9 @@ def choose_directory() -> None:
             pass
 
 
-def begin_under_uvicorn(loop: Any) -> None:
-    """Begin to count in a worker of uvicorn's, if metrics are enabled and have not begun.
+def begin_under_uvicorn() -> None:
+    """Begin to count on this event loop of uvicorn's, if metrics are enabled and have not begun.
 
-    :param loop: as for :func:`begin`.
     :raises ConfigurationError: if they cannot be served.
     :raises MissingExtra: without prometheus_client.
     """
@@ -63,7 +63,7 @@ def begin_under_uvicorn(loop: Any) -> None:
         return
     server_pid = _server_pid()
     check(wanted, server_pid)
-    begin(wanted, server_pid, loop)
+    begin(wanted, server_pid, asyncio.get_running_loop())
 
 
 def _server_pid() -> int:

@@ -7,7 +7,6 @@ loaded, and with the environment that the server then has.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import sys
@@ -84,6 +83,7 @@ class ServerOptions:
         """Return what a server with this configuration has, resolved at the first call.
 
         :raises ConfigurationError: for an environment variable with a value that it cannot have.
+        :raises MissingExtra: if metrics are enabled, without prometheus_client.
         """
         return _served(config, cls)  # type: ignore[arg-type]
 
@@ -95,8 +95,11 @@ for _name, _option in SHARED.items():
 @lru_cache(maxsize=64)
 def _served(config: Any, options: Any) -> Served:
     """For uvicorn's configuration, as not every app is hashable."""
-    limits: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
-    limits |= options_of_environment()
+    variables = options_of_environment()
+    limits: dict[str, Any] = {
+        name: variables.get(name, getattr(options, name)) for name in SHARED
+    }
+    begin_under_uvicorn()
     app = config.loaded_app
     most = limits.pop("connections_per_address")
     return Served(
@@ -115,7 +118,6 @@ def _resolve_at_startup() -> None:
         protocol = server.config.http_protocol_class
         if isinstance(protocol, type) and issubclass(protocol, ServerOptions):
             try:
-                begin_under_uvicorn(asyncio.get_running_loop())
                 protocol.served_by(server.config)
             except (ConfigurationError, MissingExtra) as error:
                 logging.getLogger("uvicorn.error").error("%s", error)
