@@ -96,9 +96,7 @@ for _name, _option in SHARED.items():
 def _served(config: Any, options: Any) -> Served:
     """For uvicorn's configuration, as not every app is hashable."""
     variables = options_of_environment()
-    limits: dict[str, Any] = {
-        name: variables.get(name, getattr(options, name)) for name in SHARED
-    }
+    limits: dict[str, Any] = {name: variables.get(name, getattr(options, name)) for name in SHARED}
     begin_under_uvicorn()
     app = config.loaded_app
     most = limits.pop("connections_per_address")
