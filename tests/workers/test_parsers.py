@@ -29,6 +29,7 @@ from tests.support.programs import ProgramMissing
 from tests.workers.bench import GET, MakeBench, echo
 from tests.workers.serving import using
 from wsgifast.errors import RequestError
+from wsgifast.hosts import GUNICORN
 from wsgifast.server.receiving import COMPLETE, MORE, Parser, Receiver
 from wsgifast.server.shared import Shared
 from wsgifast.workers import FastWorker
@@ -310,6 +311,7 @@ def test_parser_is_chosen_by_settings_and_packages(monkeypatch: pytest.MonkeyPat
         worker = SimpleNamespace(check_host=True, head_limit_bytes=1 << 16)
         return type(parsers(worker, settings)(TRUSTED)).__name__
 
+    monkeypatch.setattr("gunicorn.__version__", GUNICORN.newest)  # a tested one
     assert found() == "HttptoolsParser"
     assert found(http_parser="python") == "GunicornParser"  # a choice between gunicorn's own
     assert found(protocol="uwsgi") == "GunicornParser"
