@@ -41,7 +41,7 @@ class AccessLogger:
 
 
 def _line_maker(formatter: logging.Formatter) -> LineMaker | None:
-    """Return a function that makes the same lines as a formatter; None if there is none."""
+    """Return a function that makes the same lines as a formatter, or None."""
     if type(formatter) is JSONFormatter:
         return _json_access_line
     module: Any = sys.modules.get("uvicorn.logging")

@@ -8,20 +8,20 @@ from time import monotonic
 from .loops import BackgroundTask, Loop, outcome, running_loop
 from .messages import Message, Send, SendOrder, has_to_wait, response_body
 
-# A body message up to this size is coalesced; a larger one costs less to pass on than to copy.
+# A body message up to this size is coalesced. A larger one costs less to pass on than to copy.
 SMALL_MESSAGE_BYTES = 8 * 1024
 # At this size coalesced messages are sent before the loop's turn ends. A transport's default
 # high-water mark is the same.
 COALESCED_BYTES = 64 * 1024
-# After so many turns in a row with one message each, the next message is held for longer than its
-# turn: a middleware that has each message pass from one task to another takes some turns for it.
+# After this many turns in a row with one message each, the next message is delayed beyond its turn.
+# A middleware that passes each message from one task to another takes some turns for it.
 LONE_TURNS = 4
 # For at most so many turns (Starlette's BaseHTTPMiddleware takes three for a message, and five with
 # another one around it), and so many seconds, as a turn is long where the loop is busy.
 HELD_TURNS = 16
 HELD_S = 0.001
-# If no other message came in these, so many of the next ones are passed on at once, which is
-# cheaper for an app that waits before each message. The one behind them is held like that again.
+# If no other message arrived in these turns, this many of the next ones are passed on at once,
+# which is cheaper for an app that waits before each message. The one after them is delayed again.
 PASSED_ON = 17
 
 
@@ -29,7 +29,7 @@ class Held:
     """The small body messages of one response that wait to be sent as one.
 
     The owner sends them when the loop's turn ends, unless :meth:`end_turn` returns that another
-    turn is better; and when `size` reaches COALESCED_BYTES.
+    turn is better. It also sends them when `size` reaches COALESCED_BYTES.
 
     :ivar chunks: the messages' bodies.
     :ivar size: their bytes.
@@ -42,14 +42,14 @@ class Held:
         self.chunks: list[bytes] = []
         self.size = 0
         self.to_pass_on = 0
-        # Turns in a row that had one message; of no interest once they are LONE_TURNS.
+        # Turns in a row that had one message. Not counted beyond LONE_TURNS.
         self._lone_turns = 0
-        # For so many turns the messages have been held beyond their own.
+        # The number of turns for which the messages have been delayed beyond their own.
         self._turns = 0
         self._until = 0.0
 
     def end_turn(self) -> bool:
-        """Count a turn of the loop; return whether the messages are best held for another one."""
+        """Count a turn of the loop. Return whether the messages should wait for another one."""
         is_lone = len(self.chunks) == 1
         if self._lone_turns < LONE_TURNS:
             self._lone_turns = self._lone_turns + 1 if is_lone else 0
@@ -67,7 +67,7 @@ class Held:
         return True
 
     def take(self, last: bytes = b"") -> bytes:
-        """The bodies held, and one behind them, as one."""
+        """Return the waiting bodies, and one after them, as one."""
         self.chunks.append(last)
         body = b"".join(self.chunks)
         self.clear()
@@ -82,15 +82,15 @@ class Held:
 class Coalescer:
     """Coalesces the small body messages of one response under any server.
 
-    A separate task sends the held messages, so that they are sent even if the app stops waiting.
-    The app's next send() awaits that task, which keeps the order and the back-pressure, and raises
-    the error of the server's send() to the app.
+    A separate task sends the delayed messages, so that they are sent even if the app stops waiting.
+    The app's next send() awaits that task. This preserves the order and the back-pressure, and
+    raises the error of the server's send() to the app.
 
-    :param order: all but :meth:`offer`, :meth:`send_apart` and :meth:`cancel` are called by whoever
-        it lets through.
-    :param holds: False to hold nothing: small messages are passed on at once, too.
-    :ivar room: bytes of the Content-Length that no message has yet. A message with more is sent
-        apart, so that a server that refuses it has sent what came before.
+    :param order: the caller that it lets through calls all methods except :meth:`offer`,
+        :meth:`send_apart` and :meth:`cancel`.
+    :param holds: False to delay nothing: small messages are passed on at once, too.
+    :ivar room: remaining bytes of the Content-Length. A message with more is sent apart, so that a
+        server that refuses it has sent the messages before.
     """
 
     __slots__ = ("_held", "_loop", "_order", "_send", "_task", "_turn_scheduled", "holds", "room")
@@ -106,15 +106,15 @@ class Coalescer:
         self.room = math.inf
 
     def set_length(self, declared: int | None) -> None:
-        """Take the Content-Length of the head, if it has one."""
+        """Read the Content-Length of the response, if it has one."""
         self.room = math.inf if declared is None else declared
 
     def offer(self, body: bytes, *, in_order: bool = False) -> bool | None:
-        """Hold a message's body, if it is small and nothing is to be awaited for it.
+        """Delay a message's body, if it is small and needs no wait.
 
         :param in_order: the order has let it through.
-        :returns: True if it is held; False if the message is best passed on at once, and counts as
-            passed on; None otherwise.
+        :returns: True if it is delayed. False if the caller should pass the message on at once, and
+            it counts as passed on. None otherwise.
         """
         if self._task is not None or (self._order.is_taken and not in_order):
             return None
@@ -148,25 +148,25 @@ class Coalescer:
             await self._send(response_body(body, more_body=True))
 
     async def end(self, message: Message, body: bytes) -> None:
-        """Send the body's last message, with what is held before it if that is small.
+        """Send the body's last message, with the delayed ones before it if it is small.
 
-        The app's own task sends it. When it is sent, the server may say http.disconnect, for which
-        a framework may cancel whatever still waits.
+        The app's own task sends it. After it the server may send http.disconnect, at which a
+        framework may cancel all waiting tasks.
 
         :param body: the message's.
         """
         size = len(body)
-        # A send() that is cancelled while it waits must not lose what was held.
+        # A send() that is cancelled while it waits must not lose delayed messages.
         may_wait = has_to_wait(self._send) is not False
         if may_wait or size > COALESCED_BYTES or size > self.room or not self._held.chunks:
             await self.flush()
         else:
-            # A task that is about to send what was held finds nothing.
+            # A task that is about to send the delayed messages finds none.
             message = {**message, "body": self._held.take(body)}
         await self._send(message)
 
     async def flush(self) -> None:
-        """Send what is held."""
+        """Send the delayed messages."""
         if self._task is None and self._held.chunks:
             self._task = self._loop.create_task(self._send_held())
         await self.sent()

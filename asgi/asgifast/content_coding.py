@@ -72,15 +72,15 @@ _load = _Load()
 class ContentCoding(ResponseCoding):
     """Compresses the response to one request.
 
-    A body that comes in one message is compressed by :meth:`whole`. Any other passes through the
-    send() of :meth:`stream`, which flushes each message: what is sent in one turn of the event loop
-    has been joined before.
+    A body in one message is compressed by :meth:`whole`. Any other passes through the send() of
+    :meth:`stream`, which flushes each message. Messages of one turn of the event loop have been
+    joined before.
 
     :param scope: of the request.
-    :ivar app_headers: those of the request for the app, which sees its own tags in the
-        preconditions; None if nothing had to be changed.
-    :ivar app_scope: the one that the app gets, to which its middleware may add the user.
-    :ivar is_file: the body is a file, which is sent as it is, unless its head has been sent.
+    :ivar app_headers: the request headers for the app, which sees its own tags in the
+        preconditions. None if nothing had to be changed.
+    :ivar app_scope: the scope that the app gets, to which its middleware may add the user.
+    :ivar is_file: the body is a file. It is sent uncompressed, unless its headers have been sent.
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     """
 
@@ -116,11 +116,11 @@ class ContentCoding(ResponseCoding):
             self._restore_tags()
 
     def uncoded_head(self, start: Message, message: Message) -> Message | None:
-        """Return the head of a response that is sent as it is; None if it may be compressed.
+        """Return the start of a response that is sent unchanged, or None if it may be compressed.
 
-        The decision is kept for :meth:`whole`.
+        The decision is stored for :meth:`whole`.
 
-        :param start: the app's head.
+        :param start: the app's start message.
         :param message: its first message.
         """
         body = message.get("body")
@@ -135,7 +135,7 @@ class ContentCoding(ResponseCoding):
         return {**start, "headers": headers.raw()}
 
     async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
-        """Return the head and the only message of a response as they are to be sent."""
+        """Return the start and the only message of a response as they must be sent."""
         body = whole_body(message)
         assert body is not None
         is_head = self.method == "HEAD"
@@ -163,19 +163,19 @@ class ContentCoding(ResponseCoding):
         return self._whole
 
     def stream(self, send: Send) -> Send:
-        """Return a send() that compresses what passes through it, and passes it on to `send`."""
+        """Return a send() that compresses messages and passes them on to `send`."""
         self._send = send
         return self._send_coded
 
     def file_coding(self, start: Message, size: int | None = None) -> str | None:
-        """Return the coding for the file that is the body; None to send it as it is."""
+        """Return the content coding for a body that is a file, or None to send it unchanged."""
         if size is None:
             size = self.compression.min_bytes  # let it be large enough
         decision = self.decide(start["status"], Headers.from_raw(start["headers"]), size)
         return None if decision is None else decision.coding
 
     def restored_facts(self, facts: RequestFacts) -> RequestFacts:
-        """Return what the client asks, with the app's own tags."""
+        """Return the client's preconditions, with the app's own tags."""
         if self._restored is None:
             return facts
         if_none_match, if_match = self._restored
@@ -237,7 +237,7 @@ class ContentCoding(ResponseCoding):
         await self._send({**message, "body": body})
 
     def _begin(self, start: Message) -> Message:
-        """Decide about a response by its head; return the head to send."""
+        """Decide about a response by its headers. Return the start message to send."""
         headers = Headers.from_raw(start["headers"])
         if not self.is_file:
             changed = self.begin(start["status"], headers)

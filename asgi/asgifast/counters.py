@@ -26,7 +26,7 @@ class Counters(ConnectionCounters):
         self.open: dict[Any, Any] = {}
 
     def collect(self) -> Iterator[Point]:
-        """A :data:`~wsgifast.metrics.Collector`; any thread may call it."""
+        """A :data:`~wsgifast.metrics.Collector`. Any thread may call it."""
         states = Counter[str]()
         slow = queued = 0
         for protocol, transport in list(self.open.items()):

@@ -1,9 +1,9 @@
 """Whether the dispatch function of a BaseHTTPMiddleware leaves the response's body alone.
 
 Starlette passes a file on as a message in `response.body_iterator`, among bytes, where the function
-may expect bytes only. So its source is examined: every use of the response must be known to leave
-the body alone. Any other use counts as touching it, and so does a function whose source is missing
-or is not the one that runs.
+may expect bytes only. So its source is examined. Every use of the response must be known to leave
+the body alone. Any other use counts as touching it. So does a function without source, or with a
+source that is not the one that runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_FOLLOWED = 200
 
 @lru_cache(maxsize=256)
 def leaves_bodies_alone(function: FunctionType, *, is_method: bool) -> bool:
-    """Whether a dispatch function is known to touch no body; its source is read.
+    """Return whether a dispatch function is known to touch no body. Its source is read.
 
     :param is_method: its first parameter is the middleware.
     """
@@ -65,7 +65,7 @@ def may_wrap_send(function: Any) -> bool:
         if not isinstance(found, FunctionType) or id(found) in seen:
             continue
         package = str(found.__globals__.get("__name__")).partition(".")[0]
-        if not seen:  # functools.wraps() copies __module__ from what is decorated
+        if not seen:  # functools.wraps() copies __module__ from the decorated function
             packages |= {package, found.__module__.partition(".")[0]}
         if package not in packages:
             continue

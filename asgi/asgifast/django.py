@@ -71,7 +71,7 @@ def get_asgi_application(
 
 
 class _Channel:
-    """The send() of a request, which Django's handler hands on as it is, with what it needs."""
+    """The send() of a request, which Django's handler passes on unchanged, with its data."""
 
     __slots__ = ("_send", "files", "scope")
 
@@ -124,7 +124,7 @@ class _Handler(ASGIHandler):
     async def _send_instead(
         self, response: Any, send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        """Have Django make the head, and send it with the body where Django asks for that."""
+        """Have Django make the start message, and send it with the body."""
         messages: list[Message] = []
 
         async def keep(message: Message) -> None:
@@ -143,7 +143,7 @@ class _Handler(ASGIHandler):
     ) -> None:
         status, headers, method = start["status"], start["headers"], channel.scope["method"]
         segments: Sequence[Segment] = [segment] if has_body(method, status) else ()
-        # A slice is of a file whose request was answered before.
+        # A slice is of a file with an answered request.
         if status == 200 and method in ("GET", "HEAD") and type(file) is not FileSlice:
             plan = plan_file_body(
                 request_facts(channel.scope),
@@ -160,7 +160,7 @@ class _Handler(ASGIHandler):
 
 
 async def _send_segments(channel: _Channel, segments: Sequence[Segment], start: Message) -> None:
-    """Send a head, and bytes and runs of one file."""
+    """Send headers, and bytes and ranges of one file."""
     fd = next((segment.fd for segment in segments if isinstance(segment, FileSegment)), None)
     await channel(start)
     await channel.files.send_segments(
@@ -169,14 +169,13 @@ async def _send_segments(channel: _Channel, segments: Sequence[Segment], start: 
 
 
 class _RunningIterator:
-    """A synchronous iterator that runs in its request's thread while its client is sent to.
+    """A synchronous iterator that runs in its request's thread while the loop sends its blocks.
 
-    The thread puts what comes behind what waits, and wakes the event loop where nothing did. The
-    loop takes all of it at once, and has it sent before it takes again: small blocks that come
-    quickly leave together, and none waits for the next. Where more than _AHEAD_BYTES wait the
-    thread leaves; once they are taken it comes back. It is the thread of the synchronous views
-    (asgiref's thread-sensitive one), since database connections belong to theirs, and close() runs
-    there too.
+    The thread appends each block to a queue, and wakes the event loop if the queue was empty. The
+    loop sends the whole queue before it looks again. So small blocks that follow quickly leave
+    together, and no block waits for the next. If more than _AHEAD_BYTES wait, the thread leaves. It
+    returns once they are taken. It is the thread of the synchronous views (asgiref's
+    thread-sensitive one), since database connections belong to threads. close() runs there too.
     """
 
     def __init__(self, iterator: Iterator[bytes]) -> None:
@@ -207,7 +206,7 @@ class _RunningIterator:
         self._stopped = True
 
     def _run(self) -> bool:
-        """Run the iterator, in the thread; False if that was all of it."""
+        """Run the iterator, in the thread. Return False at its end."""
         for block in self._iterator:
             with self._lock:
                 wake = not self._waiting
@@ -222,7 +221,7 @@ class _RunningIterator:
 
     def _on_left(self, thread: asyncio.Future[bool]) -> None:
         if not thread.cancelled():
-            thread.exception()  # raised where the blocks are; not logged where nobody waits there
+            thread.exception()  # raised with the blocks, or ignored if nothing waits for them
         self._wake.set()
 
     def _take(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Entity tags for what an ASGI app makes: a weak ETag, and 304 for the client that has it."""
+"""Entity tags for responses of an ASGI app: a weak ETag, and 304 for a client that has it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .messages import Message, Scope, text_headers, whole_body
 
 
 def tagged(scope: Scope, start: Message, message: Message) -> tuple[Message, Message]:
-    """Return a head and the message behind it, with a tag if they are a whole response.
+    """Return a start message and the next one, with a tag if they are a whole response.
 
-    :param scope: the app's, whose If-None-Match has the app's own tags.
-    :returns: the head and body of a 304 if the client has the body already.
+    :param scope: the app's. Its If-None-Match has the app's own tags.
+    :returns: the messages of a 304 if the client has the body already.
     """
     body = whole_body(message)
     if body is None or scope["method"] not in ("GET", "HEAD"):

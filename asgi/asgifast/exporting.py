@@ -76,7 +76,7 @@ def _server_pid() -> int:
 def begin(wanted: Wanted, server_pid: int, loop: Any) -> None:
     """Count and report from now on.
 
-    :param loop: the event loop that serves; probes show whether it still runs.
+    :param loop: the event loop that serves. Probes show whether it still runs.
     :raises ConfigurationError: if prometheus_client was imported too early to write its metrics
         for the exporter.
     """

@@ -49,19 +49,19 @@ if TYPE_CHECKING:
 _NO_PATH = "/dev/null/asgifast.planned"
 # From this size on the client's disconnect is listened for while a file is read and sent.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
-# How much of a request body is kept while a file is sent. Beyond it the disconnect is not noticed;
-# to listen on would take an upload of any size into memory.
+# How much of a request body is stored while a file is sent. Beyond it the disconnect is not
+# noticed, because to receive more would load an upload of any size into memory.
 _KEPT_BYTES = 64 * 1024
 _KEPT_MESSAGES = 64
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
 
 
 class Received:
-    """A request's receive(), by which a file's sender hears of the client's disconnect, too.
+    """A request's receive(), which also tells the sender of a file about the client's disconnect.
 
-    What the sender receives before that is kept for the app.
+    Messages that the sender receives before that are stored for the app.
 
-    :ivar is_awaited: the app is waiting for a message; two may not wait at once.
+    :ivar is_awaited: the app is waiting for a message. Two may not wait at once.
     """
 
     __slots__ = ("_kept", "_receive", "is_awaited")
@@ -86,7 +86,7 @@ class Received:
         return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
 
     async def listen_for_disconnect(self) -> None:
-        """Receive until the client disconnects, or until the limits of what is kept."""
+        """Receive until the client disconnects, or until the limit of stored bytes."""
         while (
             not self.has_disconnected()
             and len(self._kept) < _KEPT_MESSAGES
@@ -106,11 +106,11 @@ class FileSender:
     answers Range and the preconditions (RFC 9110, sections 13 and 14) where the app has answered
     200.
 
-    :param received: listens for the client's disconnect while a file is read and sent: servers
-        ignore what is sent after it, and the rest would be read for nobody.
+    :param received: listens for the client's disconnect while a file is read and sent. Servers
+        ignore later messages, and the remaining bytes would be read in vain.
     :param coding: of the response, if it may be compressed.
     :param ranges: ASGIFast's option, as `conditional` is.
-    :ivar start: the head, until it is sent: ranges, or a 304, may change that of a file.
+    :ivar start: the start message, until it is sent. Ranges, or a 304, may change that of a file.
     """
 
     __slots__ = ("_coding", "_headers", "_options", "_received", "_scope", "_send", "start")
@@ -201,7 +201,7 @@ class FileSender:
         try:
             await send_segment(send, segment, more_body=more_body, is_disconnected=left)
             if listener.done():
-                await listener  # raises what receive() has raised
+                await listener  # raises the error of receive()
         finally:
             await ended(listener)
 
@@ -210,11 +210,11 @@ class FileSender:
     async def send_message(
         self, message: Message, start: Message | None, headers: Sequence[tuple[bytes, bytes]]
     ) -> None:
-        """Send a pathsend or zerocopysend message, and the head before it.
+        """Send a pathsend or zerocopysend message, and the start message before it.
 
-        :param start: the head; None if it has been sent. Afterwards the attribute has it if the
-            message has failed and the head has not been sent.
-        :param headers: those of the head.
+        :param start: the start message, or None if it has been sent. Afterwards the attribute has
+            it if the file has failed before it was sent.
+        :param headers: the headers of the start message.
         """
         self.start = start
         self._headers = headers
@@ -253,7 +253,7 @@ class FileSender:
             os.close(fd)
 
     def _facts_to_plan(self, start: Message) -> RequestFacts | None:
-        """The request's conditions and range; None if they cannot change this answer."""
+        """Return the request's conditions and range, or None if they cannot change the response."""
         is_read = self._scope["method"] in ("GET", "HEAD") and start.get("status") == 200
         if not is_read or not any(self._options.values()):
             return None
@@ -275,7 +275,10 @@ class FileSender:
             await self.send_segments(plan.segments, fd, path)
 
     async def _send_coded_file(self, path: str | None, segment: FileSegment) -> bool:
-        """Send a whole file compressed, from a copy or as it is read; False to send it as it is."""
+        """Send a whole file compressed, from a copy or while it is read.
+
+        Return False to send it uncompressed.
+        """
         start, coding = self.start, self._coding
         assert start is not None
         assert coding is not None
@@ -317,11 +320,11 @@ class FileSender:
         return True
 
     async def _send_as_asked(self, asked: RequestedPath) -> None:
-        """Send the file and the head unchanged."""
+        """Send the file and the headers unchanged."""
         is_head = self._scope["method"] == "HEAD"
         if self.offers(PATHSEND) if asked.is_whole else self.offers_ranges():
             if not self.offers(PLANNED) and not is_head:
-                # Other servers send the head before they open the file.
+                # Other servers send the headers before they open the file.
                 os.close(open_for_pathsend(asked.path)[0])
             await self._forward_start()
             await self.send_path(asked.path, asked.offset, asked.count)
@@ -422,7 +425,7 @@ def request_facts(scope: Scope) -> RequestFacts:
 
 
 async def read_block(fd: int, offset: int, size: int) -> bytes:
-    """Read up to `size` bytes (at most BLOCK_BYTES); b"" only at the end of the file."""
+    """Read up to `size` bytes, at most BLOCK_BYTES. Return b"" only at the end of the file."""
     block = read_cached(fd, offset, size)
     if block is None:
         block = await in_thread(os.pread, fd, size, offset)
@@ -439,10 +442,10 @@ async def send_segment(
 ) -> None:
     """Send a range of an open file as body messages.
 
-    :param more_body: of the last message; the others have it anyway.
-    :param is_disconnected: asked before each block; if it returns True, nothing more is sent.
+    :param more_body: of the last message. It is True in all others.
+    :param is_disconnected: called before each block. If it returns True, nothing more is sent.
     :param room: returns the most bytes of the next block, once the client has room for them.
-    :raises FileTruncated: if the file ends early; the response is then shorter than declared.
+    :raises FileTruncated: if the file ends early. The response is then shorter than declared.
     """
     fd, offset, size = segment
     end = offset + size

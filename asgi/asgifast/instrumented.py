@@ -46,12 +46,12 @@ def note_sent_as(scope: Scope, sent_as: str) -> None:
 
 
 class Instrumented:
-    """An ASGI app whose requests are recorded when the app has returned, and its file is sent.
+    """An ASGI app. A request is recorded when the app has returned and its file is sent.
 
     asgifast's protocols send large files after the app has returned, and report their end.
 
     :param recorder: its errors are logged, once.
-    :param spans: sets attributes on the span that is current when a request comes.
+    :param spans: sets attributes on the span that is current when a request arrives.
     """
 
     def __init__(self, app: ASGIApp, recorder: Recorder | None, spans: CurrentSpans | None) -> None:
@@ -89,7 +89,7 @@ class Instrumented:
         request.sent_as = ""
         request.is_complete = request.left = request.is_handed_over = request.is_returned = False
         try:
-            # The server reports what is returned, if it is not None.
+            # The server reports the returned value, if it is not None.
             return await self._app(inner, request.receive, request.send)
         except OSError:
             request.left = not request.is_complete
@@ -103,14 +103,14 @@ class Instrumented:
 
 
 class Request:
-    """A request whose messages are watched between the app and the server.
+    """Watches the messages of a request between the app and the server.
 
-    :ivar app_scope: the scope in which the app's framework notes its route.
+    :ivar app_scope: the scope in which the app's framework stores its route.
     :ivar status: 500 until the response starts.
-    :ivar is_handed_over: the server has yet to send the file, or the rest of it; asgifast's
-        protocols set it, and :meth:`ended` follows.
+    :ivar is_handed_over: the server has yet to send bytes of the file. asgifast's protocols set
+        it, and :meth:`ended` follows.
     :ivar is_returned: the app has returned.
-    :ivar sent_as: how the body is sent; ASGIFast sets it where the messages do not show it.
+    :ivar sent_as: how the body is sent. ASGIFast sets it where the messages do not show it.
     """
 
     __slots__ = (
@@ -178,13 +178,13 @@ class Request:
         if not self.is_handed_over:
             self._end()
             return
-        # Little is kept for as long as the file takes.
+        # Few objects live as long as the file is sent.
         declared = declared_length(self.headers)
         self.headers = () if declared is None else [(b"content-length", b"%d" % declared)]
         del self.server_receive, self.server_send
 
     def ended(self, unsent: int | None) -> None:
-        """The file's end: so many bytes of it were not sent; None: none was."""
+        """End the file. The argument is the number of unsent bytes, or None if none was sent."""
         if unsent != 0:
             self.left = True
             self.is_complete = False
@@ -203,7 +203,7 @@ class Request:
                         length_error = self._length_error()
                     break
         except (TypeError, ValueError):
-            pass  # what is no list of headers, the server has refused
+            pass  # the server has refused headers that are not a list
         self.recording.end(
             self.asked,
             self.active,
@@ -220,7 +220,7 @@ class Request:
         )
 
     def _length_error(self) -> LengthError | None:
-        """Whether the body broke its Content-Length; not if the client has left."""
+        """Return whether the body broke its Content-Length. False if the client has left."""
         if not self.is_complete or self.left or not has_body(self.asked[0], self.status):
             return None
         declared = declared_length(self.headers)
@@ -266,7 +266,7 @@ class Examined:
             elif message["type"] == "http.response.start":
                 headers[:] = text_headers(message.get("headers", ()))
             await send(message)
-            before = perf_counter()  # what the server took is not the app's time
+            before = perf_counter()  # the server's time is not the app's
 
         try:
             return await self._app(scope, receive, watched)
@@ -280,7 +280,7 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
     """Return the URL pattern that Starlette or FastAPI has matched.
 
     :param scope: the app's, after routing.
-    :param root_path: the server's; what a Mount has added to it belongs to the pattern.
+    :param root_path: the server's. The part that a Mount has added to it belongs to the pattern.
     """
     pattern = scope.get(PATTERN)
     if pattern is not None:

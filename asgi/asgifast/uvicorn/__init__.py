@@ -4,14 +4,16 @@
     uvicorn --http asgifast.uvicorn:AutoZttpProtocol module:app      (HTTP/2 too: uvicorn 0.54)
     uvicorn.run(app, http=H11Protocol)
 
-uvicorn's parsing, limits, logging, keep-alive and flow control stay as they are. Two things are
-different: its transport is a CoalescingTransport, and the app's send() is that of a Response, which
-coalesces small body messages, implements http.response.pathsend and http.response.zerocopysend, and
-passes everything else to uvicorn's own send().
+uvicorn's parsing, limits, logging, keep-alive and flow control do not change. Two parts differ:
 
-For a pathsend of more than 64 KiB send() returns once the file is open, and the app goes on (to its
+- The transport is a CoalescingTransport.
+- The app's send() is that of a Response. It coalesces small body messages, implements
+  http.response.pathsend and http.response.zerocopysend, and passes all other messages to uvicorn's
+  own send().
+
+For a pathsend of more than 64 KiB send() returns once the file is open. The app goes on (to its
 background tasks, or to return a database connection to the pool) while the client reads. The file
-may then be removed or replaced; writing into it would change what is sent.
+may then be removed or replaced. Writing into it would change the response.
 """
 
 from __future__ import annotations

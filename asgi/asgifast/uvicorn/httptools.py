@@ -13,7 +13,7 @@ with needs("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi"):
 from uvicorn.protocols.http import httptools_impl
 
 check("httptools")
-digest_of_send(httptools_impl)  # kept: later it would read a file on the event loop
+digest_of_send(httptools_impl)  # cached: later it would read a file on the event loop
 
 _NO_WEBSOCKETS = (
     "No supported WebSocket library detected. Install 'websockets' or 'wsproto', or "
@@ -30,7 +30,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
         return self.scope is not None and "method" not in self.scope
 
     def _parse(self, data: bytes) -> None:
-        """As uvicorn's, which drops what comes behind the head of a request to upgrade."""
+        """As uvicorn's, which drops the bytes after the headers of a request to upgrade."""
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
@@ -47,7 +47,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
                 self.logger.warning("Unsupported upgrade request.")
                 if self.ws_protocol_class is None:
                     self.logger.warning(_NO_WEBSOCKETS)
-                if self.scope["method"] == "CONNECT":  # what follows is no HTTP
+                if self.scope["method"] == "CONNECT":  # the bytes after it are not HTTP
                     return
                 data = self._begin_again() + rest
         except httptools.HttpParserError:
@@ -56,22 +56,22 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
             self.send_400_response(msg)
 
     def _should_upgrade(self) -> bool:
-        """Whether uvicorn makes no request of a head with Upgrade; :meth:`_begin_again` may."""
+        """Return whether uvicorn ignores a request with Upgrade. :meth:`_begin_again` may not."""
         return self.scope["method"] != "CONNECT" or super()._should_upgrade()
 
     def _begin_again(self) -> bytes:
-        """The request asks for another protocol, such as h2c, which a server may ignore.
+        """Parse a request for another protocol, such as h2c, again. A server may ignore Upgrade.
 
         httptools has taken it for one without a body, and would parse its body as the next request.
-        So another parser gets its head without Upgrade (RFC 9110, section 7.8).
+        So another parser gets its headers without Upgrade (RFC 9110, section 7.8).
 
-        :returns: what of the head is to be parsed before anything else.
+        :returns: the bytes of the headers to parse before anything else.
         """
         scope, headers = self.scope, self.headers
         asked = scope["method"].encode(), self.url, scope["http_version"].encode()
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(b"%b %b HTTP/%b\r\n" % asked)
-        self.scope["headers"] = headers  # the app sees Upgrade; those that follow are dropped
+        self.scope["headers"] = headers  # the app sees Upgrade. Later headers are dropped.
         lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
         return b"".join(lines) + b"\r\n"

@@ -29,7 +29,7 @@ with needs("asgifast.uvicorn", "uvicorn", "asgi"):
 
 _T = TypeVar("_T")
 _ACCEPTED = b"HTTP/1.1 101 "
-# The empty line that ends a head, as h11 recognizes it.
+# The empty line that ends the headers, as h11 recognizes it.
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
@@ -66,10 +66,10 @@ async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
 class FileSending(ServerOptions, asyncio.Protocol):
     """Mixed into one of uvicorn's protocols.
 
-    :ivar _head_bytes: how many bytes of an incomplete head have been received.
-    :ivar app: what uvicorn calls; it calls the app with a Response's send() and an Upload's
+    :ivar _head_bytes: how many bytes of incomplete headers have been received.
+    :ivar app: uvicorn calls it. It calls the app with a Response's send() and an Upload's
         receive().
-    :ivar transport: a CoalescingTransport; the real one once the connection is a WebSocket's.
+    :ivar transport: a CoalescingTransport, or the real one once the connection is a WebSocket's.
     :ivar loop: a ConnectionLoop.
     """
 
@@ -98,7 +98,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         self._served = served = self.served_by(self.config)
         self._head_bytes = 0
         self.app = self._answer
-        # Of the request that is answered, over HTTP/1.1; uvicorn's `cycle` was read last.
+        # Of the current response, over HTTP/1.1. uvicorn's `cycle` is of the last request read.
         self._answered: Any = None
         self.loop = ConnectionLoop(
             self.loop, self._check_client, served.head_timeout_s, served.body_timeout_s
@@ -119,9 +119,9 @@ class FileSending(ServerOptions, asyncio.Protocol):
         admit(self, self._served.by_address)
 
     def data_received(self, data: bytes) -> None:
-        """As uvicorn's, with a limit for the size of a head.
+        """As uvicorn's, with a limit for the size of the headers.
 
-        A head that follows another request in the same read is not counted until the next read.
+        Headers after another request in the same read are not counted until the next read.
         """
         cycle = self.cycle
         before = self._head_bytes
@@ -146,11 +146,11 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().data_received(data)
 
     def _is_over_limit(self, error: BaseException | None) -> bool:
-        """Return whether the parser refuses a head because it exceeds the parser's own limit."""
+        """Return whether the parser refuses headers because they exceed the parser's own limit."""
         return False
 
     def _refuse_head(self, error: RequestError) -> None:
-        """Answer a head that is too long; if a response is under way, close behind it instead."""
+        """Answer headers that are too long. During a response, close after it instead."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             self._answer_head(error)
@@ -195,7 +195,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         except Exception:
             await response.failed()
             if upload is not None and upload.error is not None:
-                return None  # the client has its answer
+                return None  # the client has its response
             raise
         finally:
             if upload is not None:
@@ -231,7 +231,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         self._end_request(cycle)
 
     def _end_request(self, cycle: Any) -> None:
-        """A request is refused: the connection ends, and what the app sends is ignored."""
+        """End the connection of a refused request. Further messages of the app are ignored."""
         if not cycle.response_complete:
             self.transport.close()
         cycle.disconnected = True
@@ -240,15 +240,15 @@ class FileSending(ServerOptions, asyncio.Protocol):
     # Clients that are late
 
     def _check_client(self) -> float:
-        """End what the client is late with; return in how many seconds to check again."""
+        """End a request that is late. Return in how many seconds to check again."""
         cycle = self.cycle
         if self.timeout_keep_alive_task is not None or self.transport.is_closing():
             return math.inf
         if cycle is not None and not cycle.response_complete:
             left_s: float = self.loop.check_uploads()
             return left_s
-        # The rest of a body whose request has been answered; or a head: behind such a body uvicorn
-        # leaves `more_body` as it was.
+        # The remaining bytes of a body after its response, or headers. After such a body uvicorn
+        # does not reset `more_body`.
         has_begun_head = self._has_begun_head()
         is_body = cycle is not None and cycle.more_body and not has_begun_head
         left_s = self.loop.since - self.loop.time()
@@ -262,12 +262,12 @@ class FileSending(ServerOptions, asyncio.Protocol):
         return math.inf
 
     def _has_begun_head(self) -> bool:
-        """Whether something of a head has come, where none is complete."""
+        """Return whether a part of incomplete headers has arrived."""
         # For that the keep-alive timer was stopped.
         return self.cycle is not None and not self.cycle.more_body
 
     def _answer_head(self, error: RequestError) -> None:
-        """Answer a head that is refused, while no response is under way."""
+        """Answer refused headers, while no response is under way."""
         counters.refused[error.status] += 1
         status, headers, body = error.answer()
         lines = [f"HTTP/1.1 {status}".encode()]
@@ -295,7 +295,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
             cycle.message_event.set()
 
     def _detach(self) -> None:
-        """The connection is lost, or another protocol's: drop what refers to this one."""
+        """Drop references to a connection that is lost, or another protocol's."""
         if counters.open.pop(self, None) is not None:
             release(self, self._served.by_address)
         self.transport.lost()
@@ -303,9 +303,9 @@ class FileSending(ServerOptions, asyncio.Protocol):
         self.app = None
 
     def eof_received(self) -> Any:  # uvicorn's have it return None
-        """The client sends no more, but may still read; a reset ends a file in any case.
+        """The client sends no more, but may still read. A reset ends a file in any case.
 
-        uvicorn closes at once, which loses what has not been written.
+        uvicorn closes at once, which loses unwritten bytes.
         """
         if not self.transport.sends_file:
             return super().eof_received()
@@ -313,10 +313,10 @@ class FileSending(ServerOptions, asyncio.Protocol):
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """What comes is no request, or the body of one is malformed.
+        """Answer input that is not a request, or a malformed body.
 
-        uvicorn sends the 400 at once, into the middle of a response, where there is one; and an app
-        that goes on to send may get an error of the closed transport.
+        uvicorn sends the 400 at once, even in the middle of a response. An app that goes on to send
+        may get an error of the closed transport.
         """
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
@@ -349,9 +349,9 @@ class FileSending(ServerOptions, asyncio.Protocol):
         self.transport.drained()
 
     def handle_websocket_upgrade(self, *args: Any, rest: bytes = b"") -> None:
-        """uvicorn gives the connection to its WebSocket protocol, which needs none of this.
+        """Give the connection to uvicorn's WebSocket protocol, which needs none of this.
 
-        :param rest: what was received behind the request: frames, which uvicorn drops.
+        :param rest: the bytes after the request: frames, which uvicorn drops.
         """
         self.transport.flush()
         self._detach()
@@ -362,8 +362,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 
-# There may be thousands of connections whose clients are reading a download, each for minutes. So
-# the request is released. uvicorn's empty deques stay: two of 760 bytes, a third during a request.
+# Thousands of clients may read a download, each for minutes. So the request is released. uvicorn's
+# empty deques stay: two of 760 bytes, a third during a request.
 
 
 @lru_cache(maxsize=64)
@@ -373,16 +373,16 @@ def _shared(value: _T) -> _T:
 
 
 def _head_bytes(scope: Scope) -> int:
-    """Return about how long the head of a request would be over HTTP/1.1."""
+    """Return about how long the headers of a request would be over HTTP/1.1."""
     target: int = len(scope["raw_path"]) + len(scope["query_string"])
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 def _forget_request(protocol: Any, cycle: Any, scope: Scope) -> None:
-    """Release a request whose app has returned, and whose response has begun.
+    """Release a request after the app has returned and the response has begun.
 
     :param protocol: uvicorn's, over HTTP/1.1.
-    :param cycle: its RequestResponseCycle, which uses nothing of the scope any more but the method.
+    :param cycle: its RequestResponseCycle, which uses only the method of the scope from now on.
     """
     cycle.scope = _scope_of(scope["method"])
     if protocol.scope is scope:  # and not the next request's

@@ -31,11 +31,11 @@ _STARTUP_FAILURE = 3
 
 
 class Served(NamedTuple):
-    """What is the same for all connections of a server.
+    """The values that all connections of a server share.
 
     :ivar app: with its requests counted, if metrics are enabled.
     :ivar offer: the extensions that the app is offered.
-    :ivar by_address: counts the connections of each address; None without a limit.
+    :ivar by_address: counts the connections of each address. None without a limit.
     """
 
     app: ASGIApp
@@ -80,7 +80,7 @@ class ServerOptions:
 
     @classmethod
     def served_by(cls, config: uvicorn.Config) -> Served:
-        """Return what a server with this configuration has, resolved at the first call.
+        """Return the values for a server with this configuration, resolved at the first call.
 
         :raises ConfigurationError: for an environment variable with a value that it cannot have.
         :raises MissingExtra: if metrics are enabled, without prometheus_client.

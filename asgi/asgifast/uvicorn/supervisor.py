@@ -27,7 +27,7 @@ from ..json_log import CONFIGURATION
 
 logger = logging.getLogger("uvicorn.error")
 
-# uvicorn's status of a worker whose app, TLS or address fails before it serves.
+# uvicorn's status of a worker that fails before it serves, by its app, TLS or address.
 _STARTUP_FAILURE = 3
 # A new worker may import a large app for so long while the old one serves, as under gunicorn.
 _START_S = 30

@@ -1,13 +1,13 @@
-"""uvicorn's zttp protocols, for HTTP/1.1 and HTTP/2; zttp is a parser of both.
+"""uvicorn's zttp protocols, for HTTP/1.1 and HTTP/2. zttp is a parser of both.
 
-Over HTTP/1.1 files are sent by sendfile. Over HTTP/2 zttp puts every byte into a frame: files are
-read from the page cache, in a thread only if they must come from the disk, and not faster than the
-client opens its window. uvicorn itself keeps in memory what the window has no room for.
+Over HTTP/1.1 files are sent by sendfile. Over HTTP/2 zttp puts every byte into a frame. So files
+are read from the page cache, in a thread only if they must come from the disk, and not faster than
+the client opens its window. uvicorn itself stores bytes in memory that exceed the window.
 
 zttp ends a connection at its 4,097th request or 256th reset, and requests in progress fail. So the
 protocol ends it gracefully before (RFC 9113, section 6.8). GOAWAY has the highest stream id at
 first, and streams that the client opens meanwhile are served. A second later the connection is
-closed, behind the last response.
+closed, after the last response.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ _OPTIONS = {"pathsend", *SHARED}
 _FRAME_BYTES = 16 * 1024
 # Body bytes of a stream that may wait for the client's window before the app's send() waits.
 _QUEUED_BYTES = 64 * 1024
-# Ended gracefully at so many; zttp fails at 4,097 and 256. Between the two numbers of requests it
-# ends when no request is in progress: clients made with h2 receive nothing behind a GOAWAY.
+# The numbers for a graceful end. zttp fails at 4,097 and 256. Between the two numbers of requests
+# the connection ends when no request is in progress, because clients made with h2 receive nothing
+# after a GOAWAY.
 _ENOUGH_REQUESTS, _MAX_REQUESTS, _MAX_RESETS = 3900, 4000, 200
 _HIGHEST_STREAM = 2**31 - 1
 # How long after the first GOAWAY the connection stays open: streams may be on their way.
@@ -58,19 +59,19 @@ _CLOSE_AFTER_GOAWAY_S = 1.0
 # An entry of SETTINGS (RFC 9113, section 6.5.1).
 _CONNECT_SETTING = b"\x00\x08\x00\x00\x00\x01"
 _FRAME_HEAD_BYTES = 9
-# zttp's error for a head over its own limit, which has no class of its own.
+# zttp's error for headers over its own limit. It has no class of its own.
 _OVER_LIMIT = "message exceeded configured size limit"
 
 
-# A head's framing headers, and those of a head with a Content-Length alone.
+# The headers that frame a body, and those with a Content-Length alone.
 _FRAMING, _LENGTH = {b"content-length", b"transfer-encoding"}, [b"content-length"]
 
 
 class _Uncounted:
-    """The sending half of a zttp connection for one response whose body zttp does not see.
+    """The sending half of a zttp connection for a response with a body that zttp does not see.
 
-    zttp counts the bytes of a body with a Content-Length, and sendfile bypasses it. So zttp gets a
-    chunked head, which is corrected when it has encoded it. uvicorn counts, too.
+    zttp counts the bytes of a body with a Content-Length, and sendfile bypasses it. So zttp gets
+    headers for a chunked body, which are corrected after it has encoded them. uvicorn counts, too.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -184,7 +185,7 @@ class ZttpH2Response(Response):
             await self._window_updated.wait()
 
     def cut_off(self) -> None:
-        """Reset the stream; the connection goes on with the others."""
+        """Reset the stream. The connection goes on with the others."""
         self.cycle.abort_stream()
 
     def is_bodyless(self) -> bool:
@@ -203,7 +204,7 @@ class ZttpH2Response(Response):
         return declared
 
     def _begin_to_hold(self) -> Held | None:
-        # Frames have the order in which they are made, and so they are not held.
+        # Frames must leave in the order in which they are made, so they are not delayed.
         return super()._begin_to_hold() if self._declared() is None else None
 
 
@@ -238,7 +239,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     _requests = _resets = _last_stream_id = 0
     # The request that uvicorn has been given, until it is corrected.
     _received: Any = None
-    # The time between the first GOAWAY and the end; `_is_over`: it has passed.
+    # The timer between the first GOAWAY and the end. `_is_over`: this time has passed.
     _ending: asyncio.TimerHandle | None = None
     _is_over = False
 
@@ -260,7 +261,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         )  # fmt: skip
 
     def _end_request(self, cycle: Any) -> None:
-        """Reset the stream; the connection goes on with the others."""
+        """Reset the stream. The connection goes on with the others."""
         if cycle.response_complete and cycle.more_body:
             # The client need not send the rest (RFC 9113 section 8.1).
             cycle.stream.reset(zttp.H2ErrorCode.NO_ERROR)
@@ -324,7 +325,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         return super()._answer(scope, receive, send)
 
     def _complete(self, cycle: Any) -> None:
-        """Correct what uvicorn has made of a request."""
+        """Correct uvicorn's objects for a request."""
         event, self._received = self._received, None
         cycle.scope["headers"] = _with_one_cookie(cycle.scope["headers"])
         if event.end_stream:
@@ -334,7 +335,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             cycle.message_event.set()
 
     def _end_gracefully(self) -> None:
-        """Ask the client for another connection; streams that it opens meanwhile are served."""
+        """Ask the client for another connection. Streams that it opens meanwhile are served."""
         if self._ending is not None or self.transport.is_closing():
             return
         self.conn.close(zttp.H2ErrorCode.NO_ERROR, _HIGHEST_STREAM)
@@ -405,7 +406,7 @@ class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
         super().connection_made(transport)
         if self.timeout_task is not None:
             self.timeout_task.cancel()
-            # uvicorn's is the one of connections that are kept alive, which is shorter.
+            # uvicorn uses the timeout of keep-alive connections, which is shorter.
             timeout_s = min(self._served.head_timeout_s, threading.TIMEOUT_MAX)
             self.timeout_task = self.loop.call_later(timeout_s, self._end_late_head)
             self.client = get_remote_addr(transport)
@@ -457,7 +458,7 @@ def _without_connect(settings: bytes) -> bytes:
 
 
 def _with_one_cookie(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return headers whose cookies are one field (RFC 9113, section 8.2.3)."""
+    """Return headers with all cookies in one field (RFC 9113, section 8.2.3)."""
     found = list(headers)
     cookies = [value for name, value in found if name == b"cookie"]
     if len(cookies) < 2:
