@@ -118,6 +118,6 @@ def _row(key: str, capacities: float) -> Row:
 
 TABLE = table(
     "goodput",
-    "Responses in time under overload: 4 threads, 50 ms of work, clients that wait for 1 s",
+    "Responses in time under overload",
     [_row(key, capacities) for key, capacities in LOADS.items()],
 )
