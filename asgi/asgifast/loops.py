@@ -1,7 +1,7 @@
 """The functions of the event loop that asgifast needs, on asyncio and on trio.
 
 A call at the end of the loop's turn, a task beside the app's own, a turn for the others, and a
-thread. An asyncio event loop has the first two by itself; `_TrioLoop` gives them to trio.
+thread. An asyncio event loop has the first two. `_TrioLoop` adds them to trio.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class BackgroundTask(Protocol):
-    """A task beside the app's; awaiting it raises what it raised."""
+    """A task beside the app's. Awaiting it raises its error."""
 
     def done(self) -> bool: ...
 
@@ -66,7 +66,7 @@ def new_event() -> Event:
 
 
 async def ended(task: BackgroundTask) -> None:
-    """Cancel a task and wait until it is over; what it raised is not raised here."""
+    """Cancel a task and wait until it is over. Its error is not raised here."""
     task.cancel()
     if isinstance(task, _TrioTask):
         await task.join()
@@ -75,7 +75,7 @@ async def ended(task: BackgroundTask) -> None:
 
 
 async def outcome(task: BackgroundTask) -> None:
-    """Wait for a task, and raise what it raised. A caller that is cancelled leaves it running."""
+    """Wait for a task, and raise its error. A caller that is cancelled leaves it running."""
     await (asyncio.shield(task) if isinstance(task, asyncio.Future) else task)
 
 
@@ -104,11 +104,11 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
         await _over(future)
         raise
     finally:
-        del future  # its error's traceback keeps this frame, and so what the function worked on
+        del future  # its error's traceback refers to this frame, and so to the function's objects
 
 
 async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | None:
-    """Await what a function returns; None if that takes longer than so many seconds."""
+    """Await the result of a function. Return None if that takes longer than the timeout."""
     loop = running_loop()
     if isinstance(loop, _TrioLoop):
         with loop.trio.move_on_after(seconds):
@@ -138,10 +138,10 @@ async def _over(future: asyncio.Future[Any]) -> None:
 
 
 class _TrioLoop:
-    """What an asyncio loop can do, done by trio: its entry queue and its system tasks.
+    """The functions of an asyncio loop by trio's entry queue and system tasks.
 
-    A nursery would have to be opened around the whole app, for every request; a system task needs
-    none, and may fail or be cancelled without a word to the app: `_TrioTask` keeps both.
+    A nursery would have to be opened around the whole app, for every request. A system task needs
+    none. It may fail or be cancelled without notice to the app, so `_TrioTask` stores both.
     """
 
     def __init__(self, trio: Any) -> None:

@@ -1,4 +1,4 @@
-"""ASGI's types, messages and extensions: what a message asks for, and in which order they are sent.
+"""ASGI's types, messages and extensions: the meaning of a message, and the order of messages.
 
 The types that are used here are declared here: asgiref may not be installed.
 """
@@ -44,13 +44,13 @@ PLANNED = "asgifast.planned"
 # Under this key a pathsend message for asgifast's protocols carries the instrumented.Request, which
 # is recorded when its file is sent: that may be long after the app has returned.
 RECORDING = "asgifast.recording"
-# What an app whose middleware breaks its files can do, on every server with the extension.
+# The way out for an app with middleware that breaks its files, on every server with the extension.
 UNKNOWN_PATHSEND = (
     "a middleware does not know http.response.pathsend; if it is one that changes bodies, "
     "ASGIFast(app, pathsend=False) around the app has files sent to it as bytes"
 )
 
-# What ASGIFast offers to an app whose layers all support it.
+# The extension that ASGIFast offers to an app if all layers support it.
 FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
     PATHSEND: {"ranges": True},
     ZEROCOPYSEND: {},
@@ -72,7 +72,7 @@ class PlannedBody(NamedTuple):
 
 
 def response_start(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
-    """Return a response's head, with a copy of the headers: middleware may add to them."""
+    """Return a start message with a copy of the headers, because middleware may add to them."""
     return {"type": "http.response.start", "status": status, "headers": list(headers)}
 
 
@@ -82,11 +82,11 @@ def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
 
 
 def copied_head(start: Message) -> tuple[Message, list[tuple[bytes, bytes]], bool]:
-    """A copy of a response's head, of which the app may go on to change its own.
+    """Return a copy of a start message, since the app may go on to change its own.
 
-    :returns: the copy; its headers, a list though an app may give any iterable, or none; whether
-        Content-Length is among them.
-    :raises TypeError or ValueError: if they are no pairs.
+    :returns: the copy, its headers and whether Content-Length is among them. The headers are a
+        list, though an app may pass any iterable, or none.
+    :raises TypeError or ValueError: if they are not pairs.
     """
     headers = [*(start["headers"] if "headers" in start else ())]  # noqa: SIM401 - quicker than get()
     copied = {**start}
@@ -98,7 +98,7 @@ def copied_head(start: Message) -> tuple[Message, list[tuple[bytes, bytes]], boo
 
 
 def with_listed_headers(scope: Scope) -> Scope:
-    """Return a scope whose headers are a list, since an iterator could be read only once."""
+    """Return a scope with a list of headers, since an iterator could be read only once."""
     return {**scope, "headers": [*scope["headers"]]}
 
 
@@ -115,7 +115,7 @@ def without_framing(headers: RawHeaders) -> RawHeaders:
 
 
 def whole_body(message: Message) -> bytes | None:
-    """The body, if the message is one that has all of it, in bytes; else None."""
+    """Return the body, if the message has all of it in bytes, or None."""
     if message["type"] == "http.response.body" and not message.get("more_body"):
         body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
         if type(body) is bytes:
@@ -129,7 +129,7 @@ def text_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]
 
 
 def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """The Content-Length of a response's head; None if it has none, or no valid one."""
+    """Return the Content-Length of a start message, or None if it has no valid one."""
     for name, value in headers:
         if len(name) == 14 and name.lower() == b"content-length":
             return parse_length(value.decode("latin-1"))
@@ -140,11 +140,11 @@ class RequestedFile(NamedTuple):
     """The file of a zerocopysend message, which stays the app's."""
 
     segment: FileSegment
-    # The file whose position moves, where the message has no offset.
+    # The file with the position that moves, where the message has no offset.
     moving: Any = None
 
     def advance(self) -> None:
-        """Move the file's position behind what was sent, where the message has no offset."""
+        """Move the file's position after the sent bytes, where the message has no offset."""
         if self.moving is None:
             return
         position = self.segment.offset + self.segment.size
@@ -155,14 +155,14 @@ class RequestedFile(NamedTuple):
 
 
 def parse_zerocopysend(message: Message) -> RequestedFile:
-    """Return what a zerocopysend message asks for: a range of an open file, a part of the body.
+    """Return the range of a zerocopysend message: a range of an open file, a part of the body.
 
     `file` is a descriptor, or has one. Without `offset` the range begins at the file's current
-    position, which moves on; without `count` it goes to the end of the file.
+    position, which moves on. Without `count` it goes to the end of the file.
 
-    :raises BodyError: if its file has no descriptor, that of a pipe or a device, from which
-        sendfile takes nothing, or one whose bytes are others than the file's (a GzipFile, say); or
-        if offset or count is no number of bytes.
+    :raises BodyError: if its file has no descriptor, or one of a pipe or a device, which sendfile
+        does not accept, or one with other bytes than the file's (a GzipFile, say). Also if offset
+        or count is not a number of bytes.
     """
     file, offset, count = message["file"], message.get("offset"), message.get("count")
     _check_range(ZEROCOPYSEND, offset, count)
@@ -201,7 +201,7 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
 
 @dataclass(frozen=True, slots=True)
 class RequestedPath:
-    """The file of a pathsend message; offset 0 and count None are the whole file."""
+    """The file of a pathsend message. Offset 0 and count None are the whole file."""
 
     # Absolute.
     path: str
@@ -227,15 +227,15 @@ class RequestedPath:
 
 
 def parse_pathsend(message: Message) -> RequestedPath:
-    """Return what a pathsend message asks for, with its path made absolute.
+    """Return the file of a pathsend message, with its path made absolute.
 
-    Only a server whose extension is {"ranges": True} accepts `offset` and `count`; that is proposed
+    Only a server with the extension {"ranges": True} accepts `offset` and `count`. That is proposed
     for ASGI.
 
     The extension requires an absolute path. Starlette's FileResponse passes on the path that it was
     made with, which may be relative to the working directory.
 
-    :raises BodyError: if it has no path, or if offset or count is no number of bytes.
+    :raises BodyError: if it has no path, or if offset or count is not a number of bytes.
     """
     path, offset, count = message.get("path"), message.get("offset"), message.get("count")
     if not isinstance(path, (str, os.PathLike)):
@@ -254,7 +254,7 @@ def _check_range(kind: str, offset: object, count: object) -> None:
 
 
 def open_for_pathsend(path: str) -> tuple[int, int]:
-    """Open the file of a pathsend message; return its descriptor, the caller's, and its size."""
+    """Open the file of a pathsend message. Return its descriptor, the caller's, and its size."""
     # On the event loop: the app has just had its size, so that its inode is in memory.
     fd, status = open_regular(path)
     return fd, status.st_size
@@ -283,7 +283,7 @@ class SendOrder:
         self._waiting: deque[Event] | None = None  # made when needed, as few responses need it
 
     async def wait(self) -> None:
-        """Wait behind the others; then the order is taken by the caller."""
+        """Wait after the others. Then the caller has the order."""
         event = new_event()
         if self._waiting is None:
             self._waiting = deque()
@@ -306,12 +306,12 @@ class SendOrder:
 
 
 def flow_of(send: Send) -> Any:
-    """Return uvicorn's FlowControl that a send() waits for; None if it is not uvicorn's."""
+    """Return uvicorn's FlowControl that a send() waits for, or None if it is not uvicorn's."""
     return getattr(getattr(send, "__self__", None), "flow", None)
 
 
 def has_to_wait(send: Send) -> bool | None:
-    """Return whether send() would wait until the client has read; None if that is not known."""
+    """Return whether send() would wait until the client has read, or None if unknown."""
     waits: bool | None = getattr(flow_of(send), "write_paused", None)
     return waits
 
@@ -321,9 +321,9 @@ class HoldsStart(Protocol):
 
 
 async def forward_start(holder: HoldsStart, send: Send, planned: Message | None = None) -> None:
-    """Send the held head of a response. It remains held if send() is cancelled first.
+    """Send the delayed start of a response. It stays delayed if send() is cancelled first.
 
-    :param planned: what is sent in its place.
+    :param planned: the message to send in its place.
     """
     start, holder.start = holder.start, None
     if start is None:
@@ -333,7 +333,7 @@ async def forward_start(holder: HoldsStart, send: Send, planned: Message | None 
     except Exception:
         raise
     except BaseException:
-        # Whether uvicorn has taken the head; other servers are not asked.
+        # Whether uvicorn has accepted the start. Other servers do not show that.
         if getattr(getattr(send, "__self__", None), "response_started", None) is False:
             holder.start = start
         raise

@@ -1,4 +1,4 @@
-"""ASGIFast: repair what an app sends, and send it the server's fastest way."""
+"""ASGIFast: repair the messages of an app, and send them the server's fastest way."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ASGIFast:
     :param app: any ASGI 3 application.
     :param coalesce: coalesce small body messages, as above. On by default, unlike WSGIFast's, since
         none waits for longer than some milliseconds.
-    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
+    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file. See
         :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. An app
         that answers them itself is left alone: Starlette's FileResponse reads the range in Python,
         asgifast's sends it by sendfile.
@@ -82,7 +82,7 @@ class ASGIFast:
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and bodies
         there (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
     :param traces: describe each body in attributes of OpenTelemetry's current span.
-    :param compress: compress what the app makes where the client accepts it: True, or a
+    :param compress: compress responses of the app where the client accepts it: True, or a
         :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
     :param body_limit_bytes: longer request bodies get 413, before the app is called if their
         Content-Length exceeds it. Otherwise receive() raises BodyTooLarge, an OSError.
@@ -95,9 +95,9 @@ class ASGIFast:
     :param etag: as WSGIFast's, for a body that is sent in one message.
     :param report_slow_shapes: as WSGIFast's: the share of responses whose shape is examined, for
         the log. 0: none, at no cost.
-    :raises ConfigurationError: if `app` is no ASGI app, or an option has no such value.
+    :raises ConfigurationError: if `app` is not an ASGI app, or an option has no such value.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
-    :raises BodyError: (to the app, from its send()) for what cannot be a body.
+    :raises BodyError: (to the app, from its send()) for a value that cannot be a body.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class ASGIFast:
         exchange._coding = coding
         app = self._call  # two steps, which cost CPython less than one
         try:
-            # The server reports what is returned, if it is not None.
+            # The server reports the returned value, if it is not None.
             result = await app(inner, exchange.receive, exchange.send)  # type: ignore[func-returns-value]
         except BaseException as error:
             if exchange.start is not None or exchange._is_examined:
@@ -227,17 +227,18 @@ def _with_dictionary(app: ASGIApp, dictionary: PagesDictionary) -> ASGIApp:
 class _Exchange:
     """The receive() and send() of one request.
 
-    Most responses are a head and one message of bytes, and need nothing done: the head is held
-    until that message, and both are passed on. After any other message each one is examined, except
-    those of a stream that are best passed on at once.
+    Most responses are a start message and one message of bytes, and need no change. The start is
+    delayed until that message, and both are passed on. After any other message each one is
+    examined, except those of a stream that should be passed on at once.
 
-    `start` is the head, held until the next message, as servers hold it (ASGI, "Response Start"):
-    that of a file may still change. Without a Content-Length it may be the head of a stream, whose
-    first message may take a while: then it is held until the end of the loop's turn.
+    `start` is the start message, delayed until the next message, as servers delay it (ASGI,
+    "Response Start"), because that of a file may still change. Without a Content-Length it may
+    begin a stream, and the first message may take a while. Then it is delayed until the end of the
+    loop's turn.
 
-    What may have to wait for the server is sent in `_order`.
+    Messages that may have to wait for the server are sent in `_order`.
 
-    ASGIFast sets the attributes; :meth:`_examine` those that only examined responses have.
+    ASGIFast sets the attributes. :meth:`_examine` sets those that only examined responses have.
     """
 
     __slots__ = (
@@ -262,7 +263,7 @@ class _Exchange:
     # The response may have no body.
     _drops_body: bool
     _has_text: bool
-    # The coalescer's, for the messages of a stream; None where each one is examined.
+    # The coalescer's, for the messages of a stream. None where each one is examined.
     _offer: Callable[[bytes], bool | None] | None
     # None until something may have to wait.
     _order: SendOrder | None
@@ -314,7 +315,7 @@ class _Exchange:
         await self._in_order(self._send_next, message)
 
     async def _in_order(self, send: Callable[..., Awaitable[None]], *message: Message) -> None:
-        """Call and await `send`, behind what was sent before."""
+        """Call and await `send`, after the earlier messages."""
         order = self._order or self._begin_order()
         if order.is_taken:
             await order.wait()
@@ -329,11 +330,11 @@ class _Exchange:
         return order
 
     async def _send_next(self, message: Message) -> None:
-        """Send a message, after the head if that is held."""
+        """Send a message, after the start if that is delayed."""
         if not self._is_examined:
             body = whole_body(message)
             if self.start is None:
-                if body == b"":  # such as the end of what was sent whole
+                if body == b"":  # such as the end of a body that was sent whole
                     await self._server_send(message)
                     return
             elif body is not None and not drops_body(self._scope["method"], self.start):
@@ -344,7 +345,7 @@ class _Exchange:
         await self._send_examined(message)
 
     async def _send_coded(self, message: Message) -> None:
-        """Send a head and the message behind it, compressed if they are a whole response."""
+        """Send a start and the message after it, compressed if they are a whole response."""
         start = self.start
         if start is None or self._is_examined or whole_body(message) is None:
             await self._send_next(message)
@@ -458,12 +459,12 @@ class _Exchange:
         return self._received
 
     async def finish(self) -> None:
-        """The app has returned: send what is held."""
+        """The app has returned: send the delayed messages."""
         if self._order is None or not self._order.is_taken:  # else nothing is
             await self._in_order(self._send_held)
 
     async def failed(self, error: BaseException) -> None:
-        """The app has raised: send what it sent before; if it was cancelled, nothing more."""
+        """The app has raised: send its delayed messages, unless it was cancelled."""
         self.start = None
         if not self._is_examined:
             return
@@ -483,7 +484,10 @@ class _Exchange:
         await forward_start(self, self._server_send)
 
     def _hold(self, message: Message) -> list[tuple[bytes, bytes]]:
-        """Hold a head, whose headers it returns; without a Content-Length to the turn's end."""
+        """Delay a start message, and return its headers.
+
+        Without a Content-Length it is delayed until the turn's end.
+        """
         start, headers, is_declared = copied_head(message)
         if "status" in start and start["status"] in STATUSES_WITHOUT_BODY:
             start["headers"] = headers = without_framing(headers)

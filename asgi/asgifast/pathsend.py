@@ -1,12 +1,12 @@
 """Whether an app is offered http.response.pathsend: only if all its layers are known to support it.
 
 Starlette's FileResponse uses the extension wherever it is offered. Then a middleware of the app
-sees a message of another type in place of bytes: one may fail on it, drop it, or send a file as it
-is that it would have compressed. So the layers of an app are examined: its middleware, routes and
-mounted apps. Only exact classes count as known: a subclass may do anything else. If one layer is
-unknown, the app sends files as bytes, as it does without ASGIFast.
+sees a message of another type in place of bytes. One may fail on it, drop it, or not compress a
+file. So the layers of an app are examined: its middleware, routes and mounted apps. Only exact
+classes count as known, since a subclass may do anything else. If one layer is unknown, the app
+sends files as bytes, as it does without ASGIFast.
 
-An ASGIFast inside an app decides for what is inside it.
+An ASGIFast inside an app decides for its inner layers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WRAPPERS = {
 }
 _APPS = frozenset({"fastapi.applications.FastAPI", "starlette.applications.Starlette"})
 _ROUTERS = frozenset({"fastapi.routing.APIRouter", "starlette.routing.Router"})
-# Routes, and what each has of apps and other routes.
+# Routes, and the attributes with their apps and inner routes.
 _ROUTES = {
     "fastapi.routing.APIRoute": "app",
     "fastapi.routing._FrontendRoute": "app",
@@ -67,7 +67,7 @@ _LEAVES = frozenset(
 )
 _ASGIFAST = "asgifast.middleware.ASGIFast"
 _GZIP = "starlette.middleware.gzip.GZipMiddleware"
-# The functions that the frameworks make of endpoints, which return responses; by module and name.
+# The functions that the frameworks make of endpoints, which return responses, by module and name.
 _ENDPOINTS = frozenset(
     (module, f"{maker}.<locals>.app")
     for module in ("fastapi.routing", "starlette.routing")
@@ -99,12 +99,12 @@ class PathsendDecision(NamedTuple):
 
 
 class Offer:
-    """What an app is offered, decided when it is first asked for.
+    """The extensions that an app is offered, decided at the first request.
 
-    It is decided again when the app has changed: a route was added, a stack of middleware made.
+    They are decided again when the app has changed: a route was added, a stack of middleware made.
 
     :param app: any ASGI app. Starlette makes its middleware at the first request, or at the
-        lifespan's start: before that its classes are looked at.
+        lifespan's start. Before that its classes are examined.
     :param asked: the option `pathsend`, which decides if it is not None.
     :param always: extensions that the app is offered anyway.
     """
@@ -179,7 +179,7 @@ def _log(decision: PathsendDecision) -> None:
 
 
 class _Unknown(Exception):
-    """A layer is not known to bear the extension; or is known not to."""
+    """A layer is not known to support the extension, or known not to."""
 
 
 class _Layers:
@@ -190,7 +190,7 @@ class _Layers:
         self.lists: list[tuple[list[Any], int]] = []
         self.stacks: list[tuple[Any, Any]] = []
         self._zerocopy = True
-        self._seen: dict[int, Any] = {}  # kept, so that no number is another's
+        self._seen: dict[int, Any] = {}  # with the objects, so that no id is used again
         # By parts of paths, why.
         self._withheld: dict[str, str] = {}
 
@@ -260,7 +260,7 @@ class _Layers:
         raise _unknown(name)
 
     def _look_behind(self, app: Any, endpoint: Any, path: str) -> None:
-        """Look at an app that gets no request whose path has not this part."""
+        """Examine an app that gets only requests with this part in their path."""
         seen = dict(self._seen)
         try:
             self._look_at_endpoint(endpoint)
@@ -282,7 +282,7 @@ class _Layers:
         return known
 
     def _behind_method(self, method: MethodType) -> Iterable[Any]:
-        """A router's middleware is around a method of it; another one is its default."""
+        """A router's middleware is around a method of it. Another one is its default."""
         router, function = method.__self__, method.__func__
         if (
             _name_of(router) in _ROUTERS
@@ -374,12 +374,12 @@ def _name_of(layer: object) -> str:
 
 
 def _package_of(function: Any) -> str:
-    """Where a function is defined; functools.wraps() copies `__module__`."""
+    """Return where a function is defined. functools.wraps() copies `__module__`."""
     return str(getattr(function, "__globals__", {}).get("__name__", "")).partition(".")[0]
 
 
 def _is_original(of: type, name: str) -> bool:
-    """Whether a method of a known class is its own; instrumentation replaces some."""
+    """Return whether a method of a known class is its own. Instrumentation replaces some."""
     method = getattr(of, name, None)
     return method is None or _package_of(method) in _PACKAGES
 
@@ -420,7 +420,7 @@ def _passes_dispatch(of: Any) -> bool:
 
 
 def _is_endpoint(of: FunctionType | type) -> bool:
-    """Whether it is an endpoint, or an HTTPEndpoint, whose methods return responses."""
+    """Return whether it is an endpoint, or an HTTPEndpoint with methods that return responses."""
     if isinstance(of, FunctionType):
         return (of.__globals__.get("__name__"), of.__qualname__) in _ENDPOINTS
     module = sys.modules.get("starlette.endpoints")

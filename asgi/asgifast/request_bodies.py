@@ -1,22 +1,22 @@
-"""Request bodies on their way to the app: buffered, decoded, held to a limit (RFC 9110 15.5.14).
+"""Request bodies on their way to the app: buffered, decoded, limited (RFC 9110 15.5.14).
 
-A body whose Content-Length is within the limit is left to the server, which passes on no more. Any
-other is counted. receive() raises an error for a body that is too long. The app's response is then
-replaced, unless it has begun: most apps answer an error with 500.
+The server limits a body with a Content-Length within the limit, and passes on no more. Any other
+body is counted. receive() raises an error for a body that is too long. The app's response is then
+replaced, unless it has begun, because most apps answer an error with 500.
 
-A coded body is decoded before the app is called. So the app gets the length of the decoded body,
-without which Django and its REST framework see no body at all.
+A compressed body is decoded before the app is called. So the app gets the length of the decoded
+body. Without it Django and its REST framework see no body at all.
 
 Over HTTP/1 the connection is closed if a body has not been read. A client that goes on sending
-would lose the answer at the server's close (:mod:`wsgifast.sockets.closing`), and most servers do
-not wait. So the answer is not ended before the client's body is. asgifast's protocols wait
+would lose the response at the server's close (:mod:`wsgifast.sockets.closing`), and most servers do
+not wait. So the response does not end before the client's body. asgifast's protocols wait
 themselves.
 
 A body that is received before the app is called occupies no task, database session or lock of the
 app while its client is slow. It waits in memory, up to a limit for the whole process, and beyond it
-in an unnamed temporary file. If that cannot be written, the app is called with what has come, and
-receives the rest by itself: no request fails for lack of room. A decoded body has to fit, or the
-answer is 503.
+in an unnamed temporary file. If the file cannot be written, the app is called with the received
+bytes, and receives the others itself. No request fails for lack of room. A decoded body has to fit,
+or the response is 503.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PIECE_BYTES = 64 * 1024
 # Bodies up to this size are buffered, with ``buffer_bodies=True``: forms and photos. Larger ones
 # are mostly read as streams.
 _DEFAULT_BYTES = 16 * 1024 * 1024
-# Of one body in memory; and of all of a process, in memory and in files.
+# Limits of one body in memory, and of all bodies of a process, in memory and in files.
 _IN_MEMORY_BYTES = 512 * 1024
 IN_MEMORY = Budget(64 * 1024 * 1024)
 ON_DISK = Budget(4 * 1024 * 1024 * 1024)
@@ -66,7 +66,7 @@ _OF_THE_CODED = frozenset({b"content-encoding", b"content-length", b"transfer-en
 
 
 async def send_refusal(send: Send, error: RequestError) -> None:
-    """Answer a request in place of the app; its connection ends."""
+    """Answer a request in place of the app. Its connection ends."""
     _, headers, body = error.answer()
     raw = raw_headers([*headers, ("Connection", "close")])
     await send(response_start(error.status, raw))
@@ -74,9 +74,9 @@ async def send_refusal(send: Send, error: RequestError) -> None:
 
 
 class Declared(NamedTuple):
-    """What a request's head says of its body.
+    """The properties of a body in the request's headers.
 
-    :param length: its Content-Length; None without a valid one, and for a chunked body, which has
+    :param length: its Content-Length. None without a valid one, and for a chunked body, which has
         no other length (RFC 9112 section 6.3).
     :param may_be_there: False if there is none.
     :param coding: its Content-Encoding, or "".
@@ -88,7 +88,7 @@ class Declared(NamedTuple):
 
 
 def declared(scope: Scope) -> Declared:
-    """Return what a request's head says of its body."""
+    """Return the properties of a body in the request's headers."""
     length = None
     may_be_there = scope["http_version"] not in ("1.0", "1.1")
     is_chunked = False
@@ -181,11 +181,11 @@ async def _call_decoded(
 
 
 class _Decoding:
-    """A receive() whose body is decoded, in threads; for one caller at a time.
+    """A receive() that decodes the body, in threads. For one caller at a time.
 
-    A refused body ends as if the client had left: an error that is raised would keep the decoder.
+    A refused body ends as if the client had left, since a raised error would refer to the decoder.
 
-    :param decoder: what its content would be refused with, in place of a decoder.
+    :param decoder: the decoder, or the error with which the content is refused.
     :ivar refused: why the body is refused.
     :ivar is_unread: a part of the body has not been received.
     :ivar has_content: the body is not empty.
@@ -230,7 +230,7 @@ class _Decoding:
         return {"type": "http.request", "body": part, "more_body": more_body}
 
     def _next_part(self) -> bytes | RequestError:
-        """Decode some bytes; or return why they are refused."""
+        """Decode some bytes, or return why they are refused."""
         assert self._pieces is not None
         most = _DECODED_BYTES // _PIECE_BYTES
         try:
@@ -253,7 +253,7 @@ class _Decoding:
 
 
 class _LimitedBody:
-    """The receive() and send() of an app whose request's body is counted.
+    """The receive() and send() of an app. They count the request's body.
 
     :ivar refused: why the body is refused.
     :ivar is_unread: a part of the body has not been received.
@@ -262,7 +262,7 @@ class _LimitedBody:
     def __init__(self, limit_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
         self.refused: RequestError | None = None
         self.is_unread = True
-        self._has_started = False  # the app's head has been sent
+        self._has_started = False  # the app's start has been sent
         self._has_answered = False
         self._limit_bytes = limit_bytes
         self._received = 0
@@ -271,7 +271,7 @@ class _LimitedBody:
         self._send = send
 
     async def call(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call an app, and answer in its place if the body is refused before its head is sent."""
+        """Call an app. Answer in its place if the body is refused before the response starts."""
         self._receive = receive
         try:
             await app(scope, self.receive, self.send)
@@ -280,7 +280,7 @@ class _LimitedBody:
                 raise
         finally:
             if self._has_started:
-                self.refused = None  # its traceback keeps what received it
+                self.refused = None  # its traceback refers to its receivers
         if self.refused is not None:
             await self.refuse()
 
@@ -298,7 +298,7 @@ class _LimitedBody:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send what the app sends, or the refusal in place of it."""
+        """Send the app's message, or the refusal in place of it."""
         if self.refused is None or self._has_started:
             self._has_started = self._has_started or message["type"] == "http.response.start"
             await self._send(message)
@@ -306,7 +306,7 @@ class _LimitedBody:
             await self._answer(message.get("headers", ()))
 
     async def refuse(self) -> None:
-        """Answer in place of the app, if :meth:`send` has not, and discard what still comes."""
+        """Answer in place of the app, if :meth:`send` has not, and discard further input."""
         if not self._has_answered:
             await self._answer([])
         if self._lingers():
@@ -316,7 +316,7 @@ class _LimitedBody:
                 if not message.get("more_body") or not lingering.goes_on(size, time.monotonic()):
                     break
             await self._send(response_body())
-        self.refused = None  # its traceback keeps what received it
+        self.refused = None  # its traceback refers to its receivers.
 
     async def _answer(self, replaced: RawHeaders) -> None:
         assert self.refused is not None
@@ -341,7 +341,7 @@ class _LimitedBody:
 
 
 def buffer_bytes(buffer_bodies: object) -> int:
-    """Return what an option `buffer_bodies` asks for: the largest body; 0 for none.
+    """Return the largest body to buffer for an option `buffer_bodies`, or 0 for none.
 
     :raises ConfigurationError: if it is neither True nor False nor a number of bytes.
     """
@@ -357,7 +357,7 @@ def buffer_bytes(buffer_bodies: object) -> int:
 class BufferedBody:
     """The body of one request: received by :meth:`fill`, and then again by the app.
 
-    The file has the body's beginning, and the memory what came after it.
+    The file has the body's beginning, and the memory the bytes after it.
 
     :param receive: the server's.
     """
@@ -416,7 +416,7 @@ class BufferedBody:
         return await self._receive()
 
     async def close(self) -> None:
-        """Drop what the app has not received."""
+        """Drop the bytes that the app has not received."""
         self._drop_memory()
         file, self._file = self._file, None
         if file is not None:
@@ -432,7 +432,7 @@ class BufferedBody:
         return {"type": "http.request", "body": block, "more_body": more_body}
 
     async def _keep(self, data: bytes) -> OSError | None:
-        """Append what was received; the error, and nothing appended, if there is no room."""
+        """Append received bytes. Without room, append nothing and return the error."""
         size = len(data)
         if len(self._memory) + size <= _IN_MEMORY_BYTES and IN_MEMORY.take(size):
             self._memory += data
@@ -445,7 +445,7 @@ class BufferedBody:
         return None
 
     def _write(self, data: bytes) -> None:
-        """Write what is in memory, and then this."""
+        """Write the bytes in memory, and then these."""
         if self._file is None:
             self._file = TemporaryFile(ON_DISK, left_free_bytes=_LEFT_FREE_BYTES)
         self._written += self._file.append(self._memory + data).size

@@ -21,8 +21,8 @@ STARLETTE.check(
     "asgifast.FileResponse", way_out="install a newer wsgifast, or use Starlette's own FileResponse"
 )
 
-# Paths whose files were opened lately, and when (monotonic seconds): another open() finds all that
-# it needs in the kernel's memory.
+# Paths of files that were opened lately, with monotonic seconds. Another open() finds all data in
+# the kernel's memory.
 _opened: dict[str, float] = {}
 _REMEMBERED_PATHS = 4096
 _REMEMBERED_S = 60.0

@@ -60,7 +60,7 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
         await _send((NOT_ALLOWED, None), scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass lifespan and websockets to the app; without one, decline them."""
+        """Pass lifespan and websockets to the app. Without one, decline them."""
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "lifespan":

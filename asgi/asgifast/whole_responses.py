@@ -1,8 +1,8 @@
-"""Small responses under uvicorn's httptools protocol: the head and its body, in one write.
+"""Small responses under uvicorn's httptools protocol: headers and body, in one write.
 
-uvicorn's send() is one coroutine for the head and one for the body, writes them apart, and checks
-and encodes every header anew. :func:`send_whole` sends both at once and does not check a header
-again that was sent before. The bytes, the access log and the state of uvicorn's
+uvicorn's send() is one coroutine for the headers and one for the body, writes them apart, and
+checks and encodes every header anew. :func:`send_whole` sends both at once and does not check a
+header again that was sent before. The bytes, the access log and the state of uvicorn's
 RequestResponseCycle are those of uvicorn's send(). uvicorn's send() still sends or refuses all
 other responses, and sends the end of a body that is a message of its own (Starlette's
 BaseHTTPMiddleware).
@@ -46,20 +46,20 @@ _known: dict[type, tuple[object, SendWhole | None]] = {}
 _UNKNOWN = None, None
 _MAX_KNOWN = 64
 
-# Of these uvicorn's send() makes more than a line of the head.
+# For these uvicorn's send() makes more than a line of the headers.
 _NOT_PLAIN = frozenset({b"connection", b"content-length", b"transfer-encoding"})
-# Lines of checked headers, by name and value. Neither long values are kept, nor cookies, which may
-# be secrets.
+# Lines of checked headers, by name and value. Neither long values are cached, nor cookies, which
+# may be secrets.
 _lines: dict[tuple[bytes, bytes], bytes] = {}
 _MAX_LINES = 512
 _MAX_KEPT_BYTES = 256
 _status_lines: dict[int, bytes] = {}
-# uvicorn's own headers, Date among them, and their lines; it makes a new list every second.
+# uvicorn's own headers, Date among them, and their lines. It makes a new list every second.
 _own: tuple[object, bytes] = None, b""
 
 
 def whole_sender_for(send: Send) -> SendWhole | None:
-    """Return what may replace a server's send(), a method of uvicorn's cycle; or None."""
+    """Return a replacement for a server's send(), a method of uvicorn's cycle, or None."""
     if type(send) is not MethodType:  # a proxy may have the attributes of one
         return None
     of = type(send.__self__)
@@ -98,7 +98,7 @@ def _find(of: type, function: Any) -> SendWhole | None:
 
 
 def digest_of_send(module: Any) -> str | None:
-    """Return a digest of the source of uvicorn's send() and of what it uses.
+    """Return a digest of the source of uvicorn's send() and of its helpers.
 
     The source is the same on every version of Python, and the bytecode is not.
 
@@ -136,13 +136,13 @@ def _log_unknown(version: str) -> None:
 def send_whole(
     cycle: Any, start: Message, message: Message, write: Callable[[bytes], object] | None = None
 ) -> bool:
-    """Send a head and the message after it at once, if they are plain.
+    """Send a start message and the one after it at once, if they are plain.
 
     :param cycle: uvicorn's RequestResponseCycle.
     :param start: its headers are a list.
     :param message: with `more_body` the end follows by uvicorn's send().
     :param write: in place of the transport's.
-    :returns: whether both were sent; if not, nothing was, and uvicorn's send() is to send or refuse
+    :returns: whether both were sent. If not, nothing was, and uvicorn's send() must send or refuse
         them.
     """
     global _own
@@ -206,7 +206,7 @@ def send_whole(
 
 
 def _log_access(cycle: Any, status: int) -> None:
-    """Write uvicorn's line, which it writes with the head."""
+    """Write uvicorn's line, which it writes with the headers."""
     scope = cycle.scope
     cycle.access_logger.info(
         '%s - "%s %s HTTP/%s" %d',

@@ -49,7 +49,7 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
     def load_wsgi(self) -> None:
         """Load the app, after choosing where its metrics go.
 
-        :raises AppImportError: if they cannot be served, or a limit has an impossible value;
+        :raises AppImportError: if they cannot be served, or a limit has an impossible value.
             gunicorn prints its message.
         """
         configured = configuration_names(self.cfg.config).get("metrics_bind")
@@ -75,6 +75,6 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
 
     def run(self) -> None:
         # uvloop closes a listening descriptor itself, and marks a socket.socket as closed.
-        # gunicorn's wrapper would close the descriptor again, whose number may have been reused.
+        # gunicorn's wrapper would close the descriptor again, and its number may have been reused.
         self.sockets = [getattr(listener, "sock", listener) for listener in self.sockets]
         super().run()

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from ..instrumented import Request
     from .response import Response
 
-# A file up to this size is read, and leaves in one write with the head; for a larger one sendfile's
-# own system calls cost less than the copy that they save.
+# A file up to this size is read, and leaves in one write with the headers. For a larger one
+# sendfile's own system calls cost less than the copy that they save.
 SMALL_FILE_BYTES = 64 * 1024
 
 
 class FileBody:
     """A body of bytes, and ranges of one open file.
 
-    :meth:`begin` sends what the socket takes now, so that the app can end and free its memory long
-    before the client has the last byte. The caller of the app sends the rest (:meth:`sent`) if the
-    app returns in the same turn of the loop, as most do; otherwise a task does, which costs more
-    memory.
+    :meth:`begin` sends as much as the socket accepts now, so that the app can end and free its
+    memory long before the client has the last byte. The caller of the app sends the remaining bytes
+    (:meth:`sent`) if the app returns in the same turn of the loop, as most do. Otherwise a task
+    does, which costs more memory.
 
     :param response: has the framing, and sends the body's end.
     :param close: called once, when the file is no longer needed.
@@ -66,7 +66,7 @@ class FileBody:
         self._sent_by: asyncio.Task[Any] | None = None
 
     async def begin(self, segments: Sequence[bytes | ByteRange]) -> bool:
-        """Send what the socket takes now; return whether the rest is to be sent."""
+        """Send as much as the socket accepts now. Return whether bytes remain."""
         self._segments = iter(segments)
         try:
             if len(segments) == 1 and (data := self._read_small(segments[0])) is not None:
@@ -126,7 +126,7 @@ class FileBody:
         try:
             while self._rest is not None:
                 sending = self._rest()
-                self._rest = None  # else it is kept for as long as the client reads
+                self._rest = None  # otherwise it lives as long as the client reads
                 await sending
                 await self._send_until_full()
         finally:
@@ -143,7 +143,7 @@ class FileBody:
     # A range
 
     async def _begin_segment(self, segment: FileSegment) -> Rest | None:
-        """Send the first bytes of a range; return what sends the others, if there are any."""
+        """Send the first bytes of a range. Return the sender of the others, if there are any."""
         response = self._response
         transport = response.cycle.transport
         self._left = segment.size
@@ -162,7 +162,7 @@ class FileBody:
         except SendfileUnavailable:
             rest = partial(self._send_by_reads, segment, is_framed=True)
         except ConnectionError:
-            return None  # the client has gone: uvicorn ignores what is sent after that, too
+            return None  # the client has gone: uvicorn ignores later messages, too
         if rest is None:
             self._left = 0
             transport.write(after)
@@ -191,7 +191,7 @@ class FileBody:
     async def _send_by_reads(self, segment: FileSegment, *, is_framed: bool = False) -> None:
         """Send a range in blocks.
 
-        :param is_framed: its framing is written already; else the server frames each block.
+        :param is_framed: its framing is written already. Otherwise the server frames each block.
         """
         cycle = self._response.cycle
         try:

@@ -6,12 +6,12 @@ file's descriptor stays the caller's, and open until the transfer has ended.
 - :meth:`FileTransfer.step` makes one sendfile call of at most WINDOW_BYTES, so that other
   connections have their turns. The first step is made at once. When the socket is full, it is
   watched, and each time it has room a callback of the loop makes the next step.
-- A thread, which may wait for the disk, sends what is not known to be in the page cache. It has a
-  duplicate of the socket's descriptor, so that the number cannot become another connection's while
-  the thread runs.
-- The socket's send buffer starts small, and grows if the client is quick: what slow clients leave
-  in their buffers counts against the memory that the kernel has for all TCP connections. When that
-  is exhausted, a socket is writable and takes nothing; waiting for writability would spin, so a
+- A thread, which may wait for the disk, sends bytes that are not known to be in the page cache. It
+  has a duplicate of the socket's descriptor, so that the number cannot become another connection's
+  while the thread runs.
+- The socket's send buffer starts small, and grows if the client is quick. Bytes that slow clients
+  leave in their buffers count against the kernel's memory for all TCP connections. When that is
+  exhausted, a socket is writable and accepts nothing. Waiting for writability would spin, so a
   timer waits instead.
 """
 
@@ -44,7 +44,7 @@ _WITHOUT_MEMORY_S = 0.1
 
 # Other systems have files read and written.
 HAS_EPOLL = hasattr(select, "epoll")
-# How long callbacks may take in one turn of the loop: many times what the next turn costs.
+# How long callbacks may take in one turn of the loop: many times the cost of the next turn.
 TURN_S = 0.001
 # So many callbacks between two looks at the clock: together they should take no longer than a turn,
 # even if fast clients take whole windows.
@@ -61,7 +61,7 @@ class FileTransfer:
     """See the module's docstring.
 
     :param sock: the transport's socket, as get_extra_info("socket") has it.
-    :param head: sent before the file, in the same packet.
+    :param head: the response headers, sent before the file in the same packet.
     """
 
     # Thousands may wait for their clients.
@@ -98,9 +98,9 @@ class FileTransfer:
             owner.may_grow = limit_send_buffer(sock)
 
     def step(self) -> Progress:
-        """Send what the socket takes now of the page cache, up to one window.
+        """Send as much of the page cache as the socket accepts now, up to one window.
 
-        :raises SendfileUnavailable: if the kernel cannot; nothing of the file was sent.
+        :raises SendfileUnavailable: if the kernel cannot. Nothing of the file was sent.
         :raises FileTruncated: if the file ends early.
         :raises OSError: if the peer has gone.
         """
@@ -116,11 +116,11 @@ class FileTransfer:
         return self._sent(sent)
 
     async def send(self, progress: Progress) -> None:
-        """Send the rest.
+        """Send the remaining bytes.
 
-        :param progress: what the first :meth:`step` has returned.
+        :param progress: the result of the first :meth:`step`.
 
-        :raises Exception: as :meth:`step`, and what :meth:`fail` was given.
+        :raises Exception: as :meth:`step`, and the error passed to :meth:`fail`.
         """
         try:
             while progress is not Progress.DONE:
@@ -166,7 +166,10 @@ class FileTransfer:
         return self._sent(sent)
 
     def _in_memory(self) -> int:
-        """How many of the next bytes are in the page cache, up to one window; 0 if not known."""
+        """Return how many of the next bytes are in the page cache, up to one window.
+
+        The result is 0 if that is unknown.
+        """
         start = self._offset
         known = self._cached_to
         if known <= start or not cached_bytes(self._fd, start, 1):
@@ -184,7 +187,7 @@ class FileTransfer:
         try:
             own.setblocking(False)  # socket.setdefaulttimeout() would have it wait
             while self._head:
-                # MSG_MORE: the head waits for the file's first bytes, and leaves with them.
+                # MSG_MORE: the headers wait for the file's first bytes, and leave with them.
                 self._head = self._head[own.send(self._head, MSG_MORE) :]
         finally:
             own.detach()
@@ -230,7 +233,7 @@ class FileTransfer:
             # Twice in a row: a slow peer's first receive is quick, too.
             if was_quick and self._was_quick:
                 self._owner.may_grow = False
-                with contextlib.suppress(OSError):  # the peer has gone; sending will raise
+                with contextlib.suppress(OSError):  # the peer has gone: sending will raise
                     release_send_buffer(self._sock)
             self._waiting_since = now
         before = len(self._head), self._offset
@@ -239,7 +242,7 @@ class FileTransfer:
         except Exception as error:  # noqa: BLE001 - send() raises it
             self._unwatch()
             waiter.set_exception(error)
-            del waiter  # it has the error, whose traceback has this frame
+            del waiter  # it refers to the error, and its traceback to this frame
             return
         if progress is not Progress.FULL:
             self._unwatch()

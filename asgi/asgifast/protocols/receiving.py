@@ -1,25 +1,26 @@
 """Request bodies under uvicorn's protocols, and the limits of clients.
 
-Theory of operation. uvicorn appends what it reads to its cycle's `body`, stops reading while that
-is longer than HIGH_WATER_LIMIT, and resumes when the app asks for more. That does not change. Here
-:class:`ReceivedBody` is the cycle's `body`, and :meth:`Upload.receive` wraps the cycle's receive().
+Theory of operation. uvicorn appends the bytes of each read to its cycle's `body`. It stops reading
+while that is longer than HIGH_WATER_LIMIT, and resumes when the app calls receive(). That does not
+change. Here :class:`ReceivedBody` is the cycle's `body`, and :meth:`Upload.receive` wraps the
+cycle's receive().
 
-- An app that waits gets what is read without a copy. One read mostly exceeds uvicorn's limit,
-  so that the next one waits until the app has the first.
+- An app that waits gets the bytes of a read without a copy. One read mostly exceeds uvicorn's
+  limit, so that the next one waits until the app has the first.
 - While the app is busy, writing to a file for example, reading goes on up to BUFFERED_BYTES. Its
   next receive() returns all of that as one message.
-- The streams of an HTTP/2 connection share what may be buffered above uvicorn's limit. zttp opens a
-  stream's window as soon as its bytes are read from the socket, so that the back-pressure is TCP's,
-  as with HTTP/1.1.
+- The streams of an HTTP/2 connection share the buffer above uvicorn's limit. zttp opens a stream's
+  window as soon as its bytes are read from the socket, so that the back-pressure is TCP's, as with
+  HTTP/1.1.
 - If a client sends faster than the app receives, its bytes are read into one buffer for all
   connections. So are bytes that a lingering close discards.
-- When the app returns, the bytes that it has not received are dropped: the connection may stay open
-  for long.
+- When the app returns, the bytes that it has not received are dropped, because the connection may
+  stay open for long.
 
-A body that is too long, or too slow while the app waits for it, is refused in the app's receive():
-the client gets the answer, receive() raises the error, and what the app sends after it is dropped.
-If the app has begun its response, a body that is too long breaks it off, and a slow one has no
-timeout.
+A body that is too long, or too slow while the app waits for it, is refused in the app's receive().
+The client gets the error response, receive() raises the error, and later messages of the app are
+dropped. If the app has begun its response, a body that is too long breaks it off, and a slow one
+has no timeout.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
     from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-# What is buffered for a busy app before reading stops; one more read may come on top.
+# The bytes that are buffered for a busy app before reading stops. One more read may exceed it.
 BUFFERED_BYTES = 256 * 1024
 _MORE_BYTES = BUFFERED_BYTES - HIGH_WATER_LIMIT
 # A shorter piece is appended to the one before: an object for each would take many times its bytes.
@@ -59,9 +60,11 @@ _of_this_thread = threading.local()
 
 
 class ReceivedBody:
-    """Body bytes for the app, with what uvicorn uses of a bytearray: `+=`, len() and bytes().
+    """Body bytes for the app, with the methods of a bytearray that uvicorn uses.
 
-    :param requests: those of the connection that are in progress; by default there is one.
+    These are `+=`, len() and bytes().
+
+    :param requests: the connection's requests in progress. By default there is one.
     :param pace: of the connection, if its client may be too slow.
     :ivar size: bytes buffered.
     :ivar received: all bytes of the body up to now.
@@ -115,18 +118,18 @@ class ConnectionLoop:
     """Stands for the event loop in one of uvicorn's protocols, with one timer for a connection.
 
     uvicorn sets a keep-alive timer after every response, and the next request cancels it. A timer
-    costs an event loop more than everything else that it does for a small response. Here one timer
-    runs on: when it fires, it checks whether the connection is idle by then, and since when; and
-    whether the client is late with a head, or with a body that an app is waiting for.
+    costs an event loop more than all its other work for a small response. Here one timer runs on.
+    When it fires, it checks whether the connection is idle, and since when. It also checks whether
+    the client is late with headers, or with a body that an app is waiting for.
 
-    :meth:`call_later` returns this object: uvicorn uses nothing of a timer but :meth:`cancel`.
-    Everything but call_later() is the real loop's.
+    :meth:`call_later` returns this object, since uvicorn uses only :meth:`cancel` of a timer. All
+    other methods are the real loop's.
 
-    :param check: ends late requests; returns in how many seconds to check again.
+    :param check: ends late requests. Returns in how many seconds to check again.
     :param head_timeout_s: how soon to check again while the connection is idle.
-    :ivar pace: of the client's uploads; None without a limit.
-    :ivar since: when the first byte of the last head came; of the first one, when the connection
-        was accepted. By the loop's time.
+    :ivar pace: of the client's uploads. None without a limit.
+    :ivar since: the loop's time of the first byte of the last headers. Before the first headers it
+        is the time when the connection was accepted.
     """
 
     __slots__ = (
@@ -156,7 +159,7 @@ class ConnectionLoop:
         self._fires_at = 0.0
         self.since = self._time()
         self.pace = UploadPace(body_timeout_s) if body_timeout_s < math.inf else None
-        # Those for which their apps wait; over HTTP/1 one at most.
+        # Uploads with a waiting app. Over HTTP/1 there is one at most.
         self._uploads: tuple[Upload, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
@@ -178,7 +181,7 @@ class ConnectionLoop:
         self.since = self._time()
 
     def check_in(self, seconds: float) -> None:
-        """Check at this time, or before it; math.inf: when it is called again."""
+        """Check at this time, or before it. math.inf: only after another call."""
         at = self._time() + seconds
         if self._timer is not None:
             if self._fires_at <= at:
@@ -219,7 +222,7 @@ class ConnectionLoop:
         self._uploads = tuple(each for each in self._uploads if each is not upload)
 
     def check_uploads(self) -> float:
-        """Refuse late uploads; return in how many seconds the next one may be late."""
+        """Refuse late uploads. Return in how many seconds the next one may be late."""
         now = time.monotonic()
         left_s = math.inf
         for upload in self._uploads:
@@ -235,7 +238,7 @@ class ConnectionLoop:
 
 
 def admit(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
-    """Count a connection by its client's address; one beyond the limit is aborted."""
+    """Count a connection by its client's address. One beyond the limit is aborted."""
     if by_address is not None and not by_address.open(protocol.client):
         counters.connections_refused += 1
         protocol.transport.abort()
@@ -270,7 +273,7 @@ def _counter(most: float, proxies: str) -> ConnectionsByAddress:
 
 
 class Upload:
-    """The receive() of an app whose request's body has not been read completely.
+    """The receive() of an app for a request with unread body bytes.
 
     :param cycle: uvicorn's RequestResponseCycle.
     :param resume_reading: resumes reading, unless another request of the connection prevents it.
@@ -311,7 +314,7 @@ class Upload:
     async def receive(self) -> Message:
         """The receive() that the app is given.
 
-        :raises RequestError: if the body is refused; the client has the answer then.
+        :raises RequestError: if the body is refused. The client has the error response then.
         """
         cycle, received, connection = self._cycle, self._received, self._connection
         received.awaited = not received.size
@@ -343,7 +346,10 @@ class Upload:
         return message
 
     def deadline(self) -> float | None:
-        """When the client is too slow (monotonic); None while the app has begun its response."""
+        """Return the monotonic time at which the client is too slow.
+
+        The result is None after the app has begun its response.
+        """
         pace = self._connection.pace
         if pace is None or self._cycle.response_started or not self._waits_since:
             return None
@@ -360,7 +366,7 @@ class Upload:
 
 
 class _Buffered(asyncio.BufferedProtocol):
-    """Adapts an asyncio.Protocol, whose data_received() must keep no reference to its argument."""
+    """Adapts an asyncio.Protocol. Its data_received() must not retain its argument."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.protocol = protocol
@@ -418,7 +424,7 @@ class _Discarding(_Buffered):
 
 
 def read_into_buffer(transport: asyncio.Transport) -> None:
-    """Have a transport, whose reading is paused, read into the buffer from now on."""
+    """Have a transport with paused reading read into the buffer from now on."""
     protocol = transport.get_protocol()
     if not isinstance(protocol, _Buffered):
         transport.set_protocol(_Buffered(cast("asyncio.Protocol", protocol)))
@@ -434,7 +440,7 @@ def read_plainly(transport: asyncio.Transport) -> None:
 
 
 def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a transport behind what its client is sending; soon, if it is called once more."""
+    """Close a transport after its client's input. A second call closes it soon."""
     protocol = transport.get_protocol()
     if isinstance(protocol, _Discarding):
         protocol.limits.hurry()

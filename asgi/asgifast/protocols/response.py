@@ -43,24 +43,25 @@ logger = logging.getLogger("uvicorn.error")
 
 
 class Response:
-    """The send() of one request. FileSending sets the attributes; :meth:`begin` sets the others.
+    """The send() of one request. FileSending sets the attributes. :meth:`begin` sets the others.
 
-    Most responses are a head with a Content-Length and one message of bytes. The head is held, as
-    servers hold it (ASGI, "Response Start"), and both leave in one write. ASGIFast, with this
-    send(), has both at once (:meth:`send_both`). Any other message begins the order of messages:
+    Most responses are a start message with a Content-Length and one message of bytes. The start is
+    delayed, as servers delay it (ASGI, "Response Start"), and both leave in one write. ASGIFast,
+    with this send(), passes both at once (:meth:`send_both`). Any other message begins the order of
+    messages:
 
-    - Small body messages are held until the end of the loop's turn or a little longer (see Held),
-      and until any other message. In the chunked coding they become one chunk.
-    - A file is a :class:`FileBody`, whose rest may be sent when the app has returned.
-    - Everything else is uvicorn's.
+    - Small body messages are delayed until the end of the loop's turn or a little longer (see
+      Held), and until any other message. In the chunked coding they become one chunk.
+    - A file is a :class:`FileBody`. Its remaining bytes may be sent after the app has returned.
+    - uvicorn sends everything else.
 
-    While a send() waits, for the client or for a file, the others wait behind it, and no message is
-    held.
+    While a send() waits, for the client or for a file, the others wait after it, and no message is
+    delayed.
 
-    :ivar cycle: uvicorn's RequestResponseCycle, whose send() gets the other messages.
-    :ivar start: a head that is to be sent before the next message.
-    :ivar order: of the messages; None while the response is a simple one.
-    :ivar body: of which the rest is to be sent.
+    :ivar cycle: uvicorn's RequestResponseCycle. Its send() gets the other messages.
+    :ivar start: the start message that must be sent before the next message.
+    :ivar order: of the messages. None while the response is a simple one.
+    :ivar body: the body with remaining bytes.
     """
 
     # Lives as long as the slowest download, of which there may be thousands.
@@ -74,20 +75,20 @@ class Response:
     start: Message | None
     order: SendOrder | None
     body: FileBody | None
-    # None until the first message that may be held, and again behind the last one.
+    # None until the first message that may be delayed, and again after the last one.
     _held: Held | None
-    # Whether the server counts messages when they are held, since they have a Content-Length. One
-    # that is too long is refused alone, then.
+    # Whether the server counts messages when they are delayed, since they have a Content-Length.
+    # One that is too long is refused alone, then.
     _counts: bool
     # Whether the response may have no body, by its status. Set with the order.
     _is_empty: bool
-    # uvicorn's error for held messages, which the next send() raises.
+    # uvicorn's error for delayed messages, which the next send() raises.
     _error: Exception | None
     # Held's, for the transport.
     end_turn: Callable[[], bool]
 
     def begin(self) -> SendOrder:
-        """From now on messages are sent in order, and the small ones held."""
+        """From now on, send messages in order, and delay the small ones."""
         self._held = self._error = None
         self._is_empty = False
         self.order = order = SendOrder()
@@ -127,7 +128,7 @@ class Response:
                 and not cycle.flow.write_paused
                 and whole_body(message) == b""
             ):
-                await cycle.send(message)  # the end of what was sent whole
+                await cycle.send(message)  # the end of a body that was sent whole
                 return
             else:
                 order = self.begin()
@@ -163,7 +164,7 @@ class Response:
         finally:
             order.release()
 
-    # A head and its body in one write
+    # Headers and body in one write
 
     def send_both(self, start: Message, message: Message) -> bool:
         """See :func:`~asgifast.whole_responses.send_whole`."""
@@ -173,7 +174,7 @@ class Response:
         return send_whole(cycle, start, message, cycle.transport.write_now)
 
     async def _send_in_one_write(self, *messages: Message) -> None:
-        """Have uvicorn send messages, and what it writes leave at once."""
+        """Have uvicorn send messages, and flush its writes at once."""
         cycle = self.cycle
         try:
             for each in messages:
@@ -203,7 +204,7 @@ class Response:
         return held
 
     async def _send_next(self, message: Message) -> None:
-        """Send a message; those behind it wait."""
+        """Send a message. Later ones wait."""
         if self.body is not None:
             await self._body_sent()
         kind = message["type"]
@@ -224,7 +225,7 @@ class Response:
                     cycle.transport.flush()  # its owner may change it in this very turn
                 return
             held = self._held
-            # A waiting send() may be cancelled; held messages are not lost then.
+            # A waiting send() may be cancelled. Delayed messages are not lost then.
             waits = cycle.flow.write_paused
             may_join = held is not None and not self._counts and not waits
             if held is not None and may_join and held.chunks and type(body) is bytes:
@@ -239,7 +240,7 @@ class Response:
             await cycle.send(message)
 
     async def send_start(self) -> None:
-        """Send the head that the app has sent before; it is kept if this is cancelled."""
+        """Send the app's start message. It stays delayed if this is cancelled."""
         await forward_start(self, self._send_start)
 
     @property
@@ -261,14 +262,14 @@ class Response:
         self._is_empty = is_empty
 
     async def returned(self) -> None:
-        """The app has returned: send what it sent, as far as that is held."""
+        """The app has returned: send its delayed messages."""
         if self.start is not None:
             await self.send_start()
         if self.order is not None:
             self.write_held()
 
     async def failed(self) -> None:
-        """The app has raised: send what it sent before."""
+        """The app has raised: send its delayed messages."""
         if self.order is None:
             return
         if self._held is not None and self._held.chunks:
@@ -278,7 +279,7 @@ class Response:
             await self._body_sent()
 
     def write_held(self) -> None:
-        """Write what is held, before anything else is sent and when the app has returned.
+        """Write delayed messages, before any other message and when the app has returned.
 
         :raises Exception: uvicorn's error.
         """
@@ -289,7 +290,7 @@ class Response:
             raise error
 
     def release(self) -> None:
-        """Write what is held; called by the transport, too. The next send() raises its error."""
+        """Write delayed messages. The transport calls it too. The next send() raises its error."""
         data = self._held.take() if self._held is not None else b""
         if not data or self.cycle.disconnected:
             return
@@ -313,7 +314,7 @@ class Response:
         file = close = asked = None
         fd = size = 0
         segments: Sequence[bytes | ByteRange] = ()
-        # Before the head: if it fails, uvicorn answers with a 500.
+        # Before the headers: if it fails, uvicorn answers with a 500.
         if planned is not None:
             fd, segments, close = planned.file.fileno(), planned.segments, planned.file.close
         elif is_over or cycle.scope["method"] == "HEAD":
@@ -388,9 +389,9 @@ class Response:
         self.cycle.transport.flush()
 
     def cut_off(self) -> None:
-        """Close the connection, and have uvicorn ignore what the app sends from now on.
+        """Close the connection, and have uvicorn ignore later messages of the app.
 
-        It would be taken for the missing bytes, or for the end of the body.
+        The client would take them for the missing bytes, or for the end of the body.
         """
         self.cycle.transport.close()
         self.cycle.disconnected = True
@@ -398,25 +399,25 @@ class Response:
     # Framing: as over httptools and zttp, where uvicorn's cycle counts and frames the body itself.
 
     def is_bodyless(self) -> bool:
-        """Whether the response may have no body; body bytes of the app are then dropped."""
+        """Return whether the response has no body. Body bytes of the app are then dropped."""
         return self._is_empty or bool(self.cycle.scope["method"] == "HEAD")
 
     def frame_for(self, size: int) -> tuple[bytes, bytes]:
-        """Have the server count body bytes; return what is written before and behind them."""
+        """Have the server count body bytes. Return the framing before and after them."""
         if self.cycle.chunked_encoding:
             return chunk_size_line(size), b"\r\n"
         count(self.cycle, size)
         return b"", b""
 
     def _frame(self, data: bytes) -> bytes:
-        """Have the server count body bytes; return them in their framing."""
+        """Have the server count body bytes. Return them in their framing."""
         if self.cycle.chunked_encoding:
             return chunk(data)
         count(self.cycle, len(data))
         return data
 
     def _declared(self) -> int | None:
-        """The Content-Length of the head that was sent."""
+        """The Content-Length of the sent headers."""
         cycle = self.cycle
         declared: int = cycle.expected_content_length
         return declared if cycle.chunked_encoding is False else None

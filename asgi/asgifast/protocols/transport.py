@@ -1,20 +1,23 @@
 """A transport between a protocol and the event loop's: coalesces small writes, sends files.
 
 Theory of operation. All calls are made in the event loop's thread. The loop's transport owns the
-socket; a file's descriptor is its sender's.
+socket. A file's descriptor is its sender's.
 
-- Coalescing: write() keeps small data until the end of the loop's turn, until COALESCED_BYTES are
-  there, or until flush(), so that a head and its body leave in one packet. A sender that is about
-  to flush sets `flush_follows` meanwhile, and no callback is scheduled for the turn's end.
-- A response that holds small messages back asks to be called at the turn's end (`keep`). It writes
-  them then, or holds them for another turn. close(), and any other write at a turn's end, send them
-  too; flush() does not, since over HTTP/2 other responses write to the same transport.
-- While a file is sent (`_file` is set), what is written waits behind it. The file itself waits
-  until the loop's transport has sent its buffer, since sendfile bypasses that.
-- A file ends with its last byte; with the file's own end, if that comes too early (FileTruncated);
-  with the loss of the connection (ConnectionResetError), which follows close() and abort() in the
-  next turn; or when its sender is cancelled. In all cases but the first the connection is closed,
-  as the declared length cannot be kept.
+- Coalescing: write() delays small data until the end of the loop's turn, until COALESCED_BYTES are
+  there, or until flush(), so that headers and body leave in one packet. A sender that is about to
+  flush sets `flush_follows` meanwhile, and no callback is scheduled for the turn's end.
+- A response that delays small messages requests a call at the turn's end (`keep`). It writes them
+  then, or delays them for another turn. close(), and any other write at a turn's end, send them
+  too. flush() does not, since over HTTP/2 other responses write to the same transport.
+- While a file is sent (`_file` is set), later writes wait after it. The file itself waits until the
+  loop's transport has sent its buffer, since sendfile bypasses that.
+- A file ends with its last byte, or in one of these ways, which also close the connection, because
+  the declared length cannot be reached:
+
+  - the file's own end, if that comes too early (FileTruncated)
+  - the loss of the connection (ConnectionResetError), which follows close() and abort() in the next
+    turn
+  - the cancellation of its sender
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from .receiving import linger
 if TYPE_CHECKING:
     from .response import Response
 
-# Sends the rest of what was begun; called once, or never.
+# Sends the remaining bytes. Called once, or never.
 Rest = Callable[[], Awaitable[None]]
 
 # This much of a large write is copied behind coalesced data, so that both leave in one packet.
@@ -47,13 +50,13 @@ _QUICK_BYTES = 512 * 1024
 
 
 class CoalescingTransport(asyncio.Transport):
-    """Wraps the event loop's transport; see the module's docstring.
+    """Wraps the event loop's transport. See the module's docstring.
 
     :param transport: its protocol must call :meth:`drained` from resume_writing() and :meth:`lost`
         from connection_lost().
-    :ivar flush_follows: whoever writes now will also flush.
-    :ivar is_receiving: whether the client is still sending a request, if the protocol can tell.
-    :ivar may_grow: the socket's send buffer is limited; None before the first file or large body.
+    :ivar flush_follows: the current writer will also flush.
+    :ivar is_receiving: whether the client is still sending a request, if the protocol knows that.
+    :ivar may_grow: the socket's send buffer is limited. None before the first file or large body.
     :ivar unsent: how many bytes of the last file were not sent.
     """
 
@@ -126,7 +129,7 @@ class CoalescingTransport(asyncio.Transport):
             self.real.write(self._take())
 
     def _release_kept(self) -> None:
-        """Have all that is held back written; a flush follows."""
+        """Have all delayed messages written. A flush follows."""
         kept, self._kept = self._kept, ()
         self.flush_follows = True
         try:
@@ -194,11 +197,11 @@ class CoalescingTransport(asyncio.Transport):
     # Files
 
     def begin_file(self, segment: FileSegment) -> Rest | None:
-        """Send a range of a file behind everything written so far: what the socket takes now.
+        """Send as much of a file range as the socket accepts, after everything written so far.
 
-        :returns: what sends the rest, and raises the same errors; None if there is none.
-        :raises SendfileUnavailable: if the kernel cannot; nothing of the file was sent.
-        :raises FileTruncated: if the file ends early; the connection is closed.
+        :returns: the sender of the remaining bytes, which raises the same errors, or None.
+        :raises SendfileUnavailable: if the kernel cannot. Nothing of the file was sent.
+        :raises FileTruncated: if the file ends early. The connection is closed.
         :raises ConnectionError: if the connection is lost or closed meanwhile.
         """
         self.unsent = segment.size
@@ -268,9 +271,9 @@ class CoalescingTransport(asyncio.Transport):
             self._file.fail(ConnectionResetError("the connection was lost while a file was sent"))
 
     def close(self) -> None:
-        """Close behind what is written, and behind what the client is sending.
+        """Close after all written bytes, and after the client's input.
 
-        A second call is the server's, which is about to end.
+        A second call comes from the server, which is about to end.
         """
         if self.is_closing is _lingers:
             if not self.real.is_closing():
@@ -291,7 +294,7 @@ class CoalescingTransport(asyncio.Transport):
             self.real.resume_reading()
 
     def _must_linger(self) -> bool:
-        """Whether the client may be sending: then the kernel would reset what it closes."""
+        """Return whether the client may be sending: then the kernel would reset the connection."""
         if self._file is not None:
             return False
         if not self.real.is_reading():
@@ -327,5 +330,5 @@ class CoalescingTransport(asyncio.Transport):
 
 
 def _lingers() -> bool:
-    """The is_closing() of a transport that discards what its client is sending."""
+    """The is_closing() of a transport that discards its client's input."""
     return True
