@@ -320,7 +320,7 @@ def _versions(published: Mapping[str, Published]) -> Iterator[str]:
         lines = ["| package | version |", "|---|---|"]
         yield "\n".join([*lines, *(f"| {name} | {first[name]} |" for name in first)])
     for packages_there, titles in others.items():
-        yield f"{', '.join(dict.fromkeys(titles))}: {packages_there}."
+        yield "\n".join(f"- {title}: {packages_there}." for title in dict.fromkeys(titles))
 
 
 def _listed(packages: Mapping[str, str]) -> str:

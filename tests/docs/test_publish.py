@@ -108,7 +108,7 @@ def test_other_versions_are_listed_by_their_difference(root: Path, take_in: Take
     versions = (root / "docs" / "benchmarks.md").read_text().partition("## Versions\n\n")[2]
     assert versions.startswith(
         "| package | version |\n|---|---|\n| gunicorn | 27.0.1 |\n\n"
-        "What an app returns on 2026-11-22: gunicorn 28.0.\n"
+        "- What an app returns on 2026-11-22: gunicorn 28.0.\n"
     )
 
 
