@@ -1,6 +1,6 @@
-"""The deadline of one request, which a view sets itself: for FastWorker and asgifast's protocols.
+"""The deadline of one request, which a view sets itself, on FastWorker.
 
-Each server of the process adds what sets the deadline of the request that the caller serves.
+The server of the process adds what sets the deadline of the request that the caller serves.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 from .checks import is_number
 from .errors import ConfigurationError
 
-#: The key of an environ, or of a scope, for the deadline: seconds from the call of the app on, or
-#: None for no deadline.
+#: The key of an environ for the deadline: seconds from the call of the app on, or None for no
+#: deadline.
 REQUEST_TIMEOUT: Final = "wsgifast.request_timeout_s"
 
 _View = TypeVar("_View", bound=Callable[..., Any])
@@ -32,7 +32,7 @@ def is_timeout(seconds: object) -> bool:
 def timeout_of(values: dict[str, Any] | None, default_s: float) -> float:
     """Return the deadline of a request, in seconds from the call of the app on.
 
-    :param values: its environ or scope, once there is one.
+    :param values: its environ, once there is one.
     :param default_s: used also in place of a value that is no number.
     """
     if values is None or REQUEST_TIMEOUT not in values:
@@ -46,7 +46,7 @@ def timeout_of(values: dict[str, Any] | None, default_s: float) -> float:
 def request_timeout(seconds: float | None) -> Callable[[_View], _View]:
     """Give a view, or an app, a deadline of its own in place of `request_timeout_s`.
 
-    It has no effect on other servers than FastWorker and uvicorn with asgifast's protocols.
+    It has no effect on other servers than FastWorker.
 
     :param seconds: from the call of the app on; None for no deadline.
     :raises ConfigurationError: for a value that is no number above 0.
