@@ -49,6 +49,8 @@ _compressed = WSGIFast(_app, compress=True)
 
 
 def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    if environ["PATH_INFO"].startswith("/compressed-"):
+        environ["HTTP_ACCEPT_ENCODING"] = "gzip"  # which a crowd of slow clients does not send
     served = _compressed if environ["PATH_INFO"].startswith("/compressed-") else _app
     return served(environ, start_response)
 
@@ -73,4 +75,6 @@ _asgi_compressed = ASGIFast(_asgi, compress=True)
 
 async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
     is_compressed = scope.get("path", "").startswith("/compressed-")
+    if is_compressed:
+        scope = {**scope, "headers": [(b"accept-encoding", b"gzip")]}
     await (_asgi_compressed if is_compressed else _asgi)(scope, receive, send)
