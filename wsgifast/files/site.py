@@ -201,7 +201,7 @@ class StaticFilesBase(Generic[AppT]):
 
 
 # For inspect, editors and the documentation.
-StaticFilesBase.__init__.__signature__ = signature()  # type: ignore[attr-defined]
+StaticFilesBase.__signature__ = signature()  # type: ignore[attr-defined]
 
 
 def _directories(

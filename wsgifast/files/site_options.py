@@ -297,7 +297,6 @@ def signature() -> Signature:
     kind = Parameter.KEYWORD_ONLY
     return Signature(
         [
-            Parameter("self", Parameter.POSITIONAL_OR_KEYWORD),
             Parameter("app", Parameter.POSITIONAL_OR_KEYWORD, default=None),
             *(Parameter(o.name, kind, default=o.default) for o in _ROWS if o.name != "app"),
         ]
