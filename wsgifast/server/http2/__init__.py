@@ -1,4 +1,4 @@
-"""HTTP/2 (RFC 9113) on the server's own threads; needs h2."""
+"""HTTP/2 (RFC 9113) on the server's own threads. It needs h2."""
 
 from __future__ import annotations
 

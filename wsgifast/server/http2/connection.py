@@ -1,20 +1,20 @@
-"""HTTP/2 on one connection: received frames go to their streams, which take turns in sending.
+"""HTTP/2 on one connection: it passes received frames to the streams, which take turns to send.
 
 Theory of operation
 -------------------
 The connection's *owner* is the thread that has claimed it (endpoint.py). It receives, and it alone
-creates streams. Between its turns the connection waits, also while apps run on its streams. Whoever
-sends does so under the connection's one lock: the owner, app threads, the monitor's tick and disk
-threads. The lock also guards h2's state and the output queue, so that frames are sent in the order
-in which they were made (HPACK depends on it). Nobody waits for a client under the lock.
+creates streams. Between its turns the connection waits, also while apps run on its streams. Four
+kinds of threads send, all under the connection's one lock: owner, app threads, monitor and disk
+threads. The lock also guards h2's state and the output queue. So frames are sent in the order in
+which they were made (HPACK depends on it). No thread waits for a client under the lock.
 
-    open --error, or the client has gone--> lost --no app runs--> closed
+    open --error, or the client disconnects--> lost --no app runs--> closed
          --GOAWAY for all streams, then for new ones--> going away --no stream is left--> closed
 
 A *lost* connection waits for no event: the thread that ends its last stream closes it.
 
-These are states of sending; for the connection, all of them are the state STREAMS (endpoint.py).
-The sending half is apart (multiplexer.py), and is what the streams know of their connection.
+These are states of sending. For the connection, all of them are the state STREAMS (endpoint.py).
+The streams use only the sending half of their connection (multiplexer.py).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SECOND_GOAWAY_S = 1.0
 class HTTP2Connection(Endpoint):
     """A connection on which HTTP/2 was negotiated.
 
-    :param before: what had its socket until then.
+    :param before: the object that owned its socket until then.
     :param parser: for the requests of its client.
     :ivar mux: the sending half, which the streams use.
     :ivar streams: those that are not over, by number.
@@ -89,7 +89,7 @@ class HTTP2Connection(Endpoint):
         self._head = Reservation(self.shared.input_memory)  # for one that is incomplete
         self._lock = mux.lock
         self._parser = parser
-        self._ready: list[Stream] = []  # whose apps can run
+        self._ready: list[Stream] = []  # their apps can run
         self._last_stream = ALL_STREAMS  # the highest number that is accepted
         self._is_in_turn = False  # a thread owns the connection and will close it if it must
         self._deadline_of_idle = self.deadline
@@ -100,7 +100,7 @@ class HTTP2Connection(Endpoint):
     # Called by the connection's owner.
 
     def begin_streams(self, received: bytes) -> Channel | None:
-        """Start with what has been received already."""
+        """Start with the bytes that have been received already."""
         self._is_in_turn = True
         with self._lock:
             self._frames.begin()
@@ -125,7 +125,7 @@ class HTTP2Connection(Endpoint):
         return self._end_turn()
 
     def on_overdue(self) -> None:
-        """End what is overdue: the connection, or some of its streams."""
+        """End the connection, or those of its streams that are overdue."""
         if self.state is not STREAMS:
             self.close()
             return
@@ -181,7 +181,7 @@ class HTTP2Connection(Endpoint):
         return self._second_goaway_at is None and self.mux.state is OPEN
 
     def _end_turn(self) -> Channel | None:
-        """The owner's last step: send, wait for the next event, and return what is to run."""
+        """End the owner's turn: send, wait for the next event, and return the stream to run."""
         self.mux.pump()
         shared = self.shared
         if shared.is_ending or shared.is_draining:
@@ -206,7 +206,7 @@ class HTTP2Connection(Endpoint):
         return self._next_ready(ready, time.monotonic() + TICK_S) if ready else None
 
     def _next_ready(self, ready: deque[Stream], until: float) -> Channel:
-        """Return the next stream whose app can run, and leave the others to the pool.
+        """Return the next stream that is ready to run, and leave the others to the pool.
 
         :param until: until then they run one after the other, so that their responses can be
             transmitted together. Later ones let other connections go first. Monotonic.
@@ -231,7 +231,7 @@ class HTTP2Connection(Endpoint):
                 self.output.on_writable()
 
     def _receive(self) -> Channel | None:
-        """Receive once; then end the turn."""
+        """Receive once, and end the turn."""
         bodies = any(not stream.has_ended for stream in list(self.streams.values()))
         size = MOST_RECEIVED_BYTES if bodies else _RECEIVE_BYTES
         try:
@@ -314,7 +314,7 @@ class HTTP2Connection(Endpoint):
             stream.refuse(error)
 
     def _body_of(self, exchange: Exchange, number: int) -> Spool | StreamedUpload:
-        """Return what receives a request's body.
+        """Return the receiver of a request's body.
 
         :raises BodyTooLarge: if its Content-Length is over the limit.
         """
@@ -324,7 +324,7 @@ class HTTP2Connection(Endpoint):
         limit = options.body_limit_bytes
         if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
             raise BodyTooLarge(limit)
-        # The bodies of one connection share what one body may keep in memory.
+        # The bodies of one connection share the memory limit of one body.
         waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
         return Spool(
             options.body_memory_bytes // waiting,
@@ -406,15 +406,15 @@ class HTTP2Connection(Endpoint):
         self._ready.append(stream)
 
     def _end_with_error(self, error: Exception) -> None:
-        """A connection error (RFC 9113 section 5.4.1); h2 has made the GOAWAY frame."""
+        """A connection error (RFC 9113 section 5.4.1). h2 has made the GOAWAY frame."""
         with self._lock:
             self.mux.transmit_or_wait()
         self.mux.drop(error)
 
-    # Waiting; for any thread
+    # Waiting. For any thread
 
     def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
-        """See :class:`~..endpoint.Endpoint`; the connection may have any owner, or none."""
+        """See :class:`~..endpoint.Endpoint`. The connection may have any owner, or none."""
         self._until_sent = deadline
         self.cap_deadline(deadline)
         if no_memory:
@@ -444,7 +444,7 @@ class HTTP2Connection(Endpoint):
             self.linger()
 
     def _forget(self, stream: Stream) -> bool:
-        """Drop a stream that is over; returns whether it was the last of a lost connection."""
+        """Drop a stream that is over. Return whether it was the last of a lost connection."""
         with self._lock:
             self.mux.forget(stream)
             if self.mux.state is LOST:
@@ -477,7 +477,7 @@ class HTTP2Connection(Endpoint):
                 self._go_away()
 
     def _go_away(self) -> None:
-        """Accept no new stream; the connection ends after the last one."""
+        """Accept no new stream. The connection ends after the last one."""
         with self._lock:
             if self.mux.state is OPEN:
                 self.mux.state = GOING_AWAY

@@ -17,7 +17,7 @@ from ...errors import WSGIFastError
 # Each limit is a leaky bucket: its capacity may arrive at once, and leaks away over its period.
 
 # Streams that the client resets, or makes the server reset (CVE-2023-44487, "rapid reset", and
-# CVE-2025-8671). This is gunicorn's limit; clients that cancel requests stay far below it.
+# CVE-2025-8671). This is gunicorn's limit. Clients that cancel requests stay far below it.
 RESETS = 200
 # Frames that bring no part of a request: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA, unknown
 # ones and others. Also gunicorn's limit.
@@ -35,7 +35,7 @@ class Flood(WSGIFastError):
     """A client exceeds one of the limits (RFC 9113 section 10.5)."""
 
 
-# What each bucket holds, and what a client has done that fills it.
+# The size of each bucket, and the client's action that fills it.
 _BUCKETS = {
     "resets": (RESETS, "too many streams are reset"),
     "control": (CONTROL_FRAMES, "too many frames ask for nothing"),
@@ -53,9 +53,9 @@ class Floods:
         self._levels = dict.fromkeys(_BUCKETS, 0.0)
 
     def admit(self, frame: Frame) -> None:
-        """Count a received frame by what it costs, before anything is done with it.
+        """Count a received frame by its cost, before any other step.
 
-        Streams that are reset are counted apart, as they cost more than the frame that does it.
+        Streams that are reset are counted apart. They cost more than the frame that resets them.
 
         :raises Flood: as :meth:`count`.
         """

@@ -67,7 +67,7 @@ _CONFIG = H2Configuration(
 
 
 class _Values(list[Any]):
-    """The values of a setting, of which the first is in effect; replaces h2's deque."""
+    """The values of a setting, of which the first is in effect. It replaces h2's deque."""
 
     __slots__ = ()
 
@@ -90,7 +90,7 @@ class _SmallSettings(Settings):
 class _OwnSettings(_SmallSettings):
     """The server's settings as h2 enforces them, without the limit of streams.
 
-    h2 would end the connection when it is exceeded; see :meth:`Frames._receive_headers_frame`.
+    h2 would end a connection that exceeds it. See :meth:`Frames._receive_headers_frame`.
     """
 
     max_concurrent_streams = 2**32 + 1
@@ -99,8 +99,8 @@ class _OwnSettings(_SmallSettings):
 class StreamRefused(Event):
     """A stream has been reset, before its request or in the middle of it.
 
-    :ivar malformed: what is wrong with the request (RFC 9113 section 8.1.1); "" if it exceeded
-        MAX_CONCURRENT_STREAMS.
+    :ivar malformed: the fault of the request (RFC 9113 section 8.1.1). It is "" if the request
+        exceeded MAX_CONCURRENT_STREAMS.
     """
 
     def __init__(self, stream_id: int, malformed: str = "") -> None:
@@ -109,7 +109,7 @@ class StreamRefused(Event):
 
 
 class PlainRequest(Event):
-    """A request whose head is plain; in place of h2's event.
+    """A request with plain headers. It replaces h2's event.
 
     :ivar headers: as they were received.
     :ivar ends: it has no body.
@@ -138,10 +138,10 @@ class PriorityUpdate(Event):
 class Frames(H2Connection):
     """h2's connection, which resets single streams and survives a client's GOAWAY.
 
-    Most streams take a short way around h2: the head of a plain request, and its response. h2's
-    objects have the same state after it. Everything else is left to h2.
+    Most streams bypass h2 for the headers of a plain request, and for its response. h2's objects
+    have the same state afterwards. h2 does everything else.
 
-    :param admit: called with each received frame before anything is done with it; may raise.
+    :param admit: called with each received frame before any other step. It may raise.
     :ivar body_bytes: framed since the last :meth:`data_to_send`.
     """
 
@@ -149,7 +149,7 @@ class Frames(H2Connection):
     encoder: Encoder  # type: ignore[assignment]
     decoder: Decoder  # type: ignore[assignment]
 
-    # Closed streams that h2 remembers, because late frames may still arrive; 100 bytes each.
+    # Closed streams that h2 remembers, because late frames may still arrive. Each takes 100 bytes.
     MAX_CLOSED_STREAMS = 64
 
     def __init__(self, options: Options, admit: Callable[[Frame], object]) -> None:
@@ -185,10 +185,10 @@ class Frames(H2Connection):
             self.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: self._smaller_window})
 
     def receive(self, data: bytes) -> list[Any]:
-        """Parse what was received.
+        """Parse received bytes.
 
         :returns: h2's events, and :class:`StreamRefused`.
-        :raises h2.exceptions.ProtocolError: for a connection error; the GOAWAY frame is made.
+        :raises h2.exceptions.ProtocolError: for a connection error. The GOAWAY frame is made.
         """
         events = self.receive_data(data)
         # h2 looks at frames and header blocks only when they are complete. Refuse those that are
@@ -204,14 +204,13 @@ class Frames(H2Connection):
         return events
 
     def unfinished_head_bytes(self) -> int:
-        """Return the size of a header block whose end has not come; 0 if there is none."""
+        """Return the size of an incomplete header block, or 0 if there is none."""
         return sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
 
     def send_body(self, number: int, data: bytes | memoryview, *, end_stream: bool) -> int:
-        """Frame a part of a stream's body, which may be empty; its bytes are copied once.
+        """Frame a part of a stream's body, which may be empty. Its bytes are copied once.
 
-        Does what h2's send_data() would do for each frame, which takes several times as long as
-        encrypting it.
+        It replaces h2's send_data(), which takes several times as long as encrypting the frame.
 
         :param data: no more than the windows allow.
         :param end_stream: set END_STREAM on the last frame.
@@ -259,7 +258,7 @@ class Frames(H2Connection):
         return bool(self._framed)
 
     def send_head(self, number: int, fields: list[Field], *, end_stream: bool = False) -> None:
-        """Frame the head of a response, or trailers.
+        """Frame the headers of a response, or trailers.
 
         :raises h2.exceptions.ProtocolError: if the stream's state does not allow it.
         """
@@ -288,7 +287,7 @@ class Frames(H2Connection):
         self._append(frames)
 
     def _is_answerable(self, stream: H2Stream, *, has_head: bool) -> bool:
-        """Whether a whole request has come on a stream, and nothing but perhaps a head was sent."""
+        """Return whether a stream's request is complete, and none of the response's body sent."""
         machine = stream.state_machine
         return (
             machine.state is StreamState.HALF_CLOSED_REMOTE
@@ -308,7 +307,7 @@ class Frames(H2Connection):
         self.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
 
     def stream_window(self, stream: int) -> int:
-        """Return a stream's flow-control window, which may be negative; 0 if it is closed."""
+        """Return a stream's flow-control window, which may be negative. It is 0 once closed."""
         known = self.streams.get(stream)
         return 0 if known is None else known.outbound_flow_control_window
 
@@ -327,9 +326,9 @@ class Frames(H2Connection):
         return super()._receive_frame(frame) if event is None else [event]
 
     def _begin_plain(self, frame: HeadersFrame) -> PlainRequest | None:
-        """Begin a stream by a plain request; None leaves the frame to h2.
+        """Begin a stream by a plain request. Return None to leave the frame to h2.
 
-        Its header block is whole: h2 has joined it with its CONTINUATION frames.
+        Its header block is complete: h2 has joined it with its CONTINUATION frames.
         """
         number, flags = frame.stream_id, frame.flags
         if (
@@ -392,8 +391,8 @@ class Frames(H2Connection):
                 if length is not None and length != stream._actual_content_length:
                     raise InvalidBodyLengthError(length, stream._actual_content_length)
         except ProtocolError as error:
-            # A head that cannot be decoded ends the connection; so does a frame that the stream's
-            # state does not allow, after which h2 has closed the stream.
+            # Headers that cannot be decoded end the connection. So does a frame that the stream's
+            # state does not allow. h2 has closed the stream then.
             if isinstance(error.__cause__, HPACKError) or not self.is_open(number):
                 raise
             return [], [self._reset_malformed(number, error)]
@@ -430,7 +429,7 @@ class Frames(H2Connection):
         return received
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
-        """Go on with the open streams (RFC 9113 section 6.8); h2 would send nothing any more."""
+        """Go on with the open streams (RFC 9113 section 6.8). h2 would send nothing any more."""
         if frame.error_code:
             return super()._receive_goaway_frame(frame)
         event = ConnectionTerminated()
@@ -448,5 +447,5 @@ def _priority_update(frame: ExtensionFrame) -> PriorityUpdate:
 
 
 def goaway(last_stream: int) -> bytes:
-    """Return a GOAWAY frame after which the connection goes on; h2 would end it."""
+    """Return a GOAWAY frame after which the connection goes on. h2 would end it."""
     return bytes(GoAwayFrame(0, last_stream_id=last_stream).serialize())

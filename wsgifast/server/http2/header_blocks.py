@@ -1,8 +1,8 @@
 """HPACK (RFC 7541): header lists as bytes, and back, at a small and bounded cost.
 
 hpack's encoder searches its whole table for each field, and encodes it anew. This one looks
-fields up by their hash. Its decoder logs each step, and has no limit for heads that are short and
-decode slowly. Tables and Huffman's code are hpack's.
+fields up by their hash. hpack's decoder logs each step. It has no limit for short header blocks
+that are slow to decode. The tables and Huffman's code are hpack's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpack.table import HeaderTable
 
 from ...http.stream_head import Field
 
-# The encoder's table (RFC 7541 section 4.2), in bytes; a client cannot enlarge it.
+# The encoder's table (RFC 7541 section 4.2), in bytes. A client cannot enlarge it.
 TABLE_BYTES = 4096
 # What an entry takes beside its name and value (section 4.1).
 _ENTRY_BYTES = 32
@@ -29,7 +29,7 @@ _ENTRY_BYTES = 32
 _HUFFMAN_BYTES = 512
 # Shorter values that are sent once are not worth the time.
 _LEAST_HUFFMAN_BYTES = 16
-# More changes of a table's size at the begin of one head are a flood; two are of use (section 4.2).
+# Most changes of a table's size at the start of a header block. Two are useful (section 4.2).
 _TABLE_CHANGES = 8
 # Bytes of an integer after the first one: more than any length or index needs.
 _INTEGER_BYTES = 4
@@ -50,7 +50,7 @@ _huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 def _integer(value: int, bits: int, first: int) -> bytes:
     """Encode an integer (section 5.1).
 
-    :param bits: of the first byte that are a part of it; the others are those of `first`.
+    :param bits: of the first byte that are a part of it. The others are those of `first`.
     """
     encoded = encode_integer(value, bits)
     encoded[0] |= first
@@ -71,7 +71,7 @@ _INDEXED = [
 
 
 class Encoder:
-    """Encodes header lists; in place of hpack's, for h2."""
+    """Encodes header lists. It replaces hpack's encoder in h2."""
 
     def __init__(self) -> None:
         self._numbers: dict[Field, int] = {}  # of the table's entries, from 1 in their order
@@ -169,11 +169,11 @@ def _string(text: bytes, *, least: int = 0) -> bytes:
 
 
 class Decoder:
-    """Decodes header blocks; in place of hpack's, for h2.
+    """Decodes header blocks. It replaces hpack's decoder in h2.
 
-    :param most_fields: of one head.
-    :ivar max_header_list_size: bytes of one head, as RFC 9113 section 6.5.2 counts them.
-    :ivar max_allowed_table_size: the most that the client may let the table take; in bytes.
+    :param most_fields: of one header block.
+    :ivar max_header_list_size: bytes of one header list, as RFC 9113 section 6.5.2 counts them.
+    :ivar max_allowed_table_size: the largest table that the client may choose, in bytes.
     """
 
     def __init__(self, most_fields: int) -> None:
@@ -189,7 +189,7 @@ class Decoder:
         return self.header_table.maxsize
 
     def keep(self, decoded: list[Field] | Exception) -> None:
-        """Have the next :meth:`decode` return what :meth:`fields` has returned, or raise it."""
+        """Have the next :meth:`decode` return the result of :meth:`fields`, or raise its error."""
         self._kept = decoded
 
     def decode(self, data: bytes, raw: bool = True) -> list[hpack.HeaderTuple]:
@@ -257,7 +257,7 @@ class Decoder:
 
 
 def _decode_integer(data: bytes, at: int, bits: int) -> tuple[int, int]:
-    """Decode an integer (section 5.1); returns it, and where the next byte is.
+    """Decode an integer (section 5.1). Return it, and the position of the next byte.
 
     :param bits: of the first byte that are a part of it.
     """
@@ -278,7 +278,7 @@ def _decode_integer(data: bytes, at: int, bits: int) -> tuple[int, int]:
 
 
 def _decode_string(data: bytes, at: int) -> tuple[bytes, int]:
-    """Decode a string (section 5.2); returns it, and where the next byte is."""
+    """Decode a string (section 5.2). Return it, and the position of the next byte."""
     if at >= len(data):
         raise hpack.HPACKDecodingError("a string is missing")
     is_coded = data[at] & 0x80

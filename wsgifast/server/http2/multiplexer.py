@@ -1,26 +1,26 @@
 """The sending half of an HTTP/2 connection: its streams take turns, under flow control.
 
 A stream with something to send is either *blocked*, until the client opens a window, or waits for
-its turn. The *pump* has one stream after the other frame a little, and transmits what they have
-framed, for as long as the kernel takes it. So the connection's own output queue never holds more
-than a few frames; the rest waits in the queues of the streams. The owner pumps when the socket is
+its turn. The *pump* has the streams frame a little, one after the other. It transmits their frames
+for as long as the kernel takes them. So the connection's own output queue contains only a few
+frames. All other bytes wait in the queues of the streams. The owner pumps when the socket is
 writable or windows have opened, and a task of the pool when a disk read has finished. An app's
-thread frames, and transmits, only what it has just written.
+thread frames, and transmits, only the block that it has just written.
 
-Calls go down: the pump, or an app's thread > the stream's queue > its sender > h2's frames; then
-the connection's queue > the socket. A queue that cannot go on reports what it waits for: a
-stream's queue by :meth:`Multiplexer.enqueue`, which sends nothing.
+Calls go down: the pump, or an app's thread > the stream's queue > its sender > h2's frames. Then:
+the connection's queue > the socket. A queue that cannot go on reports the event that it waits for.
+A stream's queue does so by :meth:`Multiplexer.enqueue`, which sends nothing.
 
-*Priorities* (RFC 9218). The most urgent stream has the next turn, and of equally urgent ones first
-those that are not incremental, then the others in a circle. Every few turns it is that of the one
-that has waited for longest, so that each of them goes on. What is framed already cannot be
-overtaken: the kernel gets little ahead of what it can send, and a stream of a client that does not
-take all at once frames less in one turn.
+*Priorities* (RFC 9218). The most urgent stream has the next turn. Among equally urgent streams,
+those that are not incremental are first. The others follow in a circle. Every few turns the stream
+that has waited for longest has the turn, so that each stream goes on. A stream cannot overtake
+frames that are made already. So the kernel gets little in advance. If the client does not take
+all at once, its streams frame less in one turn.
 
 *Gathering.* A client often sends several requests at once. A response that has ended is not
-transmitted while other complete requests of its connection wait for a thread: the last of them
-transmits for all, in one TLS record. It waits for a tick at most (monitor.py), in case an app takes
-long. Streamed blocks, and the parts of long bodies, never wait.
+transmitted while other complete requests of its connection wait for a thread. The last of them
+transmits for all, in one TLS record. A response waits for one tick at most (monitor.py), in case
+an app is slow. Streamed blocks, and the parts of long bodies, never wait.
 
 Everything here runs under the connection's lock: see connection.py.
 """
@@ -62,7 +62,7 @@ _GATHERED_BYTES = 60 * 1024
 # What a connection frames before other connections have their turn.
 _TURN_BYTES = 1024 * 1024
 
-# Priorities of streams that have not begun; each takes 100 bytes.
+# Priorities of streams that have not begun. Each takes 100 bytes.
 _MOST_PRIORITIES = 100
 
 OPEN: Final = "open"
@@ -71,9 +71,9 @@ LOST: Final = "lost"
 
 
 class Multiplexer:
-    """What streams use to send, and the owner to see that they do.
+    """Sends for the streams of a connection, and gives up on clients that do not receive.
 
-    :param connection: whose streams these are.
+    :param connection: the connection of these streams.
     :ivar state: of the connection: open, going away or lost.
     :ivar streams: those that are not over, by number.
     :ivar uploads: how fast the client sends its bodies.
@@ -135,10 +135,10 @@ class Multiplexer:
         self._window_wait: ClientWait | None = None  # for the connection's window
         self.blocked_until = math.inf
 
-    # Windows of the client's bodies; for any thread.
+    # Windows of the client's bodies. For any thread.
 
     def acknowledge(self, size: int, number: int) -> None:
-        """Some bytes of a stream have been consumed; h2 decides when its windows open again."""
+        """Some bytes of a stream have been consumed. h2 decides when its windows open again."""
         with self.lock, contextlib.suppress(ProtocolError):  # the connection is about to be lost
             self.frames.acknowledge_received_data(size, number)
 
@@ -164,9 +164,9 @@ class Multiplexer:
             raise ClientGone("the stream is closed")
 
     def transmit(self) -> None:
-        """Send what has been framed; what the kernel does not take stays in the output queue.
+        """Send frames. Those that the kernel does not take stay in the output queue.
 
-        :raises ClientGone: if the client has gone.
+        :raises ClientGone: if the client has disconnected.
         """
         if self._gathers_until is not None:
             self._gathers_until = None
@@ -181,7 +181,7 @@ class Multiplexer:
                 self.output.write(data)  # the queue is empty: this does not wait
 
     def transmit_or_wait(self) -> None:
-        """As :meth:`transmit`; a client that has gone is left to the owner's next event."""
+        """As :meth:`transmit`. The owner's next event reports a client that has disconnected."""
         with contextlib.suppress(ClientGone):
             self.transmit()
 
@@ -201,7 +201,7 @@ class Multiplexer:
         self.transmit()
 
     def _transmit_at_tick(self) -> bool:
-        """Transmit what has been gathered, in the monitor's thread; never wait for the lock."""
+        """Transmit gathered responses, in the monitor's thread. It never waits for the lock."""
         if not self.lock.acquire(blocking=False):
             return False
         try:
@@ -251,7 +251,7 @@ class Multiplexer:
             self.blocked_until = math.inf
 
     def pump(self) -> None:
-        """Let the streams take turns for as long as the kernel takes what they frame."""
+        """Let the streams take turns for as long as the kernel takes their frames."""
         over: list[Stream] = []
         with self.lock:
             self.is_pumping = True
@@ -328,7 +328,7 @@ class Multiplexer:
             stream.fail(error)
 
     def forget(self, stream: Stream) -> None:
-        """Drop a stream that is over, and reset it if anything is missing; under the lock."""
+        """Drop a stream that is over, and reset it if anything is missing. Under the lock."""
         number = stream.number
         del self.streams[number]
         self._turns.pop(stream, None)
@@ -339,7 +339,7 @@ class Multiplexer:
         stream.output.close()
 
     def reset(self, stream: Stream) -> None:
-        """Tell the client that nothing more is sent on a stream; under the lock."""
+        """Tell the client that nothing more is sent on a stream. Under the lock."""
         if self.state is LOST:
             return
         if self.frames.is_open(stream.number):
@@ -364,7 +364,7 @@ class Multiplexer:
     def first_priority(self, number: int, value: str | None) -> Priority:
         """Return the priority of a stream that begins.
 
-        :param value: of its priority field; None without one.
+        :param value: of its priority field. None without one.
         """
         value = self.priorities.pop(number, value)
         return NO_PRIORITY if value is None else parse_priority(value)
@@ -381,7 +381,7 @@ class Multiplexer:
 
 
 def _order(stream: Stream) -> tuple[int, int, int]:
-    """Return by what streams are ordered: the smallest one has the next turn."""
+    """Return a stream's sort key. The stream with the smallest key has the next turn."""
     urgency, is_incremental = stream.priority
     # Responses that are not incremental are sent one after the other, as they were requested.
     return urgency, ALL_STREAMS if is_incremental else stream.number, stream.last_turn

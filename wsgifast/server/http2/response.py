@@ -34,7 +34,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class HTTP2Response(Response):
-    """A :class:`~..response.Response` whose `output` is a :class:`StreamOutput`."""
+    """A :class:`~..response.Response` with a :class:`StreamOutput` as its `output`."""
 
     def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
         super().__init__(req, output, settings)
@@ -50,7 +50,7 @@ class HTTP2Response(Response):
     def send_trailers(self, trailers: Iterable[Any]) -> None:
         """Set the trailers to send after the body.
 
-        :param trailers: pairs of str or bytes; those that may only be headers are left out.
+        :param trailers: pairs of str or bytes. Those that may only be headers are left out.
         :raises BodyError: for a malformed one.
         """
         self._trailers = encoded_headers(trailer_fields(trailers))
@@ -101,11 +101,11 @@ class StreamSender(Sender):
     """Makes the frames of one stream.
 
     :param number: of the stream.
-    :ivar head: of the response, until it is sent with the first bytes.
-    :ivar has_head: whether it has been sent.
+    :ivar head: headers of the response, until they are sent with the first bytes.
+    :ivar has_head: whether the headers have been sent.
     :ivar trailers: to be sent after the body.
-    :ivar ends_after: the size of the whole body; None until it is known. An empty queue does not
-        mean the end: its writer may be putting the rest into a temporary file.
+    :ivar ends_after: the size of the whole body. None until it is known. An empty queue is not
+        always the end: its writer may be putting later bytes into a temporary file.
     :ivar sent: body bytes that have been framed.
     :ivar has_ended: whether END_STREAM has been sent.
     """
@@ -236,7 +236,7 @@ class StreamSender(Sender):
     def _send_data(self, data: bytes | memoryview, *, of: int) -> None:
         """Frame a part of the body, which may be empty, and END_STREAM after the last part.
 
-        :param of: bytes that were to be sent; the windows may have allowed fewer.
+        :param of: bytes that were to be sent. The windows may have allowed fewer.
         """
         size = len(data)
         self.sent += size
@@ -259,7 +259,7 @@ class StreamSender(Sender):
 class StreamOutput(OutputQueue):
     """The output of one stream.
 
-    :ivar stream_sender: its sender, by what only a stream's has.
+    :ivar stream_sender: its sender, with the attributes that only a stream's sender has.
     """
 
     __slots__ = ("stream_sender",)
@@ -269,16 +269,16 @@ class StreamOutput(OutputQueue):
         super().__init__(self.stream_sender, owner, mux.rules, mux.lock)
 
     def send_interim(self, head: Fields) -> None:
-        """Send the head of an interim response (RFC 9110 section 15.2).
+        """Send the headers of an interim response (RFC 9110 section 15.2).
 
-        :raises ClientGone: if the client has gone.
+        :raises ClientGone: if the client has disconnected.
         """
         with self.lock:
             self._check()
             self._or_fail(lambda: self.stream_sender.send_interim(head))
 
     def lose(self, most: int) -> int:
-        """Count framed bytes that the connection has not sent as dropped; returns how many."""
+        """Count framed bytes that the connection has not sent as dropped. Return their number."""
         size = min(most, self.stream_sender.sent)
         self._dropped += size
         return size

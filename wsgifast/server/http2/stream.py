@@ -4,11 +4,11 @@ Theory of operation
 -------------------
     receiving --complete--> ready --a thread takes it--> running --app returns--> sending --> over
 
-While *receiving*, the stream belongs to the connection's owner. When *ready* it waits in the pool;
-the thread that takes it runs the app and owns the stream until the app returns. From then on the
-output queue sends the rest, and the thread that sends the last byte ends the stream. Every change
-of state happens under the connection's lock. A stream that the client resets before its app has run
-is over at once, and the thread that takes it finds nothing to run.
+While *receiving*, the stream belongs to the connection's owner. When *ready* it waits in the pool.
+The thread that takes it runs the app and owns the stream until the app returns. From then on the
+output queue sends the remaining bytes. The thread that sends the last byte ends the stream. Every
+change of state happens under the connection's lock. A stream that the client resets before its app
+has run is over at once. The thread that takes it finds nothing to run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from .multiplexer import Multiplexer
 
-# States that only a stream has; the others are a connection's, too (channel.py).
+# States that only a stream has. A connection has the others, too (channel.py).
 READY: Final = "ready"
 OVER: Final = "over"
 
@@ -49,8 +49,8 @@ class Stream(Channel):
     """A request and its response.
 
     :param number: of the stream.
-    :param is_head: whether the method is HEAD; known even if the request is refused.
-    :ivar deadline: when to give up on the client; monotonic.
+    :param is_head: whether the method is HEAD. It is known even if the request is refused.
+    :ivar deadline: when to give up on the client. Monotonic.
     :ivar is_blocked: it has something to send, and a window is used up.
     :ivar priority: of its response.
     :ivar last_turn: when it has last had a turn beside others, in turns.
@@ -83,10 +83,10 @@ class Stream(Channel):
     def connection(self) -> AcceptedSocket:
         return self._mux.connection
 
-    # The request; called by the connection's owner
+    # The request. Called by the connection's owner
 
     def begin(self, exchange: Exchange, body: Spool | StreamedUpload) -> bool:
-        """Start to receive a body; returns whether the app can run already."""
+        """Start to receive a body. Return whether the app can run already."""
         if isinstance(body, StreamedUpload):
             exchange.streamed = body
             exchange.body = io.BufferedReader(body)
@@ -122,7 +122,7 @@ class Stream(Channel):
             self._await_more(exchange)
 
     def end_request(self) -> bool:
-        """The request is complete; returns whether the app can run now."""
+        """The request is complete. Return whether the app can run now."""
         self.has_ended = True
         upload, exchange = self._upload, self.exchange
         if upload is not None:
@@ -153,7 +153,7 @@ class Stream(Channel):
         self._mux.connection.cap_deadline(self.deadline)
 
     def answer_probe(self) -> bool:
-        """Respond to a health check, if it is one; the connection's owner calls this."""
+        """Respond to a health check, if it is one. The connection's owner calls this."""
         self.state = RUNNING
         if self._mux.application.answer_probe(self):
             return True
@@ -174,7 +174,7 @@ class Stream(Channel):
         return self._is_head_request
 
     def has_left(self) -> bool:
-        """See :class:`~..channel.Channel`; a stream that the client resets is over at once."""
+        """See :class:`~..channel.Channel`. A stream that the client resets is over at once."""
         return False
 
     def end_early(self, error: Exception, page: ErrorPage | None) -> None:
@@ -198,7 +198,7 @@ class Stream(Channel):
     # Ends
 
     def refuse(self, error: Exception) -> None:
-        """Answer an error in the request; the connection's owner calls this.
+        """Respond to an error in the request. The connection's owner calls this.
 
         An app that runs already gets it when it reads the body.
         """
@@ -209,7 +209,7 @@ class Stream(Channel):
             upload.fail(error)
 
     def on_overdue(self) -> None:
-        """The client seems to be too slow; the connection's owner calls this."""
+        """The client seems to be too slow. The connection's owner calls this."""
         exchange = self.exchange
         if self.state is RECEIVING and exchange is not None:
             self._await_more(exchange)
@@ -266,8 +266,8 @@ class Stream(Channel):
 class StreamedUpload(RawBody):
     """The raw stream under `wsgi.input` of a stream.
 
-    The connection's owner feeds it, the app's thread reads. It never holds more than the stream's
-    flow-control window, which is opened again by what the app has read.
+    The connection's owner feeds it, and the app's thread reads. It never contains more than the
+    stream's flow-control window. The window opens again by as many bytes as the app has read.
 
     :param number: of the stream.
     """
