@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-The acceptor *listens* (its listeners are in the poller) or it does not. What decides that changes
-in any thread: connections open and close, TLS handshakes begin and end, the pool becomes saturated,
-descriptors run out, the worker stops. Each such thread calls :meth:`Acceptor.update`, which decides
-under a lock by the state at that moment. So the last change counts, whatever the order of the
+The acceptor *listens* (its listeners are in the poller) or it does not. The conditions for that
+change in any thread: connections open and close, TLS handshakes begin and end, the pool becomes
+saturated, descriptors run out, the worker stops. Each such thread calls :meth:`Acceptor.update`,
+which decides under a lock by the state at that moment. So the last change counts, in any order of
 calls.
 
 Where several workers share a listener, the kernel reports a connection to one of them
@@ -13,14 +13,14 @@ Where several workers share a listener, the kernel reports a connection to one o
 it. After its turn it queues behind the others, or the first worker would get all connections while
 there is little traffic.
 
-A TLS handshake that is under way takes 47 kB of OpenSSL's, whatever its client goes on to send. So
-there are at most `MOST_HANDSHAKES` at once, 24 MB: beyond that nothing is accepted, and each has
-only `SHORT_HANDSHAKE_S`, so that clients that never finish theirs do not keep the others waiting.
+A TLS handshake takes 47 kB of OpenSSL's memory until it ends. So there are at most
+`MOST_HANDSHAKES` at once, 24 MB. Beyond that the acceptor accepts nothing, and each handshake has
+only `SHORT_HANDSHAKE_S`. So clients that never finish theirs do not delay the others.
 
 A worker that ends closes the acceptor first. A thread may have an event at that moment, of a
-connection that the kernel has reported to nobody else, so there is a last turn after the poller has
-forgotten the listeners. And a thread may be in a turn, with an accepted connection that is not
-counted yet. The worker must wait for the end of that turn.
+connection that the kernel has reported to no other process. So there is a last turn after the
+poller has removed the listeners. A thread may also be in a turn, with an accepted connection that
+is not counted yet. The worker must wait for the end of that turn.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .channel import HANDSHAKE
 from .poller import Poller
 from .shared import Shared
 
-# Most connections accepted in one turn: more would delay other events, and leave siblings idle.
+# Most connections accepted in one turn. More would delay other events, and leave workers idle.
 _ACCEPTS = 16
 # If a turn has not emptied a listener's queue, this many other events until the next turn. The
 # kernel would report the listener again only after everything else that is ready.

@@ -60,9 +60,9 @@ class Application:
         thread a line is written.
     :param pre_request: called with each exchange and its connection before the app, and may change
         the request. Or None.
-    :param post_request: called after the app, whatever it did, with the request, its environ ({} if
-        there is none), its response (None if there is none) and its number (see `requests`, 0 if
-        the app was not called). Or None.
+    :param post_request: called after the app, even if it failed. It gets the request, its environ
+        ({} if there is none), its response (None if there is none) and its number (see `requests`,
+        0 if the app was not called). Or None.
     :param answer_error: answers an exception, given the channel, the request (None if it could not
         be read) and the exception, and returns the status and the size of the body. It logs the
         exception, and without a request the answer. Called only if nothing has been sent.
@@ -177,7 +177,7 @@ class Application:
         self, channel: Channel, exchange: Exchange, resp: Response | None, error: Any
     ) -> None:
         """Answer an exception of the app or its body, or cut the response off if it has begun."""
-        # If the request's body could not be read, that is the cause of whatever the app raised.
+        # If the request's body could not be read, that is the cause of any error of the app.
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
         is_lost = error is unread or channel.output.error is not None
@@ -208,7 +208,7 @@ class Application:
         """End the response to a request after its deadline. For any thread.
 
         :param error: of its output from then on.
-        :returns: what its client gets, or None if the app has returned by now.
+        :returns: the client's result, for the log. None if the app has returned by now.
         """
         output = channel.output
         with output.lock:

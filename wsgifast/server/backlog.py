@@ -1,10 +1,10 @@
-"""What waits for one client, in order: blocks of a stream, bytes in memory and parts of files.
+"""The queued output for one client: blocks of a stream, bytes in memory and parts of files.
 
 Plain data structures without a socket. Every call of a :class:`Backlog` needs the queue's lock,
 except for :meth:`Backlog.spill`.
 
-What goes to a temporary file is written by a disk thread, and has its place in the queue meanwhile.
-If its turn comes before it is written, it is sent from memory, and the written bytes are not used.
+A disk thread writes output to a temporary file. The output stays in its place in the queue. If its
+turn comes before it is written, it is sent from memory, and the written bytes are not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..sockets.sending import FileSegment
 
 # This much of each connection's output stays in memory in any case: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
-# What is sent at once of buffers that a disk thread is still writing.
+# The bytes sent at once from buffers that a disk thread is still writing.
 _AHEAD_OF_DISK_BYTES = 64 * 1024
 # Smaller buffers are joined: each has an overhead of some hundred bytes.
 _JOINED_BYTES = 4 * 1024
@@ -29,8 +29,8 @@ _JOINED_BYTES = 4 * 1024
 _BUFFERS = 64
 # Blocks are coalesced up to this size: larger writes are no cheaper per byte.
 _COALESCED_BYTES = 64 * 1024
-# The same of blocks that are compressed when they are framed: by whatever thread takes them, under
-# the queue's lock.
+# The same for blocks that are compressed when they are framed. The thread that takes them
+# compresses them under the queue's lock.
 _COMPRESSED_BYTES = 16 * 1024
 # Free space that is left on the file system of the temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
@@ -253,7 +253,7 @@ class Backlog:
     def may_spill(self, limit: int) -> bool:
         """Return whether more may be written to a temporary file.
 
-        :param limit: the most bytes of it. What has been sent cannot be overwritten, because its
+        :param limit: the largest size of the file. Sent bytes cannot be overwritten, because their
             pages may still be in the socket.
         """
         return (0 if self._spill_file is None else self._spill_file.size) < limit

@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-The main thread looks at the requests that run, about once a second, and when the next deadline is
-due. Nothing is done for a request before that. At the deadline the client gets 503, or is
-disconnected if its response has begun. The output has an error from then on, so that whatever the
-app still sends is discarded, and its next write() raises. The app's thread cannot be stopped: it
-goes on until the app returns, and then closes the connection.
+The main thread looks at the running requests about once a second, and when the next deadline is
+due. A request costs nothing before that. At the deadline the client gets 503, or is disconnected if
+its response has begun. The output has an error from then on. So the app's later output is
+discarded, and its next write() raises. The app's thread cannot be stopped. It goes on until the app
+returns, and then closes the connection.
 
     running --the app returns--> ended
             --the deadline--> timed out --the app returns--> ended
@@ -14,7 +14,7 @@ goes on until the app returns, and then closes the connection.
 Both changes happen under the lock of the response's output (:meth:`.Channel.finish_when_sent`,
 :meth:`.Application.time_out`), so that only one of them comes first.
 
-If all threads of a worker are past their deadlines, nobody is served: the worker is replaced.
+If all threads of a worker are past their deadlines, it serves no client. It is replaced then.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Deadlines:
     """Looks for requests after their deadlines. For the main thread.
 
     :param members: the threads that run apps.
-    :param time_out: ends the response to a request. It returns what the client gets, or None if the
-        app has returned by now.
+    :param time_out: ends the response to a request. It returns the client's result, for the log. It
+        returns None if the app has returned by now.
     :param kill: ends the server.
     """
 

@@ -6,7 +6,7 @@ A job is one read, or one sendfile, of a file that may not be in the page cache.
 to a temporary file, of a response that waits for its client or of a request's body. Each device has
 a queue and a few threads of its own. So a slow disk, or a network file system that hangs, delays
 only its own files. The threads are started when needed and end when idle. Temporary files have
-theirs, whatever device they are on.
+theirs, on any device.
 
 So has the access log, but only one thread, which keeps the lines in their order. It writes the
 lines of responses that were still being sent when their app returned. None of these threads runs an

@@ -1,4 +1,4 @@
-"""An accepted socket: its states, how it waits and how it ends, whatever HTTP it speaks.
+"""An accepted socket: its states, how it waits and how it ends, in every version of HTTP.
 
 Theory of operation
 -------------------
@@ -10,8 +10,8 @@ closed.
     owned --wait--> published and armed --event--> owned by the event's thread
                                         --sweep--> owned by the sweep's thread
 
-Publishing comes first, because the event may arrive as soon as the descriptor is armed. But nobody
-may claim the connection between the two steps: the sweep could close it, the kernel could reuse the
+Publishing comes first, because the event may arrive as soon as the descriptor is armed. No thread
+may claim the connection between the two steps. The sweep could close it, the kernel could reuse the
 descriptor's number for a new connection, and the owner would then arm that one. So both steps
 happen under one lock, which the sweep takes for each claim. An event needs no lock: it proves that
 the connection is armed.
@@ -255,11 +255,11 @@ class Endpoint(AcceptedSocket, Owner):
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self.state = state
 
-    # What each version of HTTP does in its own way
+    # The methods that differ between the versions of HTTP
 
     @property
     def receives_body(self) -> bool:
-        """Return whether the head of a request is complete, and its body is not."""
+        """Return whether the headers of a request are complete, and its body is not."""
         return False
 
     @abstractmethod

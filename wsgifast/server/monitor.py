@@ -9,7 +9,7 @@ longer than a tick, or when no turn follows. While all turns are short, the moni
 the GIL. If long turns turn out to be computing, it looks less often. If one was blocked, it looks
 after a tick again. A tick that was requested for `on_tick` comes in any case.
 
-The watchdog warns when all threads of the pool are stuck, so that nobody is served.
+The watchdog warns when all threads of the pool are stuck, so that no client is served.
 """
 
 from __future__ import annotations

@@ -66,12 +66,12 @@ class Options:
     body_memory_bytes: int = 512 * 1024
     # A client that takes fewer on average, after send_timeout_s, is disconnected.
     send_least_bytes_per_s: float = LEAST_BYTES_PER_S
-    # What waits in memory for one client, before the next block of a generator goes to a temporary
-    # file, to twice as much until then: several times what a socket takes at once.
+    # The bytes in memory for one client, before the next block of a generator goes to a temporary
+    # file. Up to twice as much may wait until then. A socket takes several times less at once.
     output_ahead_bytes: int = 256 * 1024
     # The most of one response in a temporary file: beyond it a generator, which may be endless,
     # waits for its client.
     response_on_disk_bytes: int = 1024 * 1024 * 1024
-    # After so long in which no thread has ended its request, it is logged what each of them does,
-    # and another thread calls the close() that a thread owes: gunicorn's own default of a timeout.
+    # After so long in which no thread has ended its request, the stack of each one is logged.
+    # Another thread calls the close() that a thread owes. gunicorn's timeout has the same default.
     stuck_after_s: float = 30.0

@@ -25,7 +25,7 @@ with nginx's proxy_buffering). So it does if all queues together have too much i
 thread writes the file without the lock. The writer waits for it only if its memory is used up.
 
 *Disk.* An event's thread sends a file only as far as the page cache has it. For other bytes a disk
-thread makes one step without the lock, and waits for the socket again. Nobody else sends meanwhile.
+thread makes one step without the lock, and waits for the socket again. It alone sends meanwhile.
 
 An error is final: queued bytes are dropped, and the writer's next call raises :class:`ClientGone`.
 
@@ -50,12 +50,12 @@ from .sending import Owner, Sender, Turn
 
 # A block is delayed if it follows another one this soon.
 _COALESCE_S = 0.0005
-# What one response may have in memory while a disk thread writes its temporary file.
+# The most bytes of one response in memory while a disk thread writes its temporary file.
 _MOST_BESIDE_DISK_BYTES = 8 * 1024 * 1024
 
 
 class OutputQueue:
-    """What is written, and left to send.
+    """The written output that is not sent yet.
 
     :param lock: by default one of its own.
     :ivar owner: waits for the client.
@@ -162,9 +162,9 @@ class OutputQueue:
     ) -> Callable[[bytes], None]:
         """Send the beginning of a stream.
 
-        :param data: the head, and the first block, framed.
+        :param data: the headers, and the first block, framed.
         :param frame: frames blocks that are sent together, as one chunk. None for no framing.
-        :param compresses: whether `frame` compresses, so that little is to be given to it at once.
+        :param compresses: whether `frame` compresses. It then gets fewer bytes at once.
         :returns: :meth:`write_block`, for the further blocks.
         """
         # An event stream must not run further ahead of its client.
@@ -234,7 +234,7 @@ class OutputQueue:
             self._wait_for_disk(backlog)
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
-        """Send a head, which may be empty, and a part of a file, through a duplicate of `fd`.
+        """Send headers, which may be empty, and a part of a file, through a duplicate of `fd`.
 
         :raises OSError: if no descriptor is left. Nothing was sent then.
         """

@@ -6,7 +6,7 @@ A connection is either *armed* here or *owned* by one thread: an event is report
 its descriptor (EPOLLONESHOT), so that the thread which gets the event owns the connection until it
 arms it again. Any thread may arm a descriptor while another thread polls.
 
-Listeners are level-triggered and stay armed. If sibling processes share a listener, epoll reports a
+Listeners are level-triggered and stay armed. If several workers share a listener, epoll reports a
 connection to one of them (EPOLLEXCLUSIVE).
 
 :class:`EpollPoller` leaves all of this to the kernel. :class:`PollPoller` does it with poll(2)
@@ -29,7 +29,7 @@ WRITE = 0x4
 # Set together with READ: the peer has shut down its sending side (EPOLLRDHUP, epoll only).
 HUNG_UP = 0x2000
 
-# What a non-blocking socket raises, plain or TLS, if it has to be waited for.
+# The errors of a non-blocking socket, plain or TLS, that is not ready.
 WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 # epoll's event mask of an armed descriptor.
@@ -126,7 +126,7 @@ class PollPoller:
     """Any system with poll(2). Only one thread polls at a time.
 
     The methods are those of :class:`EpollPoller`. A descriptor that is closed while it is armed is
-    reported once, for nobody.
+    reported once, without effect.
     """
 
     def __init__(self) -> None:

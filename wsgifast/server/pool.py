@@ -11,7 +11,7 @@ app or blocked in a system call, the *monitor* (monitor.py) promotes a *follower
 retakes a processor from a goroutine in a system call. A leader that is computing is left alone for
 longer: two threads that alternate on the GIL are slower than one. For the same reason a thread
 follows after its turn if another one leads, even if that one is in a turn. It takes the lead only
-if the lead is on offer, because nobody was free to take it.
+if the lead is on offer, because no thread was free to take it.
 
 If no thread is free, the pool is *saturated* and the monitor promotes the *spare*. It polls,
 receives and sends, but never runs an app. So downloads, uploads and new connections go on, and so
@@ -78,7 +78,7 @@ _FEW_EVENTS = 8
 _DEFERRED_S = 0.0005
 _MOST_DEFERRED_S = 0.005
 
-Job = Any  # a channel whose app is to run
+Job = Any  # a channel with an app to run
 # Work other than an event. It returns a job if one is ready to run.
 Task = Callable[[], Job | None]
 
@@ -100,7 +100,7 @@ class Close:
 class Pool:
     """A fixed number of threads that poll and run jobs, and a spare one that only polls.
 
-    What it is given to call, any of its threads may call, and nothing of it may raise.
+    Any of its threads may call the functions that it is given. None of them may raise.
 
     :param size: number of threads, which is the number of apps that run at once.
     :param log: the error log.
@@ -185,7 +185,7 @@ class Pool:
         self._wake_for_work()
 
     def poll_events(self, timeout: float | None) -> None:
-        """Poll, and add the events to the work, followed by what was deferred.
+        """Poll, and add the events to the work, followed by deferred tasks.
 
         :param timeout: as for :meth:`Poller.poll`. It does not wait if something is deferred.
         """
@@ -442,7 +442,7 @@ class Pool:
             if leads:
                 self._set_leader(me)
             elif (self.work or self.ready) and (leader.polling or leader.spare):
-                return  # nobody else would handle it now
+                return  # no other thread would handle it now
             else:
                 self._followers.append(me)
                 self.exhaustion.end()

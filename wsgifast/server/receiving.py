@@ -1,8 +1,8 @@
 """Turns the bytes of one connection into requests, sans I/O.
 
-Nothing here waits, has a socket or knows a thread, and no byte is scanned twice. A request is a
-head, which the parser takes apart, and a body, which a collector takes unless the app reads it from
-the socket. What follows it is kept for the next request.
+Nothing here waits, has a socket or knows a thread, and no byte is scanned twice. The parser takes
+the headers of a request. A collector takes its body, unless the app reads it from
+the socket. The bytes after it are stored for the next request.
 
 An :class:`Exchange` is a request and its response, as the whole server passes it on. The parsers of
 workers/ implement :class:`Parser`.
@@ -26,18 +26,19 @@ from ..server_options import LEAST_BYTES_PER_S
 from ..sockets.client_limits import time_left_s
 from .shared import Shared
 
-# Bytes of one receive of a head: more than any usual head, so that pipelined requests need fewer
-# calls, and never less than a TLS record (RFC 8446 section 5.1): no event would announce the rest.
+# Bytes of one receive of headers. Usual headers are smaller, so pipelined requests need fewer
+# calls. It is never less than a TLS record (RFC 8446 section 5.1), because no event would follow
+# for its remaining bytes.
 _HEAD_BYTES = 16 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
 # The same of a body: the most, and of a chunked one the first and the least.
 _RECEIVE_BYTES = 256 * 1024
 _FIRST_CHUNKS_BYTES = 4 * 1024
 _LEAST_CHUNKS_BYTES = 1024
-# Chunks decoded in one turn: far less than a millisecond of work, whatever their size.
+# Chunks decoded in one turn: far less than a millisecond of work for any size.
 _CHUNKS_A_TURN = 500
-# A head up to this size is always accepted, however much memory others have reserved. So clients
-# that send long heads slowly do not keep others from being served.
+# Headers up to this size are always accepted, however much memory others have reserved. So clients
+# that send long headers slowly do not prevent the service of others.
 _SMALL_HEAD_BYTES = 4 * 1024
 # Transfer codings that leave nothing on a body once its framing has been decoded.
 _ONLY_FRAMING = {"chunked", "identity", ""}
@@ -123,34 +124,34 @@ class Exchange:
 
 
 class NeedMoreData(Exception):
-    """The head is incomplete."""
+    """The headers are incomplete."""
 
 
 class Parser(Protocol):
-    """Parses the requests of all connections: it keeps no state between calls, and never waits.
+    """Parses the requests of all connections. It has no state between calls, and never waits.
 
     :ivar eager_bytes: up to this many bytes, :meth:`parse` is called without an empty line, for
-        protocols in which none ends the head.
-    :ivar head_limit_bytes: the most bytes of a head.
+        protocols in which none ends the headers.
+    :ivar head_limit_bytes: the most bytes of request line and headers.
     """
 
     eager_bytes: int
     head_limit_bytes: int
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
-        """Parse the head at the start of some data.
+        """Parse the request line and headers at the start of some data.
 
         :param peer: the client's address as accept() returned it.
         :param number: of the request on its connection, from 1.
         :returns: None for HTTP/2's preface (RFC 9113 section 3.4).
-        :raises NeedMoreData: if the head is incomplete.
-        :raises Exception: if it is malformed. The parser's owner knows how to respond to it.
+        :raises NeedMoreData: if the headers are incomplete.
+        :raises Exception: if they are malformed. The parser's owner knows how to respond to it.
         """
 
     def parse_stream(
         self, received: Sequence[Field], plain: PlainHead | None, peer: Any, number: int
     ) -> Exchange:
-        """Make a request of the head on an HTTP/2 stream.
+        """Make a request of the headers on an HTTP/2 stream.
 
         :param received: the fields as HPACK decoded them.
         :param plain: the same, if it is plain.
@@ -159,7 +160,7 @@ class Parser(Protocol):
         """
 
     def take_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
-        """Add trailers, whose syntax has been checked, to a request of this parser.
+        """Add trailers with a checked syntax to a request of this parser.
 
         :raises Exception: as :meth:`parse`.
         """
@@ -169,8 +170,8 @@ class Receiver:
     """Parses the bytes that one connection receives.
 
     :param peer: the client's address as accept() returned it.
-    :param shared: its budgets count bodies in temporary files and in memory, and longer heads until
-        the request is complete.
+    :param shared: its budgets count bodies in temporary files and in memory. They count longer
+        headers until the request is complete.
     :ivar exchange: the request being received, or the last one. None in the middle of headers.
     :ivar rest: bytes received and not parsed yet.
     :ivar wanted: how many bytes the next receive may return.
@@ -274,7 +275,7 @@ class Receiver:
             self._body = None
 
     def _reserve_head(self, size: int) -> None:
-        """Reserve memory for a head whose request is incomplete.
+        """Reserve memory for the headers of an incomplete request.
 
         :raises RequestError: if there is none left.
         """

@@ -14,7 +14,7 @@ _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 
 
 class ResponseSettings(Protocol):
-    """What all responses of a worker share.
+    """The settings of all responses of a worker.
 
     :ivar server_name: the value of the Server header, or None for no such header.
     :ivar sends_chunks: False if the proxy in front of the server does not understand chunks.
@@ -94,7 +94,7 @@ class Response(ResponseWriter):
         self.req = req
         self.cfg = settings
 
-    # What loggers and hooks read.
+    # For loggers and hooks.
 
     @property
     def headers(self) -> list[tuple[str, str]]:

@@ -1,12 +1,12 @@
 """Sends a connection's backlog on its socket, one turn at a time, plain or with TLS.
 
-A file is sent only as far as the page cache has it; a disk thread does the rest. Where sendfile
-does not work, as with TLS, a piece of the file is read into a buffer of the thread and sent from
-there. If the socket does not take it, it is not kept but read again later. TLS may have sent a part
-of a piece that it refuses; it must then be given the same bytes again.
+A file is sent only as far as the page cache has it. A disk thread sends the other bytes. Where
+sendfile does not work, as with TLS, a piece of the file is read into a buffer of the thread and
+sent from there. If the socket does not take it, it is read again later. TLS may have sent a part of
+a piece that it refuses. It must then get the same bytes again.
 
 The socket's send buffer is small until the client is known to be fast. Bytes that slow clients
-leave in it count against the kernel's memory for all TCP connections; when that is used up, every
+leave in it count against the kernel's memory for all TCP connections. When that is used up, every
 connection of the host stalls.
 """
 
@@ -48,29 +48,29 @@ from .backlog import Backlog
 from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
 
-# What a connection sends before the others have their turn.
+# The bytes that a connection sends before the others have their turn.
 _TURN_BYTES = 4 * 1024 * 1024
-# How far ahead it is asked what the page cache has of a file: as much as a socket takes at once, so
-# that asking costs little beside sending.
+# The bytes of a file that are looked up in the page cache at once. A socket takes as much at once,
+# so the look-up costs little beside sending.
 _PROBE_BYTES = 512 * 1024
-# What is read from a disk before other files have their turn.
+# The bytes read from a disk before other files have their turn.
 _DISK_STEP_BYTES = 1024 * 1024
-# What TLS encrypts in one call, and what is read of a file without sendfile. It is constant because
-# TLS must be given what it has refused again, without a byte less.
+# The bytes that TLS encrypts in one call, and those read of a file without sendfile. It is constant
+# because TLS must get refused bytes again, without a byte less.
 _PIECE_BYTES = 128 * 1024
-# The same for TLS, which costs several times as much per byte; and after how many bytes another
-# thread takes over the remaining work. Slow clients have no turns as long as that.
+# The bytes of a turn with TLS, which costs several times as much per byte. After LONG_TURN_BYTES
+# another thread takes over the remaining work. Slow clients have no turns as long as that.
 _TLS_TURN_BYTES = 2 * 1024 * 1024
 LONG_TURN_BYTES = 512 * 1024
 # How many refusals in a row mean that the kernel is out of memory. TLS may refuse a piece although
 # it has sent at least one of its records.
 _TLS_REFUSALS = 4 * _PIECE_BYTES // (16 * 1024)
 
-# What the kernel may have of a multiplexed connection that it cannot send yet. A client is fast if
-# it takes half of it in this time: 8 KiB in 1 ms are 65 Mbit/s.
+# The most unsent bytes of a multiplexed connection in the kernel. A client is fast if it takes half
+# of them in this time: 8 KiB in 1 ms are 65 Mbit/s.
 _UNSENT_BYTES = 16 * 1024
 _FAR_US = 2_000
-# What a client that has become fast gets after an event before it gets all.
+# The bytes for a client that has become fast after an event, before it gets all.
 _MOST_SHARE_BYTES = 256 * 1024
 _FAST_S = 0.001
 
@@ -85,7 +85,7 @@ class Turn(enum.Enum):
 
 
 class Owner(ABC):
-    """What an output queue calls of its owner, under its lock."""
+    """The methods of its owner that an output queue calls, under its lock."""
 
     __slots__ = ()
 
@@ -93,9 +93,9 @@ class Owner(ABC):
     def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
         """Have :meth:`.OutputQueue.on_writable` called once the client takes more.
 
-        :param deadline: when to give up on the client; monotonic.
+        :param deadline: when to give up on the client. Monotonic.
         :param no_memory: the kernel is out of memory for TCP: have it called some time later.
-        :raises OSError, ValueError: if the kernel cannot watch the socket; it ends the queue.
+        :raises OSError, ValueError: if the kernel cannot watch the socket. It ends the queue.
         """
 
     @abstractmethod
@@ -104,11 +104,11 @@ class Owner(ABC):
 
 
 class Sender(ABC):
-    """Sends what one output queue has, under the queue's lock except where a method says otherwise.
+    """Sends the output of one queue, under its lock except where a method says otherwise.
 
-    :ivar send: sends as much of a block as the client takes, and returns how many bytes; raises as
-        :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
-    :ivar free_bytes: what may be sent before :meth:`prepare_socket` is called.
+    :ivar send: sends as much of a block as the client takes, and returns the number of bytes. It
+        raises as :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
+    :ivar free_bytes: the number of bytes to send before :meth:`prepare_socket` is called.
     """
 
     __slots__ = ("free_bytes",)
@@ -133,7 +133,7 @@ class Sender(ABC):
     def wait_until(self, *, no_memory: bool) -> float:
         """Return when to give up on a client that is waited for from now on (monotonic).
 
-        :param no_memory: the wait goes on; the client has had no chance to end it.
+        :param no_memory: the wait goes on. The client has had no chance to end it.
         """
 
     @abstractmethod
@@ -148,7 +148,7 @@ class Sender(ABC):
 
     @abstractmethod
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        """Send or read the next bytes of the first file; in a disk thread, without the lock.
+        """Send or read the next bytes of the first file. In a disk thread, without the lock.
 
         :returns: an argument for :meth:`record_file`.
         :raises OSError: as :meth:`take_turn`.
@@ -156,16 +156,16 @@ class Sender(ABC):
 
     @abstractmethod
     def record_file(self, backlog: Backlog, done: int | bytes) -> None:
-        """Record how many bytes of the first file were sent, or what was read to be sent next."""
+        """Record the number of sent bytes of the first file, or the bytes read to be sent next."""
 
 
 class SocketSender(Sender):
-    """Sends on a socket; http2/response.py has the sender of a stream.
+    """Sends on a socket. http2/response.py has the sender of a stream.
 
     :param sock: non-blocking, plain or TLS.
     :ivar free_bytes: infinite once :meth:`prepare_socket` has been called.
     :ivar encrypts: whether the socket is TLS.
-    :ivar sends_files: whether sendfile works; never with TLS.
+    :ivar sends_files: whether sendfile works. Never with TLS.
     """
 
     __slots__ = (
@@ -274,7 +274,7 @@ class SocketSender(Sender):
     def record_file(self, backlog: Backlog, done: int | bytes) -> None:
         if isinstance(done, bytes):
             backlog.insert_read(done)
-            self._refused = 0  # from now on it is kept until it is sent
+            self._refused = 0  # from now on the piece is stored until it is sent
             return
         self._count(done)
         if self.sends_files:
@@ -287,7 +287,7 @@ class SocketSender(Sender):
         """Send the next bytes of a file.
 
         :param may_wait: for the disk.
-        :returns: the number of bytes sent; or, without sendfile and if it may wait, the bytes read;
+        :returns: the number of bytes sent. Without sendfile and if it may wait: the bytes read.
             None if it must not wait and the disk may be needed.
         """
         fd, offset, whole = segment
@@ -317,7 +317,7 @@ class SocketSender(Sender):
         return result
 
     def _send_cached(self, fd: int, place: int, size: int) -> int | None:
-        """Read a piece of a file from the page cache and send it; None if it is not all there."""
+        """Read a piece of a file from the page cache and send it. None if a part is not there."""
         data = view_cached(fd, place, size)
         if data is None or 0 < len(data) < size:
             return None
@@ -337,7 +337,7 @@ class SocketSender(Sender):
             self._may_grow = limit_send_buffer(cast(SocketLike, self._sock))
 
     def _on_writable(self) -> None:
-        """The socket is writable again; give a fast client a larger buffer."""
+        """The socket is writable again. Give a fast client a larger buffer."""
         if not self._may_grow:
             return
         was_quick, self._was_quick = self._was_quick, time.monotonic() - self._full_since < QUICK_S
@@ -406,7 +406,7 @@ class MultiplexedSender(SocketSender):
         return self._share < math.inf
 
     def _is_far(self) -> bool:
-        """Return whether bytes need long to the client now; a near one may just be busy."""
+        """Return whether bytes need long to the client now. A near one may just be busy."""
         try:
             return smoothed_round_trip_us(cast(SocketLike, self._sock)) > _FAR_US
         except OSError:  # a Unix socket, or the client has gone

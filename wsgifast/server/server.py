@@ -35,8 +35,8 @@ from .shedding import Shedding
 _ROUND_S = 1.0
 # The same while the server ends.
 _LAST_ROUND_S = 0.05
-# The last part of the graceful timeout, and at most so many seconds, is left for the close() of the
-# bodies whose clients are cut off then.
+# The last part of the graceful timeout, and at most so many seconds, is left for the close() of
+# bodies. Their clients are disconnected then.
 _CLOSING_SHARE = 0.1
 _CLOSING_S = 1.0
 
@@ -249,7 +249,7 @@ class Server:
     # Connections
 
     def _may_accept(self) -> bool:
-        """Return whether to accept. Without a free thread, siblings get the connections."""
+        """Return whether to accept. Without a free thread, other workers get the connections."""
         saturated = self._options.has_siblings and self.pool.saturated
         return not (self.shared.is_ending or saturated)
 
@@ -336,7 +336,7 @@ class Server:
             connection.close()
             return None
         if ready is not None and events & HUNG_UP:
-            # Most clients that have hung up no longer wait for an answer: the others go first.
+            # Most clients that have hung up no longer wait for a response: the others go first.
             self.pool.defer(lambda: ready)
             return None
         return ready
@@ -391,7 +391,7 @@ class Server:
         channel.finish_when_sent()
 
     def _shed_overdue(self) -> None:
-        """Refuse what has waited too long in `ready` while no thread was free."""
+        """Refuse requests that have waited too long in `ready` while no thread was free."""
         ready = self.pool.ready
         for _ in range(len(ready)):
             try:

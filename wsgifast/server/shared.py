@@ -14,7 +14,7 @@ from ..files.temporary import Budget
 from ..metrics.collecting import ConnectionCounters
 from .options import Options
 
-# Most times kept between two reads: the last ones.
+# Most times stored between two reads: the last ones.
 _MOST_TIMES = 10_000
 
 

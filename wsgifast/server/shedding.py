@@ -1,8 +1,8 @@
 """Refuses requests that have waited too long for a thread: their clients are about to give up.
 
-A server that is asked for more than it can do serves the oldest request first. So each request has
-waited for nearly as long as its client waits, and most responses come too late. If those that have
-waited too long are refused at once, the threads work for clients that are still there.
+An overloaded server serves the oldest request first. So each request has waited for nearly as long
+as its client waits, and most responses come too late. If it refuses those that have waited too long
+at once, the threads work for clients that are still there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Shedding:
         return waited_s > self._timeout_s
 
     def error(self) -> QueueTimeout:
-        """Count a request that is refused, and return what it is answered with."""
+        """Count a request that is refused, and return the error to respond with."""
         shared = self._shared
         shared.counters.shed["queue_timeout"] += 1
         self._refused += 1

@@ -21,7 +21,7 @@ from .poller import WOULD_BLOCK
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-# The least and the most bytes of one receive, whatever the app asks for.
+# The least and the most bytes of one receive. The app's read size does not change them.
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024
 # Of one call: poll(2) takes milliseconds of 31 bits.
@@ -51,7 +51,7 @@ class StreamedBody(RawBody):
     :param sock: non-blocking.
     :param lock: the output queue's, because both directions share one TLS object.
     :param take_trailers: called with its trailers at the end of the body.
-    :param data: bytes that were received with the head.
+    :param data: bytes that were received with the headers.
     :param timeout_s: see :func:`~wsgifast.sockets.client_limits.time_left_s`.
     """
 

@@ -117,7 +117,7 @@ class HTTP2Connection(Endpoint):
         if events & WRITE:
             self._on_writable()
         if events & ~WRITE or not events:
-            # What a stream receives may have to be written to a temporary file.
+            # A stream's body may have to be written to a temporary file.
             may_need_disk = any(each.may_need_disk() for each in list(self.streams.values()))
             if may_need_disk and self.registry.wait_for_disk(self, self._receive):
                 return None

@@ -23,7 +23,7 @@ from ...http.stream_head import Field
 
 # The encoder's table (RFC 7541 section 4.2), in bytes. A client cannot enlarge it.
 TABLE_BYTES = 4096
-# What an entry takes beside its name and value (section 4.1).
+# The overhead of an entry beside its name and value (section 4.1).
 _ENTRY_BYTES = 32
 # hpack's Huffman coder takes quadratic time: 64 KiB took 350 ms. Longer fields are sent plain.
 _HUFFMAN_BYTES = 512

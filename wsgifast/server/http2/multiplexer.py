@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from .connection import HTTP2Connection
     from .stream import Stream
 
-# What a stream frames before the others have their turn: with the headers of four frames of the
-# length that every client accepts, it fills four TLS records. Less where memory is short.
+# The bytes of a stream in one turn. With the headers of four frames of the length that every client
+# accepts, they fill four TLS records. Less where memory is short.
 _QUANTUM_BYTES = 64 * 1024 - 4 * 9
 _SMALL_QUANTUM_BYTES = 16 * 1024
 # So many turns go by priority before the stream has one that has waited for longest.
 _TURNS_BY_PRIORITY = 8
-# What is gathered before it is transmitted.
+# The most bytes gathered before they are transmitted.
 _GATHERED_BYTES = 60 * 1024
-# What a connection frames before other connections have their turn.
+# The bytes that a connection frames before other connections have their turn.
 _TURN_BYTES = 1024 * 1024
 
 # Priorities of streams that have not begun. Each takes 100 bytes.
