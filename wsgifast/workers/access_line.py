@@ -114,7 +114,7 @@ class AccessLog:
 
 
 def _is_stock(log: Any) -> bool:
-    """Return whether a logger is gunicorn's or ours, and nobody has replaced a method of its class.
+    """Return whether a logger is gunicorn's or ours, with all methods of its class unreplaced.
 
     A configuration file may do that, to leave out some requests for instance.
     """

@@ -1,7 +1,7 @@
 """The environ of a request, and the socket in it.
 
-It has the same keys and values as gunicorn's. What all requests of a listener share is in a
-template, which is copied for each request. An idle connection keeps nothing. Security is the
+It has the same keys and values as gunicorn's. The values that all requests of a listener share are
+in a template. It is copied for each request. An idle connection stores nothing. Security is the
 parser's part, which decides about the headers that get here.
 """
 
@@ -22,7 +22,7 @@ _PER_REQUEST_KEYS = (
     "gunicorn.socket", "wsgi.input", "wsgi.url_scheme", "REQUEST_METHOD", "SCRIPT_NAME",
     "PATH_INFO", "QUERY_STRING", "RAW_URI", "SERVER_PROTOCOL",
 )  # fmt: skip
-# What an app may use of its client's socket without taking it over.
+# The attributes of its client's socket that an app may use without taking it over.
 _HARMLESS = frozenset(
     {
         "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
@@ -34,7 +34,7 @@ _HARMLESS = frozenset(
 class EnvironFactory:
     """Makes the environs of one worker.
 
-    :param worker_part: what is the same in all of them.
+    :param worker_part: the values that all of them share.
     """
 
     def __init__(self, worker_part: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ _TCP_LISTEN = 10
 
 
 def gauges(server: Server) -> Iterator[Point]:
-    """Yield how a server is at this moment; it goes on meanwhile."""
+    """Yield a server's gauges at this moment. It goes on meanwhile."""
     connections = list(server.connections)
     turns = server.pool.turns()
     shared, memory = server.shared, server.output_rules.memory
@@ -47,7 +47,7 @@ def gauges(server: Server) -> Iterator[Point]:
 
 
 def requests_under_way(server: Server) -> list[Asked]:
-    """Return what was asked by each request that the app has got and is not answered."""
+    """Return the method and scheme of each request that the app has got and not answered."""
     found = []
     for connection in list(server.connections):
         for _, exchange in connection.outputs():
@@ -90,14 +90,14 @@ def _state_of(connection: Endpoint) -> str:
 
 
 def _backlog(listeners: Iterable[socket.socket]) -> tuple[int, int] | None:
-    """The longest accept queue, and its limit; None where the system does not report it."""
+    """The longest accept queue, and its limit. None where the system does not report it."""
     found = []
     for listener in listeners:
         if listener.family not in (socket.AF_INET, socket.AF_INET6):
             continue
         try:
             info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
-        except (OSError, AttributeError):  # closed; or not Linux
+        except (OSError, AttributeError):  # closed, or not Linux
             continue
         if len(info) == 32 and info[0] == _TCP_LISTEN:
             found.append(struct.unpack_from("=II", info, _TCP_INFO_UNACKED_AT))

@@ -141,7 +141,7 @@ class MemoryReturn:
     def update(self, waiting_bytes: int, on_disk_bytes: int) -> None:
         """Return memory, if much less waits there than before, or much has gone to the disk.
 
-        The memory of what is on the disk now is free, and lies between other blocks.
+        The memory of output that is on the disk now is free, and lies between other blocks.
 
         :param waiting_bytes: of responses, in memory.
         :param on_disk_bytes: of responses, in temporary files.
@@ -154,7 +154,7 @@ class MemoryReturn:
         is_written = on_disk_bytes >= self._least_on_disk + _MUCH_ON_DISK_BYTES
         if not (has_less or is_written or self._is_being_written):
             return
-        self._is_being_written = is_written  # what is counted may not be freed yet
+        self._is_being_written = is_written  # the counted memory may not be free yet
         self._most_bytes, self._least_on_disk = waiting_bytes, on_disk_bytes
         with contextlib.suppress(ImportError, OSError, AttributeError):  # no malloc_trim()
             import ctypes
@@ -187,7 +187,7 @@ def arbiters_signals(arbiter: Any) -> Callable[[], list[int]]:
     """Keep track of signals that reach a new worker before it has set its own handlers.
 
     Until then it has the arbiter's handlers, which put a signal into the arbiter's queue. The
-    worker has a copy of that queue which nobody reads: an early TERM would be lost, and the arbiter
+    worker has an unread copy of that queue. An early TERM would be lost, and the arbiter
     would kill the worker after graceful_timeout.
 
     :param arbiter: gunicorn's, or None.

@@ -18,8 +18,8 @@ from ..bodies.line_log import is_defined_in
 
 # gthread's methods that FastWorker calls although it has none of its own.
 _CALLED = frozenset({"is_parent_alive"})
-# What gthread serves with. Only gunicorn's own parser uses the classes of `message`, and httptools
-# parses plain requests.
+# The classes and functions that gthread uses. Only gunicorn's own parser uses those of `message`,
+# and httptools parses plain requests.
 _PARTS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (gthread, ("ThreadWorker", "TConn")),
     (wsgi, ("Response", "create", "default_environ", "base_environ", "proxy_environ")),

@@ -218,8 +218,8 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
 
     def spawn_worker(self) -> Any:
         if self._reads_configuration:
-            # What gunicorn's reload() does from here on: it starts all workers, ends all old ones,
-            # and waits for them without looking at signals.
+            # From here on gunicorn's reload() starts all workers, ends all old ones, and waits for
+            # them without looking at signals.
             raise _ConfigurationRead
         serving = self._serving()
         try:
@@ -457,7 +457,7 @@ def _numbers(worker: Any, before: set[str]) -> dict[str, object]:
 
 
 def _marks(worker: Any) -> dict[str, object]:
-    """Return what may be numbers of a worker: its attributes, and variables of the environment."""
+    """Return candidates for a worker's number: its attributes and environment variables."""
     return {**getattr(worker, "variables", {}), **vars(worker)}
 
 
