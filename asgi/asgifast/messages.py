@@ -34,6 +34,7 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 # Extension names, as scope["extensions"] has them.
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
+EARLY_HINT = "http.response.early_hint"
 # By this extension asgifast's protocols say that they coalesce small messages themselves.
 COALESCING = "asgifast.coalescing"
 # By this extension asgifast's middleware and protocols say that a pathsend message may carry a

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from wsgifast.files import ByteRange
 from wsgifast.http.framing import chunk, chunk_size_line
+from wsgifast.http.head import interim_fields
 
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
 from ..messages import (
+    EARLY_HINT,
     PATHSEND,
     PLANNED,
     RECORDING,
@@ -70,6 +72,8 @@ class Response:
     )  # fmt: skip
 
     _body_class: ClassVar[type[FileBody]] = FileBody
+    # Over HTTP/2 uvicorn sends early hints.
+    _is_http1: ClassVar[bool] = True
 
     cycle: Any
     start: Message | None
@@ -211,6 +215,9 @@ class Response:
         if kind in (PATHSEND, ZEROCOPYSEND):
             await self._send_file(message)
             return
+        if kind == EARLY_HINT and self._is_http1:
+            self._send_hints(message)
+            return
         if self.start is not None:
             await self.send_start()
         cycle = self.cycle
@@ -260,6 +267,20 @@ class Response:
             start["headers"] = without_framing(headers)
         await cycle.send(start)
         self._is_empty = is_empty
+
+    def _send_hints(self, message: Message) -> None:
+        """Send a 103 response (RFC 8297). Do nothing after the start message, or for HTTP/1.0.
+
+        :raises BodyError: for a malformed link.
+        """
+        cycle = self.cycle
+        is_late = self.start is not None or cycle.response_started or cycle.disconnected
+        if is_late or cycle.scope["http_version"] != "1.1":
+            return
+        fields = interim_fields([(b"link", link) for link in message["links"]])
+        if fields:
+            lines = "".join([f"{name}: {value}\r\n" for name, value in fields])
+            cycle.transport.write_now(f"HTTP/1.1 103 Early Hints\r\n{lines}\r\n".encode("latin-1"))
 
     async def returned(self) -> None:
         """The app has returned: send its delayed messages."""

@@ -17,7 +17,7 @@ from wsgifast.hosts import UVICORN
 
 from ..access_line import AccessLogger
 from ..counters import counters
-from ..messages import UNKNOWN_PATHSEND, Receive, Scope, Send
+from ..messages import EARLY_HINT, UNKNOWN_PATHSEND, Receive, Scope, Send
 from ..protocols.receiving import ConnectionLoop, Upload, admit, read_plainly, release
 from ..protocols.response import Response, logger
 from ..protocols.transport import CoalescingTransport
@@ -174,7 +174,12 @@ class FileSending(ServerOptions, asyncio.Protocol):
             return None
         extensions = self._served.offer.extensions_for(scope["path"])
         offered = scope.get("extensions")
-        scope["extensions"] = {**offered, **extensions} if offered else {**extensions}
+        if offered:
+            scope["extensions"] = {**offered, **extensions}
+        elif scope["http_version"] == "1.1":
+            scope["extensions"] = {EARLY_HINT: {}, **extensions}
+        else:
+            scope["extensions"] = {**extensions}
         # Attribute by attribute: a constructor would be one more call for every request.
         response = self._response_class()
         response.cycle = cycle

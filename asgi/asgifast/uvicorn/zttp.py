@@ -156,6 +156,7 @@ class ZttpH2Response(Response):
     __slots__ = ("_window_updated",)
 
     _body_class = _WindowedBody
+    _is_http1 = False
 
     def __init__(self, window_updated: asyncio.Event) -> None:
         self._window_updated = window_updated
