@@ -139,22 +139,27 @@ class ContentCoding(ResponseCoding):
         body = whole_body(message)
         assert body is not None
         is_head = self.method == "HEAD"
+        size: int | None = len(body)
         declared = declared_length(start["headers"])
-        if not is_head and declared is not None and declared != len(body):
-            return start, message  # the server cuts it off, or refuses it
-        decision = self._whole or self._decide_whole(start, None if is_head else len(body))
+        if declared is not None and declared != size:
+            if not is_head:
+                return start, message  # the server cuts it off, or refuses it
+            size = None
+        elif is_head and not body:  # some frameworks send no body to HEAD
+            size = None
+        decision = self._whole or self._decide_whole(start, size)
         if decision is None:
             return start, message
         headers = Headers.from_raw(start["headers"])
         changed = decision.apply(headers)
-        if decision.coding is not None and not is_head:
+        if decision.coding is not None:
             compressor = self.compressor_for(decision, decision.coding, len(body))
             coded = await self._compressed(compressor.whole, body)
-            if len(coded) < len(body):
+            if len(coded) >= len(body):
+                changed = headers.with_vary(decision.vary)
+            elif not is_head:
                 changed.append(("content-length", str(len(coded))))
                 message = {**message, "body": coded}
-            else:
-                changed = headers.with_vary(decision.vary)
         return {**start, "headers": changed.raw()}, message
 
     def _decide_whole(self, start: Message, size: int | None) -> Decision | None:

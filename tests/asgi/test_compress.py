@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -196,14 +197,35 @@ def test_level_is_halved_while_all_processors_compress(monkeypatch: pytest.Monke
     assert asyncio.run(several()) == [at_level(n, content) for n in (4, 4, 2, 2, 4)]
 
 
-def test_head_omits_what_a_coding_settles() -> None:
+def test_head_omits_the_length_of_a_compressed_body() -> None:
     app = Starlette(routes=[Route("/", page)])
     answer, headers = ask(app, "br")
     assert decoded("br", answer.body) == TEXT
     head_answer, head_headers = ask(app, "br", method="HEAD")
     assert head_answer.body == b""
-    omitted = {"content-length", "content-encoding", "etag"}
-    assert head_headers == {k: v for k, v in headers.items() if k not in omitted}
+    assert head_headers == {k: v for k, v in headers.items() if k != "content-length"}
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("size", [100, 3000, 300_000])
+def test_head_of_body_that_does_not_shrink_is_gets(size: int, declared: bool, coding: str) -> None:
+    content = random.Random(size).randbytes(size)
+    given = [CSV, (b"etag", b'"abc"'), (b"accept-ranges", b"bytes"), *[length(size)] * declared]
+    app = sending(head(*given), body(content, False))
+    answer, headers = ask(app, coding)
+    assert answer.body == content
+    assert headers.get("etag") == '"abc"'
+    head_answer, head_headers = ask(app, coding, method="HEAD")
+    assert (head_answer.body, head_headers) == (b"", headers)
+
+
+@pytest.mark.parametrize("content", [b"", TEXT[:2000]])
+def test_head_without_the_body_of_get_omits_its_coding(content: bytes) -> None:
+    app = sending(head(CSV, (b"etag", b'"abc"'), length(len(TEXT))), body(content, False))
+    answer, headers = ask(app, method="HEAD")
+    assert answer.body == b""
+    assert headers == {"content-type": "text/csv", "vary": "Accept-Encoding"}
 
 
 @pytest.mark.parametrize("coding", ["gzip", "identity"])
