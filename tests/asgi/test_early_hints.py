@@ -24,6 +24,9 @@ LINKS = {"type": EARLY_HINT, "links": [b" </a.css>; rel=preload\t", b"</b.js>; r
 
 
 @pytest.mark.parametrize("wrap", [ASGIFast, lambda app: app], ids=["wrapped", "bare"])
+@pytest.mark.skipif(
+    not hasattr(Request, "send_early_hints"), reason="this Starlette has no send_early_hints()"
+)
 @each_protocol
 async def test_hints_of_starlette_precede_the_response(protocol: Any, wrap: Any) -> None:
     async def page(request: Request) -> PlainTextResponse:
