@@ -1,1 +1,1 @@
-"""The commands of `wsgifast`, and what they share."""
+"""The commands of `wsgifast`, and their shared parts."""

@@ -1,4 +1,4 @@
-"""What the commands share: how each is added, and the types of their options."""
+"""Shared parts of the commands: how each is added, and the types of their options."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def check_path(path: str) -> None:
 
 
 def pair(separator: str) -> Callable[[str], tuple[str, str]]:
-    """The type of an option whose value has two parts."""
+    """The type of an option with a value of two parts."""
 
     def parsed(text: str) -> tuple[str, str]:
         name, found, value = text.partition(separator)

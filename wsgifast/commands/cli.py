@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except WSGIFastError as error:
-        # Of a server whose logs are in JSON.
+        # Of a server with logs in JSON.
         logs_json = getattr(options, "logs_json", False)
         text = f"wsgifast: {error}"
         show(log_line(text, "CRITICAL") if logs_json else text, error=True)
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        # What cannot be written is dropped: Python would try again at exit.
+        # Output that cannot be written is dropped. Python would try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # the reader of our output, such as `head`, has ended
             return STATUS_CUT_OFF

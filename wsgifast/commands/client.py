@@ -226,7 +226,7 @@ class HTTPClient:
     ) -> Iterator[None]:
         """Raise NoAnswer for errors of the connection.
 
-        :param head: what has come of the answer.
+        :param head: the received part of the response.
         """
         try:
             yield

@@ -13,7 +13,7 @@ from ..workers.gunicorn_version import check_gunicorn
 from .arguments import DEFAULT_BIND, add_parser, address_of, cannot_listen, option
 from .terminal import printable, show
 
-# Requests at once: what a page asks for together (browsers open six connections), and two more.
+# Requests at once: those of a page (browsers open six connections), and two more.
 _THREADS = 8
 
 

@@ -1,6 +1,6 @@
 """Reports as one HTML page that one can pass on: nothing is loaded from elsewhere.
 
-Text goes through :func:`escaped` before it comes here. The charts escape what they are given.
+Text goes through :func:`escaped` before it comes here. The charts escape their texts themselves.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def ratio_chart(
     """Bars of ratios, those of which more is better above the others, each kind with its axis.
 
     :param attributes: of the <svg>.
-    :param head: what is in it before the bars.
+    :param head: its content before the bars.
     """
     marks: list[str] = []
     top = 0

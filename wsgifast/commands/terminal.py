@@ -1,6 +1,6 @@
-"""Text output: what may reach a terminal, tables that fit it, and a progress line.
+"""Text output: escaped text for a terminal, tables that fit it, and a progress line.
 
-Much of what a command shows comes from outside: paths that clients asked for, file names, texts of
+Much of a command's output comes from outside: paths that clients requested, file names, texts of
 exceptions. A terminal acts on control characters and escape sequences in them, and bidirectional
 overrides and other invisible characters make text look like something else. So commands write by
 :func:`show`, which escapes all of these, and nothing is printed elsewhere.
@@ -44,7 +44,7 @@ def show(text: str = "", *, error: bool = False, colours: bool = False, end: str
 
 
 def printable(text: str) -> str:
-    r"""Text for one line: what a terminal could act on, or would not show, is escaped.
+    r"""Text for one line: characters that a terminal could act on, or would not show, are escaped.
 
     That is each character that is no letter, mark, digit, punctuation, symbol or plain space:
     control characters (C0, DEL, C1), so also ESC and line ends, formatting characters, such as
@@ -163,7 +163,7 @@ def fitted(
     """The cells of a table, all of a column in as many columns of the terminal.
 
     :param width: of the table, if it can be. None for any.
-    :param least: the columns that are cut where it is too wide, in this order, and what is left.
+    :param least: the columns to cut where it is too wide, in this order, and their least widths.
     """
     widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
     for number, kept in least.items():
@@ -211,5 +211,5 @@ def cell_text(cell: object) -> str:
 
 
 def number_text(number: float) -> str:
-    """Three digits, which is what a measurement can carry, or all those before the point."""
+    """Three digits, as a measurement is no more precise, or all those before the point."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"

@@ -1,4 +1,4 @@
-"""Ends the response to a request whose app takes too long: the request's deadline.
+"""Ends the response to a request if its app takes too long: the request's deadline.
 
 Theory of operation
 -------------------

@@ -48,7 +48,7 @@ class DownloadUser(FastHttpUser):
     """Base class of the scenarios: `download` is its GET.
 
     :cvar clock: Locust's unit of response times, in one second.
-    :cvar failed_name: what Locust's tables call failed requests, in place of their own name.
+    :cvar failed_name: the name of failed requests in Locust's tables, in place of their own.
     """
 
     abstract = True
@@ -124,7 +124,7 @@ class DownloadUser(FastHttpUser):
                 failure = f"status {status}, then the end after {size}{of_all} bytes{end}"
             if failure:
                 response.failure(failure)
-            # Locust's own time ends with the head, and its length is what the head promised.
+            # Locust's own time ends with the headers, and its length is the Content-Length.
             meta = response.request_meta
             meta["response_time"] = (time.perf_counter() - begun) * self.clock
             meta["response_length"] = size
@@ -142,7 +142,7 @@ OVERTIME_S = 30.0
 GATHER_S = 300.0
 # Locust's own default is 3 s, as long as a run here.
 REPORT_INTERVAL_S = 0.2
-# What succeeded and what did not, in Locust's statistics.
+# Names of successful and failed requests in Locust's statistics.
 GOOD, FAILED = "good", "failed"
 # Locust rounds response times to whole numbers, so they are microseconds.
 CLOCK = 1e6
@@ -150,7 +150,7 @@ CLOCK = 1e6
 
 @dataclass
 class _Turn:
-    """What the users of this process are to do, and have done.
+    """The task of the users of this process, and its progress.
 
     :ivar ends: no request is begun after this time.
     :ivar users: under way.
@@ -172,7 +172,7 @@ class _Turn:
         return not in_vain and time.perf_counter() < self.ends
 
     def report(self) -> dict[str, Any]:
-        """What Locust's statistics lack."""
+        """Return values that are missing in Locust's statistics."""
         return {
             "number": self.run.number,
             "over": not self.users and (self.last > 0 or not self.goes_on),
@@ -182,7 +182,7 @@ class _Turn:
 
 
 class Visitor(DownloadUser):
-    """Does what the turn says."""
+    """Sends the requests of the turn."""
 
     host = "http://127.0.0.1:1"  # each run has its own
     wait_time = constant(0)
@@ -254,7 +254,7 @@ def main(
     master = _Master(runner, workers)
     master.gather()
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what Locust prints is not an answer
+    sys.stdout = sys.stderr  # Locust's own output is not an answer
     print("{}", file=answers, flush=True)
     # Read by a thread, so that Locust goes on meanwhile.
     while line := gevent.get_hub().threadpool.apply(sys.stdin.readline):

@@ -121,7 +121,7 @@ def running_server(
     """Start a server, wait until it accepts connections, stop it at the end of the block.
 
     :param name: in messages. By default its command.
-    :param folder: what "{folder}" stands for.
+    :param folder: the value of "{folder}".
     :param port: 0 for a free one.
     :param start_s: how long it may take until it listens.
     :raises ServerFailed: if the port is taken, or the server ends or does not listen in time.
@@ -174,7 +174,7 @@ def started(
     :param options: subprocess.Popen's.
     """
     guard = _guard()
-    # Python drops what is raised in the functions that it calls at a fork (os.register_at_fork): a
+    # Python drops errors of the functions that it calls at a fork (os.register_at_fork). So a
     # signal that is to end this process waits until the fork is over.
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)

@@ -87,7 +87,7 @@ def as_json(title: str, rows: Mapping[str, object]) -> str:
 
 # BBR paces large bodies by timers, over loopback too (docs/explanation/sendfile.md).
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-# What a figure may depend on.
+# Packages that a figure may depend on.
 _PACKAGES = (
     "wsgifast", "gunicorn", "gunicorn_h1c", "werkzeug", "waitress", "whitenoise", "flask", "django",
     "fastapi", "uvicorn", "uvloop", "httptools", "starlette", "granian", "hypercorn", "aiosmtpd",
@@ -96,7 +96,7 @@ _PACKAGES = (
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures depend on: cores, kernel, congestion control, Python, package versions."""
+    """The base of the figures: cores, kernel, congestion control, Python, package versions."""
     facts: dict[str, str | int] = {
         "cores": os.cpu_count() or 0,
         "processor": _processor(),

@@ -102,7 +102,7 @@ def gunicorn(
 ) -> Server:
     """gunicorn, with one worker process: on a small machine the client needs a core too.
 
-    :param app: what gunicorn takes: "module:app", or "module:factory('argument')".
+    :param app: as for gunicorn: "module:app", or "module:factory('argument')".
     :param options: added at the end, such as "--no-sendfile".
     :param threads: of a gthread-like worker. Other workers have none and ignore it.
     :param tls: with the certificate "{folder}/server.pem".

@@ -1,4 +1,4 @@
-"""The doctor: which endpoints of an app return slow, wrong or fragile bodies, and what it costs.
+"""The doctor: which endpoints of an app return slow, wrong or fragile bodies, and at which cost.
 
 On the command line: `wsgifast doctor shop.wsgi:application`. In tests::
 

@@ -51,10 +51,10 @@ class StartedApp:
         )
         self._thread.start()
         self._loop = self._loops.get()
-        # What the app keeps for its requests (ASGI, "Lifespan State"): each gets a copy.
+        # The state of the app for its requests (ASGI, "Lifespan State"): each gets a copy.
         self._state: dict[str, Any] = {}
         self._from_threads = 0
-        # The lifespan protocol: what the app is asked, and its answers.
+        # The lifespan protocol: the messages to the app, and those from it.
         self._asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         try:

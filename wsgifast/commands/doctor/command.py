@@ -136,7 +136,7 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _stdout_kept() -> Iterator[None]:
-    """What the app and its processes print goes to stderr: stdout is the report's."""
+    """Send all output of the app and its processes to stderr. stdout is for the report."""
     kept = os.dup(1)
     try:
         os.dup2(2, 1)

@@ -21,7 +21,7 @@ NAMED = "named"
 _ORIGIN = re.compile(r"\Ahttps?://[^/?#]*", re.IGNORECASE)
 # In NCSA's common and combined log formats, and in uvicorn's: method, URL, status.
 _LOGGED = re.compile(r'"([A-Z]+) (\S+)(?: HTTP/[0-9.]+)?" ([0-9]{3})\b')
-# What stays as it is in a URL: RFC 3986's reserved and unreserved characters, and "%".
+# Characters that stay unencoded in a URL: RFC 3986's reserved and unreserved ones, and "%".
 _URL_CHARACTERS = "!$%&'()*+,/:;=?@[]~"
 # A parameter in a pattern: {name}, {name:path}, {*name}, <name>, <int:name>, <path:name>.
 _PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?:[^<>]*:)?(?P<angle>[^<>:]+)>")
@@ -98,7 +98,7 @@ def _path_of(url: str) -> str:
 
 
 def encoded(url: str) -> str:
-    """A path and query as a client may send it: what is not visible ASCII is percent-encoded."""
+    """A path and query for a client to send. All but visible ASCII is percent-encoded."""
     return quote(url.encode(errors="surrogateescape"), safe=_URL_CHARACTERS)
 
 
@@ -129,7 +129,7 @@ def filled(
     return Unreached(pattern, reason, method)
 
 
-# What the app answers to a path of its own: the body of a 200.
+# Returns the app's response to one of its paths: the body of a 200.
 Fetch = Callable[[str], bytes]
 
 
@@ -236,7 +236,7 @@ def _base(at: str, *levels: Mapping[str, Any]) -> str:
 
 
 def _examples(*levels: Mapping[str, Any]) -> dict[str, str]:
-    """What an OpenAPI description gives as examples and defaults of path parameters."""
+    """The examples and defaults of path parameters in an OpenAPI description."""
     found = {}
     for parameter in chain.from_iterable(level.get("parameters", ()) for level in levels):
         if not isinstance(parameter, dict) or parameter.get("in") != "path":

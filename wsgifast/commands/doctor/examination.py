@@ -39,8 +39,8 @@ _MOST_COSTS_S = 3.0
 MOST_S = 8.0
 # A smaller body fits into socket buffers, so a slow client occupies no thread.
 _HOLDING_BYTES = 512 * 1024
-# What servers send of a body before they wait for the client: ten packets (RFC 6928). A smaller one
-# arrives no sooner if it is compressed.
+# The bytes that servers send before they wait for the client: ten packets (RFC 6928). A smaller
+# body arrives no sooner if it is compressed.
 _LARGE_BYTES = 10 * 1460
 # How some contenders are recorded: http.response.pathsend is offered to them.
 _OPTIONS = {way: {"pathsend": True} for way in ("sendfile", "pathsend=True")}
@@ -200,7 +200,7 @@ def _costs(
 _AGAIN_RAW_FIRST = (False, False, True)
 # Of the server, or of one connection.
 _NOT_THE_APPS = HOP_BY_HOP | {"date", "server"}
-# What wrapping adds, where the app sends none.
+# Headers that wrapping adds, where the app sends none.
 _ADDED = frozenset({"accept-ranges", "content-length", "etag", "last-modified"})
 # A body that is compressed anew may have another size, and random padding against BREACH.
 _GROWN = 1.1
@@ -261,7 +261,7 @@ def _lasting(
 
 
 def _facts(recording: Recording) -> dict[str, object]:
-    """What has to be the same each time for a difference of a kind to count."""
+    """The values that have to be the same each time for a difference of a kind to count."""
     fields = _fields(recording)
     return {
         "failure": recording.failed,

@@ -1,4 +1,4 @@
-"""The doctor's findings: what each is, and when an observation is one. Requests nothing.
+"""The doctor's findings: their kinds, and when an observation is one. It sends no request.
 
 findings.md has their text, a section for each, which the documentation shows too. Their ids never
 change.
@@ -37,9 +37,9 @@ class Entry:
     """One kind of finding.
 
     :ivar title: a few words, for lists.
-    :ivar what: what was seen.
-    :ivar why: what it costs, and whom.
-    :ivar wsgifast: what wsgifast does about it without a change to the app.
+    :ivar what: the observation.
+    :ivar why: its cost, and who pays it.
+    :ivar wsgifast: the remedy by wsgifast, without a change to the app.
     :ivar fixes: how to fix it in the app, by framework: "WSGI", "Flask", "Django", "FastAPI".
     """
 
@@ -59,8 +59,8 @@ _WITH = "With wsgifast: "
 def entry_of(section: str) -> Entry:
     """Return the entry of a section of findings.md.
 
-    A section has the id, the title with the severity, a paragraph about what was seen, one about
-    why it matters, the fixes by framework if there are any, and a paragraph "With wsgifast: ...".
+    A section has the id, the title with the severity, a paragraph about the observation, one about
+    its importance, the fixes by framework if there are any, and a paragraph "With wsgifast: ...".
 
     :raises ValueError: for any other paragraph.
     """
@@ -129,7 +129,7 @@ _FROM_THREADS = 0.5
 # Ways of Observation.costs, where their names are not for people.
 _WAYS = {"sendfile": "by sendfile", "pathsend=True": "by sendfile"}
 
-# A coding whose result is above this share of the body does not shrink it. Small bodies never do.
+# A coding does not shrink a body if its result is above this share of it. Small ones never shrink.
 _HARDLY_SMALLER = 0.95
 _SMALL_BYTES = 1000
 # A compressed copy that is kept costs no more than the file. One made for each request costs more,
@@ -140,7 +140,7 @@ _MENDED = "nothing: the app's wrapper fixes it"
 # A wrapper that sends so many times as often as one with coalesce=True does not coalesce.
 _MANY_MORE = 2
 
-# What Starlette, Werkzeug and Django (with DEBUG) answer to a Host that they do not know.
+# The response of Starlette, Werkzeug and Django (with DEBUG) to an unknown Host.
 _REFUSES_HOST = re.compile(
     rb"(?:invalid|disallowed) ?(?:http_)?host|host .{1,300} is not trusted", re.I
 )
@@ -159,8 +159,8 @@ _FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
 def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding]:
     """The findings about an endpoint.
 
-    :param was_wrapped: the app is served in the wrapper of `seen.wrapped`: what that mends is no
-        failure, and worth knowing all the same.
+    :param was_wrapped: the app is served in the wrapper of `seen.wrapped`. A fault that the wrapper
+        repairs is not a failure, and is reported all the same.
     """
     failure = _failure(seen)
     if failure is not None:
@@ -286,7 +286,7 @@ def _failure(seen: Observation) -> Finding | None:
 
 
 def _changed(seen: Observation) -> Iterator[Finding]:
-    """What wrapping breaks or changes: at most one finding of each id."""
+    """The effects of wrapping, faults and changes: at most one finding of each id."""
     by_id: dict[str, list[str]] = {}
     for kind, change in seen.changes.items():
         id_ = "WF024" if kind in ("coding", "size") else "WF017"
@@ -370,13 +370,13 @@ def _remarks(seen: Observation) -> Iterator[Finding]:
         fix = wrap if _has_validator(seen.wrapped) else "return the file, or set an ETag"
         yield _finding("WF020", seen, "a file without ETag or Last-Modified", fix)
     if raw.status == 200 and raw.declared is None and raw.returned in ("list", "tuple"):
-        # What write() has sent before is no part of what was returned.
+        # The bytes that write() has sent before are not a part of the returned body.
         fix = _WRAP if seen.wrapped.declared is not None else "send Content-Length"
         yield _finding("WF021", seen, "a complete body without Content-Length", fix)
 
 
 def coding_findings(seen: Observation) -> Iterator[Finding]:
-    """What a client that accepts codings gets, and what caches make of it."""
+    """The response to a client that accepts codings, and its treatment by caches."""
     raw, coded = seen.raw, seen.coded
     if coded is None or coded.failed or coded.status != 200:
         return

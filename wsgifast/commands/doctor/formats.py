@@ -18,11 +18,11 @@ from .model import Finding, Observation, Report, Severity, Unreached
 JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": RED, "slow": YELLOW, "info": CYAN}
 _LEAST_WIDTH = 60
-# The most of each column, however much room there is: id, endpoint, what it returns. Texts of
+# The most of each column, however much room there is: id, endpoint, response. Texts of
 # exceptions are long. --format json and the page have all of them.
 _MOST_COLUMNS = (5, 40, 60)
 _MOST_REASON = 120
-# Of the columns that are cut first: what it returns, and the endpoint.
+# Of the columns that are cut first: the response, and the endpoint.
 _LEAST = {2: 16, 1: 12}
 # Of endpoints that were not reached. --format json has all.
 _MOST_REASONS, _MOST_NAMES = 12, 3

@@ -21,7 +21,7 @@ class _Route(NamedTuple):
 
     :ivar files: that it serves, if it serves some.
     :ivar evidence: the reason why a GET changes nothing, or empty.
-    :ivar unlimited: the methods whose bodies may have any size. None for each that takes one.
+    :ivar unlimited: the methods with bodies of any size. None for each that takes one.
     """
 
     pattern: str
@@ -47,11 +47,11 @@ _UPLOADING = frozenset({"PATCH", "POST", "PUT"})
 
 
 class Listed(NamedTuple):
-    """What an app's framework lists.
+    """The routes of an app, as its framework lists them.
 
     :ivar framework: its name. None if it is unknown.
-    :ivar unlimited: method and pattern of the endpoints whose request bodies may have any size, as
-        far as the framework is asked.
+    :ivar unlimited: method and pattern of the endpoints that take request bodies of any size, as
+        far as the framework is queried.
     """
 
     framework: str | None
@@ -88,7 +88,7 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
 
 
 def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:
-    """The framework of an app, and its routes, with those of what stands in front of it.
+    """The framework of an app, and its routes, with those of the layers in front of it.
 
     :param prefix: where it is mounted.
     """

@@ -1,4 +1,4 @@
-"""A running server, seen from outside: what its clients get, and what they wait for."""
+"""A running server, seen from outside: the responses of its clients, and the reasons of waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
 # Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
 _SMALL_BYTES = 32 * 1024
-# The shortest delay of acknowledgements in Linux, in seconds, less what a clock may be off.
+# The shortest delay of acknowledgements in Linux, in seconds, less the error of a clock.
 _STALL_S = 0.030
 _REQUESTS_FOR_STALL = 8
 # Slow readers, and for how long they are there.

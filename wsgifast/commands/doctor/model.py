@@ -59,7 +59,7 @@ Found = list[Endpoint | Unreached]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one response costs a server, including the app's own work: the minimum of several runs.
+    """The cost of one response, including the app's own work: the minimum of several runs.
 
     :ivar cpu_s: of the thread (ASGI: of the event loop) that runs the app and sends.
     :ivar wall_s: from the call of the app to the last byte in the socket, with a quick client.
@@ -73,7 +73,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class CodedSize:
-    """What compressing a body makes of it, and the CPU time that it takes."""
+    """The size of a body after compression, and the CPU time for it."""
 
     bytes: int
     cpu_s: float
@@ -89,7 +89,7 @@ class Recording:
     """One response, as a server sees it.
 
     :ivar status: the code. None if the app sent none.
-    :ivar returned: the class of what the app returned, as in "list" or "werkzeug.wsgi.Closing...".
+    :ivar returned: the class of the app's result, as in "list" or "werkzeug.wsgi.Closing...".
         for ASGI "messages".
     :ivar chunks: as the app produced them, before any repair.
     :ivar body: its first MAX_KEPT_BYTES.
@@ -135,7 +135,7 @@ class Recording:
         return Headers(self.headers).get(name.lower())
 
     def sent(self, data: bytes) -> None:
-        """Note what has been sent of the body, and keep up to MAX_KEPT_BYTES of it."""
+        """Record sent bytes of the body, and store up to MAX_KEPT_BYTES of them."""
         self.digest.update(data)
         self.sent_bytes += len(data)
         self.body += data[: MAX_KEPT_BYTES - len(self.body)]

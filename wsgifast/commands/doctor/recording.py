@@ -1,10 +1,10 @@
 """A WSGI server that records: one request in this process, through a real socket to a client.
 
-It sends a body like gunicorn's gthread worker: the head and each chunk by a send of its own, framed
-for HTTP/1.1, and files in its `wsgi.file_wrapper` by sendfile. So the CPU time that it measures is
-what such a server would spend. The ASGI server shares the base class of requests, which frames and
-records the response, the client at the other end of the connection, and the search for the file
-that an app opens for its body.
+It sends a body like gunicorn's gthread worker: a separate send for the headers and for each chunk,
+framed for HTTP/1.1, and files in its `wsgi.file_wrapper` by sendfile. So it measures the CPU time
+that such a server would spend. The ASGI server shares three parts: the base class of requests,
+which frames and records the response, the client at the other end of the connection, and the search
+for the file that an app opens for its body.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _has_hook = False
 class RecordedRequest:
     """A request to an app: its response is framed for HTTP/1.1, sent and recorded.
 
-    Subclasses call the app, and set `_transmit`, which sends bytes to the client. What the app does
-    wrong is recorded, and raised.
+    Subclasses call the app, and set `_transmit`, which sends bytes to the client. Errors of the app
+    are recorded, and raised.
 
-    :cvar begin: what the app has to do before it may send a body.
+    :cvar begin: the app's first step, before it may send a body.
     :param inspect: False: do not record each chunk.
     :param reads: as for :class:`RecordingClient`.
     :ivar recording: of the response.
@@ -79,7 +79,7 @@ class RecordedRequest:
             self._transmit(data)
 
     def _fails(self, problem: str) -> WSGIFastError:
-        """Record what the app did wrong. Returns an exception to raise."""
+        """Record an error of the app. Return an exception to raise."""
         self.recording.problem = problem
         return WSGIFastError(problem)
 
@@ -108,7 +108,7 @@ class RecordedRequest:
         return framing
 
     def _send_chunk(self, data: bytes) -> None:
-        """Send a chunk, framed, without what exceeds the Content-Length."""
+        """Send a chunk, framed, without the bytes beyond the Content-Length."""
         framing = self._send_head()
         data = data[: self._counter.admit(len(data))]
         if self._inspect:
@@ -130,7 +130,7 @@ class RecordedRequest:
             self.recording.chunks.add(len(data), wait_s)
 
     def _note_file(self, fd: int, offset: int, size: int) -> None:
-        """Note what sendfile has sent of a file."""
+        """Record the bytes of a file that sendfile has sent."""
         self.recording.by_sendfile += size
         while self._inspect and size and (data := os.pread(fd, min(size, _READ_BYTES), offset)):
             self.recording.sent(data)

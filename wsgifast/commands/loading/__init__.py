@@ -47,7 +47,7 @@ __all__ = [
     "wrapped",
 ]
 
-# Whose way it is to find an app.
+# The server that decides how to find an app.
 ServerName = Literal["gunicorn", "uvicorn"]
 # Names of apps to look for if only the module is given: Flask and FastAPI use "app", PEP 3333,
 # Django and gunicorn "application". Then names of factories.
@@ -63,8 +63,8 @@ class LoadedApp:
 
     :ivar app: as it was found.
     :ivar interface: "WSGI" or "ASGI".
-    :ivar target: what messages call it: "module:attribute", where a factory keeps its "()", or
-        Django with its settings.
+    :ivar target: its name in messages: "module:attribute", with "()" for a factory, or Django with
+        its settings.
     """
 
     app: Any
@@ -75,8 +75,8 @@ class LoadedApp:
 class AwaitedApp:
     """The ASGI app of an asynchronous factory, made in the event loop that serves it.
 
-    What the factory opens belongs to that loop. The first event, most often the lifespan's, makes
-    it.
+    The factory's resources belong to that loop. The first event makes the app. It is most often the
+    lifespan's.
     """
 
     def __init__(self, making: Awaitable[Any], target: str) -> None:
@@ -129,9 +129,10 @@ def load_app(target: str, server: ServerName | None = None) -> LoadedApp:
     :param target: "module:app", "module:factory()" (arguments are literals), "module" where the app
         is called application or app, a Django settings module, or the path of a .py file, alone or
         with ":app". The working directory is looked through first, as by `python -m`.
-    :param server: this process is its worker: it has set up where to look, and how it finds an app
-        counts. uvicorn calls what is no app and needs no arguments. An asynchronous factory's app
-        is an :class:`AwaitedApp`. Without a server it is awaited in a loop of its own.
+    :param server: this process is its worker. The server has set the search path, and its own rules
+        find the app. uvicorn calls an object that needs no arguments, unless it is an app. The app
+        of an asynchronous factory is an :class:`AwaitedApp`. Without a server it is awaited in a
+        separate loop.
     :raises AppNotLoaded: if it does not exist, raises, or is not an app.
     """
     if server is None:

@@ -141,7 +141,7 @@ def _has_url(prefix: str | None) -> bool:
     return False
 
 
-# What `wsgifast run` has defaults for, of gunicorn's settings.
+# The settings of gunicorn that have defaults in `wsgifast run`.
 _GUNICORN = (
     "worker_class", "workers", "threads", "bind", "accesslog", "logger_class", "http_protocols",
     "keepalive", "graceful_timeout", "access_log_format", "logconfig", "logconfig_dict",
@@ -243,7 +243,7 @@ def _problem_of_worker(cfg: Any) -> str:
 
 
 def _operators(cfg: Any) -> dict[str, Any]:
-    """Return what FastWorker's options say of health checks and the drain."""
+    """Return FastWorker's options for health checks and the drain."""
     names = ("health_path", "ready_path", "drain_delay_s")
     try:
         worker = cfg.worker_class
@@ -296,7 +296,7 @@ def _explained(reason: str) -> str:
     return reason
 
 
-# What counts for finding the app, and where it is served.
+# The settings that find the app, and those of its address.
 _UVICORN = (
     "interface", "factory", "host", "port", "uds", "fd", "workers", "forwarded_allow_ips",
     "timeout_keep_alive", "timeout_graceful_shutdown", "ssl_certfile", "ssl_keyfile", "backlog",

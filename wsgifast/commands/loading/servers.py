@@ -1,7 +1,7 @@
 """Decides which server an app needs, and loads the app as that one would, in its own process.
 
-What the app and the configuration do when they are imported does not reach the process that asks:
-another working directory, variables, threads, monkey-patching. `as_server` is that process.
+The import of the app and the configuration does not change the calling process: its working
+directory, variables, threads and classes stay. `as_server` is the process that imports them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def load_as(
     :param server: None: one without a way of its own.
     :param target: "" for the app that the arguments or the configuration name. NO_APP for none.
     :param arguments: of the server's command, without the target.
-    :param environment: what is added to this one.
+    :param environment: variables to add to those of this process.
     :raises AppNotLoaded: if the import ends Python, or has no end.
     """
     command = [sys.executable, "-c", START, _PROCESS, server or "", target, *arguments]
@@ -112,7 +112,7 @@ def load_as(
             stdout=answers,
             stderr=log,
             env={**os.environ, **(environment or {})},
-            start_new_session=True,  # what the app starts ends with it
+            start_new_session=True,  # the app's own processes end with it
         )
         try:
             process.wait(_IMPORT_S)
@@ -164,7 +164,7 @@ def load_for(
                 return needed, one
     for server, one in sorted(found.items(), key=lambda item: not item[1].is_special):
         if one.error and "hooks" in one.settings:
-            # They may do what the app needs. gunicorn itself finds out, with its arbiter.
+            # The app may need them. gunicorn itself finds out, with its arbiter.
             return server, replace(one, interface="WSGI", target=target, error="")
         if one.error:
             raise AppNotLoaded(one.error)

@@ -41,9 +41,9 @@ def wrapped(
 
     :param target: see :func:`wsgifast.commands.loading.load_app`, as `server`.
     :param static: directories by the URL prefixes under which their files are served.
-    :param compress: compress what the app makes, and the files.
-    :param etag: add entity tags to what the app makes.
-    :param json_log: the server's logs are in JSON: so is what Python writes to stderr.
+    :param compress: compress the app's responses, and the files.
+    :param etag: add entity tags to the app's responses.
+    :param json_log: the server's logs are in JSON, and so is Python's output to stderr.
     :raises AppNotLoaded: if the app cannot be imported or made.
     :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
         its file to change.

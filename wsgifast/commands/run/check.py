@@ -1,4 +1,4 @@
-"""`wsgifast run --check`: what a reviewer of a deployment would say, from its command line."""
+"""`wsgifast run --check`: a review of a deployment, from its command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_deployment(
     """Look at a server's command line, with its configuration and its app, and at this machine.
 
     :param command: of gunicorn or uvicorn, also as `python -m gunicorn`.
-    :param environment: what is added to this one.
+    :param environment: variables to add to those of this process.
     :param silenced: ids of findings to leave out.
     :raises ConfigurationError: if it is neither, or refuses its arguments, and for an unknown id.
     :raises AppNotLoaded: if its app cannot be loaded.
@@ -100,7 +100,7 @@ def findings(
     has_body_limit: bool,
     has_metrics: bool = False,
 ) -> Iterator[tuple[str, str]]:
-    """Yield ids, and what was seen, from the result of loading alone."""
+    """Yield ids and observations from the result of loading alone."""
     options = loaded.configured
     kind = str(options["kind"])
     fast = "wsgifast" in kind or "asgifast" in kind

@@ -260,7 +260,7 @@ def _configured_app(options: argparse.Namespace) -> str:
 
 
 def _check_address(bind: str) -> None:
-    """Report at once what the server would retry ten times.
+    """Report an error at once that the server would retry ten times.
 
     :raises WSGIFastError: if it is not possible to listen there.
     """

@@ -1,4 +1,4 @@
-"""What `wsgifast run` reads of its environment, and refuses before it loads the app."""
+"""The environment variables of `wsgifast run`, which refuses bad ones before it loads the app."""
 
 from __future__ import annotations
 

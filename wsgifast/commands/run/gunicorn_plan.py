@@ -101,7 +101,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
 def _logs(options: argparse.Namespace, loaded: Loaded) -> tuple[list[str], bool]:
     """gunicorn's options for its logs, and whether these are in JSON.
 
-    What the user's configuration has of them stays: JSON inside a format of its own is of no use.
+    The user's own settings for them stay: JSON inside another format is of no use.
     """
     found = loaded.settings
     if options.access_log is not None or "logger_class" in found:

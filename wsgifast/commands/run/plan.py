@@ -1,4 +1,4 @@
-"""The server that `wsgifast run` starts, and what its command line has on both servers."""
+"""The server that `wsgifast run` starts, and the parts of its command line on both servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Plan:
     :ivar environment: variables that it needs.
     :ivar decided: a sentence for people.
     :ivar bind: where it listens. None: its configuration says.
-    :ivar notes: more sentences: the reasons, and what it costs.
+    :ivar notes: more sentences: the reasons, and the cost.
     :ivar logs_json: all that the server writes is JSON.
     """
 
@@ -89,7 +89,7 @@ def given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
 
 
 def gunicorn_options(options: argparse.Namespace) -> list[str]:
-    """Those of gunicorn's that the command line gives, but for what follows its --."""
+    """Those of gunicorn's that the command line gives, except those after its --."""
     words = given(options, "--", "threads", "config", "certfile", "keyfile")
     if isinstance(options.workers, int):
         words.append(f"--workers={options.workers}")

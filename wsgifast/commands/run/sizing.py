@@ -16,20 +16,20 @@ from pathlib import Path
 from ...checks import size_text
 
 # A worker's memory after its requests, by that after the import of its app: fields of requests,
-# caches, compressors and what the app itself keeps.
+# caches, compressors and the app's own data.
 _GROWTH = 1.5
 # Left to the arbiter, the process that is scraped, and the kernel's socket buffers.
 _OTHERS_BYTES = 64 * 1024 * 1024
-# What temporary files take up, by the kinds of file systems where they should not be.
+# The resource that temporary files use up, by the kinds of file systems where they should not be.
 _SCARCE = {"tmpfs": "memory", "ramfs": "memory", "overlay": "the container's writable layer"}
 
 
 @dataclass(frozen=True)
 class Container:
-    """What this process may use.
+    """The resources that this process may use.
 
     :ivar cpus: perhaps a part of one.
-    :ivar cpus_by: what limits them: "quota", "affinity", or "machine".
+    :ivar cpus_by: the reason of their limit: "quota", "affinity", or "machine".
     """
 
     cpus: float
@@ -38,7 +38,7 @@ class Container:
 
 
 def read_container(root: Path = Path("/")) -> Container:
-    """What the kernel lets this process use: by cgroup v2, by v1, or by the machine.
+    """Return the resources of this process, limited by cgroup v2, by v1, or by the machine.
 
     :param root: where /proc and /sys are.
     """
@@ -77,7 +77,7 @@ def size(container: Container, worker_bytes: int, *, spare: int) -> tuple[int, s
 
 
 def temporary_note(folder: str | None = None, root: Path = Path("/")) -> str | None:
-    """What it costs that temporary files are where they are. None: nothing.
+    """Return the cost of the place of temporary files, in a sentence. None if there is none.
 
     :param folder: None: that of Python's tempfile.
     """

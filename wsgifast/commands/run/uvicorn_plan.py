@@ -71,7 +71,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
     if bind is not None:
         where = _address(bind)
     command = [
-        # Without the working directory, whose files may have names of Python's own modules.
+        # Without the working directory: its files may have names of Python's own modules.
         *(sys.executable, "-P", "-m", "asgifast.uvicorn"),
         "--http=asgifast.uvicorn:HttpToolsProtocol",
         *where,

@@ -80,7 +80,7 @@ class Multiplexer:
     :ivar lock: guards h2's state, all output, and every change of a state.
     :ivar priorities: values of the priority field for streams that have not begun, by number.
     :ivar unbegun: the streams with a complete request whose apps have not been called.
-    :ivar is_pumping: the pump transmits what streams frame.
+    :ivar is_pumping: the pump transmits the frames of the streams.
     :ivar blocked_until: when to give up on a client that does not open the connection's window.
     """
 
