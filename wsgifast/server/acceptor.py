@@ -49,7 +49,7 @@ _PAUSE_S = 0.2
 # The least time between two warnings about that, and between two that the worker is full.
 _WARN_AGAIN_S = 60.0
 _FULL = "All %d %s are taken: new ones wait until others close"
-# The client has gone already, or the network between (accept(2)).
+# The client, or the network, has disconnected already (accept(2)).
 _GONE = frozenset(
     {
         errno.EPROTO, errno.ENETDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,

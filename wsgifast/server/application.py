@@ -63,9 +63,9 @@ class Application:
     :param post_request: called after the app, even if it failed. It gets the request, its environ
         ({} if there is none), its response (None if there is none) and its number (see `requests`,
         0 if the app was not called). Or None.
-    :param answer_error: answers an exception, given the channel, the request (None if it could not
-        be read) and the exception, and returns the status and the size of the body. It logs the
-        exception, and without a request the answer. Called only if nothing has been sent.
+    :param answer_error: responds to an exception. It gets the channel, the request (None if it
+        could not be read) and the exception. It returns the status and the size of the body. It
+        logs the exception, and without a request the response. Called only if nothing was sent.
     :param on_answered: called when a response has been sent or given up, before it is logged, with
         its output, the exchange and the monotonic time. Or None. Must not raise.
     :ivar requests: for how many the app has been called, or is about to be.

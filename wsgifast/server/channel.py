@@ -37,7 +37,7 @@ RECEIVING: Final = "receiving"  # a part of a request has been received
 RUNNING: Final = "running"  # the app runs, or waits for a thread
 SENDING: Final = "sending"  # the app has returned, or was not called: the queue has more
 SKIPPING: Final = "body"  # all is sent: unread bytes of the body still arrive
-STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py), whose streams have states of their own
+STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py). Its streams have their own states
 LINGERING: Final = "closing"  # all is sent: the client closes first (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 
@@ -139,7 +139,7 @@ class Channel(Owner):
 
         :param headers: of the response, without Date.
         :returns: the size of the body that is sent, in bytes.
-        :raises ClientGone: if the client has gone.
+        :raises ClientGone: if the client has disconnected.
         """
         page = self.error_page(status, reason, headers, body)
         return len(page.body) if self._write_error(page) else 0

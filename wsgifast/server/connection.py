@@ -102,7 +102,7 @@ class Connection(Endpoint, Channel):
         self._application = application
         self._begin_http2, self._on_handshake_end = begin_http2, on_handshake_end
         self._receiver = receiver
-        self._unread: StreamedBody | None = None  # the rest of it is discarded
+        self._unread: StreamedBody | None = None  # its unread bytes are discarded
 
     @property
     def receives_body(self) -> bool:
@@ -124,8 +124,8 @@ class Connection(Endpoint, Channel):
     def on_overdue(self) -> None:
         """End a connection after its deadline. The sweep owns it.
 
-        But not if a request has arrived that a busy server has not read yet: its client could not
-        know whether it was processed (RFC 9110 section 9.2.2).
+        It stays open if a request has arrived that a busy server has not read yet. Otherwise its
+        client could not know whether it was processed (RFC 9110 section 9.2.2).
         """
         if self.state is IDLE and self.deadline != _LAST_TURN and self.has_unread():
             self.deadline = _LAST_TURN
@@ -352,9 +352,9 @@ class Connection(Endpoint, Channel):
         self._discard_body(0)
 
     def _discard_body(self, events: int) -> None:
-        """Discard the rest of a body that the app has not read, and go on to the next request.
+        """Discard the unread bytes of a body, and go on to the next request.
 
-        The head of the response says that the connection stays open: closing it now could lose the
+        The response's headers say that the connection stays open. Closing it now could lose the
         client's next request.
         """
         body = self._unread

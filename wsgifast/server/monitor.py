@@ -34,8 +34,8 @@ TICK_S = 0.0007
 # The longest wait before looking at a turn, where long turns compute or send large files: each look
 # takes the GIL away from the thread that works.
 _MOST_PATIENCE_S = 4 * TICK_S
-# How long a leader that computes, or waits for a CPU, keeps the lead: its follower would wait for
-# the same CPU, or for the GIL that the leader holds.
+# How long a leader that computes, or waits for a CPU, has the lead. Its follower would wait for
+# the same CPU, or for the leader's GIL.
 _RUNNING_PATIENCE_S = 0.005
 # The spare is blocked if its turn takes longer. Until then it may just compete with all the apps
 # for the GIL.
@@ -56,7 +56,7 @@ class Member:
     since: float = 0.0  # when its last turn began, monotonic
     polling: bool = False  # in the poller, or about to be
     turn: int = 0  # number of turns begun, by which the watchdog recognizes one
-    job: Any = None  # the channel whose app it runs
+    job: Any = None  # the channel of the app that it runs
     # The close() of its apps' bodies: those not called yet, and those to be called now.
     closes: set[Any] = field(default_factory=set)
     due: deque[Any] = field(default_factory=deque)
@@ -148,8 +148,8 @@ class Monitor:
 
     def guard(self, now: float) -> None:
         """Have the monitor look if the turn that begins now takes long."""
-        # The alarm is set to one and a half times the patience, and set again half of it later at
-        # the earliest: so every turn has had all of it when the alarm goes off.
+        # The alarm is set to one and a half times the patience. It is set again half of it later at
+        # the earliest. So every turn has had all of it when the alarm goes off.
         half = self._patience_s / 2
         self.guard_at = now + half
         if not (self._tick_requested or self._interrupted):

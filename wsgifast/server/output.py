@@ -12,9 +12,9 @@ the queue, so everything happens under its lock. Nor may two threads use one TLS
                      (socket full)       draining --writable--> draining | empty
                      (file not cached)   draining --disk thread--> draining | empty
 
-*Coalescing.* A generator's block that closely follows another is delayed for the next one, until
-the monitor's next tick at most, which sends it while the app goes on (PEP 3333, "Buffering and
-Streaming"). The thread that takes the lock next frames them together, and queues them.
+*Coalescing.* A generator's block that closely follows another waits for the next one. The monitor's
+next tick sends it at the latest, while the app goes on (PEP 3333, "Buffering and Streaming").
+The thread that takes the lock next frames the delayed blocks together, and queues them.
 
     none delayed --a block, soon after another--> delayed --tick, or enough--> sent
                  --a block, before a slow client--> delayed --queue is empty, or enough--> queued
@@ -120,7 +120,7 @@ class OutputQueue:
         backlog = self.backlog  # which the end of a response removes
         return 0 if backlog is None else backlog.size
 
-    # Called by the writer. All of it raises ClientGone if the client has gone.
+    # Called by the writer. All of it raises ClientGone if the client has disconnected.
 
     def write(self, data: bytes) -> None:
         """Send bytes, and queue those that the kernel does not take. May wait for the client."""

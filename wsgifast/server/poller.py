@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-A connection is either *armed* here or *owned* by one thread: an event is reported once and disarms
-its descriptor (EPOLLONESHOT), so that the thread which gets the event owns the connection until it
-arms it again. Any thread may arm a descriptor while another thread polls.
+A connection is either *armed* here or *owned* by one thread. An event is reported once and disarms
+its descriptor (EPOLLONESHOT). So the thread that gets the event owns the connection until it arms
+it again. Any thread may arm a descriptor while another thread polls.
 
 Listeners are level-triggered and stay armed. If several workers share a listener, epoll reports a
 connection to one of them (EPOLLEXCLUSIVE).

@@ -2,16 +2,16 @@
 
 Theory of operation
 -------------------
-Handing each request from a polling thread to an app thread costs two context switches and a fight
-for the GIL, which is more than a short request itself. So the *leader* polls, and then serves the
-request by itself: no other thread wakes up.
+To pass each request from a polling thread to an app thread costs two context switches and a wait
+for the GIL. A short request costs less than that. So the *leader* polls, and then serves the
+request itself: no other thread wakes up.
 
-That only works while its turns are short. When the leader has been in one turn for a tick, in the
-app or blocked in a system call, the *monitor* (monitor.py) promotes a *follower*, as Go's sysmon
-retakes a processor from a goroutine in a system call. A leader that is computing is left alone for
-longer: two threads that alternate on the GIL are slower than one. For the same reason a thread
-follows after its turn if another one leads, even if that one is in a turn. It takes the lead only
-if the lead is on offer, because no thread was free to take it.
+That only works while its turns are short. A leader may be in one turn for a tick, in the app or
+blocked in a system call. Then the *monitor* (monitor.py) promotes a *follower*. Go's sysmon retakes
+a processor from a goroutine in the same way. A leader that computes has more time, because two
+threads that alternate on the GIL are slower than one. For the same reason a thread follows after
+its turn if another one leads, even if that one is in a turn. It takes the lead only if the lead is
+on offer, because no thread was free to take it.
 
 If no thread is free, the pool is *saturated* and the monitor promotes the *spare*. It polls,
 receives and sends, but never runs an app. So downloads, uploads and new connections go on, and so
@@ -47,7 +47,7 @@ A thread with a close() to come leads only if every follower has one. So it is f
 comes. A request that waits for a lock of the body is not run by the one thread that would release
 the lock.
 
-    to come --last byte sent, or the client has gone--> due --its thread's next turn--> called
+    to come --last byte sent, or the client disconnects--> due --its thread's next turn--> called
                                                             --that thread is stuck--> called by a
                                                                     thread of its own
 """
@@ -66,15 +66,15 @@ from typing import Any
 from .monitor import TICK_S, Exhaustion, Member, Monitor, is_running, this_thread
 from .poller import WRITE, Event, Poller
 
-# After a slow app, the lead is handed over before each app, until this many in a row were quick:
-# slow requests come in bursts, and each would make the next one wait for a tick.
+# After a slow app, the lead passes on before each app, until this many in a row were quick. Slow
+# requests come in bursts, and each would make the next one wait for a tick.
 _EARLY_PROMOTIONS = 8
 # The time from which on an app counts as slow. On a busy machine a quick one may wait for a CPU.
 _SLOW_S = 4 * TICK_S
 # Up to this many events are not sorted: none of them waits long.
 _FEW_EVENTS = 8
-# How long deferred items are handled between two polls, in seconds: at least, which is longer than
-# a poll takes, and at most, however long the other events took.
+# The least and the most seconds for deferred items between two polls. A poll takes less than the
+# least. The most counts even if other events took longer.
 _DEFERRED_S = 0.0005
 _MOST_DEFERRED_S = 0.005
 

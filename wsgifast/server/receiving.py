@@ -111,7 +111,7 @@ class Exchange:
         self.queued = self.begun = self.answered = 0.0
 
     def declare_length(self, size: int) -> None:
-        """Set the length of a body that has come without one, and was received whole.
+        """Set the length of a complete body that was received without one.
 
         Apps go by CONTENT_LENGTH (PEP 3333): Django takes a body without one for empty. Chunks are
         gone by now (RFC 9112 section 7.1.3 has a decoder do the same). If another coding is left
@@ -193,12 +193,12 @@ class Receiver:
         self._memory = shared.input_memory
         self._head = Reservation(shared.input_memory)
         self._number = 0  # of the request on its connection
-        self._scanner: HeadScanner | None = None  # of an incomplete head
+        self._scanner: HeadScanner | None = None  # of incomplete headers
         self._body: BodyCollector | None = None  # being received
 
     @property
     def is_first(self) -> bool:
-        """Return whether no request has come on the connection yet."""
+        """Return whether no request has been received on the connection yet."""
         return not self._number
 
     def has_more_to_do(self) -> bool:

@@ -126,7 +126,7 @@ class Sender(ABC):
 
         :param after_event: the socket has just been reported writable.
         :raises FileTruncated: if a file ends early.
-        :raises OSError: if the client has gone, or a file cannot be read.
+        :raises OSError: if the client has disconnected, or a file cannot be read.
         """
 
     @abstractmethod
@@ -344,7 +344,7 @@ class SocketSender(Sender):
         # Twice in a row: a slow client's first receive is quick, too.
         if was_quick and self._was_quick:
             self._may_grow = False
-            with contextlib.suppress(OSError):  # the client has gone: the next send fails
+            with contextlib.suppress(OSError):  # the client has disconnected: the next send fails
                 release_send_buffer(cast(SocketLike, self._sock))
 
 
@@ -409,7 +409,7 @@ class MultiplexedSender(SocketSender):
         """Return whether bytes need long to the client now. A near one may just be busy."""
         try:
             return smoothed_round_trip_us(cast(SocketLike, self._sock)) > _FAR_US
-        except OSError:  # a Unix socket, or the client has gone
+        except OSError:  # a Unix socket, or no client any more
             return False
 
 

@@ -79,7 +79,7 @@ class Multiplexer:
     :ivar uploads: how fast the client sends its bodies.
     :ivar lock: guards h2's state, all output, and every change of a state.
     :ivar priorities: values of the priority field for streams that have not begun, by number.
-    :ivar unbegun: the streams with a complete request whose apps have not been called.
+    :ivar unbegun: the streams with a complete request for which no app has been called.
     :ivar is_pumping: the pump transmits the frames of the streams.
     :ivar blocked_until: when to give up on a client that does not open the connection's window.
     """
@@ -188,7 +188,7 @@ class Multiplexer:
     def transmit_end(self) -> None:
         """As :meth:`transmit`, for a response that has ended: it may wait for others.
 
-        :raises ClientGone: if the client has gone.
+        :raises ClientGone: if the client has disconnected.
         """
         if self.unbegun and self.frames.has_output and self.frames.body_bytes < _GATHERED_BYTES:
             now = time.monotonic()
@@ -346,7 +346,7 @@ class Multiplexer:
             failed = stream.output.error is not None
             code = ErrorCodes.CANCEL if failed else ErrorCodes.INTERNAL_ERROR
             if stream.output.stream_sender.has_ended:
-                # The client need not send the rest of its request (RFC 9113 section 8.1).
+                # The client need not complete its request (RFC 9113 section 8.1).
                 code = ErrorCodes.NO_ERROR
             with contextlib.suppress(ProtocolError):  # the connection is about to be lost
                 self.frames.reset_stream(stream.number, code)

@@ -1,9 +1,9 @@
 """A response on a stream: HTTP/1's semantics in HTTP/2's frames (RFC 9113 section 8).
 
 The output of a stream is the same queue as HTTP/1's, over a sender that makes frames. An HTTP/1
-queue sends until the socket is full. This one sends until a flow-control window is used up, of the
-stream or of the connection (RFC 9113 section 5.2), or until the connection's own output queue has
-something left, which is where the frames go. All output runs under the connection's lock.
+queue sends until the socket is full. This one puts frames into the connection's own output queue.
+It sends until that queue cannot send all, or until a flow-control window of the stream or of the
+connection is used up (RFC 9113 section 5.2). All output runs under the connection's lock.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class StreamSender(Sender):
 
     def wait_until(self, *, no_memory: bool) -> float:
         if self._mux.frames.stream_window(self._number) > 0:
-            return math.inf  # the connection keeps it waiting, which has a deadline of its own
+            return math.inf  # it waits for the connection, which has its own deadline
         if self._window_wait is None:
             self._window_wait = self._mux.rules.new_wait()
         return self._window_wait.begin()
@@ -287,7 +287,7 @@ class StreamOutput(OutputQueue):
         """Everything has been written: END_STREAM goes out with the last byte.
 
         :param size: of the body, in bytes.
-        :raises ClientGone: if the client has gone.
+        :raises ClientGone: if the client has disconnected.
         """
         sender = self.stream_sender
         with self.lock:
