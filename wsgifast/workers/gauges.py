@@ -57,7 +57,7 @@ def requests_under_way(server: Server) -> list[Asked]:
 
 
 def slowest_clients(connections: Iterable[Endpoint], now: float, *, most: int) -> list[SlowClient]:
-    """Return the clients whose output waits for them, the slowest first.
+    """Return the clients with queued output, the slowest first.
 
     :param now: monotonic.
     """

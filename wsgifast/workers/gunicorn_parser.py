@@ -34,7 +34,7 @@ _UWSGI_BYTES = 4 + 0xFFFF
 class GunicornParser:
     """Passes received bytes to gunicorn's parser, and converts its request for the core.
 
-    :param settings: gunicorn's, for the peers whose requests it parses.
+    :param settings: gunicorn's, for the peers of the parsed requests.
     :param trusted: whether these peers are in forwarded_allow_ips: only they may use HTTP/2 without
         TLS.
     :param checks_host: refuse requests with a missing, malformed or repeated Host header. Not with
@@ -82,7 +82,7 @@ class GunicornParser:
             for name, value in req.headers:
                 if name == "SCRIPT_NAME":
                     script_name = value
-        reader, req.body = req.body.reader, None  # nobody can read from it
+        reader, req.body = req.body.reader, None  # no app can read from it
         is_chunked = isinstance(reader, ChunkedReader)
         if is_chunked:
             reader.req = None  # the reader refers to itself, and would keep the request

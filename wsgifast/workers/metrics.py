@@ -52,8 +52,8 @@ _QUEUE = CATALOGUE["wsgifast_queue_seconds"]
 _REQUEST_START = "HTTP_X_REQUEST_START"
 # The most slow clients in a worker's state.
 _MOST_CLIENTS = 20
-# After so many seconds in which no thread was free, /readyz answers that a worker is not ready:
-# longer than a burst of requests, shorter than a client waits.
+# After so many seconds in which no thread was free, /readyz reports that a worker is not ready. A
+# burst of requests is shorter, and a client waits for longer.
 UNREADY_AFTER_S = 5.0
 # The arbiter replaces a worker that is silent for its `timeout`. If one is silent for this many
 # times as long, only a restart of the server can help.

@@ -16,7 +16,7 @@ from gunicorn.workers import gthread
 
 from ..bodies.line_log import is_defined_in
 
-# gthread's methods that FastWorker calls although it has none of its own.
+# gthread's methods that FastWorker calls and does not define.
 _CALLED = frozenset({"is_parent_alive"})
 # The classes and functions that gthread uses. Only gunicorn's own parser uses those of `message`,
 # and httptools parses plain requests.

@@ -3,8 +3,8 @@
 Theory of operation
 -------------------
 gunicorn's arbiter starts the successor of a worker that ends by itself (max_requests) after its
-end, and at a reload (SIGHUP) it ends all old workers as soon as it has started the new ones. While
-those import the app, no worker serves. If a new one cannot import it, the whole server ends.
+end. At a reload (SIGHUP) it ends all old workers as soon as it has started the new ones. While
+those import the app, no worker serves. If a new one cannot import it, the server ends.
 
 FastWorker makes the running arbiter a :class:`ReplacingArbiter`, which keeps gunicorn's methods and
 changes when workers are started and ended. The arbiter is found by gunicorn's hook when_ready
@@ -345,7 +345,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             self.log.info("All workers are replaced")
 
     def _may_spawn(self) -> bool:
-        """Whether the time has come after a failure."""
+        """Return whether the delay after a failure is over."""
         if any(worker.age > self._failed_age for worker in self._serving()):
             self._retry_at = self._retry_s = 0.0  # another one has been ready since
             self._is_alone = self._has_tried_alone = False
@@ -408,7 +408,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         super().stop(graceful)
 
     def _drain(self, delay_s: float) -> bool:
-        """Let the workers serve while their readiness fails; return False if a signal ends it.
+        """Let the workers serve while their readiness fails. Return False if a signal ends it.
 
         The listeners stay open meanwhile, also those of Unix sockets.
         """

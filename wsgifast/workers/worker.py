@@ -139,9 +139,9 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
         :raises UnsupportedGunicorn: for a version that is too old, or lacks a name that we use.
         :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
-            name, for an overridden method that is not called, for `threads` below 1,
-            for threads that are patched or have no GIL, for TLS files
-            that cannot be used, and for metrics that cannot be served.
+            name. For an overridden method that is not called. For `threads` below 1, and threads
+            that are patched or have no GIL. For TLS files that cannot be used, and metrics that
+            cannot be served.
         """
         check_gunicorn()
         super().check_config(cfg, log)

@@ -2,8 +2,8 @@
 
 It sends a body like gunicorn's gthread worker: a separate send for the headers and for each chunk,
 framed for HTTP/1.1, and files in its `wsgi.file_wrapper` by sendfile. So it measures the CPU time
-that such a server would spend. The ASGI server shares three parts: the base class of requests,
-which frames and records the response, the client at the other end of the connection, and the search
+that such a server would spend. The ASGI server shares the base class of requests, which frames and
+records the response. It also shares the client at the other end of the connection, and the search
 for the file that an app opens for its body.
 """
 

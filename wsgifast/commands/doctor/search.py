@@ -2,9 +2,12 @@
 
 A GET should change nothing (RFC 9110, section 9.2.1), but in many apps it does. The method, the
 name of a view and its path do not prove that it is safe. An endpoint is requested without a
-question only with other evidence, see :attr:`.model.Endpoint.evidence`. The user has named it, it
-is a file of a folder that the app serves, a browser loads it with a page that the user has named,
-or an OpenAPI document describes it as read-only.
+question only with other evidence, see :attr:`.model.Endpoint.evidence`. There are four kinds:
+
+- The user has named it.
+- It is a file of a folder that the app serves.
+- A browser loads it with a page that the user has named.
+- An OpenAPI document describes it as read-only.
 """
 
 from __future__ import annotations
