@@ -1,4 +1,4 @@
-"""A bare ASGI app with one URL for each way of sending a body; served live by the tests.
+"""A bare ASGI app with one URL for each way of sending a body. The tests serve it live.
 
 Run by every server of the behaviour suite, with ASGIFast (`fast`) and without (`app`). The files
 are those of the folder that ASGIFAST_TEST_FILES names.
@@ -239,7 +239,7 @@ fast = ASGIFast(app, pathsend=True)
 
 
 async def ignorant(scope: Scope, receive: Receive, send: Send) -> None:
-    """A middleware that knows body messages alone: it holds the head back until the first one."""
+    """A middleware that knows body messages alone. It delays the headers until the first one."""
     start: Message | None = None
 
     async def forward(message: Message) -> None:

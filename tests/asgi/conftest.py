@@ -115,7 +115,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with files of sizes around every threshold; large.txt has random bytes."""
+    """A folder with files of sizes around every threshold. large.txt has random bytes."""
     folder = tmp_path_factory.mktemp("files")
     source = random.Random(7)
     (folder / "large").write_bytes(source.randbytes(_LARGE_BYTES))
@@ -135,7 +135,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(files: Path) -> Path:
-    """The folder whose files `server` serves; a module may have another."""
+    """The folder that `server` serves. A module may have another."""
     return files
 
 

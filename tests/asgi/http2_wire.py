@@ -116,7 +116,7 @@ class Wire:
 
 @asynccontextmanager
 async def connected(app: ASGIApp, **options: Any) -> AsyncIterator[tuple[Wire, Client]]:
-    """Run an app under zttp's protocol; the client has these options."""
+    """Run an app under zttp's protocol, for a client with these options."""
     config = uvicorn.Config(app, lifespan="off", log_config=None, proxy_headers=False)
     config.load()
     state = ServerState()

@@ -1,4 +1,4 @@
-"""An ASGI app whose request bodies are limited to LIMIT bytes."""
+"""An ASGI app that limits request bodies to LIMIT bytes."""
 
 from __future__ import annotations
 

@@ -80,12 +80,12 @@ class Client:
         return bytes(data)
 
     async def ask(self, request: bytes = GET) -> bytes:
-        """Send a request; return the head of its response."""
+        """Send a request. Return the status line and headers of its response."""
         await self.send(request)
         return await self.until(b"\r\n\r\n")
 
     async def body(self, size: int) -> bytes:
-        """The body of a response, behind its head."""
+        """The body of a response, behind its headers."""
         await self.until(b"\r\n\r\n")
         return await self.exactly(size)
 

@@ -49,7 +49,7 @@ def sized(pieces: list[bytes]) -> Scope:
 
 
 async def through(pieces: list[bytes]) -> list[bytes]:
-    """Buffer a body of these messages; return those that an app then receives."""
+    """Buffer a body of these messages. Return those that an app then receives."""
     received = messages(pieces)
 
     async def receive() -> Message:

@@ -106,7 +106,7 @@ def server(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
 
 
 class Peer(Connection):
-    """A client that sends what and when a test says."""
+    """A client that a test controls."""
 
     def post(self, path: str, framing: bytes, *lines: bytes, data: bytes = b"") -> None:
         head = [b"POST %b HTTP/1.1" % path.encode(), b"Host: x", framing, *lines, b"", data]

@@ -1,4 +1,4 @@
-"""How long the small messages of a response are held."""
+"""How long the small messages of a response are delayed."""
 
 from __future__ import annotations
 

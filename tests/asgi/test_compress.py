@@ -1,4 +1,4 @@
-"""ASGIFast(app, compress=True): what the client gets, and when."""
+"""ASGIFast(app, compress=True): the bytes that the client gets, and when."""
 
 from __future__ import annotations
 

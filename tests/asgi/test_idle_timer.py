@@ -1,4 +1,4 @@
-"""One timer for all the times that a connection is idle; the test moves the loop's clock."""
+"""One timer for all the times that a connection is idle. The test moves the loop's clock."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ refusing = sending(head(length(2)), message(b"no", False))
 
 
 async def send_until_closed(client: Client) -> int:
-    """Send on and on; return how many bytes were sent."""
+    """Send without end. Return how many bytes were sent."""
     sent = 0
     while client.state.connections:
         try:

@@ -271,7 +271,7 @@ async def test_file_given_up_by_the_app_closes(
 
 
 async def test_headers_of_a_generator_are_read_once(protocol: Any, large: Path) -> None:
-    """A generator is asked once: by us for the length, and by uvicorn for the head."""
+    """A generator of headers is read once: by us for the length, and by uvicorn for the headers."""
     headers = (header for header in [length(100_000)])
     app = sending({**head(), "headers": headers}, pathsend(large))
     async with serving(protocol, app) as client:

@@ -26,7 +26,7 @@ EMPTY = head(length(0)), body(b"", False)
 
 
 async def until_ended(receive: Receive) -> list[int]:
-    """Receive a body; return the sizes of its messages."""
+    """Receive a body. Return the sizes of its messages."""
     sizes, more = [], True
     while more:
         message = await receive()

@@ -57,7 +57,7 @@ def _wrapped_by_the_server(environ: Any) -> Any:
     return environ["wsgi.file_wrapper"](file_path().open("rb"))
 
 
-# path -> (what is expected, content type, Content-Length or None, what the app returns)
+# path -> (expected findings, content type, Content-Length or None, the app's body)
 SHAPES: dict[str, tuple[str | None, str, int | None, Any]] = {
     "/good": (None, "text/html", 5, lambda e: [b"a" * 5]),
     "/good-stream": (None, "text/html", None, lambda e: (b"x" * 65536 for _ in range(9))),
@@ -143,7 +143,7 @@ async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def parted(found: Found) -> tuple[list[Endpoint], list[Unreached]]:
-    """The endpoints of what was found, and those that cannot be requested."""
+    """The endpoints that were found, and those that cannot be requested."""
     return (
         [each for each in found if isinstance(each, Endpoint)],
         [each for each in found if isinstance(each, Unreached)],

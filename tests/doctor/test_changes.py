@@ -1,4 +1,4 @@
-"""What wrapping breaks or changes is a finding, and what changes by itself is none."""
+"""A change that wrapping makes is a finding. A response that varies without it is none."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def asgi(kind: str, folder: Path) -> Any:
 
 
 class Offering(asgifast.ASGIFast):
-    """Offers pathsend to every app, unless it is asked not to."""
+    """Offers pathsend to every app, unless an option forbids it."""
 
     def __init__(self, app: Any, *, pathsend: bool = True) -> None:
         super().__init__(app, pathsend=False)
@@ -149,7 +149,7 @@ def test_file_that_loses_its_compression_is_slow(
 
 def test_pathsend_is_recommended_if_nothing_changes(tmp_path: Path) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        """Unknown to ASGIFast; its second file is right only without the extension."""
+        """Unknown to ASGIFast. Its second file is right only without the extension."""
         path = file_path()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         if "http.response.pathsend" in scope.get("extensions", ()):

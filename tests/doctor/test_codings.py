@@ -29,7 +29,7 @@ NOISE = bytes(range(256)) * 100
 def answering(coded: dict[str, str], own: dict[str, str] | None = None, body: bytes = TEXT) -> Any:
     """An app that answers clients that accept gzip in gzip.
 
-    :param coded: the headers of that answer, beside the other answer's.
+    :param coded: the headers of the compressed response, beside those of the other one.
     """
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:

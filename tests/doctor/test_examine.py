@@ -323,7 +323,7 @@ def test_error_of_several_lines_is_reported_in_one() -> None:
 
 
 def test_page_leaves_out_what_a_finding_has_not() -> None:
-    """WF015 has neither a cost nor a way to fix it in each framework; WF011 has both."""
+    """WF015 has neither a cost nor a way to fix it in each framework. WF011 has both."""
     without, with_both = (as_html(examine(wsgi_app, [path])) for path in ("/raises", "/str"))
     assert "<ul></ul>" not in without
     assert ". </p>" not in without

@@ -1,4 +1,4 @@
-"""Reports in every format, of endpoints, answers and errors whose texts are anybody's."""
+"""Reports in every format, of endpoints, responses and errors with any text."""
 
 from __future__ import annotations
 

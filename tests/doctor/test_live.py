@@ -33,7 +33,7 @@ _SOON_S = 0.06
 
 @contextmanager
 def faulty(answer: Answer) -> Iterator[str]:
-    """A server that is wrong on purpose; one thread for each connection."""
+    """A server that is wrong on purpose, with one thread for each connection."""
 
     class Handler(socketserver.StreamRequestHandler):
         disable_nagle_algorithm = True

@@ -40,7 +40,7 @@ NAMES = ("/logout", "/createUser", "/startScan", "/list", "/", "/item/<int:id>",
 
 
 def counted_app(*rules: str, pages: dict[str, str] | None = None) -> tuple[Any, Counter[str]]:
-    """A Flask app that counts its calls; some of its views are pages."""
+    """A Flask app that counts its calls. Some of its views are pages."""
     app, calls = flask.Flask(__name__, static_folder=None), Counter[str]()
 
     def view(**given: str) -> str:
