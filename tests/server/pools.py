@@ -333,7 +333,7 @@ def monitored(monkeypatch: pytest.MonkeyPatch) -> Monitored:
 
 
 def exhaust(monitored: Monitored) -> float:
-    """Let the only thread that is free be taken; returns when that was noticed."""
+    """Let the only free thread be taken. Return when that was noticed."""
     monitored.enter(monitored.first)
     monitored.run(1.5)
     monitored.first.busy = False

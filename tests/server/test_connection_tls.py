@@ -34,7 +34,7 @@ def test_tls_requests_in_one_record_are_all_answered(tls_bench: MakeBench) -> No
     bench = tls_bench(keepalive=5)
     client = bench.connect(tls=client_context())
     head = HEAD + b"Content-Length: %d\r\n\r\n"
-    # One record each; the first is more than one receive takes.
+    # One record each. The first is more than one receive takes.
     for size in (0, 9, 15_000):
         body = b"a" * size
         client.run(head % size + body + head % 3 + b"end")

@@ -209,7 +209,7 @@ UNKNOWN_SETTINGS = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range
     ids=["unknown settings", "a known one", "ALTSVC", "reset of none", "padding", "window of none"],
 )
 def test_costly_frames_count_for_more(begin: Begin, frame: bytes, calm: int) -> None:
-    """One SETTINGS frame may have 2,700 values; some frames have no event of h2's."""
+    """One SETTINGS frame may have 2,700 values. Some frames have no event of h2's."""
     peer = begin()
     assert peer.get().status == 200
     peer.ask("/", "POST", ends=False)

@@ -23,7 +23,7 @@ def blocks(path: str) -> Iterator[bytes]:
 
 
 def waiting(peer: Peer, *paths: str) -> tuple[list[int], Any]:
-    """Ask several times at once; returns the streams, and the first job."""
+    """Send several requests at once. Return the streams, and the first job."""
     streams = [peer.ask(path) for path in paths]
     peer.send_only()
     peer.bench.poll()

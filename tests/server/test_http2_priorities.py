@@ -56,7 +56,7 @@ def blocked(begin: Begin, *priorities: str | None) -> Peer:
 
 
 def next_turns(peer: Peer, count: int) -> list[int]:
-    """Open the connection's window some times; returns the streams that get the bytes."""
+    """Open the connection's window some times. Return the streams that get the bytes."""
     got: list[int] = []
     for _ in range(count):
         before = {number: len(answer.body) for number, answer in peer.answers.items()}

@@ -100,7 +100,7 @@ class Side:
 
 
 def seen(event: Any) -> Any:
-    """An event as the connection uses it; None for one that it does not."""
+    """An event as the connection uses it, or None for one that it does not use."""
     name = type(event).__name__
     if name in ("PlainRequest", "RequestReceived"):
         is_plain = isinstance(event, PlainRequest)

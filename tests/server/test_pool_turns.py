@@ -209,7 +209,7 @@ def test_deferred_items_may_be_ready_to_run(monitored: Monitored) -> None:
 
 
 class Polling:
-    """A member; work comes in the moment in which it says that it polls."""
+    """A member. Work comes in the moment in which it says that it polls."""
 
     def __init__(self, queue: Any, late: Any, *, spare: bool = False) -> None:
         self._queue = queue

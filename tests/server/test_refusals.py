@@ -22,7 +22,7 @@ UNFINISHED = [HEAD + b"Content-Length: 10\r\n\r\n01234", CHUNKED + b"5\r\n012"]
 
 
 def status_of(bench: Bench, *pieces: bytes, ends: bool = False) -> int | None:
-    """The status of the answer; None where the connection ends without one."""
+    """The status of the response, or None where the connection ends without one."""
     client = bench.connect()
     for piece in pieces:
         client.send(piece)

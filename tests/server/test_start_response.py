@@ -121,7 +121,7 @@ def test_violation_of_pep_3333_is_a_500(ask: Ask, name: str) -> None:
 
 
 def test_refused_value_is_not_logged(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
-    """It may be a secret; its name is not."""
+    """It may be a secret. Its name is not."""
     errors: list[Exception] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -323,7 +323,7 @@ class Bench:
     # Its steps, one by one.
 
     def take_up(self) -> Any:
-        """Do what the next event calls for; returns the job, if one is ready to run."""
+        """Handle the next event. Return the job, if one is ready to run."""
         return self.server.receive(self._pool.work.popleft())
 
     def leave_waiting(self, job: Any) -> None:
@@ -357,7 +357,7 @@ class Bench:
         self.worker.application.log_access = None
 
     def poll(self) -> None:
-        """Take up what the poller has, without doing anything about it."""
+        """Take up the poller's events, without handling them."""
         pool = self._pool
         pool.poll_events(0)
         if not pool.work:  # the first poll that is asked to change something may do that only
@@ -405,7 +405,7 @@ MakeBench = Callable[..., Bench]
 
 
 def ask(bench: Bench, client: Client | None = None, **more: Any) -> tuple[int, bool, bytes]:
-    """One request; returns its status, whether the connection is kept, and the body."""
+    """Send one request. Return its status, whether the connection stays open, and the body."""
     client = client or bench.connect()
     client.run_request(**more)
     response = client.read_response()

@@ -27,7 +27,7 @@ def notes(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def stalled(server: LiveServer, notes: Path, *, seconds: float = 0) -> Iterator[Connection]:
-    """A client that reads the head of a large response, and then no more."""
+    """A client that reads the headers of a large response, and then no more."""
     with Connection(server.address, receive_buffer=4096) as connection:
         headers = [("X-File", str(notes)), ("X-Seconds", str(seconds))]
         connection.send_request(f"/noting/{SIZE}", headers=headers)

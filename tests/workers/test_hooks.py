@@ -38,7 +38,7 @@ def environ_app(seen: list[dict[str, Any]]) -> Callable[..., Iterable[bytes]]:
 
 
 def send(bench: Bench, protocol: str) -> int:
-    """Send a request with a body; returns the status."""
+    """Send a request with a body. Return the status."""
     if protocol == "HTTP/2":
         return Peer(bench).get(headers=[("x-one", "1"), ("x-two", "2")]).status
     head = "POST / HTTP/1.1\r\nHost: a\r\nX-One: 1\r\nX-Two: 2\r\nContent-Length: 3\r\n\r\nabc"

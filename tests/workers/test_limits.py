@@ -22,7 +22,7 @@ Reach = Callable[[Bench], bytes]
 
 
 def sending(data: bytes, *, then_s: float = 0.0) -> Reach:
-    """Send something, and perhaps let time pass; return what the client receives."""
+    """Send something, and perhaps let time pass. Return the bytes that the client receives."""
 
     def reach(bench: Bench) -> bytes:
         client = bench.connect(tcp=True)

@@ -37,7 +37,7 @@ def serving(*options: str, **attributes: Any) -> Iterator[LiveServer]:
 
 
 def ask(server: LiveServer, target: str, version: str, method: str = "GET") -> tuple[int, bytes]:
-    """The status and the body of a response; status 0 for one that is cut off."""
+    """The status and the body of a response, with status 0 for one that is cut off."""
     with Connection(server.address) as connection:
         if version == "HTTP/1.1":
             try:
