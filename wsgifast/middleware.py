@@ -24,6 +24,7 @@ from .bodies.classify import classify
 from .bodies.entity_tags import answer_by_tag
 from .bodies.file_responses import FileResponses, send_nothing, send_segments
 from .bodies.files import close_body
+from .bodies.request_ids import request_ids_stage
 from .bodies.requests import within_limits
 from .bodies.slow_shapes import Examined, Reports, check_rate
 from .bodies.start_response import AppResponse, Respond, Stage
@@ -109,6 +110,9 @@ class WSGIFast:
         200 times, gets 413. A malformed body gets 400, another content coding 415.
     :param etag: add a weak ETag to a 200 for GET or HEAD whose whole body is in memory, up to 1
         MiB, and answer If-None-Match with 304. See :mod:`wsgifast.bodies.entity_rules`.
+    :param request_id: give each request an id: a valid X-Request-ID, on FastWorker only that of a
+        trusted proxy, or a new one. It is in the environ and in the headers of the response, with
+        the trace id of traceparent in the environ. See :mod:`wsgifast.bodies.request_ids`.
     :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
         slow shape the id of the doctor's finding is logged, at most once an hour for each URL
         pattern of the framework. 0 examines none, at no cost.
@@ -135,6 +139,7 @@ class WSGIFast:
         body_limit_bytes: int | None = None,
         decompress: bool = False,
         etag: bool = False,
+        request_id: bool = False,
     ) -> None:
         check_app(app, "WSGI")
         check_switches(
@@ -144,6 +149,7 @@ class WSGIFast:
             conditional=conditional,
             traces=traces,
             etag=etag,
+            request_id=request_id,
         )
         self.app = app
         self.coalesce = coalesce
@@ -167,7 +173,7 @@ class WSGIFast:
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = _with_dictionary(self._call, self.compression.dictionary)
         # The stages around a call of the app, the outermost first.
-        stages: list[Stage] = []
+        stages: list[Stage] = [request_ids_stage] if request_id else []
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
             stages.append(Instrumented(recorder, spans).stage)

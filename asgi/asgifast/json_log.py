@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 
 from wsgifast.bodies.access_log import ErrorLogFormatter, json_line
 
 # uvicorn's usual configuration with this formatter, for `uvicorn --log-config FILE`.
 CONFIGURATION = str(Path(__file__).with_suffix(".json"))
+
+# More fields of the request whose task is running. None until an option of ASGIFast has some.
+_more: ContextVar[Mapping[str, str]] | None = None
+
+
+def add_fields(more: ContextVar[Mapping[str, str]]) -> None:
+    """Add the fields that a variable has in the context of a request's task."""
+    global _more
+    _more = more
 
 
 class JSONFormatter(ErrorLogFormatter):
@@ -33,7 +44,7 @@ def access_fields(
 ) -> dict[str, object]:
     """Return the fields of an access log line of uvicorn's."""
     path, _, query = str(target).partition("?")
-    return {
+    fields: dict[str, object] = {
         "process.pid": os.getpid(),
         "client.address": str(client).rpartition(":")[0],
         "http.request.method": method,
@@ -42,3 +53,6 @@ def access_fields(
         "network.protocol.version": version,
         "http.response.status_code": status,
     }
+    if _more is not None:
+        fields |= _more.get({})
+    return fields

@@ -47,6 +47,7 @@ from .messages import (
 )
 from .pathsend import Offer, PathsendDecision, without_files
 from .request_bodies import buffer_bytes, call_limited
+from .request_ids import RequestIds
 from .whole_responses import whole_sender_for
 
 
@@ -93,6 +94,7 @@ class ASGIFast:
         app is called. `body_limit_bytes` limits the bytes that were sent and the decoded bytes.
         Without it, the limit is 32 MiB of decoded bytes. For statuses see WSGIFast's.
     :param etag: as WSGIFast's, for a body that is sent in one message.
+    :param request_id: as WSGIFast's, in the scope and its headers.
     :param report_slow_shapes: as WSGIFast's: the share of responses whose shape is examined, for
         the log. 0: none, at no cost.
     :raises ConfigurationError: if `app` is not an ASGI app, or an option has no such value.
@@ -116,10 +118,11 @@ class ASGIFast:
         buffer_bodies: bool | int = False,
         decompress: bool = False,
         etag: bool = False,
+        request_id: bool = False,
     ) -> None:
         check_app(app, "ASGI")
         check_switches(coalesce=coalesce, ranges=ranges, conditional=conditional, traces=traces)
-        check_switches(etag=etag)
+        check_switches(etag=etag, request_id=request_id)
         if pathsend is not None:
             check_switches(pathsend=pathsend)
         self.app = app
@@ -141,13 +144,16 @@ class ASGIFast:
             self._call = Examined(app, Reports(report_slow_shapes, mended=mended))
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = _with_dictionary(self._call, self.compression.dictionary)
-        self._instrumented: Instrumented | None = None
+        # What is around this middleware: ids of requests, and metrics.
+        self._around: ASGIApp | None = None
         if self.body_limits is not None:
             self._unlimited = copy.copy(self)
             self._unlimited.body_limits = None
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
-            self._instrumented = Instrumented(copy.copy(self), recorder, spans)
+            self._around = Instrumented(copy.copy(self), recorder, spans)
+        if request_id:
+            self._around = RequestIds(self._around or copy.copy(self))
 
     @property
     def pathsend_decision(self) -> PathsendDecision:
@@ -159,8 +165,8 @@ class ASGIFast:
             return await self.app(scope, receive, send)
         if type(scope["headers"]) is not list:
             scope = with_listed_headers(scope)
-        if self._instrumented is not None:
-            return await self._instrumented(scope, receive, send)
+        if self._around is not None:
+            return await self._around(scope, receive, send)
         if self.body_limits is not None:
             return await call_limited(
                 self._unlimited, scope, receive, send, self.body_limits, self._buffer_bytes

@@ -31,6 +31,9 @@ APP_US = "wsgifast.app_us"
 SEND_US = "wsgifast.send_us"
 # How long the request waited before this server, by the proxy's X-Request-Start.
 QUEUE_US = "wsgifast.queue_us"
+# The id of the request, and that of its trace, with the option `request_id`.
+REQUEST_ID = "wsgifast.request_id"
+TRACE_ID = "wsgifast.trace_id"
 # The content coding that the body was compressed with, and its sizes in bytes without and with it;
 # those of a stream are final at its end.
 CODING = "wsgifast.coding"
@@ -45,7 +48,7 @@ SENT, CLIENT_LEFT, CUT_OFF = "sent", "client left", "cut off"
 # Those that a JSON log has under the same names, if present.
 LOGGED = (
     SENT_AS, CHUNKS, CODING, UNCODED_BYTES, CODED_BYTES, SENDFILE_BYTES, QUEUE_US, WAIT_US, APP_US,
-    SEND_US, OUTCOME,
+    SEND_US, OUTCOME, REQUEST_ID,
 )  # fmt: skip
 
 # The last second for which json_line() has made the text of the time.

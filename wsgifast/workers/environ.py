@@ -139,6 +139,11 @@ class AppSocket:
         self._sock = accepted.sock
         self._accepted = accepted
 
+    @property
+    def peer(self) -> Any:
+        """The address of the connection's other end, which may be a proxy's."""
+        return self._accepted.peer
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

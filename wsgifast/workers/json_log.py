@@ -15,6 +15,7 @@ from ..bodies.access_log import (
     PATTERN,
     SENDFILE_BYTES,
     SENT_AS,
+    TRACE_ID,
     ErrorLogFormatter,
     basic_user,
     json_line,
@@ -108,6 +109,8 @@ class JSONLogger(Logger):  # type: ignore[misc]
         for name in LOGGED:
             if name in environ:
                 fields[name] = environ[name]
+        if TRACE_ID in environ:
+            fields["trace_id"] = environ[TRACE_ID]
         return fields
 
     def _client(self, peer: str, forwarded: str) -> str:

@@ -20,6 +20,7 @@ from gunicorn.errors import AppImportError
 from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
+from ..bodies.request_ids import TRUSTS_PEER
 from ..compression.policy import IS_BEHIND
 from ..files.coded_copies import COPIES
 from ..metrics.health import readiness, resident_bytes
@@ -345,6 +346,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         environ = environ_part(settings)
         environ[IS_BEHIND] = lambda: self.server is not None and self.server.pool.is_behind
         COPIES.pace.is_behind = environ[IS_BEHIND]
+        environ[TRUSTS_PEER] = lambda environ: settings.trusts(environ["gunicorn.socket"].peer)
         responses = self._responses
         access_log = AccessLog(self.log)
         if responses is not None:

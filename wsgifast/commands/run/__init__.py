@@ -35,6 +35,7 @@ def wrapped(
     server: loading.ServerName = "gunicorn",
     compress: bool = True,
     etag: bool = True,
+    request_id: bool = False,
     json_log: bool = False,
 ) -> Any:
     """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
@@ -43,6 +44,7 @@ def wrapped(
     :param static: directories by the URL prefixes under which their files are served.
     :param compress: compress the app's responses, and the files.
     :param etag: add entity tags to the app's responses.
+    :param request_id: give each request an id.
     :param json_log: the server's logs are in JSON, and so is Python's output to stderr.
     :raises AppNotLoaded: if the app cannot be imported or made.
     :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
@@ -57,7 +59,9 @@ def wrapped(
         if isinstance(error.__cause__, SyntaxError):
             raise error.__cause__ from None
         raise
-    app = loading.wrapped(loaded.app, loaded.interface, compress=compress, etag=etag)
+    app = loading.wrapped(
+        loaded.app, loaded.interface, compress=compress, etag=etag, request_id=request_id
+    )
     files: Any = StaticFiles
     if loaded.interface == "ASGI":
         from asgifast import StaticFiles as files

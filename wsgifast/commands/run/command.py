@@ -102,6 +102,11 @@ def add_command(commands: Any) -> None:
     option(responses, "--no-compress", help="do not compress responses and files")
     tags = "add no ETag to responses in memory (default: add one, and respond to it with 304)"
     option(responses, "--no-etag", help=tags)
+    ids = (
+        "give each request an id, from X-Request-ID or a new one, for the app, the response and a "
+        "JSON access log"
+    )
+    option(responses, "--request-id", help=ids)
 
     limits = parser.add_argument_group("limits")
     operators = parser.add_argument_group("behind a load balancer")

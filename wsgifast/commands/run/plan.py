@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...errors import ConfigurationError
 from ..arguments import address_of, unix_path
 from ..loading.servers import Loaded
 from .environment import WORKERS
@@ -86,6 +87,19 @@ def given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
     """The options of these names that were given, as the server has them."""
     values = {name: getattr(options, name) for name in names}
     return [f"{prefix}{name}={value}" for name, value in values.items() if value is not None]
+
+
+def check_wraps(loaded: Loaded, option: str) -> None:
+    """Refuse an option of WSGIFast or ASGIFast for an app that is wrapped in it already.
+
+    :raises ConfigurationError: names the way out.
+    """
+    if loaded.was_wrapped:
+        name = "ASGIFast" if loaded.interface == "ASGI" else "WSGIFast"
+        raise ConfigurationError(
+            f"--{option.replace('_', '-')}: {loaded.target} is wrapped in {name} already. Write "
+            f"{name}(app, {option}=True) there, and leave the option out"
+        )
 
 
 def gunicorn_options(options: argparse.Namespace) -> list[str]:
