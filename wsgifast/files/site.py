@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from inspect import Signature
 from typing import Generic, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -200,8 +201,17 @@ class StaticFilesBase(Generic[AppT]):
         return self.answer_kept(facts, fallback) or self.look_up(facts, fallback)
 
 
+class _ClassSignature:
+    """The signature of a class. Its instances are apps, which have another one."""
+
+    def __get__(self, instance: object, owner: type) -> Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        return signature()
+
+
 # For inspect, editors and the documentation.
-StaticFilesBase.__signature__ = signature()  # type: ignore[attr-defined]
+StaticFilesBase.__signature__ = _ClassSignature()  # type: ignore[attr-defined]
 
 
 def _directories(
