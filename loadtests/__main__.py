@@ -14,11 +14,11 @@
     python -m loadtests upload.                      uploads, by Locust; the frameworks' parsers
     python -m loadtests upload.large --link 200      others beside a large one over such a link
 
-A KEY selects rows; --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
-run replaces the rows that it measured and keeps the others. Contenders take turns. `all` excludes
-the rows of the last eight lines; those of `compress.` and over a link are published even so. Behind
-a link is Locust alone, so rows of other clients mean nothing there; where none can be made, a line
-says so and nothing runs.
+A KEY selects rows. --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
+run replaces the rows that it measured and no others. Contenders take turns. `all` excludes the rows
+of the last eight lines. Those of `compress.` and over a link are published even so. Only Locust is
+behind a link, so rows of other clients mean nothing there. Where no link can be made, a line says
+so and nothing runs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ UNPUBLISHED = [
 
 
 def tables() -> list[Table]:
-    """The tables of `all`, from bodies to servers; published as APART is."""
+    """Return the tables of `all`, from bodies to servers. They are published as APART is."""
     return [
         *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, jit.TABLE, metrics.TABLE,
         *slow.TABLES, goodput.TABLE, released.TABLE, peers.TABLE,
@@ -83,7 +83,7 @@ def tables() -> list[Table]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run rows; return 0, 1 as --strict says, 3 if a server failed, or 130 if stopped."""
+    """Run rows. Return 0, 1 as --strict says, 3 if a server failed, or 130 if stopped."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests",
         description=__doc__,
@@ -143,8 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:
     """The tables, reduced to the rows that the keys select.
 
-    A key selects the table of that name; or the rows whose key begins with it or, if none does,
-    contains it.
+    A key selects the table of that name. Without such a table it selects the rows with a key that
+    begins with it or, if none does, contains it.
     """
     of_tables = {table.name: {row.key for row in table.rows} for table in tables}
     names: set[str] = set().union(*of_tables.values())

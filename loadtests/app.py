@@ -34,7 +34,7 @@ SLEEP_S, COMPUTE_S, WORK_S = 0.010, 0.003, 0.05
 
 
 class Shape(NamedTuple):
-    """One kind of body: what the app returns, for tables; its size by default; and what makes it.
+    """One kind of body: its name in tables, its default size, and the function that makes it.
 
     `declared`: the app sends Content-Length itself, as a careful one does.
     """

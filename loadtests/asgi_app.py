@@ -1,8 +1,7 @@
 """The ASGI apps of the load tests.
 
-`app` is Starlette's as anybody writes it, `fast` the same in ASGIFast, `limit` the same in the
-least that a middleware can be that looks at messages, `nothing` in one that does nothing; `bare`
-has no framework.
+`app` is a usual Starlette app, and `fast` the same in ASGIFast. `limit` is the same in the smallest
+middleware that looks at messages, and `nothing` in one that does nothing. `bare` has no framework.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ def __getattr__(name: str) -> ASGIApp:
 
 
 async def bare(scope: Scope, receive: Receive, send: Send) -> None:
-    """/upload, /blocks, /stream and /server-wrapper as in the WSGI app; and the payload files."""
+    """/upload, /blocks, /stream and /server-wrapper as in the WSGI app, and the payload files."""
     if scope["type"] != "http":
         return  # no lifespan
     name = scope["path"].rpartition("/")[2]

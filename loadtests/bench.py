@@ -19,7 +19,7 @@ APP = "loadtests.app:app"
 # A contender: a server, and what it is asked for or by which client, if that is not the row's; or
 # a client that does all by itself.
 Side: TypeAlias = "Server | Client | tuple[Server, str | Client] | tuple[Server, str, Client]"
-# A scenario: its key, title, path and unit; and its client, if that is not the unit's.
+# A scenario: its key, title, path and unit, and its client, if that is not the unit's.
 Case: TypeAlias = "tuple[str, str, str, Unit] | tuple[str, str, str, Unit, Client]"
 # The tables that are measured over a link alone, with --link, and its rate in Mbit/s.
 LINKS = {"compress-link": 20, "upload-link": 200}

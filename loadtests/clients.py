@@ -1,9 +1,9 @@
 """Two bounded HTTP clients that are cheap enough not to be the bottleneck: one of ours, and wrk.
 
-Heads are read as in the tests. Bodies are received into one large buffer and not examined, only
-framed: a Content-Length is counted down; a chunked body ends when the received bytes end with the
-last chunk, which suffices for payloads without that sequence and costs nothing even for a million
-chunks; any other body ends with the connection.
+Headers are read as in the tests. Bodies are received into one large buffer and not examined, only
+framed. A Content-Length is counted down. A chunked body ends when the received bytes end with the
+last chunk. This suffices for payloads without that sequence, and costs nothing even for a million
+chunks. Any other body ends with the connection.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Connection:
     """One connection at a time, made when it is needed, asked the same again and again.
 
     :param headers: lines to add to the request.
-    :param expected: bytes that each body must have; None: whatever comes.
+    :param expected: bytes that each body must have. None: any number.
     :param receive_bytes: asked for by one receive.
     :param look: gets each piece of a body that has a Content-Length, and where it begins.
-    :param give_up_s: an answer without a byte for so long has failed.
+    :param give_up_s: a response without a byte for so long has failed.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Connection:
             self._connection = None
 
     def ask(self) -> int:
-        """Ask once; returns the size of the payload. What has failed is closed.
+        """Send a request. Return the size of the payload. A failed connection is closed.
 
         :raises BadAnswer: or OSError.
         """
@@ -148,7 +148,7 @@ class Connection:
             done += received
 
     def _receive_chunks(self, stream: BufferedReader, status: int) -> int:
-        """Read to the last chunk; return the bytes received, framing included."""
+        """Read to the last chunk. Return the bytes received, framing included."""
         total = 0
         tail = b"\r\n"  # an empty body has no CR LF before its last chunk
         while not tail.endswith(_LAST_CHUNK):
@@ -167,9 +167,9 @@ def raw(
 
     Without a known payload, the chunk framing of a chunked answer is counted as payload.
 
-    :param connections: each in a thread of its own. One is right for large bodies; with small ones
-        this client takes some 20,000 answers/s at most, use wrk beyond.
-    :param receive_bytes: asked for by one receive; real clients ask for 8 KiB to 256 KiB.
+    :param connections: each in a thread of its own. One is right for large bodies. With small ones
+        this client takes some 20,000 responses/s at most. Use wrk beyond.
+    :param receive_bytes: the size of one receive. Real clients use 8 KiB to 256 KiB.
     :param requests: at the most, of each connection.
     """
 
@@ -218,19 +218,19 @@ def raw(
 def percentile(ascending: Sequence[float], percent: float) -> float:
     """The smallest value that `percent` of all do not exceed (nearest rank).
 
-    :param ascending: the values, sorted; at least one.
+    :param ascending: the values, sorted. At least one.
     """
     rank = -(-len(ascending) * percent // 100)  # rounded up
     return ascending[max(0, int(rank) - 1)]
 
 
 def percentiles(times_ms: Sequence[float]) -> dict[int, float]:
-    """Those of a load, of times in any order; none of none."""
+    """Return the percentiles of times in any order. Without times there are none."""
     ascending = sorted(times_ms)
     return {p: percentile(ascending, p) for p in (50, 95, 99)} if ascending else {}
 
 
-# Called once at the end; defining nothing else keeps Lua out of the requests.
+# Called once at the end. Without other functions, Lua takes no part in the requests.
 _REPORT = """
 done = function(summary, latency, requests)
   local e = summary.errors
@@ -309,7 +309,7 @@ def h2load(connections: int = 10, streams: int = 10) -> Client:
         data = re.search(r"\((\d+)\) data", ran.stdout)
         if ran.returncode or seconds is None or data is None:
             raise RuntimeError(f"h2load failed with {ran.returncode}: {ran.stdout}{ran.stderr}")
-        # Each line: when it began, the status, and how long it took; times in microseconds.
+        # Each line: the begin, the status and the duration. Times are in microseconds.
         answers = [(status, int(us)) for _, status, us in (line.split("\t") for line in lines)]
         good = sorted(us for status, us in answers if status == "200")
         errors = {"h2load: status": len(answers) - len(good)} if len(answers) > len(good) else {}

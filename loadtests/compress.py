@@ -40,7 +40,7 @@ RESPONSES = Unit(
 
 
 def compress_table(locust: Locust, name: str = "compress") -> Table:
-    """All of it; the client is Locust, which may be behind a link."""
+    """All rows. The client is Locust, which may be behind a link."""
     rows = [
         _row(f"{name}.{kind}", kind, body, coding, locust)
         for kind in _PEERS

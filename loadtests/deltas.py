@@ -100,7 +100,7 @@ class Site:
         )
 
     def visit(self, profile: Path, *options: str) -> list[Fetched]:
-        """Visit the site by a browser that is started with a profile; return its static files."""
+        """Visit the site by a browser that is started with a profile. Return its static files."""
         url = f"http://localhost:{self.port}/"
         with chromium(profile, *options) as browser:
             seen = browser.visit(url)

@@ -226,7 +226,7 @@ def table(gains: bool) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; return 0, or 1 if a response with wsgifast fails or differs."""
+    """Run the demo. Return 0, or 1 if a response with wsgifast fails or differs."""
     argparse.ArgumentParser(
         prog="python -m loadtests.demo",
         description=__doc__,
@@ -250,9 +250,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def as_text(results: Sequence[Result], width: int | None = None) -> str:
-    """The table for a terminal, its columns explained, and what the reader gains.
+    """Return the table for a terminal, its columns explained, and the gain of the reader.
 
-    :param width: in characters; None for any.
+    :param width: in characters. None: unlimited.
     """
     is_narrow = width is not None and width < _WIDE_CHARS
     columns = COLUMNS[1:] if is_narrow else COLUMNS

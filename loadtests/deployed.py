@@ -105,7 +105,7 @@ class Deployment:
         return replace(contender, server=self.server(contender.server))
 
     def server(self, server: Server) -> Server:
-        """Return the server as it is deployed; itself if it has no access log."""
+        """Return the server as it is deployed, or the same server if it has no access log."""
         python, flag, module, *options = server.argv
         if (python, flag) != ("python", "-m") or module not in _LOGS:
             return server

@@ -66,7 +66,7 @@ def wsgi(middleware: str = "ours", root: str = str(PAYLOADS), *, wrapped: bool =
 
 
 def asgi(*middleware: str, module: str = "django.core.asgi") -> Any:
-    """Django's ASGI application of a module; its own with WhiteNoise."""
+    """Return Django's ASGI application of a module. With WhiteNoise it has one of its own."""
     _configure(*(middleware or (_SECURITY, MIDDLEWARE["WhiteNoise"])))
     return import_module(module).get_asgi_application()
 

@@ -1,7 +1,7 @@
 """How many instructions a request costs: the same on every run, however busy the machine is.
 
-valgrind counts those of a process, without the kernel's; a row is the difference of two runs, so
-that starting is no part of it. The process is a server, or one that makes a call (calls.py).
+valgrind counts those of a process, without the kernel's. A row is the difference of two runs, so
+that it does not include the start. The process is a server, or one that makes a call (calls.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .harness.tables import Client, Row, Task, Unit
 INSTRUCTIONS = Unit("instructions", lambda m: m.facts["instructions"], difference=True)
 # So many connections ask at once, as they do of a busy server: one turn of its loop serves them.
 CONNECTIONS = 16
-# The requests of the shorter run, after which CPython has adapted to them; the other has twice.
+# The requests of the shorter run. CPython has adapted to them by then. The other run has twice.
 REQUESTS, TIMES = 100 * CONNECTIONS, 1000
 _START_S = 120.0
 # The garbage collector looks at all that a process has imported, after so many allocations: a look
@@ -51,7 +51,7 @@ def _counted(module: Sequence[str], load: Callable[[Popen[bytes]], object]) -> l
     """The instructions of a process and of those that it forks, the fewest first.
 
     :param module: its name and its arguments.
-    :param load: what it is to do; it ends by itself before this returns, or by SIGTERM then.
+    :param load: its task. It ends before this returns, or by SIGTERM then.
     """
     if shutil.which("valgrind") is None:
         raise RuntimeError("valgrind is not installed: apt-get install valgrind (Debian, Ubuntu)")

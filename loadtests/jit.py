@@ -35,7 +35,7 @@ def is_available() -> bool:
 
 
 def rows(available: bool) -> list[Row]:
-    """The rows; without the JIT all that they measure is a failure, which says how to get it."""
+    """Return the rows. Without the JIT they fail, and say how to get it."""
 
     def both(key: str, title: str, servers: dict[str, Server], path: str, ours: str) -> Row:
         sides: dict[str, Side] = {}

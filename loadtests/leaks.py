@@ -4,12 +4,11 @@
     python -m loadtests leaks. --strict --seconds 3600     a soak: an hour each
 
 Clients leave in every state that a connection can be in, half of them by closing it and half by a
-reset; and in each round many in all of these states leave at once, as those of a process that is
-killed do. After each round the server must have as many descriptors and threads as before. Its
-memory must level off: the first rounds allocate what is allocated once (caches, buffers, the
-allocator's arenas); a leak continues to grow. Resident memory shows this within the allocator's
-noise, the number of memory blocks that Python has allocated shows it exactly. A leak counts as a
-failure.
+reset. In each round many in all of these states leave at once, as those of a killed process do.
+After each round the server must have as many descriptors and threads as before. Its memory must
+level off. The first rounds allocate caches, buffers and the allocator's arenas. A leak continues to
+grow. Resident memory shows this within the allocator's noise. The number of memory blocks that
+Python has allocated shows it exactly. A leak counts as a failure.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from wsgifast.commands.client import HTTPClient, unverified_tls
 from .bench import APP, FAST, resident_bytes, row, table
 from .harness.tables import Client, Row, Task, Unit
 
-# Rounds of so many seconds, with so many clients in each state at a time; and as many more leave
-# all at once.
+# Rounds of so many seconds, with so many clients in each state at a time. As many more leave all at
+# once.
 ROUNDS, ROUND_S, CLIENTS, TOGETHER = 6, 4.0, 2, 4
-# A server learns at once that a client has left; what it still has then, it has lost.
+# A server learns at once that a client has left. Later descriptors of it are leaks.
 SETTLE_S = 10.0
 # What a server may grow by for each connection in the later half of the rounds. A connection that
 # is kept is dozens of blocks, so in one state of twelve only it is still several on average.
@@ -80,15 +79,15 @@ def _states(*, tls: bool) -> dict[str, Kind]:
         "half a hello": _leaves(hello[: len(hello) // 2]),
         "half a handshake": _leaves(hello, answered=True),
         "no TLS at all": _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
-        # The handshake comes with the first bytes; servers ignore an empty line.
+        # The handshake comes with the first bytes. Servers ignore an empty line.
         **{n: replace(k, tls=True, opening=k.opening or b"\r\n") for n, k in STATES.items()},
     }
 
 
 def _abandon(task: Task, kinds: Iterable[Kind], clients: int, seconds: float) -> int:
-    """So many clients of each kind, for a while, until all of them are there; then all leave.
+    """Connect so many clients of each kind, wait until all are there, and let all leave.
 
-    Returns how many they were.
+    Return how many they were.
     """
     crowds = [Crowd(kind, task.address, clients) for kind in kinds]
     begun = time.monotonic()
@@ -126,7 +125,7 @@ class Count:
 def measure(
     task: Task, *, rounds: int = ROUNDS, round_s: float = ROUND_S, idle_s: float = 0.0
 ) -> Iterator[Count]:
-    """Abandon connections of a server; yield its counts at the beginning and after each round.
+    """Abandon connections of a server. Yield its counts at the beginning and after each round.
 
     :param task: rounds go on beyond their number for its seconds.
     :param idle_s: seconds without a client before each count, for the server's timers.
@@ -156,7 +155,10 @@ def measure(
 
 
 def _settled(task: Task, most: int | None = None) -> Count:
-    """The count, once it has no more descriptors than that; without a number, once two agree."""
+    """Return the count, once it has no more descriptors than that.
+
+    Without a number, return it once two counts agree.
+    """
     deadline = time.monotonic() + SETTLE_S
     count, is_settled = _count(task), False
     while not is_settled and time.monotonic() < deadline:
@@ -200,9 +202,9 @@ def growth(counts: Sequence[Count]) -> dict[str, float]:
 
 
 def kept(counts: Sequence[Count], spare_threads: int) -> list[str]:
-    """What a server has not given back at the end, a sentence each.
+    """Return the leaks of a server at the end, a sentence each.
 
-    :param spare_threads: of a bounded pool that it makes when it first needs them; 0 for none.
+    :param spare_threads: of a bounded pool that it makes when it first needs them. 0 for none.
     """
     first, last = counts[0], counts[-1]
     found = []
@@ -216,9 +218,9 @@ def kept(counts: Sequence[Count], spare_threads: int) -> list[str]:
 
 
 def grown(counts: Sequence[Count]) -> list[str]:
-    """In what the server goes on growing, a sentence each; of some thousand connections at least.
+    """Return the counts that go on growing, a sentence each.
 
-    Fewer only fill caches and pools.
+    They need some thousand connections. Fewer only fill caches and pools.
     """
     each, found = growth(counts), []
     if each["blocks each"] > GROWTH_BLOCKS:

@@ -1,8 +1,8 @@
 """A slow link between a client and the servers: two network namespaces (Linux, as root).
 
-A pair of veth interfaces, whose ends each send at the link's rate (`tc tbf`: a token bucket). The
-servers stay where they are and listen on :data:`ADDRESS` too; what is started behind the link
-reaches them there. Nothing else is delayed or lost: that takes netem, which not every kernel has.
+A pair of veth interfaces. Each end sends at the link's rate (`tc tbf`: a token bucket). The servers
+stay where they are and listen on :data:`ADDRESS` too. Programs behind the link reach them there.
+Nothing else is delayed or lost, because that takes netem, which not every kernel has.
 Without root, :func:`slow_proxy` limits the rate of responses alone.
 """
 
@@ -28,7 +28,7 @@ SHAPE = "burst 32kb latency 50ms"
 
 
 class NoLink(Exception):
-    """It cannot be made here; with the reason."""
+    """The link cannot be made here, for this reason."""
 
 
 @contextlib.contextmanager

@@ -5,10 +5,10 @@
     uvicorn --port 8003 loadtests.asgi_app:app                                or :fast, wrapped
     locust -f loadtests/locustfile.py -H http://127.0.0.1:8003 Asgi
 
-Each body has its shape's name as a tag (`--tags list-of-100`). Raw, many of them fail: that is what
-servers do with them. Locust is one Python process: past some 2 GB/s, or a few thousand small
-answers a second, the client is what is measured; `--processes -1` uses every core, `--master` and
-`--worker` other machines.
+Each body has its shape's name as a tag (`--tags list-of-100`). Raw, many of them fail, as they do
+on servers. Locust is one Python process. Past some 2 GB/s, or a few thousand small responses a
+second, the client is the limit. `--processes -1` uses every core, `--master` and `--worker` other
+machines.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _scrape_row() -> Row:
 
 
 def _on_its_core(metrics_port: int | None = None) -> Callable[[Task], None]:
-    """Wait until a server is warm, and all of it is there; give it a core of its own."""
+    """Wait until all processes of a server are warm. Give it a core of its own."""
 
     def make(task: Task) -> None:
         with contextlib.closing(Connection(task.address, task.path)) as connection:

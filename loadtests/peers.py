@@ -1,7 +1,7 @@
 """FastWorker beside the other servers that people deploy WSGI apps with.
 
 Each has one process, and four threads if it has threads. bjoern, fastwsgi and uWSGI are installed
-for this alone: pip install bjoern fastwsgi pyuwsgi; bjoern needs libev's headers (libev-dev).
+for this alone: `pip install bjoern fastwsgi pyuwsgi`. bjoern needs libev's headers (libev-dev).
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     python -m loadtests replaced.
     python -m loadtests replaced.FastWorker --strict --profile release     a million requests
 
-Some clients send requests on keep-alive connections, others download; meanwhile the server is
+Some clients send requests on keep-alive connections, others download. Meanwhile the server is
 reloaded (HUP), gets and loses a worker (TTIN, TTOU), is replaced by a new one on the same listeners
 (USR2, then TERM for the old one: a graceful stop), and recycles its workers (max_requests). All
 requests are GETs. A client that follows RFC 9112 section 9.3.1 repeats one, once and on a new
-connection, if the connection is closed before any byte of the response: the server may have closed
+connection, if the connection is closed before any byte of the response. The server may have closed
 an idle connection at that moment. Everything else counts as lost: a refused connection, a status
 other than 200, a truncated or incorrect response. granian supports only HUP.
 
@@ -105,7 +105,7 @@ class Asking:
             time.sleep(max(0.0, due - time.monotonic()))
 
     def ask(self) -> bool:
-        """Ask once, or twice where that is allowed; whether the answer came whole."""
+        """Send one request, or two where that is allowed. Return whether the response is whole."""
         begun = time.monotonic()
         try:
             return self._ask()
@@ -134,12 +134,12 @@ def measure(
     server: Server, deeds: Sequence[signal.Signals], *, requests: int, times: int,
     longest_s: float, clients: int = 16, downloads: int = 3,
 ) -> Outcome:  # fmt: skip
-    """Ask so often while processes are replaced so many times, spread over the requests.
+    """Send requests while processes are replaced so many times, spread over the requests.
 
-    :param deeds: signals, each done in turn; USR2 stands for the whole replacement.
-    :param requests: at least so many, if they are answered in time; they go on meanwhile.
-    :param longest_s: no signal is sent, and no more answers are waited for, after these seconds.
-    :param clients: how many ask at once; so many others download.
+    :param deeds: signals, sent in turn. USR2 stands for the whole replacement.
+    :param requests: the least number, if they are answered in time. They go on meanwhile.
+    :param longest_s: after these seconds no signal is sent, and no response awaited.
+    :param clients: the number of simultaneous clients. As many others download.
     """
     outcome = Outcome()
     payload_file(DOWNLOAD_BYTES)
@@ -148,7 +148,7 @@ def measure(
         deadline = time.monotonic() + longest_s
 
         def have_answered(share: float) -> bool:
-            """Wait for so much of all requests; False if that is not to be."""
+            """Wait for this share of all requests. Return False if it is not reached."""
             while outcome.done["answered"] < requests * share:
                 if time.monotonic() > deadline or outcome.lost.total() > _MOST_LOST:
                     return False
@@ -263,7 +263,7 @@ def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:
 
 
 def _importing(server: Server, signal_number: int | None = None) -> Client:
-    """Ask an app with a slow import; a second after the begin a signal is sent."""
+    """Send requests to an app with a slow import. A signal is sent after a second."""
 
     def run(task: Task) -> Load:
         outcome = Outcome()

@@ -5,7 +5,7 @@
 Kinds: nginx, with a configuration of its own. nginx-gthread, the same in front of gthread.
 http.server with its keep-alive switched on. echo
 sends back what it receives. sendfile-loop, the bound for large files: one thread, epoll and
-os.sendfile; receive-loop, the bound for uploads. sendall and sendfile send zeros without an end, as
+os.sendfile. receive-loop, the bound for uploads. sendall and sendfile send zeros without an end, as
 over a link of so many megabits a second. bjoern and fastwsgi serve loadtests.app. smtp-stock and
 smtp-fast take every message and forget it. forward PORT TO_PORT is a plain TCP forwarder, as stands
 in front of many servers.
@@ -41,8 +41,8 @@ from wsgifast.sockets.options import set_nodelay
 
 from .payloads import PAYLOADS, payload
 
-# nginx.org/en/docs/http/ngx_http_core_module.html: sendfile with tcp_nopush for whole packets; a
-# bounded sendfile_max_chunk, so that no quick client keeps the worker; without sendfile, large
+# nginx.org/en/docs/http/ngx_http_core_module.html: sendfile with tcp_nopush for whole packets, and
+# a bounded sendfile_max_chunk, so that no quick client occupies the worker. Without sendfile, large
 # output buffers. It is one worker process, as every contender is.
 _NGINX = """\
 daemon off; worker_processes 1; pid {folder}/pid; error_log stderr crit; user {user};
@@ -61,12 +61,12 @@ http {{
   }}
 }}
 """
-# asm-generic/socket.h; bytes a second. Python has no name for it.
+# asm-generic/socket.h, in bytes a second. Python has no name for it.
 _SO_MAX_PACING_RATE = 47
 _BLOCK_BYTES = 1 << 20
 # Small enough to stay in the processor's cache.
 _SENT_FILE_BYTES = _RECEIVE_BYTES = 256 * 1024
-# Room for the messages of 20 MB; aiosmtpd's default is 32 MiB.
+# Room for the messages of 20 MB. aiosmtpd's default is 32 MiB.
 _MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
 
 
@@ -80,7 +80,7 @@ def _python(*arguments: str) -> Server:
 
 
 def nginx(*, sendfile: bool = True) -> Server:
-    """nginx with the payload files: /10485760.bin has so many bytes; and /upload."""
+    """nginx with the payload files (/10485760.bin has so many bytes) and /upload."""
     return small("nginx", "{folder}", "on" if sendfile else "off")
 
 
@@ -91,7 +91,7 @@ def granian(app: str, *more: str, interface: str = "asgi", workers: int = 1) -> 
 
 
 def hypercorn(app: str, loop: str, *options: str, package: str = "hypercorn") -> Server:
-    """hypercorn; or anycorn, its fork, with the same options."""
+    """hypercorn, or anycorn, its fork, with the same options."""
     bind = f"--bind={HOST}:{{port}}"
     return _python(package, f"--worker-class={loop}", *options, "--log-level=error", bind, app)
 
@@ -185,7 +185,7 @@ def _receive(sock: socket.socket) -> None:
 
 
 def _sendfile_loop(port: int, file: str) -> None:
-    """Answer whatever comes with the whole file; a server of Python code cannot be cheaper."""
+    """Answer any request with the whole file. A server in Python cannot be cheaper."""
     once = select.EPOLLONESHOT
     fd = os.open(file, os.O_RDONLY)
     size = os.fstat(fd).st_size

@@ -37,7 +37,7 @@ from .payloads import FIELD, FILE_BYTES, LIST_BYTES, MIB
 from .servers import granian, nginx
 from .uploads import ROOM
 
-# The profile's seconds are of a run of many requests; a crowd is looked at so many times as long.
+# The profile's seconds are of a run of many requests. A crowd is measured so many times as long.
 SECONDS_FACTOR = 5
 SOCKSTAT = Path("/proc/net/sockstat")
 # An upload that takes longer has failed.
@@ -58,14 +58,14 @@ def _beside(
     warms: str | None = None,
     settle_s: float = 0.0,
 ) -> Client:
-    """Others beside crowds of slow clients; beside nobody without a crowd.
+    """Other clients beside crowds of slow clients, or alone without a crowd.
 
     :param crowds: of each its kind (of tests.support.slow_clients), how many clients (None: as the
         kind says), and the path that they ask for, if it is not the contender's.
-    :param asks: the path that the others ask for; None: the contender's.
+    :param asks: the path that the others request. None: the contender's.
     :param warms: the path asked for by many at once before anything is measured.
-    :param settle_s: the crowd is left alone for so long before anything is measured: by then the
-        kernel's buffers are full, and what is seen does not depend on the crowd's beginning.
+    :param settle_s: the crowd is left alone for so long before anything is measured. By then the
+        kernel's buffers are full, and the figures do not depend on the crowd's begin.
     """
 
     def run(task: Task) -> Load:
@@ -132,7 +132,7 @@ def _temporary_bytes(process: psutil.Process) -> int:
 
 
 def _facts(crowds: Sequence[tuple[int, SlowClients]], more: Mapping[str, int]) -> dict[str, float]:
-    """What crowds have cost and done, which end with this; of each its streams a client.
+    """End crowds. Return their costs and figures, for each client or stream.
 
     :param more: bytes, as :func:`costs` has them.
     """
@@ -195,7 +195,7 @@ def _row(
     return beside(f"slow.{key}", title, path, *crowds, sides=sides or _pair(), **how)
 
 
-# In the clear by prior knowledge, which needs no client that speaks TLS; the others' HTTP/1 too.
+# In the clear by prior knowledge, which needs no client that speaks TLS. Also the others' HTTP/1.
 _HTTP2 = _pair(*HTTP2)
 _FILE, _GENERATOR, _SMALL = "/server-wrapper", "/stream/500000", "/small/1024"
 _DOWNLOADS, _READERS, _STREAMS = "downloads", "slow readers", "readers of HTTP/2 streams"
@@ -246,7 +246,7 @@ _SLOW = table("slow", "Others beside slow clients", [
     _asgi_row("downloads-10000", "10,000 downloads, 64 KiB/s", 10_000, _ASGI),
 ])  # fmt: skip
 
-# The crowd's path in our app; in nginx, where it has something of that kind.
+# The crowd's path in our app, and in nginx, where it has such a body.
 ATTACKS: dict[str, tuple[str, str | None]] = {
     "none": (_SMALL, "/1024.bin"),
     "headers byte by byte": (_SMALL, "/1024.bin"),
@@ -279,7 +279,7 @@ def _attack_row(begin: str, kind: str, path: str, sides: dict[str, Side], **how:
     return row(key, title, sides, path, OTHERS, _beside(*_crowds(kind), **how), fresh=True)
 
 
-# What takes so long at 200 Mbit/s that everything has come to rest: 215 s; in a short run, 5 s.
+# A size that takes long enough at 200 Mbit/s for a steady state: 215 s, and 5 s in a short run.
 _UPLOAD_BYTES = {False: 128 * MIB, True: 5 * 1024 * MIB}
 
 

@@ -2,7 +2,8 @@
 
     python -m loadtests slow.memory
 
-Readers take 1,000 bytes a second of a body of 8 MB; over HTTP/2 4 KiB. A compressed page has 4 MB.
+Readers take 1,000 bytes a second of a body of 8 MB. Over HTTP/2 they take 4 KiB. A compressed page
+has 4 MB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The apps of the uploads: a body, or a file in a form, by four frameworks; the answer is its size.
+"""The apps of the uploads: a body, or a file in a form, by four frameworks.
 
-`starlette`, `fastapi`, `flask` and `django` are as anybody writes them; `fast_starlette` and
-`fast_flask` are wrapped, with a limit. Behind the size stands the number of messages, or reads.
+The response is its size, and the number of messages or reads. `starlette`, `fastapi`, `flask` and
+`django` are usual apps. `fast_starlette` and `fast_flask` are wrapped, with a limit.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Uploads: raw servers and frameworks beside ours; and a client that looks at what they cost.
+"""Uploads: raw servers and frameworks beside ours, and a client that measures their cost.
 
     python -m loadtests upload.                       many at once, by Locust
     python -m loadtests upload.parser. --profile release     one file of 1 GiB in a form, by curl
 
-What a parser writes is counted as the kernel does for the processes of the server: a file that is
-written twice on its way counts twice.
+The writes of a parser are counted as the kernel does for the processes of the server. A file that
+is written twice on its way counts twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UPLOAD_BYTES = {False: 128 * MIB, True: 1024 * MIB}
 
 
 def upload(*, form: bool = False, http2: bool = False) -> Client:
-    """One upload a run, by curl; the answer is its size and its messages.
+    """One upload a run, by curl. The response is its size and its messages.
 
     :param form: as a file of multipart/form-data.
     :param http2: with prior knowledge.
@@ -149,7 +149,7 @@ _PARSERS: dict[str, dict[str, Side]] = {
 
 
 def upload_table(locust: Locust) -> Table:
-    """All of it; the client of many small uploads is Locust."""
+    """All rows. The client of many small uploads is Locust."""
     rows: list[Row] = []
     for kind, sides in _SIDES.items():
         for body, (title, size, form) in _BODIES.items():

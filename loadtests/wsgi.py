@@ -80,8 +80,8 @@ def static(factory: str, **options: Any) -> Server:
     return gunicorn(f"{STATIC}:{factory}", **options)
 
 
-# Werkzeug's send_file and WhiteNoise answer a range by reading; behind WSGIFast the same ranges go
-# out by sendfile.
+# Werkzeug's send_file and WhiteNoise answer a range by reading. Behind WSGIFast the same ranges
+# leave by sendfile.
 _RANGES: dict[str, Side] = {
     "send_file": served(FLASK),
     "send_file, WSGIFast": served(FLASK, {}),

@@ -5,12 +5,13 @@
     python -m loadtests.applications --list
 
 Each gets a virtual environment of its own, with this checkout in it. It is requested on its usual
-server as it is, twice, which shows what differs by itself; then under WSGIFast and FastWorker, or
-ASGIFast and asgifast's protocol, and by `wsgifast run`. Pages, their scripts, styles and images,
-files and calls of the API are requested by GET and HEAD, in ranges, with validators and with
-codings; the statuses, the decoded bodies, the sizes and the headers are compared. An answer to HEAD
-is compared with the same server's answer to GET: what it has is to be equal, and it may only leave
-out what a coding changes, where the client accepts one and GET's body is coded or might be.
+server unwrapped, twice, which shows differences between equal runs. Then it is requested under
+WSGIFast and FastWorker, or ASGIFast and asgifast's protocol, and by `wsgifast run`. Pages, their
+scripts, styles and images, files and calls of the API are requested by GET and HEAD, in ranges,
+with validators and with content codings. The statuses, the decoded bodies, the sizes and the
+headers are compared. A response to HEAD is compared with the same server's response to GET. Its
+headers must be equal. It may only omit headers that a content coding changes, where the client
+accepts one and GET's body is compressed or might be.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MAY_END_S = 20.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try applications; return 1 if anything is worse in one of them."""
+    """Try applications. Return 1 if anything is worse in one of them."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.applications",
         description=__doc__,

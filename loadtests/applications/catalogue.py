@@ -26,9 +26,9 @@ class Ask:
 class Application:
     """A released application.
 
-    :ivar packages: what pip installs.
-    :ivar source: a module that makes `app`; it runs in a folder of its own, and in its environment.
-    :ivar paths: what is requested; of each page its scripts, styles and images are, too.
+    :ivar packages: the packages that pip installs.
+    :ivar source: a module that makes `app`. It runs in a folder of its own, and in its environment.
+    :ivar paths: the requested paths. The scripts, styles and images of each page are added.
     :ivar asgi: its usual server is uvicorn.
     :ivar prepare: Python programs, run once in that folder before the first start.
     """

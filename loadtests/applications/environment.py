@@ -28,7 +28,7 @@ _START_S = 120.0
 
 
 class NotRunning(Exception):
-    """It cannot be installed, prepared or started; with the reason."""
+    """An application cannot be installed, prepared or started, for this reason."""
 
 
 class Environment:

@@ -18,7 +18,7 @@ _MOST_LINKS = 16
 _TOKEN_BYTES = 16  # by which one may be longer than another
 _AROUND = 30  # bytes, of a difference that is shown
 _RANGE = (100, 299)
-# Those of a connection, or of a server; and lengths, which have a rule of their own.
+# Headers of a connection or of a server, and lengths, which have a rule of their own.
 _OF_CONNECTIONS = {
     "connection", "content-length", "date", "keep-alive", "server", "transfer-encoding", "via",
 }  # fmt: skip
@@ -50,9 +50,9 @@ _CHANGING = [
 
 @dataclass(frozen=True)
 class Exchange:
-    """An answer, with its body decoded; but for a part of a coded body, which cannot be.
+    """A response with its body decoded. A part of a compressed body cannot be decoded.
 
-    :ivar sent: the body as it came.
+    :ivar sent: the body as it arrived.
     :ivar error: there is none, and why.
     """
 

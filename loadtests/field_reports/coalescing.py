@@ -34,7 +34,7 @@ OPERATIONS = Unit("op/s", lambda m: m.requests_per_s, "p99 us", lambda m: m.late
 
 
 def run_simple(address: Address, mode: str, messages: int) -> list[int]:
-    """One thread that sends and receives in turn; latencies in nanoseconds, ascending."""
+    """Send and receive in turn in one thread. Return latencies in nanoseconds, ascending."""
     with _connected(address, mode) as sock:
         write, flush = _simple_writer(sock, mode)
         message = bytes(MESSAGE_BYTES)
@@ -107,7 +107,7 @@ class _Arrivals:
         self._steps.append((self.total // MESSAGE_BYTES, at))
 
     def latencies(self, sent: array[int]) -> list[int]:
-        """Message by message; answers come in the order of sending."""
+        """Receive message by message. Replies arrive in the order of sending."""
         result: list[int] = []
         for count, at in self._steps:
             result += [at - when for when in sent[len(result) : count]]

@@ -1,8 +1,10 @@
 """Field reports 2 and 3: importing mail by IMAP's APPEND, and mail from SMTP client to SMTP server.
 
-imaplib and wsgifast.mail.IMAP4 against a real Dovecot, directly and behind a plain TCP forwarder;
-smtplib to aiosmtpd, and wsgifast.mail's client to its server, by DATA (as then) and by BDAT (which
-both offer and so choose). The client is this process.
+- imaplib and wsgifast.mail.IMAP4 against a real Dovecot, directly and behind a TCP forwarder.
+- smtplib to aiosmtpd, and wsgifast.mail's client to its server, by DATA (as then) and by BDAT
+  (which both offer and so choose).
+
+The client is this process.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ def deliver(
     messages: int,
     few: int,
 ) -> Client:
-    """So many messages on one connection, or a few; after one that is not measured."""
+    """Send messages on one connection, or a few, after one that is not measured."""
 
     def run(task: Task) -> Load:
         message = make(size)

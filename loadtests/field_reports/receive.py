@@ -27,7 +27,7 @@ LARGE_BYTES = {False: 64 << 20, True: 1 << 30}
 # Not measured: they open a new connection's window.
 WARM_UP_BLOCKS = 4
 
-# How so many bytes are received; a Make gets their number and makes what is used again and again.
+# How so many bytes are received. A Make gets their number and makes the reused objects.
 Receive = Callable[[socket.socket, int, ReceiveCount], object]
 Make = Callable[[int], Receive]
 # Who else is busy meanwhile.
@@ -49,7 +49,7 @@ def join_pieces(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
 
 
 def read_file(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
-    """The standard library's own way; reads ahead, so it is for connections of one purpose."""
+    """The standard library's own way. It reads ahead, so it is for connections of one purpose."""
     with sock.makefile("rb") as file:
         return file.read(size)
 
@@ -122,7 +122,7 @@ def busy_process() -> Iterator[None]:
 def receiving(
     make: Make, company: Company = contextlib.nullcontext, *, large: bool = False
 ) -> Client:
-    """Blocks on a new connection, for the task's time; or one large receive."""
+    """Blocks on a new connection, for the task's time, or one large receive."""
 
     def run(task: Task) -> Load:
         size = LARGE_BYTES[task.full] if large else BLOCK_BYTES
@@ -165,7 +165,7 @@ def _row(
     busy: bool = False,
 ) -> Row:
     """:param sender: the server's kind, and its link's rate in Mbit/s.
-    :param busy: beside a thread that computes; the bound beside a process that does."""
+    :param busy: beside a thread that computes. The bound runs beside a process that does."""
     server = small(*sender)
 
     def beside(name: str, company: Company) -> tuple[Server, Client]:
