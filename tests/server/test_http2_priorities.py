@@ -114,8 +114,9 @@ def test_malformed_priority_update_ends_connection(
 def test_priorities_of_streams_to_come_are_bounded(begin: Begin) -> None:
     peer = begin()
     numbers = [number.to_bytes(4, "big") for number in range(1, 801, 2)]
-    peer.send_raw(b"".join(raw_frame(PRIORITY_UPDATE, 0, each + b"u=0") for each in numbers))
-    assert len(peer.near.mux.priorities) == 100
+    value = b"u=0" + b", a" * 30
+    peer.send_raw(b"".join(raw_frame(PRIORITY_UPDATE, 0, each + value) for each in numbers))
+    assert [*peer.near.mux.priorities.values()] == [Priority(0, False)] * 100  # not the values
     assert peer.get().status == 200
     assert len(peer.near.mux.priorities) == 99
 

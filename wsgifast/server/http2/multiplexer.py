@@ -62,7 +62,7 @@ _GATHERED_BYTES = 60 * 1024
 # The bytes that a connection frames before other connections have their turn.
 _TURN_BYTES = 1024 * 1024
 
-# Priorities of streams that have not begun. Each takes 100 bytes.
+# Priorities of streams that have not begun. Each takes 200 bytes.
 _MOST_PRIORITIES = 100
 
 OPEN: Final = "open"
@@ -78,7 +78,7 @@ class Multiplexer:
     :ivar streams: those that are not over, by number.
     :ivar uploads: how fast the client sends its bodies.
     :ivar lock: guards h2's state, all output, and every change of a state.
-    :ivar priorities: values of the priority field for streams that have not begun, by number.
+    :ivar priorities: of streams that have not begun, by number.
     :ivar unbegun: the streams with a complete request for which no app has been called.
     :ivar is_pumping: the pump transmits the frames of the streams.
     :ivar blocked_until: when to give up on a client that does not open the connection's window.
@@ -126,7 +126,7 @@ class Multiplexer:
         self.uploads = UploadPace(shared.options.body_timeout_s)
         self.state = OPEN
         self.streams: dict[int, Stream] = {}
-        self.priorities: dict[int, str] = {}
+        self.priorities: dict[int, Priority] = {}
         self.unbegun: set[Stream] = set()
         self._gathers_until: float | None = None  # set while responses wait to be transmitted
         self._turns_taken = 0
@@ -366,7 +366,9 @@ class Multiplexer:
 
         :param value: of its priority field. None without one.
         """
-        value = self.priorities.pop(number, value)
+        updated = self.priorities.pop(number, None)
+        if updated is not None:
+            return updated
         return NO_PRIORITY if value is None else parse_priority(value)
 
     def prioritize(self, number: int, value: str) -> None:
@@ -377,7 +379,7 @@ class Multiplexer:
         elif number > self.frames.highest_inbound_stream_id:
             self.priorities.pop(number, None)
             if len(self.priorities) < _MOST_PRIORITIES:
-                self.priorities[number] = value
+                self.priorities[number] = parse_priority(value)
 
 
 def _order(stream: Stream) -> tuple[int, int, int]:
