@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import threading
+import tracemalloc
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from tests.server.connections import STREAMED
 from tests.server.http2_peer import CANCEL, NO_ERROR, Begin
+from wsgifast.server.http2.stream import StreamedUpload
 from wsgifast.workers.worker import FastWorker
 
 
@@ -162,6 +165,19 @@ def test_streamed_body_is_read_as_it_comes(begin: Begin) -> None:
     assert (answer.body, answer.ended, answer.early) == (b"read", True, [{":status": "100"}])
     # All that was taken is given back to both windows.
     assert peer.state.outbound_flow_control_window == 65_535
+
+
+def test_small_parts_take_little_more_than_their_bytes(begin: Begin) -> None:
+    upload = StreamedUpload(begin().near.mux, 1)
+    tracemalloc.start()
+    for number in range(20_000):
+        upload.feed(bytes((number % 251,)), 3)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 1_000_000
+    upload.end()
+    body = io.BufferedReader(upload).read()
+    assert body == bytes(number % 251 for number in range(20_000))
 
 
 def test_window_opens_as_the_app_reads(begin: Begin) -> None:

@@ -42,6 +42,8 @@ OVER: Final = "over"
 # Bytes of one receive while bodies are received.
 MOST_RECEIVED_BYTES = 64 * 1024
 
+# Smaller parts of a body are joined: each has an overhead of some hundred bytes.
+_JOINED_BYTES = 4 * 1024
 _CONTINUE = [(b":status", b"100")]
 
 
@@ -293,9 +295,13 @@ class StreamedUpload(RawBody):
             self._mux.open_window(size, None)
             if self.closed or not data:
                 self._mux.open_window(size, self._number)
-            else:
-                self._parts.append((memoryview(data), size - len(data)))
-                self._came.notify_all()
+                return
+            padding = size - len(data)
+            if self._parts and len(self._parts[-1][0]) + len(data) <= _JOINED_BYTES:
+                last, more = self._parts.pop()
+                data, padding = b"".join((last, data)), padding + more
+            self._parts.append((memoryview(data), padding))
+            self._came.notify_all()
 
     def end(self) -> None:
         with self._came:
