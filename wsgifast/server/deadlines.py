@@ -66,6 +66,8 @@ class Deadlines:
             exchange = None if channel is None else channel.exchange
             if exchange is None or channel.connection().hijacked:
                 continue
+            # The connection may have the next request by now, which another thread has begun.
+            since = max(since, exchange.started)
             seconds = timeout_of(exchange.environ, self._default_s)
             if now < since + seconds:
                 left_s = min(left_s, since + seconds - now)

@@ -391,16 +391,19 @@ class Server:
         channel.finish_when_sent()
 
     def _shed_overdue(self) -> None:
-        """Refuse requests that have waited too long in `ready` while no thread was free."""
+        """Refuse requests that have waited too long in `ready` while no thread was free.
+
+        The others stay there meanwhile: a thread that finds none would wait for an event.
+        """
         ready = self.pool.ready
-        for _ in range(len(ready)):
+        for channel in list(ready):
+            # A stream that its client has reset has no exchange, and may wait before others.
+            if channel.exchange is not None and not self._shedding.is_overdue(channel):
+                return
             try:
-                channel = ready.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            if not self._shedding.is_overdue(channel):
-                ready.appendleft(channel)
-                return
+                ready.remove(channel)
+            except ValueError:
+                continue  # another thread was quicker
             if channel.begin_app():
                 self._shed(channel)
 

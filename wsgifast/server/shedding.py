@@ -53,19 +53,20 @@ class Shedding:
         now = time.monotonic()
         queued = exchange.queued
         waited_s = now - queued if queued else 0.0
+        start = exchange.fields.get("HTTP_X_REQUEST_START")
+        if start is not None and exchange.req.cfg.trusts(exchange.req.peer_addr):
+            arrived = time.time() - (now - exchange.started)
+            waited_s += queue_seconds(start, arrived) or 0.0
         accepted = channel.connection()
         if isinstance(accepted.peer, tuple):  # TCP
             try:
                 sock = accepted.sock
                 info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
                 (silent_ms,) = struct.unpack_from("=I", info, _LAST_DATA_AT)
+                # Not added: the proxy's time goes on while a request waits in the kernel.
                 waited_s = max(waited_s, silent_ms / 1000)
             except (OSError, AttributeError, struct.error):  # closed, or not Linux
                 pass
-        start = exchange.fields.get("HTTP_X_REQUEST_START")
-        if start is not None and exchange.req.cfg.trusts(exchange.req.peer_addr):
-            arrived = time.time() - (now - exchange.started)
-            waited_s += queue_seconds(start, arrived) or 0.0
         return waited_s > self._timeout_s
 
     def error(self) -> QueueTimeout:
