@@ -77,7 +77,7 @@ def test_request_that_may_wait_stays_in_its_place(bench: Bench) -> None:
     server = bench.server
     seen: list[int] = []
     server.pool.ready.append(request())
-    server._shedding = SimpleNamespace(  # type: ignore[assignment]
+    server._shedding = SimpleNamespace(
         is_overdue=lambda channel: seen.append(len(server.pool.ready))
     )
     server._shed_overdue()
@@ -100,3 +100,13 @@ def test_reset_stream_holds_up_no_refusal(begin: Begin) -> None:
     peer.receive()
     assert not ready
     assert peer.answers[streams[1]].status == 503
+
+
+def test_check_that_raises_ends_its_stream(begin: Begin) -> None:
+    def fail(channel: Any) -> bool:
+        raise ValueError("no readiness")
+
+    peer = begin(attributes={"ready_path": "/readyz"})
+    peer.bench.server._application.answer_probe = fail
+    assert peer.get("/readyz").status == 500
+    assert not peer.streams

@@ -157,10 +157,11 @@ class Stream(Channel):
     def answer_probe(self) -> bool:
         """Respond to a health check, if it is one. The connection's owner calls this."""
         self.state = RUNNING
-        if self._mux.application.answer_probe(self):
-            return True
-        self.state = RECEIVING
-        return False
+        try:
+            return self._mux.application.answer_probe(self)
+        finally:
+            if self.state is RUNNING:  # the app gets it, or the check has raised
+                self.state = RECEIVING
 
     # The app's turn
 
