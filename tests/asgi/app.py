@@ -118,7 +118,7 @@ class Exchange:
         await self.take(*messages)
 
     async def late(self) -> None:
-        """Head first; the body when the test has written the file `go`."""
+        """Head first. The body when the test has written the file `go`."""
         start = head((b"content-type", b"text/event-stream"))
         await self.take(start, self.go, body(b"late", False))
 

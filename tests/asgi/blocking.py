@@ -9,7 +9,7 @@ exceptions can hide it.
 In this process the fixture `blocking_calls` watches every test; in the servers that tests start,
 tests.asgi.app does (see tests.asgi.servers).
 
-Not seen: the methods of file objects, which are C; a page that the kernel has dropped from the
+Not seen: the methods of file objects, which are C. A page that the kernel has dropped from the
 middle of what sendfile sends (its first and last are looked at). Left alone: os.fstat and os.lseek,
 which ask the kernel about an inode that it holds.
 """

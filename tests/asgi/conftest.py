@@ -60,7 +60,7 @@ def _open_those_of_libuv() -> None:
 
 @pytest.fixture(autouse=True)
 def blocking_calls() -> Iterator[list[str]]:
-    """What blocked an event loop of this process so far; the test fails if it is not empty."""
+    """What blocked an event loop of this process so far. The test fails if it is not empty."""
     found: list[str] = []
     with watch(found.append):
         yield found
@@ -141,7 +141,7 @@ def folder(files: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """What `server` has in its environment; a module may have more."""
+    """What `server` has in its environment. A module may have more."""
     return {}
 
 

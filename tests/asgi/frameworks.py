@@ -101,7 +101,7 @@ _apps: dict[str, ASGIApp] = {}
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer /framework/NAME/...; see FRAMEWORKS."""
+    """Answer /framework/NAME/.... See FRAMEWORKS."""
     _, _, name, path = scope["path"].split("/", 3)
     if name not in _apps:
         make, _ = FRAMEWORKS[name]

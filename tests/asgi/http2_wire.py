@@ -56,7 +56,7 @@ class Wire:
             self.protocol.data_received(data)
 
     async def upload(self, streams: Sequence[int], size: int) -> int:
-        """Send so many bytes on each stream, as long as they are read; returns how many were."""
+        """Send so many bytes on each stream, as long as they are read. Return how many were."""
         left = dict.fromkeys(streams, size)
         state = self.client.state
         while not self.is_paused and any(left.values()):

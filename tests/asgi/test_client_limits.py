@@ -49,7 +49,7 @@ errors: list[str] = []
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """GET /seen returns what was called, failed and counted; any other path says what is done."""
+    """GET /seen returns what was called, failed and counted. Any other path says what is done."""
     path = scope["path"]
     if path == "/seen":
         seen = {

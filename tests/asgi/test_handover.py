@@ -228,7 +228,7 @@ async def test_requests_behind_a_file_wait_for_it(protocol: Any, large: Path) ->
 async def test_file_that_is_not_sent_to_its_end_is_closed(
     protocol: Any, large: Path, leaves: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client that leaves is no error; a file that shrinks is one, and ends the connection."""
+    """A client that leaves is no error. A file that shrinks is one, and ends the connection."""
     returned = asyncio.Event()
     app = sending(head(length(LARGE_BYTES)), pathsend(large), returned.set)
     with caplog.at_level(logging.ERROR):

@@ -22,7 +22,7 @@ App = Callable[[Send, asyncio.Event], Awaitable[None]]
 
 
 def run(app: App, sent: list[Message] | None = None) -> list[Message]:
-    """Run an app under ASGIFast; it is given an Event that has the server wait while not set.
+    """Run an app under ASGIFast. It is given an Event that has the server wait while not set.
 
     :param sent: for the messages, so that the app can look at them.
     """
@@ -94,7 +94,7 @@ def test_each_task_keeps_its_order_and_loses_nothing(
 
 
 def test_messages_of_one_task_keep_their_order() -> None:
-    """Messages are passed on at once; one waits for the server; then others come."""
+    """Messages are passed on at once. One waits for the server. Then others come."""
 
     async def app(send: Send, has_room: asyncio.Event) -> None:
         for number in range(LONE_TURNS + 1):

@@ -112,7 +112,7 @@ async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> No
 async def test_lone_messages_schedule_nothing(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of an app that waits before each; many in one turn are coalesced again."""
+    """As those of an app that waits before each. Many in one turn are coalesced again."""
     scheduled: list[int] = []
     schedule = CoalescingTransport._schedule
 

@@ -38,7 +38,7 @@ def messages(pieces: list[bytes]) -> list[Message]:
 
 
 async def talk(app: ASGIApp, scope: Scope, received: list[Message]) -> Answer:
-    """Call an app with these messages; then the client waits for its answer."""
+    """Call an app with these messages. Then the client waits for its answer."""
     answer = Answer()
 
     async def receive() -> Message:
@@ -162,7 +162,7 @@ async def to_starlette(request: Request) -> PlainTextResponse:
     return PlainTextResponse(str(len(await request.body())))
 
 
-# Its ServerErrorMiddleware answers outside of CORS; what an app's own handler returns is inside.
+# Its ServerErrorMiddleware answers outside of CORS. What an app's own handler returns is inside.
 cors = Middleware(CORSMiddleware, allow_origins=["*"])
 
 

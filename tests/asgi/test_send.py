@@ -44,7 +44,7 @@ def stack(request: pytest.FixtureRequest) -> Stack:
 
 
 async def _answer(stack: Stack, app: ASGIApp, end: bytes = b"ok", request: bytes = GET) -> bytes:
-    """What is sent up to `end`; the connection then answers another request."""
+    """What is sent up to `end`. The connection then answers another request."""
     async with stack(app) as client:
         await client.send(request)
         answer = await client.until(end)

@@ -121,7 +121,7 @@ async def test_pieces_for_a_busy_app_are_one_message(protocol: Any) -> None:
 
 
 async def offer(client: Client, data: bytes) -> int:
-    """Send the data again and again until nobody takes more; return how many bytes were taken."""
+    """Send the data again and again until nobody takes more. Return how many bytes were taken."""
     taken = 0
     refused = 0
     while refused < 3 and taken < TOO_MUCH:
@@ -257,7 +257,7 @@ async def test_expect_continue_is_answered_when_app_receives(protocol: Any, rece
 
 @each_loop
 async def test_app_ignoring_the_body_keeps_the_connection(protocol: Any) -> None:
-    """The rest is read and forgotten; the connection keeps nothing of it, and goes on."""
+    """The rest is read and forgotten. The connection keeps nothing of it, and goes on."""
     arrived = asyncio.Event()
 
     app = sending(arrived.wait, head(length(13)), part(b"no, thank you", False))

@@ -226,7 +226,7 @@ async def test_window_that_does_not_open_holds_up_the_app(size: int) -> None:
         assert await stands_still(lambda: sent) > held_at
         client.state.reset_stream(stream)
         wire.pump()
-        # uvicorn ignores what is sent after that; the app is not held any more.
+        # uvicorn ignores what is sent after that. The app is not held any more.
         before = sent
         await wire.until(lambda: sent > before + 1_000_000)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:

@@ -31,7 +31,7 @@ FILE_BYTES = 16 * 1024 * 1024
 
 
 class Recorded:
-    """A transport that remembers the sizes of what was written to it; nothing is no write."""
+    """A transport that remembers the sizes of what was written to it. Nothing is no write."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

@@ -49,7 +49,7 @@ CLIENT_ENDS = ("leaves", "slow", "cut off", "closed", "read")
 
 
 def end_client(bench: Bench, client: Client, how: str) -> bytes:
-    """End a client that is being sent to, in one of CLIENT_ENDS; returns what it has read.
+    """End a client that is being sent to, in one of CLIENT_ENDS. Return what it has read.
 
     :param how: "cut off" and "closed" are the server's doing.
     """

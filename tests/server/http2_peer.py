@@ -88,7 +88,7 @@ class Peer(http2.Client):
                 self.socket.send(data)
 
     def run_unread(self) -> None:
-        """Send, and have the worker do all that there is to do; nobody receives."""
+        """Send, and have the worker do all that there is to do. Nobody receives."""
         self.send_only()
         self.bench.run()
 
@@ -111,11 +111,11 @@ class Peer(http2.Client):
         self.run()
 
     def receive(self) -> None:
-        """Take what has come; the worker does nothing."""
+        """Take what has come. The worker does nothing."""
         self.take(self.socket.receive_all_there_is())
 
     def get(self, *args: object, **options: object) -> http2.Answer:
-        """Ask, and run; the answer as far as it has come."""
+        """Ask, and run. The answer as far as it has come."""
         stream = self.ask(*args, **options)  # type: ignore[arg-type]
         self.run()
         return self.answers[stream]

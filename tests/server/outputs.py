@@ -188,7 +188,7 @@ class Near:
         return data
 
     def receive_rest(self, size: int) -> bytes:
-        """Receive what is left of the output, of so many bytes; the queue goes on meanwhile."""
+        """Receive what is left of the output, of so many bytes. The queue goes on meanwhile."""
         received = b""
         while self.queue.draining:
             received += self.receive(size - self.queue.bytes_left() - len(received))

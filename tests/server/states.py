@@ -1,4 +1,4 @@
-"""Which state of a connection may follow which; each change in a test is checked."""
+"""Which state of a connection may follow which. Each change in a test is checked."""
 
 from __future__ import annotations
 

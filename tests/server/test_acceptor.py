@@ -47,7 +47,7 @@ class Listener:
 
 
 class Listening:
-    """A poller; what `between` does comes between as soon as a listener is forgotten."""
+    """A poller. What `between` does comes between as soon as a listener is forgotten."""
 
     def __init__(self) -> None:
         self.fds: set[int] = set()
@@ -165,7 +165,7 @@ def test_connection_closing_meanwhile_makes_room(stopping: bool) -> None:
         server.accept()
     server.poller.between.join()
     assert not errors
-    # A worker that stops takes nobody any more; any other goes on.
+    # A worker that stops takes nobody any more. Any other goes on.
     assert server.listens is not stopping
 
 
@@ -303,7 +303,7 @@ def test_tls_handshakes_are_limited(clock: Clock) -> None:
     assert len(server.begun) == MOST_HANDSHAKES
     (warning,) = server.warnings
     assert f"{MOST_HANDSHAKES} TLS handshakes" in warning
-    # One that succeeds makes room for another; nobody is in a hurry with room to spare.
+    # One that succeeds makes room for another. Nobody is in a hurry with room to spare.
     server.acceptor.on_handshake_end(server.connections[0])
     server.acceptor.shorten_handshakes()
     assert {connection.deadline for connection in server.connections} == {1020.0}

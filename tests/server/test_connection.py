@@ -1,6 +1,6 @@
 """One connection through its states: what an event does in each, and the end of its time.
 
-One event at a time, in the test's own thread; see workers/bench.py.
+One event at a time, in the test's own thread. See workers/bench.py.
 """
 
 from __future__ import annotations

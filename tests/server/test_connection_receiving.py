@@ -94,7 +94,7 @@ def test_late_continue_is_sent_before_the_body(bench: Bench) -> None:
     # The body is not waited for until it has been asked for.
     assert events == [WRITE, 0]
     assert client.read(filled) == bytes(filled)
-    bench.pass_time(1)  # the kernel takes it now; the sweep asks, or the event says so
+    bench.pass_time(1)  # the kernel takes it now. The sweep asks, or the event says so
     assert client.read_head().status == 100
     client.run(b"body")
     assert client.read_response().body == b"body"

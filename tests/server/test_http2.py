@@ -179,7 +179,7 @@ def test_error_of_app_is_hidden_from_client(begin: Begin) -> None:
 
 
 def test_error_in_answer_to_head_has_no_body(begin: Begin) -> None:
-    """RFC 9110 section 9.3.2; clients that find one end the connection."""
+    """RFC 9110 section 9.3.2. Clients that find one end the connection."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         raise ValueError("a secret")

@@ -67,7 +67,7 @@ class Polling:
 
 
 def poll_until(poller: Poller, wanted: int) -> list[tuple[int, int]]:
-    """The first events that come; a poll may return empty-handed for a change that it takes up."""
+    """The first events that come. A poll may return empty-handed for a change that it takes up."""
     events: list[tuple[int, int]] = []
     for _ in range(10):
         events = poller.poll(PATIENCE_S)
@@ -298,7 +298,7 @@ def test_closed_descriptor_is_reported_once_at_most(poller: Poller) -> None:
 
 
 def test_event_goes_to_one_thread(poller: Poller) -> None:
-    """Four threads poll; each of many descriptors is armed so often, and owned by one at a time."""
+    """Four threads poll. Each of many descriptors is armed so often, and owned by one at a time."""
     rounds = 50
     pairs = [socket.socketpair() for _ in range(20)]
     owned = {near.fileno(): threading.Lock() for near, _ in pairs}

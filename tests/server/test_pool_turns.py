@@ -182,7 +182,7 @@ def test_deferred_items_run_between_two_polls(
     events += [(12, READ), (13, WRITE)]
     turns(0.0)
     assert taken[-6:-4] == [(12, READ), (13, WRITE)]
-    # Each once, also what comes there again; a poll that finds nothing ends it.
+    # Each once, also what comes there again. A poll that finds nothing ends it.
     pool.deferred.clear()
     again = 0
 

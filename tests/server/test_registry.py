@@ -197,7 +197,7 @@ def test_sweep_before_arming_closes_nothing(kind: str, known: bool) -> None:
         thread = threading.Thread(target=registry.sweep, args=(0.0,))
         swept.append(thread)
         thread.start()
-        thread.join(0.2)  # far more than it needs; it has to wait
+        thread.join(0.2)  # far more than it needs. It has to wait
         os.fstat(fd)
         assert not connection.ended
         original(fd, events)

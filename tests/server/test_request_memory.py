@@ -177,7 +177,7 @@ def assert_nothing_is_left(app: App, bench: Bench) -> None:
     for kept in (bench.log.errors, bench.log.environs, bench.log.failures):
         kept.clear()
     assert app.seen
-    for _ in range(500):  # a disk thread may be about to end; the bench has the clock
+    for _ in range(500):  # a disk thread may be about to end. The bench has the clock
         bench.run()
         if not app.alive:
             return

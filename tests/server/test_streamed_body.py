@@ -162,7 +162,7 @@ def test_streamed_body_without_its_end_is_an_error(
 def test_streamed_body_must_keep_up_a_rate(
     ends: Ends, clock: Clock, rate: int, ends_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """500 bytes a second, beyond the time that every body has; the app may take its own time."""
+    """500 bytes a second, beyond the time that every body has. The app may take its own time."""
     limits: list[float] = []
 
     def receive(sock: Any, lock: Any, size: int, deadline: float) -> bytes:
@@ -187,7 +187,7 @@ def test_streamed_body_must_keep_up_a_rate(
 
 
 class Renegotiating:
-    """A TLS socket that first has to send something of its own; nothing comes before it has."""
+    """A TLS socket that first has to send something of its own. Nothing comes before it has."""
 
     def __init__(self, sock: socket.socket, peer: socket.socket) -> None:
         self._sock = sock

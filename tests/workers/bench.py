@@ -79,7 +79,7 @@ GET = request_for("/")
 
 
 class Clock:
-    """The monotonic time; a test moves it.
+    """The monotonic time. A test moves it.
 
     :ivar runs: it goes on by itself too, for a thread that waits for a client.
     """
@@ -253,7 +253,7 @@ class Bench:
 
         :param tls: the client's, whose handshake is then done.
         :param tcp: by TCP, of which a Unix socket lacks some.
-        :param number: the descriptor that its socket is to have; nobody else has it.
+        :param number: the descriptor that its socket is to have. Nobody else has it.
         """
         sock, far = _tcp_pair() if tcp else socket.socketpair()
         if number is not None:

@@ -76,7 +76,7 @@ def using(parser: str) -> AbstractContextManager[object]:
 
 
 def gunicorn_command(*arguments: str) -> list[str]:
-    """gunicorn with four threads; see :func:`_command`."""
+    """gunicorn with four threads. See :func:`_command`."""
     return _command("--threads=4", *arguments)
 
 

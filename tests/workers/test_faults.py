@@ -23,7 +23,7 @@ from tests.workers.serving import (
 
 pytestmark = pytest.mark.long
 
-# Short limits, so that the tests meet them; the sweep looks once a second.
+# Short limits, so that the tests meet them. The sweep looks once a second.
 LIMITS = {
     "head_timeout_s": 1.0,
     "body_timeout_s": 1.0,

@@ -39,7 +39,7 @@ ENVIRON = {
 
 @pytest.fixture
 def settings() -> Iterator[Config]:
-    """gunicorn's configuration; the loggers that are made with it are undone."""
+    """gunicorn's configuration. The loggers that are made with it are undone."""
     loggers = [logging.getLogger(f"gunicorn.{name}") for name in ("access", "error")]
     before = [(each, list(each.handlers), each.propagate) for each in loggers]
     yield Config()

@@ -74,7 +74,7 @@ def test_stopping_worker_answers_with_connection_close() -> None:
             assert response.body == block(2)
             return not response.keep_alive
 
-        # The worker hears of it some time after its arbiter; each request is answered.
+        # The worker hears of it some time after its arbiter. Each request is answered.
         wait_for(says_close, "the worker has heard that it has to stop")
         assert server.stop() == 0
 

@@ -268,7 +268,7 @@ def test_parsers_agree_on_mutated_requests(number: int) -> None:
 
 
 def _can(http_parser: str | None, changed: Collection[str]) -> bool:
-    """Whether gunicorn's C parser takes these settings; the other takes all."""
+    """Whether gunicorn's C parser takes these settings. The other takes all."""
     return http_parser != "fast" or not {"permit_obsolete_folding", "strip_header_spaces"} & {
         *changed
     }
