@@ -48,7 +48,7 @@ def request_timeout(seconds: float | None) -> Callable[[_View], _View]:
 
     It has no effect on other servers than FastWorker.
 
-    :param seconds: from the call of the app on; None for no deadline.
+    :param seconds: from the call of the app on. None for no deadline.
     :raises ConfigurationError: for a value that is no number above 0.
     """
     if seconds is not None and not is_timeout(seconds):

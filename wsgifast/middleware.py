@@ -87,7 +87,7 @@ class WSGIFast:
     :param nodelay: set TCP_NODELAY on each connection whose socket can be reached from the environ.
     :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
         :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. The
-        app's own 206 is left as it is; the file ranges that Werkzeug, WhiteNoise, ServeStatic and
+        app's own 206 is left as it is. The file ranges that Werkzeug, WhiteNoise, ServeStatic and
         Falcon return with one are sent as files.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
@@ -323,7 +323,7 @@ class WSGIFast:
         try:
             set_nodelay(sock)
         except OSError:
-            return  # the client has gone; the server will notice when it writes
+            return  # the client has gone. The server will notice when it writes
         done[key] = weakref.ref(sock, lambda ref: done.pop(key, None))
 
 

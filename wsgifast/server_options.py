@@ -51,8 +51,8 @@ class AtLimit(NamedTuple):
     """What happens when a limit is reached.
 
     :param client: what the client gets.
-    :param log: the beginning of the line in the error log; "" for none.
-    :param metric: counts it; "" for none.
+    :param log: the beginning of the line in the error log. "" for none.
+    :param metric: counts it. "" for none.
     """
 
     client: str
@@ -90,7 +90,7 @@ class Option(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The environment variable of a shared option; it comes before the attribute."""
+        """The environment variable of a shared option. It comes before the attribute."""
         return f"WSGIFAST_{self.name.upper()}"
 
     @property

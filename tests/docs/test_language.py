@@ -1,8 +1,11 @@
-"""The prose of pages and help texts: short sentences, and the terms of the field."""
+"""The prose of pages, help texts and code: short sentences, and the terms of the field."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +23,7 @@ PLACES = (
     *(ROOT / f"{name}.md" for name in _FIRST_PAGES),
     FINDINGS,
 )
+CODE = ("wsgifast", "asgi", "tests", "loadtests")
 GUIDES = (DOCS / "how-to", DOCS / "moving", DOCS / "tutorial.md")
 # Of all pages in docs/.
 _MOST_WHATS = 25
@@ -111,3 +115,39 @@ def test_pages_use_the_terms_of_the_field(place: Path) -> None:
 
 def test_help_texts_use_the_terms_of_the_field() -> None:
     assert not _UNWANTED.findall(_visible(command_line()))
+
+
+def _comments(source: str) -> Iterator[str]:
+    """Return the comments of a module, joined where they stand in lines below each other."""
+    comment, last = "", 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line = token.start[0]
+            if line != last + 1:
+                yield comment
+                comment = ""
+            comment += " " + token.string.lstrip("# ")
+            last = line
+    yield comment
+
+
+def _docstrings(source: str) -> Iterator[str]:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented):
+            yield ast.get_docstring(node) or ""
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_code_has_few_semicolons_in_its_prose(folder: str) -> None:
+    sentences, with_semicolons = 0, []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        source = path.read_text()
+        for text in (*_docstrings(source), *_comments(source)):
+            prose = re.sub(r"``?[^`]*``?", "code", text)
+            for each in _END.split(prose):
+                if len(_WORD.findall(each)) >= 3:
+                    sentences += 1
+                    if ";" in each:
+                        with_semicolons.append(f"{path.name}: {each}")
+    assert len(with_semicolons) <= 0.03 * sentences, "\n".join(with_semicolons)

@@ -70,7 +70,7 @@ _BLOCK_UNIT_BYTES = 1024
 
 
 def queue_seconds(request_start: str | None, arrived: float) -> float | None:
-    """How long a request waited before it reached this server; None if that is not known.
+    """How long a request waited before it reached this server. None if that is not known.
 
     :param request_start: the value of X-Request-Start: seconds, milliseconds or microseconds since
         1970, perhaps after "t=", as nginx, Heroku and others send it.

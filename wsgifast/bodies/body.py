@@ -88,7 +88,7 @@ class Body:
 
     @property
     def length(self) -> int | None:
-        """The number of bytes; None if it is not known before the body has been read."""
+        """The number of bytes. None if it is not known before the body has been read."""
         return None
 
     def iterate(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
@@ -130,7 +130,7 @@ class Bare(Body):
 class File(Body):
     """A file whose read() gives what its iteration does, or that cannot be iterated.
 
-    :param segment: the part of the file that sendfile can send; None if it has to be read.
+    :param segment: the part of the file that sendfile can send. None if it has to be read.
     :param closed: closed when the file has been sent: the owner, or the file if it has no close().
     """
 

@@ -79,7 +79,7 @@ def few_chunks(
     The chunks are the same object if nothing has to be converted or joined, one block if the whole
     is small, and otherwise an iterator that joins one block at a time. Large chunks are not copied.
 
-    :param convert: converts one chunk to bytes; see :func:`to_bytes`.
+    :param convert: converts one chunk to bytes. See :func:`to_bytes`.
     :raises BodyError: from `convert`.
     """
     try:

@@ -26,7 +26,7 @@ class ContentCoding(ResponseCoding):
 
     :param environ: the app sees its own tags in the preconditions: see
         :meth:`~wsgifast.compression.response.ResponseCoding.app_preconditions`.
-    :ivar if_none_match: as the client sent it; the app gets its own in the environ. So `if_match`.
+    :ivar if_none_match: as the client sent it. The app gets its own in the environ. So `if_match`.
     :ivar is_done_by_server: the server compresses the blocks of a stream, those of write() too.
     """
 
@@ -62,7 +62,7 @@ class ContentCoding(ResponseCoding):
     def whole(
         self, decision: Decision, headers: Headers, blocks: Iterable[bytes], size: int
     ) -> tuple[Headers, Iterable[bytes]]:
-        """Compress a body whose blocks exist; return the headers and the blocks to send."""
+        """Compress a body whose blocks exist. Return the headers and the blocks to send."""
         coding = decision.coding
         assert coding is not None
         if size > _WHOLE_BYTES:

@@ -11,7 +11,7 @@ from .start_response import AppResponse
 
 
 def answer_by_tag(head: AppResponse, blocks: Iterable[bytes], size: int) -> Iterable[bytes] | None:
-    """Give a whole body its tag; return the body of a 304 if the client has it already.
+    """Give a whole body its tag. Return the body of a 304 if the client has it already.
 
     A step of :class:`wsgifast.WSGIFast`: None means that the response is sent.
     """

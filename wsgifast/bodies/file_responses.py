@@ -39,8 +39,8 @@ class _Request:
     :ivar may_plan: whether the app has answered GET or HEAD with 200.
     :ivar is_answer: whether the app has chosen a part of the file: an inner StaticFiles or
         WSGIFast, or an app that has applied Range by itself.
-    :ivar decision: about compression; None to send the file as it is.
-    :ivar coding: to compress the file in; None to send it as it is.
+    :ivar decision: about compression. None to send the file as it is.
+    :ivar coding: to compress the file in. None to send it as it is.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class _Request:
 
 
 class FileResponses:
-    """Sends the files that an app returns; see :class:`wsgifast.WSGIFast` for the options.
+    """Sends the files that an app returns. See :class:`wsgifast.WSGIFast` for the options.
 
     :ivar steps: called in their order with a request. The first that returns an iterable answers.
     """

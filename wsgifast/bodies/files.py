@@ -2,7 +2,7 @@
 
 A server that has a `wsgi.file_wrapper` (PEP 3333) is given a :class:`FileSlice` in it and may use
 sendfile. FastWorker and wsgifast.devservers recognise :class:`SegmentedBody` and send the parts of
-files by sendfile; for any other server it is an iterable of large blocks.
+files by sendfile. For any other server it is an iterable of large blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # 3333 asks ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send the whole file
 # of the descriptor, meinheld's everything after the position.
 _EXACT_WRAPPERS = frozenset({"gunicorn", "mod_wsgi", "waitress", "werkzeug", "wsgifast", "wsgiref"})
-# Further classes of files whose read() and iteration return the same bytes; compared by name, so
+# Further classes of files whose read() and iteration return the same bytes. Compared by name, so
 # that none is imported.
 _OTHER_STANDARD = frozenset(
     {"_io.StringIO", "_io.TextIOWrapper"}
@@ -52,7 +52,7 @@ _FACTS = (
 
 
 class Closeable(Protocol):
-    """An object with close(); files that are read by descriptor need nothing else."""
+    """An object with close(). Files that are read by descriptor need nothing else."""
 
     def close(self) -> object: ...
 
@@ -65,7 +65,7 @@ class FileSlice:
     wsgiref) the file ends where the slice ends. The descriptor's offset is moved once, to the start
     of the slice; read() uses pread() and leaves it there.
 
-    :param segment: the bytes to send; the descriptor belongs to `file`.
+    :param segment: the bytes to send. The descriptor belongs to `file`.
     :param file: closed with the slice.
     :raises FileTruncated: (from read and close) if the file has become shorter than the slice, so
         that the server closes the connection, whose client would wait for the missing bytes.
@@ -119,7 +119,7 @@ class FileSlice:
 
     @property
     def owner(self) -> Closeable | None:
-        """What is closed with the slice; None once it is closed."""
+        """What is closed with the slice. None once it is closed."""
         return self._file
 
     def is_whole_file(self) -> bool:
@@ -132,7 +132,7 @@ class FileSlice:
             self._file = ClosedThen(self._file, call)
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file. A second call does nothing."""
         if self._file is None:
             return
         file, self._file = self._file, None
@@ -149,7 +149,7 @@ class FileSlice:
 
 
 def segment_of(file: object) -> FileSegment | None:
-    """Return the part of a file that sendfile can send; None if the file has to be read.
+    """Return the part of a file that sendfile can send. None if the file has to be read.
 
     :param file: any object; of a :class:`FileSlice` the part that has not been read.
     """
@@ -159,7 +159,7 @@ def segment_of(file: object) -> FileSegment | None:
 
 
 def is_standard(file: object) -> bool:
-    """Return whether read() of a file gives what its iteration gives; see :func:`examined`."""
+    """Return whether read() of a file gives what its iteration gives. See :func:`examined`."""
     return examined(file)[0]
 
 
@@ -167,10 +167,10 @@ def examined(file: Any, *, iterated: bool = True) -> tuple[bool, FileSegment | N
     """Return whether read() of a file gives what its iteration gives, and what sendfile can send.
 
     read() does for Python's own classes, whatever sizes are asked for. A subclass or an instance
-    may override either method; see :func:`~..sockets.sending.reads_as`.
+    may override either method. See :func:`~..sockets.sending.reads_as`.
 
     :param iterated: False for a file that is read by its read() alone.
-    :returns: False and None for any other file; None for a file that has to be read.
+    :returns: False and None for any other file. None for a file that has to be read.
     """
     kind: Any = type(file)
     if kind is FileSlice:
@@ -210,9 +210,9 @@ class FileReader:
     returns.
 
     :param file: its read() may return text.
-    :param size: the bytes to read; None to read to the end.
+    :param size: the bytes to read. None to read to the end.
     :param convert: converts a block to bytes.
-    :param owner: closed with the reader; by default the file.
+    :param owner: closed with the reader. By default the file.
     :raises BodyTooShort: (from reading) if the file ends before `size` bytes were read.
     """
 
@@ -257,7 +257,7 @@ class FileReader:
         self._owner = ClosedThen(self._owner, call)
 
     def close(self) -> None:
-        """Close the owner; a second call does nothing."""
+        """Close the owner. A second call does nothing."""
         owner, self._owner = self._owner, None
         close_body(owner)
 
@@ -319,7 +319,7 @@ def is_in_memory(file: object) -> bool:
 
 
 def known_size(file: object) -> int | None:
-    """Return how many bytes are left to read from a file in memory; None for any other."""
+    """Return how many bytes are left to read from a file in memory. None for any other."""
     memory = unwrapped(file)
     if isinstance(memory, io.BytesIO) and reads_as(memory, io.BytesIO, iterated=False):
         return max(0, memory.getbuffer().nbytes - memory.tell())
@@ -335,7 +335,7 @@ def corrects_length(wrapper: object) -> bool:
 
 
 def size_left(file: Any) -> int | None:
-    """Return how many bytes follow the position of a file; None if it cannot seek."""
+    """Return how many bytes follow the position of a file. None if it cannot seek."""
     seekable = getattr(file, "seekable", None)
     if not callable(seekable) or not seekable():
         return None
@@ -346,7 +346,7 @@ def size_left(file: Any) -> int | None:
 
 
 def header_of(environ: WSGIEnvironment, name: str) -> str | None:
-    """Return a request's header by its name; None without one."""
+    """Return a request's header by its name. None without one."""
     value: str | None = environ.get(header_key(name.upper()))
     return value
 

@@ -19,7 +19,7 @@ from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
-# Returns what makes the same text as a formatter; None if there is no such thing.
+# Returns what makes the same text as a formatter. None if there is no such thing.
 FindMaker = Callable[[logging.Formatter], Any]
 _INFO = logging.INFO
 
@@ -38,7 +38,7 @@ class Route:
 
     It never changes: threads that write through an old one may go on.
 
-    :ivar make: makes the same text as the formatter; None if lines have to go through logging.
+    :ivar make: makes the same text as the formatter. None if lines have to go through logging.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class LineLog:
         self._route: Route | None = None
 
     def route(self) -> Route | None:
-        """Return the way of the next line; None if the line has to go through logging."""
+        """Return the way of the next line. None if the line has to go through logging."""
         logger = self._logger
         handlers = logger.handlers
         if len(handlers) != 1:

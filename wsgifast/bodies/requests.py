@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 _READ_BYTES = 64 * 1024
-# A larger decoded body goes to a temporary file; all together have so many bytes at most.
+# A larger decoded body goes to a temporary file. All together have so many bytes at most.
 _DECODED_IN_MEMORY_BYTES = 1024 * 1024
 _ON_DISK = Budget(4 * 1024 * 1024 * 1024)
 
@@ -39,7 +39,7 @@ def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput 
 
     It is decoded before the app runs: most frameworks read as many bytes as CONTENT_LENGTH says.
 
-    :returns: the app's input; None if the body cannot be too long.
+    :returns: the app's input. None if the body cannot be too long.
     :raises RequestError: if the request is to be refused.
     """
     length = parse_length(environ.get("CONTENT_LENGTH") or "")

@@ -40,13 +40,13 @@ _SMALL_BLOCK_BYTES = 128 * 1024
 _LARGE_BYTES = 16 * 1024 * 1024
 logger = logging.getLogger("wsgifast")
 
-# How many chunks of a response are measured in production, and by the doctor; the others are only
+# How many chunks of a response are measured in production, and by the doctor. The others are only
 # counted.
 EXAMINED_CHUNKS: Final = 200
 MEASURED_CHUNKS: Final = 1_000_000
 # An endpoint has one finding in this time.
 _EVERY_S = 3600.0
-# Endpoints that are remembered; beyond them no finding is logged until one is forgotten.
+# Endpoints that are remembered. Beyond them no finding is logged until one is forgotten.
 _MOST_ENDPOINTS = 1000
 
 
@@ -97,7 +97,7 @@ class BodySeen(NamedTuple):
     :ivar kind: a list or tuple, an iterator, a file that the server reads, a file in a wrapper that
         no server recognises, or ASGI messages.
     :ivar is_events: whether its head says that it is an event stream.
-    :ivar file_bytes: the size of the file that the body comes from; None if there is none.
+    :ivar file_bytes: the size of the file that the body comes from. None if there is none.
     """
 
     chunks: Chunks
@@ -110,7 +110,7 @@ _OF_SMALL_CHUNKS = {"list": "WF001", "messages": "WF030"}
 
 
 def slow_shape(seen: BodySeen) -> str | None:
-    """Return the id of the finding about a body's shape; None if there is none."""
+    """Return the id of the finding about a body's shape. None if there is none."""
     chunks = seen.chunks
     # A file's pauses come from the disk, or a busy machine.
     has_pauses = chunks.pauses * 4 > chunks.count and seen.file_bytes is None
@@ -166,7 +166,7 @@ class Reports:
     def report(self, method: str, pattern: str | None, path: str, seen: BodySeen) -> None:
         """Log what is slow about a body, unless its endpoint has had a finding lately.
 
-        :param pattern: the framework's URL pattern; None if there is none.
+        :param pattern: the framework's URL pattern. None if there is none.
         :param path: as the client sent it.
         :param seen: the body's first chunks. Whether they come from a file is not known here:
             a body of blocks of one round size counts as a file.

@@ -50,14 +50,14 @@ class AppResponse:
     :param environ: of the request; gets how the body is sent.
     :ivar status: None until the app has called start_response.
     :ivar headers: a copy of the app's list.
-    :ivar length: the Content-Length among them; None without one.
+    :ivar length: the Content-Length among them. None without one.
     :ivar no_body: whether the response may have no body.
     :ivar edits: called with this object before the headers are forwarded, to change them.
-    :ivar compression: how bodies are compressed; None where WSGIFast does not compress.
+    :ivar compression: how bodies are compressed. None where WSGIFast does not compress.
     :ivar codes_stream: whether the body is compressed block by block, so that the coding is decided
         when the head is forwarded.
-    :ivar decision: about such a body, if it has been made before; None otherwise.
-    :ivar exc_info: of the app's last call, for the server; None once that has it.
+    :ivar decision: about such a body, if it has been made before. None otherwise.
+    :ivar exc_info: of the app's last call, for the server. None once that has it.
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     """
 
@@ -177,7 +177,7 @@ class AppResponse:
     def set_length(self, size: int | None) -> None:
         """Set the Content-Length, if the response may have one (RFC 9110 8.6, RFC 9112 6.2).
 
-        :param size: bytes; None if it is not known.
+        :param size: bytes. None if it is not known.
         """
         if self.length is not None:
             self.headers = self.headers.without(("content-length",))
@@ -268,7 +268,7 @@ class AppResponse:
 
     @property
     def coding(self) -> ContentCoding | None:
-        """The coding of the body; None where WSGIFast does not compress."""
+        """The coding of the body. None where WSGIFast does not compress."""
         if self._coding is None and self.compression is not None:
             return self._made_coding(self.compression)
         return self._coding
@@ -280,7 +280,7 @@ class AppResponse:
         return self._coding
 
     def decide_whole(self, size: int, pages: bool = True) -> Decision | None:
-        """Decide about a body whose bytes exist; None to send it as it is.
+        """Decide about a body whose bytes exist. None to send it as it is.
 
         Most headers that only lack a Vary get it here.
 

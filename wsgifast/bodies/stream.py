@@ -85,7 +85,7 @@ class ConvertedStream(Sendable):
             if not head.is_over():
                 raise
         if head.status is None:
-            # When an iterable fails, cheroot sends the head that it has; without one nothing.
+            # When an iterable fails, cheroot sends the head that it has. Without one nothing.
             headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
             head.server_start("500 Internal Server Error", headers)
             raise head.not_started()

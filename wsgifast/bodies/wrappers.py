@@ -72,9 +72,9 @@ _ITERATING = READING | {"chunks"}
 _WHOLE: tuple[type, ...] = (list, tuple, type(iter([])), type(iter(())))
 # Wrappers that users have registered.
 _registered: dict[type, Callable[[Any], object]] = {}
-# For each class seen so far, the function that returns what an instance wraps; None for no wrapper.
+# For each class seen so far, the function that returns what an instance wraps. None for no wrapper.
 _getters: dict[type, Callable[[Any], object] | None] = {}
-# An app may make classes for as long as it runs; beyond so many they are looked up each time.
+# An app may make classes for as long as it runs. Beyond so many they are looked up each time.
 _MOST_CLASSES = 500
 
 
@@ -135,7 +135,7 @@ def iterated(body: Any) -> Iterable[Any]:
 
 
 def known_file(inner: object) -> object | None:
-    """Return the file whose rest an object of a known class yields; None for any other object."""
+    """Return the file whose rest an object of a known class yields. None for any other object."""
     found = examined_file(inner)
     return None if found is None else found[0]
 
@@ -270,7 +270,7 @@ def fits_django() -> bool:
 
 
 def _closing_iterators(body: Any) -> Any | None:
-    """Return what Werkzeug's ClosingIterator iterates; None if another function takes the next."""
+    """Return what Werkzeug's ClosingIterator iterates. None if another function takes the next."""
     following = getattr(body, "_next", None)
     if type(following) is partial and following.func is next and len(following.args) == 1:
         return following.args[0]
@@ -287,7 +287,7 @@ def _streamed_by_django(response: Any) -> object | None:
 
 
 def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[bytes]:
-    """Encode as make_bytes() does; the charset cannot change once the head has been sent."""
+    """Encode as make_bytes() does. The charset cannot change once the head has been sent."""
     charset = response.charset
     for value in chunks:
         if type(value) is bytes:
@@ -299,7 +299,7 @@ def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[byte
 
 
 def _unwrapped(body: object) -> object | None:
-    """Return the file in a wrapper, or in nested ones (Django's FieldFile); None for no wrapper."""
+    """Return the file in a wrapper, or in nested ones (Django's FieldFile). None for no wrapper."""
     file = None
     while True:
         get_file = _registered.get(type(body))
@@ -355,7 +355,7 @@ def _file_range(body: Any, attribute: str) -> object | None:
 
 
 def _werkzeug_range(body: Any) -> FileSlice | None:
-    """Return Werkzeug's range as a slice of its file; None if it has to be iterated."""
+    """Return Werkzeug's range as a slice of its file. None if it has to be iterated."""
     wrapper = body.iterable
     if type(wrapper) is type(iter(_Indexed())):
         # Python's own iterator over a wrapper with __getitem__ alone, such as gunicorn's.

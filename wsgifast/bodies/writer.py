@@ -54,7 +54,7 @@ class Output(Protocol):
     ) -> Callable[[bytes], object]:
         """Send the beginning of a stream.
 
-        :param frame: frames each further block; None if they are sent as they are.
+        :param frame: frames each further block. None if they are sent as they are.
         :param compresses: whether `frame` compresses, too.
         :param may_run_ahead: whether output may be buffered for a slow client while the app goes
             on.
@@ -68,16 +68,16 @@ class Output(Protocol):
         """Send a head, which may be empty, and a part of a file.
 
         :raises FileTruncated: if the file ends early.
-        :raises OSError: if the process has no descriptor left; nothing was sent.
+        :raises OSError: if the process has no descriptor left. Nothing was sent.
         """
 
 
 class ResponseWriter(Writer, BodyCounter):
-    """The response to one request; it counts its body, and limits it to its Content-Length.
+    """The response to one request. It counts its body, and limits it to its Content-Length.
 
     gunicorn's hooks and loggers may set any attribute on it.
 
-    :ivar status: of the last start_response; None before.
+    :ivar status: of the last start_response. None before.
     :ivar headers_sent: whether the output has the head, so that it cannot be replaced any more.
     :ivar must_close: the connection cannot go on: the app has raised, or its body is too short.
     :ivar sends_file: whether the output reads from a file of the app, perhaps for long.
@@ -106,14 +106,14 @@ class ResponseWriter(Writer, BodyCounter):
     # For subclasses.
 
     def _encoded_head(self) -> bytes:
-        """Return the head as it is sent; see :meth:`_checked_head`."""
+        """Return the head as it is sent. See :meth:`_checked_head`."""
         raise NotImplementedError
 
     def _end_body(self, close: Callable[[], object]) -> None:
         """Call the body's close(), now that it has been handed over; here it has been sent too."""
         close()
 
-    # For the app; its arguments are checked here.
+    # For the app. Its arguments are checked here.
 
     def start_response(
         self, status: Any, headers: Any, exc_info: Any = None
@@ -174,7 +174,7 @@ class ResponseWriter(Writer, BodyCounter):
             # At the Content-Length nothing follows: do not wait for more.
             write = self._output.write if self.complete else self._write_next
             write(block)
-        elif data:  # dropped; nothing is sent by which an endless writer would notice
+        elif data:  # dropped. Nothing is sent by which an endless writer would notice
             now = time.monotonic()
             self._dropped_since = min(self._dropped_since, now)
             if now - self._dropped_since >= _DROPS_S:
@@ -314,7 +314,7 @@ class ResponseWriter(Writer, BodyCounter):
         It may be longer than the Content-Length, at which sending stops (PEP 3333, "Optional
         Platform-Specific File Handling").
 
-        :param segment: the part of it that sendfile can send; None if it has to be read.
+        :param segment: the part of it that sendfile can send. None if it has to be read.
         :param body: yields the file's blocks.
         """
         if segment is not None:

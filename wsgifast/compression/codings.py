@@ -58,7 +58,7 @@ _LIBDEFLATE_LEVELS = {level: min(level + 1, 9) for level in range(1, 10)}
 # RFC 8878, section 3.1.2: the first of the magic numbers of a skippable frame.
 _SKIPPABLE_FRAME = (0x184D2A50).to_bytes(4, "little")
 
-# Parsed headers that are remembered. Browsers send a handful of them; longer ones are parsed each
+# Parsed headers that are remembered. Browsers send a handful of them. Longer ones are parsed each
 # time, so that a client cannot fill the memory.
 _REMEMBERED_HEADERS = 512
 _REMEMBERED_CHARACTERS = 128
@@ -69,7 +69,7 @@ _MEMBER = re.compile(rf"({TOKEN})(?:[ \t]*;[ \t]*[qQ]=(0(?:\.[0-9]{{0,3}})?|1(?:
 
 
 def available_codings() -> tuple[str, ...]:
-    """Return the content codings that can be made here; gzip always can."""
+    """Return the content codings that can be made here. gzip always can."""
     return tuple(coding for coding in SIBLING_SUFFIXES if _is_available(coding))
 
 
@@ -134,7 +134,7 @@ _remembered = lru_cache(_REMEMBERED_HEADERS)(_preferred)
 
 
 def compress_file(content: bytes, coding: str) -> bytes:
-    """Compress a file's content as well as the coding can; the same bytes for the same content."""
+    """Compress a file's content as well as the coding can. The same bytes for the same content."""
     return COMPRESSORS[coding](_BEST_LEVELS[coding], len(content), False).whole(content)
 
 
@@ -144,8 +144,8 @@ def compressor(
     """Return a compressor for one body.
 
     :param coding: one of :func:`available_codings`.
-    :param level: within :data:`LEVELS`; by default that of :data:`DEFAULT_LEVELS`.
-    :param size: of the body in bytes, if it is compressed as a whole; None for a stream.
+    :param level: within :data:`LEVELS`. By default that of :data:`DEFAULT_LEVELS`.
+    :param size: of the body in bytes, if it is compressed as a whole. None for a stream.
     :param padding: hide the exact length behind up to :data:`MAX_PADDING_BYTES` random ones.
     """
     if level is None:
@@ -234,9 +234,9 @@ class Counted(Compressor):
 
 
 class _Gzip(Compressor):
-    """gzip (RFC 1952); the padding is a file name, which decoders skip.
+    """gzip (RFC 1952). The padding is a file name, which decoders skip.
 
-    A whole body is compressed by libdeflate, if the package is installed; it has no streams.
+    A whole body is compressed by libdeflate, if the package is installed. It has no streams.
     """
 
     def __init__(self, level: int, size: int | None, padding: bool) -> None:
@@ -273,7 +273,7 @@ class _Gzip(Compressor):
 
 @lru_cache(1)
 def _libdeflate() -> Any:
-    """The package with libdeflate; None without it."""
+    """The package with libdeflate. None without it."""
     try:
         return import_module("deflate")
     except ImportError:
@@ -281,7 +281,7 @@ def _libdeflate() -> Any:
 
 
 class _Brotli(Compressor):
-    """br (RFC 7932); the padding is an empty meta-block with bytes to skip."""
+    """br (RFC 7932). The padding is an empty meta-block with bytes to skip."""
 
     def __init__(self, level: int, size: int | None, padding: bool) -> None:
         import brotli
@@ -326,7 +326,7 @@ class _Brotli(Compressor):
 
 
 class Zstd(Compressor):
-    """zstd (RFC 8878); the padding is a skippable frame in front.
+    """zstd (RFC 8878). The padding is a skippable frame in front.
 
     :param dictionary: its object of the library.
     :param header: what the coded body begins with.

@@ -42,7 +42,7 @@ _WASTE_COUNTS_FROM_BYTES = 256 * 1024
 
 
 def checked_limits(body_limit_bytes: object, decompress: object) -> BodyLimits | None:
-    """Return what the options of both middlewares ask for; None if they ask for nothing.
+    """Return what the options of both middlewares ask for. None if they ask for nothing.
 
     :raises ConfigurationError: for a value that an option does not have.
     """
@@ -59,7 +59,7 @@ def checked_limits(body_limit_bytes: object, decompress: object) -> BodyLimits |
 class BodyLimits(NamedTuple):
     """What is done with request bodies.
 
-    :param limit_bytes: of a body, as it was sent and decoded; None for no limit.
+    :param limit_bytes: of a body, as it was sent and decoded. None for no limit.
     :param decodes: whether a body with a Content-Encoding is decoded.
     """
 
@@ -72,7 +72,7 @@ class BodyLimits(NamedTuple):
             raise BodyTooLarge(self.limit_bytes)
 
     def decoder(self, content_encoding: str) -> RequestDecoder | None:
-        """Return what decodes a body with this Content-Encoding; None if it is not coded.
+        """Return what decodes a body with this Content-Encoding. None if it is not coded.
 
         :raises RequestError: for another coding, or several.
         """

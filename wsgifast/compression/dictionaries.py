@@ -77,7 +77,7 @@ class ClientDictionary(NamedTuple):
     """The dictionary that a client has, and who asks.
 
     :ivar digest: its SHA-256.
-    :ivar site: Sec-Fetch-Site; None if it was not sent.
+    :ivar site: Sec-Fetch-Site. None if it was not sent.
     :ivar mode: Sec-Fetch-Mode.
     :ivar origin: Origin.
     """
@@ -105,7 +105,7 @@ class ClientDictionary(NamedTuple):
 def client_dictionary(
     available: str, header: Callable[[str], str | None]
 ) -> ClientDictionary | None:
-    """Return the dictionary of a request; None if its header is malformed.
+    """Return the dictionary of a request. None if its header is malformed.
 
     :param available: the value of Available-Dictionary.
     :param header: returns another header of the request, by its name.
@@ -132,7 +132,7 @@ class HashedName(NamedTuple):
 
 
 def hashed_name(name: str) -> HashedName | None:
-    """Return a name without its hash; None if it can have none."""
+    """Return a name without its hash. None if it can have none."""
     match = _HASHED_NAME.fullmatch(name)
     return None if match is None else HashedName(match["before"], match["after"])
 
@@ -235,7 +235,7 @@ class PagesDictionary:
             ("Content-Type", "application/octet-stream"),
             ("Content-Length", str(len(self.content))),
             ("Cache-Control", f"max-age={_YEAR_S}, public, immutable"),
-            # Pages, and what their scripts fetch; files have dictionaries of their own.
+            # Pages, and what their scripts fetch. Files have dictionaries of their own.
             (
                 "Use-As-Dictionary",
                 f'match="{pattern}/*", match-dest=("document" "frame" "iframe" "")',

@@ -28,7 +28,7 @@ from .dictionaries import DCZ, PagesDictionary
 
 # The key of the environ, or of an ASGI scope, that has the request's :data:`Wish`.
 WISH = "wsgifast.compression"
-# What an app wants of one response: [True] or [False]; empty where it leaves that to the options. A
+# What an app wants of one response: [True] or [False]. Empty where it leaves that to the options. A
 # list, which middleware that copies the environ or the scope passes on.
 Wish = list[bool]
 # The key of the environ under which FastWorker has a function: whether its threads are behind with
@@ -129,8 +129,8 @@ class Compression:
     ) -> Compressor:
         """Return the compressor for a response's body.
 
-        :param size: in bytes; None for a stream.
-        :param is_behind: with its work, is the server; see :data:`IS_BEHIND`.
+        :param size: in bytes. None for a stream.
+        :param is_behind: with its work, is the server. See :data:`IS_BEHIND`.
         """
         level = self.levels["zstd" if coding == DCZ else coding]
         if is_behind:
@@ -252,7 +252,7 @@ def is_page(content_type: str) -> bool:
 
 
 def coded_tag(etag: str, coding: str, checksum: int | None = None) -> str | None:
-    """Return the entity tag of a coded body; None if that of the uncoded one is malformed.
+    """Return the entity tag of a coded body. None if that of the uncoded one is malformed.
 
     It has a suffix: + behind a strong tag, ~ behind a weak one, the coding and a checksum, so that
     no tag of an app is taken for one. A tag that RFC 9110, section 8.8.3, does not allow is

@@ -51,13 +51,13 @@ _CODED_TAG = re.compile(
 class Decision(NamedTuple):
     """What is done with a response.
 
-    :ivar coding: that the body is compressed with; None to send it as it is.
+    :ivar coding: that the body is compressed with. None to send it as it is.
     :ivar content_type: the app's, where the body is compressed.
     :ivar vary: the headers of the request that it depends on.
     :ivar is_unsure: whether the response to GET may be compressed, so that headers of the original
         body would be wrong.
     :ivar sent_tags: for a 304: the entity tags that the client has sent, by the app's own.
-    :ivar link: a Link header to add; None for none.
+    :ivar link: a Link header to add. None for none.
     """
 
     coding: str | None
@@ -104,12 +104,12 @@ _UNSURE = Decision(None, is_unsure=True)
 
 
 class ResponseCoding:
-    """The coding of the response to one request; each half compresses the body in its own way.
+    """The coding of the response to one request. Each half compresses the body in its own way.
 
     :param method: of the request.
     :param accept_encoding: of the request; None, as "", for none.
     :param wish: the app's.
-    :ivar compressor: of the body, once the head has been decided; None if it is sent as it is.
+    :ivar compressor: of the body, once the head has been decided. None if it is sent as it is.
     """
 
     compressor: Compressor | None = None
@@ -139,7 +139,7 @@ class ResponseCoding:
 
     @cached_property
     def coding(self) -> str | None:
-        """The coding that the client prefers; None for none."""
+        """The coding that the client prefers. None for none."""
         accepted = self.accept_encoding
         return preferred_coding(accepted, self.compression.codings) if accepted else None
 
@@ -249,7 +249,7 @@ class ResponseCoding:
         return decision.apply(headers)
 
     def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:
-        """Make the compressor for a body of `size` bytes; None for a stream."""
+        """Make the compressor for a body of `size` bytes. None for a stream."""
         kind = decision.content_type
         return self.compression.compressor(coding, kind, size, is_behind=self.is_behind())
 
@@ -311,7 +311,7 @@ def is_private(headers: Iterable[Header]) -> bool:
 
 
 def _original(match: re.Match[str]) -> str:
-    """The app's tag; the whole match if it is not one of :func:`coded_tag`."""
+    """The app's tag. The whole match if it is not one of :func:`coded_tag`."""
     if suffix_check(match["checked"]) != match["check"]:
         return match[0]
     if match["kind"] == "!":

@@ -5,7 +5,7 @@ files that nginx serves.
 
 Or the response names the file, and the front server sends it while the worker is free:
 X-Accel-Redirect (nginx), X-Sendfile (Apache, lighttpd). The configuration decides for which
-folders; the path is that of the open file. Nothing in the request has any influence on it.
+folders. The path is that of the open file. Nothing in the request has any influence on it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FileDescription(NamedTuple):
     :ivar facts: those that count.
     :ivar headers: of a 200 with the whole file, without a Content-Length that the app has not sent.
     :ivar size: in bytes.
-    :ivar copy: sent in place of the file; None to send the file.
+    :ivar copy: sent in place of the file. None to send the file.
     :ivar etag: the file's, for a copy.
     :ivar ranges: whether ranges are answered.
     """
@@ -89,12 +89,12 @@ def describe_file_body(
     of several answers together.
 
     :param headers: the app's; a Content-Length among them is the whole body's.
-    :param file: the app's file object; only its name is used.
+    :param file: the app's file object. Only its name is used.
     :param segment: the bytes of the file that the app sends: the representation.
     :param ranges: answer Range and If-Range, and send Accept-Ranges, unless the app itself sends
         `Accept-Ranges: none`.
     :param conditional: evaluate the four preconditions.
-    :param began_ns: when the request began: nanoseconds since 1970 (UTC); None if not known.
+    :param began_ns: when the request began: nanoseconds since 1970 (UTC). None if not known.
     :param copy: one with a body, which is sent in place of the file, with validators and ranges of
         its own. `facts` are then as the client sent them: its tags may be those of copies.
     :returns: None to leave the answer as it is: the app has applied Range by itself, or there is no
@@ -140,7 +140,7 @@ def plan_file_body(
     segment: FileSegment,
     **options: Any,
 ) -> Plan | None:
-    """Plan the answer to a GET or HEAD; see :func:`describe_file_body`."""
+    """Plan the answer to a GET or HEAD. See :func:`describe_file_body`."""
     described = describe_file_body(facts, headers, file, segment, **options)
     return None if described is None else described.plan()
 
@@ -154,7 +154,7 @@ def is_made_for_one_answer(
     the beginning of the request and now. A time ahead of the clock comes from an image, an archive
     or another host, and says nothing about this request.
 
-    :param began_ns: when the request began; None to ignore the file's times.
+    :param began_ns: when the request began. None to ignore the file's times.
     :param now_ns: by default the clock's time.
     """
     if isinstance(file, TEMPORARY):
@@ -192,7 +192,7 @@ def _file_etag(file: Any, segment: FileSegment) -> str | None:
 def front_server_of(
     accel_redirect: Mapping[str, str] | None = None, x_sendfile: Iterable[str] | None = None
 ) -> FrontServer | None:
-    """Return the front server that sends files; None without either option.
+    """Return the front server that sends files. None without either option.
 
     nginx keeps the app's Content-Type, Content-Disposition, Accept-Ranges, Set-Cookie,
     Cache-Control and Expires, and applies Range and preconditions itself. Any other header has to
@@ -238,7 +238,7 @@ class FrontServer:
     """The front server, and the folders whose files it can send.
 
     :param header: the response header that names the file.
-    :param locations: maps folders to what replaces their path; None keeps the path.
+    :param locations: maps folders to what replaces their path. None keeps the path.
     """
 
     def __init__(self, header: str, locations: Mapping[str, str | None]) -> None:
@@ -262,13 +262,13 @@ class FrontServer:
     def hand_over(
         self, headers: Iterable[Header], file: object, segment: FileSegment
     ) -> Headers | None:
-        """Return the headers with which the front server sends this file; None if it cannot.
+        """Return the headers with which the front server sends this file. None if it cannot.
 
         It can if the whole file is to be sent, and its name still leads to it and, with symbolic
         links resolved, into one of the folders.
 
         :param headers: the app's.
-        :param file: the app's file object; only its name is used.
+        :param file: the app's file object. Only its name is used.
         :param segment: the part of the file to be sent.
         """
         headers = Headers(headers)

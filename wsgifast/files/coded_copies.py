@@ -101,7 +101,7 @@ class CodedCopy(Kept):
 
         :param headers: of the uncoded file's answer, with Vary. What is made of the same ones is
             remembered.
-        :param etag: the uncoded file's; without one the copy has none.
+        :param etag: the uncoded file's. Without one the copy has none.
         :param ranges: whether parts may be requested.
         """
         # A date is that of the uncoded file, too.
@@ -126,7 +126,7 @@ class CodedCopy(Kept):
 
 
 class _CopiesOnDisk:
-    """Copies in one unnamed file of a process, one behind the other; a full file begins anew.
+    """Copies in one unnamed file of a process, one behind the other. A full file begins anew.
 
     :param max_bytes: of the file.
     """
@@ -361,7 +361,7 @@ def _make(
     facts: os.stat_result,
     encode: Callable[[bytes], bytes | None],
 ) -> CodedCopy | None:
-    """Make a copy; None if the file has changed, or the copy is given up."""
+    """Make a copy. None if the file has changed, or the copy is given up."""
     fd, offset, size = segment
     content = os.pread(fd, size, offset)
     if len(content) < size or identity_of(os.fstat(fd)) != identity_of(facts):
@@ -376,7 +376,7 @@ def _whole(coding: str, size: int) -> Callable[[bytes], bytes]:
 
 
 def _in_pieces(job: _Job, pace: _Pace, content: bytes) -> bytes | None:
-    """Compress piece by piece, with rests; None if nobody wants it any more."""
+    """Compress piece by piece, with rests. None if nobody wants it any more."""
     # libdeflate, which is there for a known size, makes no pieces.
     size = None if job.coding == "gzip" else len(content)
     pieces = compressor(job.coding, size=size)

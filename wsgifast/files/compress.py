@@ -96,11 +96,11 @@ def compress(
     Links are not followed, and hidden files are left out. A sibling is written under a temporary
     name and then renamed, so that a running server sends the old one or the new one.
 
-    :param codings: some of "gzip", "br" and "zstd"; by default those whose package is installed.
-    :param jobs: the number of threads; by default that of the processors. The compressors release
+    :param codings: some of "gzip", "br" and "zstd". By default those whose package is installed.
+    :param jobs: the number of threads. By default that of the processors. The compressors release
         the GIL.
     :param overwrite: also replace siblings that were not made here.
-    :param skip_extensions: of files to leave alone, such as "jpg" or ".jpg"; by default those of
+    :param skip_extensions: of files to leave alone, such as "jpg" or ".jpg". By default those of
         formats that are compressed already.
     :param against: directories of earlier releases. For each file whose name has a hash of its
         content, a delta is made to each release of it there (RFC 9842), for StaticFiles with
@@ -247,7 +247,7 @@ class _Run:
         most_bytes: int,
         original: _File,
     ) -> int | None:
-        """Return the sibling's size; None if the file has none afterwards.
+        """Return the sibling's size. None if the file has none afterwards.
 
         :param most_bytes: that it may have to be of use.
         """
@@ -309,7 +309,7 @@ def _digest(content: bytes) -> str:
 
 
 def _read_manifest(root: Path) -> dict[str, str]:
-    """Return the paths of the siblings with their digests; empty without a manifest.
+    """Return the paths of the siblings with their digests. Empty without a manifest.
 
     :raises ConfigurationError: if it cannot be read, is malformed, or names anything but siblings
         below the root.
@@ -364,7 +364,7 @@ def _folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
         os.close(folder)
 
 
-# The lstat() of a name; None if it does not exist.
+# The lstat() of a name. None if it does not exist.
 _facts_of = partial(stat_or_none, follow_symlinks=False)
 
 
@@ -373,7 +373,7 @@ def _is_regular(facts: os.stat_result | None) -> bool:
 
 
 def _read_file(folder: int, name: str) -> _File | None:
-    """Read a regular file; None for anything else, such as a link.
+    """Read a regular file. None for anything else, such as a link.
 
     :raises OSError: if it does not exist, or cannot be read.
     """

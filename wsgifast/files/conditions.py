@@ -19,7 +19,7 @@ _MAX_DATE_CHARACTERS = 40
 _CONTENT_DIGEST_BYTES = 16
 
 _ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
-# An element of a list of entity tags; empty elements are skipped (section 5.6.1.2).
+# An element of a list of entity tags. Empty elements are skipped (section 5.6.1.2).
 _ETAG_MEMBER = re.compile(r'[ \t,]*((?:W/)?"[\x21\x23-\x7e\x80-\xff]*")[ \t]*(?:,|\Z)')
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -49,11 +49,11 @@ def evaluate(
 ) -> Literal[304, 412] | None:
     """Evaluate a request's preconditions against an existing representation (section 13.2.2).
 
-    :param etag: the representation's entity tag as it is sent, with quotes and any `W/`; None if it
+    :param etag: the representation's entity tag as it is sent, with quotes and any `W/`. None if it
         has none.
-    :param modified: its modification time in whole seconds since 1970 (UTC); None if not known.
-    :returns: the status to answer with instead; None to go on. A malformed list of tags matches
-        nothing; a malformed date is ignored (section 13.1.3).
+    :param modified: its modification time in whole seconds since 1970 (UTC). None if not known.
+    :returns: the status to answer with instead. None to go on. A malformed list of tags matches
+        nothing. A malformed date is ignored (section 13.1.3).
     """
     if if_match is not None:
         if not _matches(if_match, etag, weakly=False):

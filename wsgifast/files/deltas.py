@@ -84,7 +84,7 @@ class _Release(NamedTuple):
 class _Listing(Kept):
     """The files of some folders that have other releases, at one state of the folders.
 
-    :ivar folders: the paths, and what was there; None for nothing.
+    :ivar folders: the paths, and what was there. None for nothing.
     :ivar releases: names without their hash, and the files that have them: two at least.
     :ivar deltas: names of deltas that were written beside their files.
     """
@@ -194,7 +194,7 @@ class Deltas:
         return known.dictionary_for(file.names, digest) is None
 
     def _begin(self, wanted: _Wanted, key: str) -> threading.Event | None:
-        """Have a delta made, unless that goes on already; None if too many are."""
+        """Have a delta made, unless that goes on already. None if too many are."""
         with self._lock:
             making = self._making.get(key)
             if making is not None or len(self._making) >= _MAX_WAITED_FOR:
@@ -299,7 +299,7 @@ def newest_releases(
 
 
 def _names_in(roots: Iterable[Directory], folder: Sequence[str]) -> Iterator[tuple[Directory, str]]:
-    """List a folder below each root; nothing where there is no such folder."""
+    """List a folder below each root. Nothing where there is no such folder."""
     for root in roots:
         opened = open_if_readable(root, folder)
         if opened is None:
@@ -327,7 +327,7 @@ def _newest(
 
 
 def content_of(root: Directory, names: Sequence[str], identity: Identity) -> bytes | None:
-    """Read a file that may be served; None if it has another identity by now."""
+    """Read a file that may be served. None if it has another identity by now."""
     opened = open_if_readable(root, names)
     if opened is None:
         return None
@@ -345,7 +345,7 @@ def _identity_at(path: str) -> Identity | None:
 
 
 def _read_delta(written: Opened, original: Opened, digest: bytes) -> CodedCopy | None:
-    """Read a delta that was written beside its file; None if it is none of these two."""
+    """Read a delta that was written beside its file. None if it is none of these two."""
     size = written.facts.st_size
     if (
         not stat.S_ISREG(written.facts.st_mode)

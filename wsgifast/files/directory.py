@@ -45,7 +45,7 @@ identity_of: Callable[[os.stat_result], Identity] = attrgetter(
 
 
 class Opened(NamedTuple):
-    """A regular file or directory that may be served; the caller closes the descriptor."""
+    """A regular file or directory that may be served. The caller closes the descriptor."""
 
     fd: int
     facts: os.stat_result
@@ -56,7 +56,7 @@ class Opened(NamedTuple):
 
 
 def is_served(facts: os.stat_result) -> bool:
-    """Whether this is a regular file or a directory; nothing else is opened."""
+    """Whether this is a regular file or a directory. Nothing else is opened."""
     return stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
 
 
@@ -85,7 +85,7 @@ def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
 
 
 def open_folder(root: str | os.PathLike[str], names: Sequence[str]) -> int:
-    """Open a directory below a root, for `dir_fd`; the caller closes it.
+    """Open a directory below a root, for `dir_fd`. The caller closes it.
 
     :raises OSError: if it does not exist, or one of the names is a link.
     """
@@ -104,7 +104,7 @@ class Directory:
     """A root directory, and whether links may lead out of it.
 
     :param path: the root, trusted: links in this path are followed.
-    :param follow_symlinks: follow all links; by default only those that stay inside.
+    :param follow_symlinks: follow all links. By default only those that stay inside.
     :raises ConfigurationError: if there is no such directory, or it cannot be read.
     """
 
@@ -224,7 +224,7 @@ class _Link(NamedTuple):
 
 
 def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
-    """Open what the names lead to without following links; return the first link instead."""
+    """Open what the names lead to without following links. Return the first link instead."""
     if not names:
         return open_checked(".", root)
     parent = root

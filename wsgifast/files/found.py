@@ -17,7 +17,7 @@ from .directory import Directory, Identity, Opened, identity_of
 from .plan import Representation, RequestFacts
 
 # The objects kept for a file in each encoding, its body excepted, once all plans that they cache
-# have been made. Measured with tracemalloc; a test checks it.
+# have been made. Measured with tracemalloc. A test checks it.
 _SOURCE_COST_BYTES = 10_000
 # Each header is in memory at most this often: as str and as ASGI's bytes, in the plans for GET,
 # HEAD, a range, and without a body.
@@ -115,11 +115,11 @@ class Source(NamedTuple):
     representation: Representation
 
     def reopen(self) -> int | None:
-        """Open the file that was described; None if it has changed or is gone."""
+        """Open the file that was described. None if it has changed or is gone."""
         return self.directory.reopen(self.path, self.identity)
 
     def cost(self) -> int:
-        """Return the bytes of memory that it takes at most; a character may take four."""
+        """Return the bytes of memory that it takes at most. A character may take four."""
         representation = self.representation
         return (
             _SOURCE_COST_BYTES
@@ -189,20 +189,20 @@ class Found(Kept):
             self.cost += sum(source.cost() for source in self.sources())
 
     def select(self, accept_encoding: str | None) -> Source:
-        """Return what to send for a request's Accept-Encoding; None if it has none."""
+        """Return what to send for a request's Accept-Encoding. None if it has none."""
         if accept_encoding is None or not self._codings:
             return self.original
         coding = preferred_coding(accept_encoding, self._codings)
         return self.original if coding is None else self.encoded[coding]
 
     def made_coding(self, source: Source, accept_encoding: str | None) -> str | None:
-        """Return the coding to compress what was selected in; None to send it as it is."""
+        """Return the coding to compress what was selected in. None to send it as it is."""
         if source is not self.original or accept_encoding is None or not self.made_codings:
             return None
         return preferred_coding(accept_encoding, self.made_codings)
 
     def wanted_dictionary(self, facts: RequestFacts) -> bytes | None:
-        """Return the digest of the dictionary to send the file with; None to use none."""
+        """Return the digest of the dictionary to send the file with. None to use none."""
         client = facts.dictionary
         if client is None or self.releases is None or not prefers_delta(facts.accept_encoding):
             return None
@@ -213,7 +213,7 @@ class Found(Kept):
         return [self.original, *self.encoded.values()]
 
     def unchanged(self, accept_encoding: str | None) -> Source | None:
-        """Return what to send; None if anything has changed on disk.
+        """Return what to send. None if anything has changed on disk.
 
         stat() follows links, which does no harm: the files of these identities were allowed when
         they were opened.
@@ -241,7 +241,7 @@ def is_settled(facts: os.stat_result) -> bool:
 
 
 def stat_or_none(path: str | bytes, **options: Any) -> os.stat_result | None:
-    """Return the stat() of what is at a path; None if there is nothing.
+    """Return the stat() of what is at a path. None if there is nothing.
 
     :param options: those of os.stat().
     """
@@ -252,7 +252,7 @@ def stat_or_none(path: str | bytes, **options: Any) -> os.stat_result | None:
 
 
 def open_if_readable(directory: Directory, names: Sequence[str]) -> Opened | None:
-    """Open what names lead to; None if there is nothing that this process may read."""
+    """Open what names lead to. None if there is nothing that this process may read."""
     try:
         return directory.open(names)
     except PermissionError:

@@ -69,12 +69,12 @@ class FoundFile:
 
     @property
     def releases(self) -> ReleasesOf | None:
-        """Where its other releases may be; None if its name has no hash."""
+        """Where its other releases may be. None if its name has no hash."""
         hashed = hashed_name(self.names[-1])
         return None if hashed is None else ReleasesOf(hashed, self.roots, self.names)
 
     def open_sibling(self, suffix: str) -> Opened | None:
-        """Open the sibling with a suffix; None if there is none that may be read."""
+        """Open the sibling with a suffix. None if there is none that may be read."""
         *folders, name = self.names
         opened = open_if_readable(self.directory, [*folders, name + suffix])
         if opened is not None:
@@ -85,7 +85,7 @@ class FoundFile:
         return self._open[path]
 
     def take(self, path: str) -> int:
-        """Give away the descriptor of the file or of a sibling; the caller closes it."""
+        """Give away the descriptor of the file or of a sibling. The caller closes it."""
         return self._open.pop(path).fd
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class FoundDirectory(NamedTuple):
 
 
 class Unreadable(Exception):
-    """A file that exists, and that the process may not or cannot read; the log says why."""
+    """A file that exists, and that the process may not or cannot read. The log says why."""
 
     def __init__(self, path: str, why: str) -> None:
         log.warning("%s %s", path, why)
@@ -112,7 +112,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Lookup:
-    """How paths are looked up; see :class:`wsgifast.files.site.StaticFilesBase` for the options."""
+    """How paths are looked up. See :class:`wsgifast.files.site.StaticFilesBase` for the options."""
 
     directories: Sequence[Directory]
     prefix: str

@@ -29,12 +29,12 @@ def no_room(error: OSError) -> RequestError:
 
 
 def _refusal(error: OSError) -> OSError:
-    """Return the answer for an error of a temporary file; the error itself if it is no such one."""
+    """Return the answer for an error of a temporary file. The error itself if it is no such one."""
     return no_room(error) if error.errno in _NO_ROOM else error
 
 
 class Budget:
-    """Counts the bytes of all that is of one kind, such as temporary files; thread-safe.
+    """Counts the bytes of all that is of one kind, such as temporary files. Thread-safe.
 
     :param limit_bytes: the most in total.
     """
@@ -76,7 +76,7 @@ class Reservation:
         self._budget = budget
 
     def grow_to(self, size: int) -> bool:
-        """Reserve `size` bytes in all; return False if they exceed the budget."""
+        """Reserve `size` bytes in all. Return False if they exceed the budget."""
         more = size - self.size
         if more > 0 and self._budget is not None:
             if not self._budget.take(more):
@@ -207,9 +207,9 @@ class TemporaryFile(io.BufferedReader):
         self._is_open = True
 
     def append(self, *buffers: bytes | bytearray | memoryview) -> FileSegment:
-        """Append buffers, without a copy; returns the part of the file that they take up.
+        """Append buffers, without a copy. Return the part of the file that they take up.
 
-        :raises OSError: if the disk or its budget is full; nothing was appended.
+        :raises OSError: if the disk or its budget is full. Nothing was appended.
         """
         fd, begin, size = self.fileno(), self.size, sum(map(len, buffers))
         if self._left_free_bytes:

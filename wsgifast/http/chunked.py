@@ -22,7 +22,7 @@ _SIZE_LINE = re.compile(_SIZE + _EXTENSIONS)
 # What separates most chunks, so that one match replaces two lines.
 _USUAL_GAP = re.compile(rb"\r\n%b\r\n" % _SIZE)
 _USUAL_LINE_BYTES = 18  # the longest size line in there
-# RFC 9110 section 5.5; no folded lines (RFC 9112 section 5.2).
+# RFC 9110 section 5.5. No folded lines (RFC 9112 section 5.2).
 _TRAILER = re.compile(rb"(%b):[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
 
 # Chunk extensions, which are ignored, may be this much longer than the body.

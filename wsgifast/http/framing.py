@@ -11,10 +11,10 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 @dataclass
 class Framing:
-    """How a client finds the end of a response (RFC 9112 6.3); never changed.
+    """How a client finds the end of a response (RFC 9112 6.3). Never changed.
 
     :ivar has_body: whether anything may follow the head.
-    :ivar length: the Content-Length to send; None for no such header.
+    :ivar length: the Content-Length to send. None for no such header.
     :ivar chunked: whether the body is sent in chunks.
     """
 
@@ -50,8 +50,8 @@ def frame_response(
 ) -> Framing:
     """Decide how a response is framed.
 
-    :param length: the app's Content-Length, in bytes; None without one.
-    :param size: of the whole body, in bytes; None if it is not known.
+    :param length: the app's Content-Length, in bytes. None without one.
+    :param size: of the whole body, in bytes. None if it is not known.
     :param chunks: whether the client understands chunks: HTTP/1.1 (RFC 9112 6.1).
     """
     if has_body(method, code):
@@ -75,7 +75,7 @@ def frame_response(
 class BodyCounter:
     """Enforces a body's framing: never a byte more than its length.
 
-    :ivar length: the most bytes; None for any number.
+    :ivar length: the most bytes. None for any number.
     :ivar sent: bytes admitted so far.
     :ivar dropped: bytes that were not admitted.
     """
@@ -161,7 +161,7 @@ def wants_to_persist(connection: Iterable[str], *, http11: bool) -> bool:
     """Return whether a client wants a persistent connection (RFC 9112 9.3).
 
     :param connection: the values of its Connection headers, which are lists (RFC 9110 7.6.1).
-    :param http11: with HTTP/1.1 a connection persists unless there is "close"; with HTTP/1.0, only
+    :param http11: with HTTP/1.1 a connection persists unless there is "close". With HTTP/1.0, only
         if there is "keep-alive".
     """
     options = {option for value in connection for option in list_members(value)}

@@ -59,7 +59,7 @@ _lengths: dict[str, int] = {}
 _names: dict[str, tuple[str, str]] = {}
 _one_line_names: set[str] = set()
 _MAX_CACHED = 500
-# Of a str subclass, such as an enum's member, the characters are checked and sent; its format() may
+# Of a str subclass, such as an enum's member, the characters are checked and sent. Its format() may
 # return anything.
 _characters = str.__str__
 _strip = str.strip
@@ -75,14 +75,14 @@ class ResponseHead:
 
     Both may be anything that an app gives: they are checked here.
 
-    :param status: such as "200 OK"; the reason may be missing.
+    :param status: such as "200 OK". The reason may be missing.
     :param headers: pairs of str.
     :ivar status: as it was given.
     :ivar code: 101, or 200 and above.
     :ivar given: all of them, in order, without whitespace around their values.
     :ivar headers: those to be sent, without Content-Length.
-    :ivar content_length: bytes; None if the app has not set it.
-    :ivar has_date: whether there is a Date header; if not, servers add it (RFC 9110 6.6.1).
+    :ivar content_length: bytes. None if the app has not set it.
+    :ivar has_date: whether there is a Date header. If not, servers add it (RFC 9110 6.6.1).
     :ivar has_server: whether there is a Server header.
     :ivar closes: whether there is a "Connection: close".
     :ivar upgrades: whether there is a "Connection: upgrade".
@@ -213,7 +213,7 @@ class ResponseHead:
 
 
 def known_head(status: Any, headers: Any) -> ResponseHead:
-    """As :class:`ResponseHead`, from a cache; the result is shared, and must not be changed.
+    """As :class:`ResponseHead`, from a cache. The result is shared, and must not be changed.
 
     :param headers: may also be a :class:`ResponseHead`, which is returned.
     """
@@ -270,7 +270,7 @@ def status_code(status: Any) -> int:
 
 
 def check_field(name: Any, value: Any) -> tuple[str, str]:
-    """Check a header; return its name, and its value without surrounding whitespace (RFC 9110 5.5).
+    """Check a header. Return its name, and its value without surrounding whitespace (RFC 9110 5.5).
 
     :raises BodyError: if it cannot be sent.
     """
@@ -314,7 +314,7 @@ def _text(value: Any) -> Any:
 
 
 def declared_length(headers: Iterable[Any]) -> int | None:
-    """Return the Content-Length of headers that a server will check; None without one.
+    """Return the Content-Length of headers that a server will check. None without one.
 
     Servers differ in what they refuse: wsgiref, Werkzeug and cheroot send a value as it is. So
     what would end a line, or a C string, is refused here (RFC 9110 5.5), and nothing else is.
@@ -350,9 +350,9 @@ def declared_length(headers: Iterable[Any]) -> int | None:
 
 
 def header_value(headers: Iterable[tuple[str, str]], name: str) -> str | None:
-    """Return the first value of a header; None without one.
+    """Return the first value of a header. None without one.
 
-    :param name: in lower case; those of the headers may be in any.
+    :param name: in lower case. Those of the headers may be in any.
     """
     return next((value for key, value in headers if key.lower() == name), None)
 
@@ -363,7 +363,7 @@ def raw_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]
 
 
 def parse_length(value: str) -> int | None:
-    """Return the value of a Content-Length, in bytes; None if it is malformed.
+    """Return the value of a Content-Length, in bytes. None if it is malformed.
 
     RFC 9110 8.6 allows ASCII digits only; int() also accepts "+5", "1_0" and digits of other
     scripts. A regular expression would be shorter, but slower.

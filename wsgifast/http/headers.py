@@ -59,7 +59,7 @@ class Headers(list[Header]):
         return dict(zip(map(LOWER.__getitem__, map(_NAME, self)), map(_VALUE, self), strict=True))
 
     def get(self, name: str) -> str | None:
-        """Return the first value of a header; None without one."""
+        """Return the first value of a header. None without one."""
         for key, value in self:
             if LOWER[key] == name:
                 return value

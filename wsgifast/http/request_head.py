@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from ..errors import MalformedRequest
 
 # RFC 9110 section 7.2: uri-host [ ":" port ]. RFC 3986 section 3.2.2: a host is a name, an IPv4
-# address, or another address in brackets; it may be empty.
+# address, or another address in brackets. It may be empty.
 _HOST = re.compile(
     r"(?:\[[0-9A-Za-z._~!$&'()*+,;=:-]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
 )

@@ -40,7 +40,7 @@ class PlainHead(NamedTuple):
     :ivar method: one of the usual methods.
     :ivar target: a path, and perhaps a query.
     :ivar scheme: as the client sent it.
-    :ivar length: of the body that it declares, in bytes; None if it declares none.
+    :ivar length: of the body that it declares, in bytes. None if it declares none.
     :ivar fields: the headers under their environ keys; Host first, which is the :authority.
     :ivar size: bytes of the names and values, except those of pseudo-headers.
     """
@@ -131,7 +131,7 @@ def http1_head(received: Iterable[Field]) -> tuple[bytes, str]:
         else:
             lines.append(_line(name, value))
     method = pseudo.get(b":method", b"")
-    # :authority replaces Host (section 8.3.1); the engine has checked that they do not differ.
+    # :authority replaces Host (section 8.3.1). The engine has checked that they do not differ.
     host = pseudo.get(b":authority", host)
     target = host if method == b"CONNECT" else pseudo.get(b":path", b"")
     if b":protocol" in pseudo:
@@ -168,7 +168,7 @@ class Priority(NamedTuple):
     """How soon a client needs a response, by its `priority` field (RFC 9218 section 4).
 
     :ivar urgency: 0 for the most urgent, to 7.
-    :ivar is_incremental: whether parts of it are of use; if not, it is sent as a whole.
+    :ivar is_incremental: whether parts of it are of use. If not, it is sent as a whole.
     """
 
     urgency: int = 3
