@@ -6,13 +6,13 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.support.http import get
-from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
+from tests.support.servers import PATIENCE_S, ROOT, LiveServer, free_port, live_server, wait_for
 
 WORKERS = pytest.mark.parametrize("workers", [1, 2])
 SERVES = """\
@@ -41,6 +41,19 @@ if "WSGIFAST_RUN" in os.environ:
 
 async def app(scope, receive, send): ...
 """
+STARTUP_WAITS = """\
+import asyncio
+from pathlib import Path
+
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        await receive()
+        await asyncio.to_thread(Path("go").read_text)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+"""
 WSGI = """\
 def app(environ, start_response):
     start_response("200 OK", [("Content-Length", "2")])
@@ -49,15 +62,30 @@ def app(environ, start_response):
 
 
 @contextlib.contextmanager
-def run(folder: Path, code: str, *arguments: str, fails: bool = False) -> Iterator[LiveServer]:
+def run(
+    folder: Path,
+    code: str,
+    *arguments: str,
+    fails: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[LiveServer]:
     (folder / "own.py").write_text(code)
     bind = [] if any(word.startswith("--bind") for word in arguments) else ["--bind={address}"]
     address = ("127.0.0.1", free_port())
     words = [word.replace("{address}", f"127.0.0.1:{address[1]}") for word in [*bind, *arguments]]
     command = ["python", "-m", "wsgifast", "run", "own:app", *words]
-    env = {"PYTHONPATH": str(ROOT)}
+    env = {"PYTHONPATH": str(ROOT), **(env or {})}
     with live_server(command, address, cwd=folder, env=env, fails=fails) as server:
         yield server
+
+
+@contextlib.contextmanager
+def notified_at(address: str) -> Iterator[tuple[socket.socket, dict[str, str]]]:
+    """A socket as systemd's, and the environment of a service that notifies it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(address)
+        systemd.settimeout(PATIENCE_S)
+        yield systemd, {"NOTIFY_SOCKET": address.replace("\0", "@", 1)}
 
 
 @WORKERS
@@ -70,6 +98,55 @@ def test_hangup_of_asgi_server_reloads(workers: int, tmp_path: Path) -> None:
         wait_for(lambda: int(server.get().body) != before, server.log)
         assert server.process.poll() is None
         assert server.stop() == 0
+
+
+@WORKERS
+@pytest.mark.parametrize("code", [SERVES, WSGI])
+def test_systemd_is_notified_once_when_app_serves(code: str, workers: int, tmp_path: Path) -> None:
+    with notified_at(str(tmp_path / "notify")) as (systemd, env):
+        with run(tmp_path, code, f"--workers={workers}", env=env) as server:
+            assert systemd.recv(4096).startswith(b"READY=1\n")
+            assert server.get().status == 200
+            os.kill(server.pid, signal.SIGHUP)
+            hangup = "Handling signal: hup" if code == WSGI else "Terminated child process"
+            server.wait_for_log(hangup, times=1 if code == WSGI else workers)
+            assert server.stop() == 0
+        systemd.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            systemd.recv(4096)
+
+
+def test_systemd_is_notified_at_abstract_socket(tmp_path: Path) -> None:
+    name = f"wsgifast-{os.getpid()}"
+    with notified_at(f"\0{name}") as (systemd, env), run(tmp_path, SERVES, env=env):
+        assert env["NOTIFY_SOCKET"] == f"@{name}"
+        assert systemd.recv(4096).startswith(b"READY=1\n")
+
+
+def test_systemd_is_notified_after_startup(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    with (
+        notified_at(str(tmp_path / "notify")) as (systemd, env),
+        # It does not listen before its startup is over.
+        run(tmp_path, STARTUP_WAITS, "--workers=1", env=env, fails=True) as server,
+    ):
+        server.wait_for_log("Waiting for application startup")
+        # The supervisor checks its workers after each signal.
+        os.kill(server.pid, signal.SIGTTOU)
+        server.wait_for_log("Already reached one process")
+        systemd.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            systemd.recv(4096)
+        (tmp_path / "go").write_text("go")
+        systemd.settimeout(PATIENCE_S)
+        assert systemd.recv(4096).startswith(b"READY=1\n")
+
+
+def test_unreachable_systemd_is_named_in_error_log(tmp_path: Path) -> None:
+    env = {"NOTIFY_SOCKET": str(tmp_path / "nobody")}
+    with run(tmp_path, SERVES, "--workers=1", env=env) as server:
+        server.wait_for_log(f"Cannot notify systemd at NOTIFY_SOCKET={tmp_path / 'nobody'}")
+        assert server.get().status == 200
 
 
 @WORKERS

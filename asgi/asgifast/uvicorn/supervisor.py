@@ -46,7 +46,9 @@ class _Worker(multiprocess.Process):
 
 
 class _Supervisor(multiprocess.Multiprocess):
-    """uvicorn's, which ends if a worker cannot start."""
+    """uvicorn's, which ends if a worker cannot start, and notifies systemd when all serve."""
+
+    _is_ready = False
 
     @property
     def failed(self) -> bool:
@@ -58,6 +60,10 @@ class _Supervisor(multiprocess.Multiprocess):
             logger.error("A worker could not start: the server ends")
             self.should_exit.set()
         super().keep_subprocess_alive()
+        if not self._is_ready and not self.should_exit.is_set():
+            self._is_ready = all(each.is_ready() for each in self.processes)
+            if self._is_ready:
+                _notify_systemd("READY=1\nSTATUS=All workers serve")
 
     def restart_all(self) -> None:
         usual_s = self.config.timeout_worker_healthcheck
@@ -66,6 +72,21 @@ class _Supervisor(multiprocess.Multiprocess):
             super().restart_all()
         finally:
             self.config.timeout_worker_healthcheck = usual_s
+
+
+def _notify_systemd(state: str) -> None:
+    """Send systemd this state of the service, if it waits for one (`Type=notify`)."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    # "@" stands for the zero byte of an abstract socket.
+    path = "\0" + address[1:] if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+            notified.connect(path)
+            notified.send(state.encode())
+    except OSError as error:
+        logger.error("Cannot notify systemd at NOTIFY_SOCKET=%s: %s", address, error)
 
 
 def _serve(app: str, *, app_dir: str | None = None, **options: Any) -> None:
