@@ -237,6 +237,12 @@ UVICORN = Host(
             f"{_HTTP}.flow_control": "HIGH_WATER_LIMIT",
             "uvicorn.server:Server": "config startup(sockets)",
         },
+        "supervisor": {
+            "uvicorn.supervisors.multiprocess:Process": "is_ready() server target(sockets)",
+            "uvicorn.supervisors.multiprocess:Multiprocess": (
+                "keep_subprocess_alive() processes restart_all() should_exit"
+            ),
+        },
         "h11": {
             f"{_HTTP}.h11_impl:RequestResponseCycle": f"{_CYCLE} conn",
             f"{_HTTP}.h11_impl:FlowControl": _FLOW,

@@ -3,7 +3,9 @@
     python -m asgifast.uvicorn --http asgifast.uvicorn:HttpToolsProtocol module:app
 
 uvicorn has its supervisor for two workers and more. Without one, SIGHUP ends the server, and
-`--host ::` leaves IPv4 out. uvicorn's supervisor ends with 0 after a failed startup.
+`--host ::` leaves IPv4 out. uvicorn's supervisor ends with 0 after a failed startup. An older
+uvicorn lacks names that this supervisor uses. It then serves by its own command, and a line in the
+log says so.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from uvicorn.config import Config
 from uvicorn.supervisors import multiprocess
 
 from wsgifast.bodies.access_log import report_in_json
+from wsgifast.hosts import UVICORN
 
 from ..json_log import CONFIGURATION
 
@@ -29,6 +32,10 @@ logger = logging.getLogger("uvicorn.error")
 
 # uvicorn's status of a worker that fails before it serves, by its app, TLS or address.
 _STARTUP_FAILURE = 3
+_OLDER = (
+    "This uvicorn has no %s: its own supervisor is used. SIGHUP ends a server with one worker, "
+    "and systemd's Type=notify does not work. uvicorn " + UVICORN.newest + " has the names"
+)
 # A new worker may import a large app for so long while the old one serves, as under gunicorn.
 _START_S = 30
 
@@ -141,14 +148,19 @@ def main() -> None:
     """Run uvicorn's own command, which reads the options and calls run()."""
     command = import_module("uvicorn.main")
     uvicorns_run = command.run
+    missing = UVICORN.missing("supervisor")
 
     def run(app: str, **options: Any) -> None:
         if options["log_config"] == CONFIGURATION:
             report_in_json()
         if options["uds"]:
             _remove_socket(options["uds"])
-        (uvicorns_run if options["reload"] else _serve)(app, **options)
+        if missing:
+            Config(app, **{name: value for name, value in options.items() if name != "app_dir"})
+            logger.warning(_OLDER, ", ".join(missing))  # Config() has configured the log
+        (uvicorns_run if options["reload"] or missing else _serve)(app, **options)
 
     command.run = run  # type: ignore[attr-defined]
-    multiprocess.Process = _Worker  # type: ignore[misc]
+    if not missing:
+        multiprocess.Process = _Worker  # type: ignore[misc]
     command.main(prog_name="python -m asgifast.uvicorn")
