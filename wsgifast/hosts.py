@@ -5,7 +5,7 @@ docs/project/compatibility.md and the tests are made from it or compared with it
 
 A name is written as it is used. `parse_headers(data, from_trailer=)` is called, or replaced, with
 one positional argument and one keyword. A name that begins with an underscore is private to its
-package. tests/test_hosts.py counts these.
+package. tests/test_host_table.py counts these.
 """
 
 from __future__ import annotations

@@ -8,22 +8,26 @@ from time import monotonic, time_ns
 from typing import Any
 
 from wsgifast.compression.codings import DEFAULT_LEVELS, Compressor
-from wsgifast.compression.dictionaries import DCZ
-from wsgifast.compression.policy import Compression
+from wsgifast.compression.dictionaries import DCZ, PagesDictionary
+from wsgifast.compression.policy import Compression, compress_response
 from wsgifast.compression.response import Decision, ResponseCoding
 from wsgifast.errors import BodyError, BodyTooShort
 from wsgifast.files import RequestFacts
+from wsgifast.http.head import raw_headers
 from wsgifast.http.headers import Headers
 
 from .loops import in_thread, running_loop
 from .messages import (
+    ASGIApp,
     Message,
     RawHeaders,
+    Receive,
     Scope,
     Send,
     declared_length,
     flow_of,
     response_body,
+    response_start,
     whole_body,
 )
 
@@ -295,3 +299,19 @@ class ContentCoding(ResponseCoding):
 def _ended(compressor: Compressor, block: bytes) -> bytes:
     """Compress the last block, and end the body."""
     return (compressor.add(block) if block else b"") + compressor.finish()
+
+
+def with_dictionary(app: ASGIApp, dictionary: PagesDictionary) -> ASGIApp:
+    """Have the dictionary of pages answered in front of an app."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        mount = scope.get("root_path") or ""
+        is_asked = scope["path"] in (dictionary.url, mount + dictionary.url)
+        if not is_asked or scope["method"] not in ("GET", "HEAD"):
+            await app(scope, receive, send)
+            return
+        compress_response(scope, True)
+        await send(response_start(200, raw_headers(dictionary.headers(mount))))
+        await send(response_body(dictionary.content))
+
+    return call

@@ -9,14 +9,12 @@ from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.bodies.slow_shapes import Reports, check_rate
 from wsgifast.checks import check_app, check_switches
 from wsgifast.compression.decoding import BodyLimits, checked_limits
-from wsgifast.compression.dictionaries import PagesDictionary
-from wsgifast.compression.policy import WISH, Compression, compress_response, compression_for
-from wsgifast.http.head import raw_headers
+from wsgifast.compression.policy import WISH, Compression, compression_for
 from wsgifast.metrics import recorder_for, spans_for
 from wsgifast.metrics.requests import Recorder
 
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
-from .content_coding import ContentCoding
+from .content_coding import ContentCoding, with_dictionary
 from .entity_tags import tagged
 from .files import FileSender, Received
 from .instrumented import INSTRUMENTED, Examined, Instrumented, note_sent_as
@@ -38,8 +36,6 @@ from .messages import (
     declared_length,
     drops_body,
     forward_start,
-    response_body,
-    response_start,
     text_headers,
     whole_body,
     with_listed_headers,
@@ -143,7 +139,7 @@ class ASGIFast:
             mended = frozenset({"WF030"} if coalesce else ())
             self._call = Examined(app, Reports(report_slow_shapes, mended=mended))
         if self.compression is not None and self.compression.dictionary is not None:
-            self._call = _with_dictionary(self._call, self.compression.dictionary)
+            self._call = with_dictionary(self._call, self.compression.dictionary)
         # What is around this middleware: ids of requests, and metrics.
         self._around: ASGIApp | None = None
         if self.body_limits is not None:
@@ -212,22 +208,6 @@ class ASGIFast:
         if exchange.start is not None or exchange._is_examined:
             await exchange.finish()
         return result
-
-
-def _with_dictionary(app: ASGIApp, dictionary: PagesDictionary) -> ASGIApp:
-    """Have the dictionary of pages answered in front of an app."""
-
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        mount = scope.get("root_path") or ""
-        is_asked = scope["path"] in (dictionary.url, mount + dictionary.url)
-        if not is_asked or scope["method"] not in ("GET", "HEAD"):
-            await app(scope, receive, send)
-            return
-        compress_response(scope, True)
-        await send(response_start(200, raw_headers(dictionary.headers(mount))))
-        await send(response_body(dictionary.content))
-
-    return call
 
 
 class _Exchange:

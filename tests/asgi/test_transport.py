@@ -134,8 +134,8 @@ class Keeping:
         self.message = message
         self.turns = turns
         stand_in: Any = self
-        transport.keep(stand_in)
-        transport.keep(stand_in)  # has no effect
+        transport.delay(stand_in)
+        transport.delay(stand_in)  # has no effect
 
     def end_turn(self) -> bool:
         self.turns -= 1

@@ -8,20 +8,64 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.files import ByteRange
+from wsgifast.http.framing import chunk_size_line
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sending import BLOCK_BYTES, SendfileUnavailable, read_cached
 
 from ..files import send_segment
 from ..messages import Message, response_body
-from .transport import Rest
+from .transport import DelayedOutput, Rest
 
 if TYPE_CHECKING:
     from ..instrumented import Request
-    from .response import Response
 
 # A file up to this size is read, and leaves in one write with the headers. For a larger one
 # sendfile's own system calls cost less than the copy that they save.
 SMALL_FILE_BYTES = 64 * 1024
+
+
+class BodyOutput(DelayedOutput):
+    """The framing and the end of a body, over httptools and zttp.
+
+    There uvicorn's RequestResponseCycle counts and frames the body itself.
+
+    :ivar cycle: uvicorn's. Its send() gets whole messages.
+    """
+
+    __slots__ = ()
+
+    cycle: Any
+
+    async def send_part(self, message: Message) -> None:
+        """Send a body message that is a part of a file's body."""
+        await self.cycle.send(message)
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the end of the body."""
+        await self.cycle.send(response_body(data))
+        self.cycle.transport.flush()
+
+    def cut_off(self) -> None:
+        """Close the connection, and have uvicorn ignore later messages of the app.
+
+        The client would take them for the missing bytes, or for the end of the body.
+        """
+        self.cycle.transport.close()
+        self.cycle.disconnected = True
+
+    def frame_for(self, size: int) -> tuple[bytes, bytes]:
+        """Have the server count body bytes. Return the framing before and after them."""
+        if self.cycle.chunked_encoding:
+            return chunk_size_line(size), b"\r\n"
+        count(self.cycle, size)
+        return b"", b""
+
+
+def count(cycle: Any, size: int) -> None:
+    """Count body bytes of a response with a Content-Length."""
+    if size > cycle.expected_content_length:
+        raise RuntimeError("Response content longer than Content-Length")
+    cycle.expected_content_length -= size
 
 
 class FileBody:
@@ -47,7 +91,7 @@ class FileBody:
 
     def __init__(
         self,
-        response: Response,
+        response: BodyOutput,
         fd: int,
         close: Callable[[], object] | None = None,
         recording: Request | None = None,

@@ -25,7 +25,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wsgifast.sockets import FileSegment, FileTruncated, release_send_buffer
 from wsgifast.sockets.options import QUICK_S, limit_send_buffer
@@ -33,9 +33,6 @@ from wsgifast.sockets.sending import MSG_MORE, SendfileUnavailable, cached_bytes
 
 from ..counters import counters
 from ..loops import in_thread
-
-if TYPE_CHECKING:
-    from .transport import CoalescingTransport
 
 # One sendfile call: less than a millisecond, even where the send buffer has grown to megabytes.
 WINDOW_BYTES = 1024 * 1024
@@ -57,6 +54,21 @@ class Progress(enum.Enum):
     COLD = "the next bytes may have to be read from the disk"
 
 
+class FileOwner(asyncio.Transport):
+    """The transport that a file is sent on.
+
+    :ivar may_grow: the socket's send buffer is limited. None before the first file or large body.
+    """
+
+    __slots__ = ("may_grow",)
+
+    may_grow: bool | None
+
+    def file_ended(self, error: BaseException | None) -> None:
+        """End the file: its last byte was sent, or an error has stopped it."""
+        raise NotImplementedError
+
+
 class FileTransfer:
     """See the module's docstring.
 
@@ -72,7 +84,7 @@ class FileTransfer:
 
     def __init__(
         self,
-        owner: CoalescingTransport,
+        owner: FileOwner,
         loop: asyncio.AbstractEventLoop,
         sock: Any,
         head: bytes,

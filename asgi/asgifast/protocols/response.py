@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wsgifast.files import ByteRange
-from wsgifast.http.framing import chunk, chunk_size_line
+from wsgifast.http.framing import chunk
 from wsgifast.http.head import interim_fields
 
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
@@ -31,12 +31,11 @@ from ..messages import (
     open_for_pathsend,
     parse_pathsend,
     parse_zerocopysend,
-    response_body,
     whole_body,
     without_framing,
 )
 from ..whole_responses import add_sender, send_whole, whole_sender_for
-from .file_body import FileBody
+from .file_body import BodyOutput, FileBody, count
 
 if TYPE_CHECKING:
     from ..instrumented import Request
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("uvicorn.error")
 
 
-class Response:
+class Response(BodyOutput):
     """The send() of one request. FileSending sets the attributes. :meth:`begin` sets the others.
 
     Most responses are a start message with a Content-Length and one message of bytes. The start is
@@ -75,7 +74,6 @@ class Response:
     # Over HTTP/2 uvicorn sends early hints.
     _is_http1: ClassVar[bool] = True
 
-    cycle: Any
     start: Message | None
     order: SendOrder | None
     body: FileBody | None
@@ -88,8 +86,6 @@ class Response:
     _is_empty: bool
     # uvicorn's error for delayed messages, which the next send() raises.
     _error: Exception | None
-    # Held's, for the transport.
-    end_turn: Callable[[], bool]
 
     def begin(self) -> SendOrder:
         """From now on, send messages in order, and delay the small ones."""
@@ -153,7 +149,7 @@ class Response:
                     cycle.transport.write_now(self._frame(body))
                 return
             if not held.chunks:
-                cycle.transport.keep(self)
+                cycle.transport.delay(self)
             if body and self._counts and not cycle.disconnected:
                 body = self._frame(body)
             held.chunks.append(body)
@@ -398,37 +394,11 @@ class Response:
         finally:
             self.body = None
 
-    # What a FileBody needs
-
-    async def send_part(self, message: Message) -> None:
-        """Send a body message that is a part of a file's body."""
-        await self.cycle.send(message)
-
-    async def finish(self, data: bytes = b"") -> None:
-        """Send the end of the body."""
-        await self.cycle.send(response_body(data))
-        self.cycle.transport.flush()
-
-    def cut_off(self) -> None:
-        """Close the connection, and have uvicorn ignore later messages of the app.
-
-        The client would take them for the missing bytes, or for the end of the body.
-        """
-        self.cycle.transport.close()
-        self.cycle.disconnected = True
-
     # Framing: as over httptools and zttp, where uvicorn's cycle counts and frames the body itself.
 
     def is_bodyless(self) -> bool:
         """Return whether the response has no body. Body bytes of the app are then dropped."""
         return self._is_empty or bool(self.cycle.scope["method"] == "HEAD")
-
-    def frame_for(self, size: int) -> tuple[bytes, bytes]:
-        """Have the server count body bytes. Return the framing before and after them."""
-        if self.cycle.chunked_encoding:
-            return chunk_size_line(size), b"\r\n"
-        count(self.cycle, size)
-        return b"", b""
 
     def _frame(self, data: bytes) -> bytes:
         """Have the server count body bytes. Return them in their framing."""
@@ -445,10 +415,3 @@ class Response:
 
 
 add_sender(Response, Response.send, Response.send_both)
-
-
-def count(cycle: Any, size: int) -> None:
-    """Count body bytes of a response with a Content-Length."""
-    if size > cycle.expected_content_length:
-        raise RuntimeError("Response content longer than Content-Length")
-    cycle.expected_content_length -= size

@@ -6,7 +6,7 @@ socket. A file's descriptor is its sender's.
 - Coalescing: write() delays small data until the end of the loop's turn, until COALESCED_BYTES are
   there, or until flush(), so that headers and body leave in one packet. A sender that is about to
   flush sets `flush_follows` meanwhile, and no callback is scheduled for the turn's end.
-- A response that delays small messages requests a call at the turn's end (`keep`). It writes them
+- A response that delays small messages requests a call at the turn's end (`delay`). It writes them
   then, or delays them for another turn. close(), and any other write at a turn's end, send them
   too. flush() does not, since over HTTP/2 other responses write to the same transport.
 - While a file is sent (`_file` is set), later writes wait after it. The file itself waits until the
@@ -27,18 +27,15 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wsgifast.sockets import FileSegment, limit_send_buffer, release_send_buffer
 from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
 from wsgifast.sockets.sending import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
-from .file_transfer import HAS_EPOLL, FileTransfer, Progress
+from .file_transfer import HAS_EPOLL, FileOwner, FileTransfer, Progress
 from .receiving import linger
-
-if TYPE_CHECKING:
-    from .response import Response
 
 # Sends the remaining bytes. Called once, or never.
 Rest = Callable[[], Awaitable[None]]
@@ -49,22 +46,36 @@ _LEAD_BYTES = 16 * 1024
 _QUICK_BYTES = 512 * 1024
 
 
-class CoalescingTransport(asyncio.Transport):
+class DelayedOutput:
+    """Output that waits for the end of the loop's turn, when the transport calls it.
+
+    :ivar end_turn: returns whether the output should wait for another turn.
+    """
+
+    __slots__ = ()
+
+    end_turn: Callable[[], bool]
+
+    def release(self) -> None:
+        """Write the output."""
+        raise NotImplementedError
+
+
+class CoalescingTransport(FileOwner):
     """Wraps the event loop's transport. See the module's docstring.
 
     :param transport: its protocol must call :meth:`drained` from resume_writing() and :meth:`lost`
         from connection_lost().
     :ivar flush_follows: the current writer will also flush.
     :ivar is_receiving: whether the client is still sending a request, if the protocol knows that.
-    :ivar may_grow: the socket's send buffer is limited. None before the first file or large body.
     :ivar unsent: how many bytes of the last file were not sent.
     """
 
     # Every connection has one, idle or not.
     __slots__ = (
-        "_drain_waiter", "_file", "_free_bytes", "_kept", "_loop", "_pending", "_size",
+        "_delayed", "_drain_waiter", "_file", "_free_bytes", "_loop", "_pending", "_size",
         "_turn_scheduled",
-        "can_sendfile", "flush_follows", "is_closing", "is_receiving", "may_grow", "real", "unsent",
+        "can_sendfile", "flush_follows", "is_closing", "is_receiving", "real", "unsent",
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -78,10 +89,10 @@ class CoalescingTransport(asyncio.Transport):
         self._turn_scheduled = False
         self.flush_follows = False
         # Over HTTP/1 one at most.
-        self._kept: tuple[Response, ...] = ()
+        self._delayed: tuple[DelayedOutput, ...] = ()
         self._file: FileTransfer | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
-        self.may_grow: bool | None = None
+        self.may_grow = None
         # What may be written before the socket's send buffer is limited.
         self._free_bytes = FIRST_SEND_BUFFER_BYTES
         self.unsent = 0
@@ -113,10 +124,10 @@ class CoalescingTransport(asyncio.Transport):
             self._free_bytes -= len(data)
             self.real.write(data)
 
-    def keep(self, response: Response) -> None:
-        """Have a response, which holds messages back, called when the loop's turn ends."""
-        if response not in self._kept:
-            self._kept += (response,)
+    def delay(self, output: DelayedOutput) -> None:
+        """Call an output when the loop's turn ends."""
+        if output not in self._delayed:
+            self._delayed += (output,)
         if not self._turn_scheduled:
             self._schedule()
 
@@ -128,13 +139,13 @@ class CoalescingTransport(asyncio.Transport):
                 self._limit_send_buffer()
             self.real.write(self._take())
 
-    def _release_kept(self) -> None:
+    def _release_delayed(self) -> None:
         """Have all delayed messages written. A flush follows."""
-        kept, self._kept = self._kept, ()
+        delayed, self._delayed = self._delayed, ()
         self.flush_follows = True
         try:
-            for response in kept:
-                response.release()
+            for output in delayed:
+                output.release()
         finally:
             self.flush_follows = False
 
@@ -146,15 +157,15 @@ class CoalescingTransport(asyncio.Transport):
         self._turn_scheduled = False
         if self.is_closing():
             return
-        if self._kept:
+        if self._delayed:
             is_over = bool(self._pending)
-            for response in self._kept:
-                if not response.end_turn():
+            for output in self._delayed:
+                if not output.end_turn():
                     is_over = True
             if not is_over:
                 self._schedule()
                 return
-            self._release_kept()
+            self._release_delayed()
         self.flush()
 
     def _take(self) -> bytes | bytearray | memoryview:
@@ -262,7 +273,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def lost(self) -> None:
         """The protocol's connection_lost() was called: the socket is about to be closed."""
-        self._kept = ()
+        self._delayed = ()
         self.is_receiving = None
         self._pending.clear()
         self._size = 0
@@ -281,7 +292,7 @@ class CoalescingTransport(asyncio.Transport):
             return
         if self.is_closing():
             return  # asyncio's TLS transport breaks at a second close()
-        self._release_kept()
+        self._release_delayed()
         self.flush()
         if self._must_linger():
             self.is_closing = _lingers  # type: ignore[method-assign]

@@ -28,9 +28,9 @@ from wsgifast.sockets import FileSegment
 from ..coalescing import Held
 from ..counters import counters
 from ..messages import Message, Receive, Scope, Send, copied_head, declared_length
-from ..protocols.file_body import SMALL_FILE_BYTES, FileBody
+from ..protocols.file_body import SMALL_FILE_BYTES, FileBody, count
 from ..protocols.receiving import Upload, admit, release
-from ..protocols.response import Response, count
+from ..protocols.response import Response
 from ..protocols.transport import Rest
 from .protocol import FileSending, check
 from .server import Served, ServerOptions
