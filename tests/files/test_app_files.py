@@ -239,8 +239,9 @@ def test_file_counts_as_made_for_answer_by_its_times(tmp_path: Path) -> None:
             (changed // second * second, changed + 4 * second, False),
             # Copied with its time.
             (5 * second, changed, True),
-            # Put in place just before the request: no tick is allowed for.
-            (5 * second, changed + 1, False),
+            (5 * second, changed + 9_000_000, True),
+            # Put in place more than a tick before the request.
+            (5 * second, changed + 11_000_000, False),
             (5 * second, changed + 1 * second, False),
         ):
             os.utime(fd, ns=(0, modified))
@@ -257,7 +258,7 @@ def test_file_ahead_of_the_clock_is_not_made_now(tmp_path: Path, ahead_s: int) -
         fd = file.fileno()
         changed = os.fstat(fd).st_ctime_ns
         os.utime(fd, ns=(0, changed + ahead_s * 10**9))
-        began = os.fstat(fd).st_ctime_ns + 1
+        began = os.fstat(fd).st_ctime_ns + 11_000_000  # more than a tick later
         assert not is_made_for_one_answer(file, fd, began)
         # An inode that was changed before the clock was set back.
         assert not is_made_for_one_answer(file, fd, began - ahead_s * 10**9, began - 10 * 10**9)

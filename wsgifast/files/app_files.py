@@ -167,11 +167,10 @@ def is_made_for_one_answer(
     tick_ns = _TICK_NS if facts.st_mtime_ns % 10**9 else _COARSE_TICK_NS
     # A file system may round up, or have the clock of a file server.
     latest_ns = (time_ns() if now_ns is None else now_ns) + _COARSE_TICK_NS
-    # The second: a copy has the time of its original, and its inode was changed just now. Without
-    # the tick: a file that was put in place just before the request is one of its own.
+    # The second: a copy has the time of its original, and its inode was changed just now.
     return (
         began_ns - tick_ns <= facts.st_mtime_ns <= latest_ns
-        or began_ns <= facts.st_ctime_ns <= latest_ns
+        or began_ns - _TICK_NS <= facts.st_ctime_ns <= latest_ns
     )
 
 
