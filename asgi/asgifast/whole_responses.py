@@ -3,8 +3,8 @@
 uvicorn's send() is one coroutine for the headers and one for the body, writes them apart, and
 checks and encodes every header anew. :func:`send_whole` sends both at once and does not check a
 header again that was sent before. The bytes, the access log and the state of uvicorn's
-RequestResponseCycle are those of uvicorn's send(). uvicorn's send() still sends or refuses all
-other responses, and sends the end of a body that is a message of its own (Starlette's
+RequestResponseCycle are those of uvicorn's send(). All other responses are still sent or refused by
+uvicorn's send(). So is the end of a body that is a message of its own (Starlette's
 BaseHTTPMiddleware).
 
 Another version's send() might differ. So this is used only if the source of uvicorn's send() and of

@@ -119,7 +119,7 @@ def seen_by_client(status: int, headers: dict[str, str], body: bytes) -> tuple[o
 
 
 def asked(app: ASGIApp, path: str, method: str, headers: dict[str, str]) -> Any:
-    """What comes of a request. The error's type, where the app fails."""
+    """Return the response to a request, or the type of the error if the app fails."""
     scope = {**scope_of(path, method, host="a", **headers), "extensions": {}}
     try:
         answer = call(app, scope, whole=False, body=b"")

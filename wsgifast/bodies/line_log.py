@@ -19,7 +19,7 @@ from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
-# Returns what makes the same text as a formatter. None if there is no such thing.
+# Returns a function that makes the same text as a formatter, or None.
 FindMaker = Callable[[logging.Formatter], Any]
 _INFO = logging.INFO
 

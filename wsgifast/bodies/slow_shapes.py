@@ -110,7 +110,7 @@ _OF_SMALL_CHUNKS = {"list": "WF001", "messages": "WF030"}
 
 
 def slow_shape(seen: BodySeen) -> str | None:
-    """Return the id of the finding about a body's shape. None if there is none."""
+    """Return the id of the finding about a body's shape, or None."""
     chunks = seen.chunks
     # A file's pauses come from the disk, or a busy machine.
     has_pauses = chunks.pauses * 4 > chunks.count and seen.file_bytes is None

@@ -134,7 +134,7 @@ _remembered = lru_cache(_REMEMBERED_HEADERS)(_preferred)
 
 
 def compress_file(content: bytes, coding: str) -> bytes:
-    """Compress a file's content as well as the coding can. The same bytes for the same content."""
+    """Compress a file's content at the highest level. Equal content gives equal bytes."""
     return COMPRESSORS[coding](_BEST_LEVELS[coding], len(content), False).whole(content)
 
 

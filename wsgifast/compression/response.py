@@ -57,7 +57,7 @@ class Decision(NamedTuple):
     :ivar is_unsure: whether the response to GET may be compressed, so that headers of the original
         body would be wrong.
     :ivar sent_tags: for a 304: the entity tags that the client has sent, by the app's own.
-    :ivar link: a Link header to add. None for none.
+    :ivar link: a Link header to add, or None.
     """
 
     coding: str | None
@@ -139,7 +139,7 @@ class ResponseCoding:
 
     @cached_property
     def coding(self) -> str | None:
-        """The coding that the client prefers. None for none."""
+        """The content coding that the client prefers, or None."""
         accepted = self.accept_encoding
         return preferred_coding(accepted, self.compression.codings) if accepted else None
 

@@ -241,7 +241,7 @@ def is_settled(facts: os.stat_result) -> bool:
 
 
 def stat_or_none(path: str | bytes, **options: Any) -> os.stat_result | None:
-    """Return the stat() of what is at a path. None if there is nothing.
+    """Return the stat() of a path, or None if nothing is there.
 
     :param options: those of os.stat().
     """
@@ -252,7 +252,7 @@ def stat_or_none(path: str | bytes, **options: Any) -> os.stat_result | None:
 
 
 def open_if_readable(directory: Directory, names: Sequence[str]) -> Opened | None:
-    """Open what names lead to. None if there is nothing that this process may read."""
+    """Open the file that names lead to. Return None if this process may read none there."""
     try:
         return directory.open(names)
     except PermissionError:

@@ -33,7 +33,7 @@ _HEADERS: tuple[Header, ...] = (
 def listing_plan(
     path: str, names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bool
 ) -> Plan:
-    """Plan the answer with a directory's page. Without a link to its parent if it is a root.
+    """Plan the response with a directory's page. A root has no link to its parent.
 
     :param path: the URL path, decoded, for the title.
     :param names: of the directory, below each root. Of entries of the same name, that in the first

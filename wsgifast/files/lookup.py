@@ -74,7 +74,7 @@ class FoundFile:
         return None if hashed is None else ReleasesOf(hashed, self.roots, self.names)
 
     def open_sibling(self, suffix: str) -> Opened | None:
-        """Open the sibling with a suffix. None if there is none that may be read."""
+        """Open the precompressed file with a suffix. Return None if none can be read."""
         *folders, name = self.names
         opened = open_if_readable(self.directory, [*folders, name + suffix])
         if opened is not None:

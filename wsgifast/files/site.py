@@ -133,7 +133,7 @@ class StaticFilesBase(Generic[AppT]):
     def look_up(
         self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
     ) -> Answer | None:
-        """Answer a GET or HEAD from the disk. None if there is no such file.
+        """Answer a GET or HEAD from the disk. Return None if there is no such file.
 
         :param path: below the mount point: "" for the mount point itself, without a slash.
         :param query: the query string as sent, for redirects.
@@ -157,7 +157,7 @@ class StaticFilesBase(Generic[AppT]):
     def look_up_or_miss(
         self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
     ) -> Answer | None:
-        """Answer as :meth:`look_up`. Without an app, a missing file by 404."""
+        """Answer as :meth:`look_up`. Without an app, a missing file gets 404."""
         answer = self.look_up(facts, path, query, mount)
         if answer is None and self.app is None:
             return self._answer_missing(facts)

@@ -29,7 +29,7 @@ def no_room(error: OSError) -> RequestError:
 
 
 def _refusal(error: OSError) -> OSError:
-    """Return the answer for an error of a temporary file. The error itself if it is no such one."""
+    """Return the response for an error of a temporary file, or any other error itself."""
     return no_room(error) if error.errno in _NO_ROOM else error
 
 

@@ -9,8 +9,8 @@ cycle's receive().
   limit, so that the next one waits until the app has the first.
 - While the app is busy, writing to a file for example, reading goes on up to BUFFERED_BYTES. Its
   next receive() returns all of that as one message.
-- The streams of an HTTP/2 connection share the buffer above uvicorn's limit. zttp opens a stream's
-  window as soon as its bytes are read from the socket, so that the back-pressure is TCP's, as with
+- The streams of an HTTP/2 connection share the buffer above uvicorn's limit. A stream's window
+  opens as soon as zttp has read its bytes from the socket. So the back-pressure is TCP's, as with
   HTTP/1.1.
 - If a client sends faster than the app receives, its bytes are read into one buffer for all
   connections. So are bytes that a lingering close discards.

@@ -7,8 +7,9 @@ socket. A file's descriptor is its sender's.
   there, or until flush(), so that headers and body leave in one packet. A sender that is about to
   flush sets `flush_follows` meanwhile, and no callback is scheduled for the turn's end.
 - A response that delays small messages requests a call at the turn's end (`delay`). It writes them
-  then, or delays them for another turn. close(), and any other write at a turn's end, send them
-  too. flush() does not, since over HTTP/2 other responses write to the same transport.
+  then, or delays them for another turn. They are also sent by close(), and by any other write at a
+  turn's end. They are not sent by flush(), since over HTTP/2 other responses write to the same
+  transport.
 - While a file is sent (`_file` is set), later writes wait after it. The file itself waits until the
   loop's transport has sent its buffer, since sendfile bypasses that.
 - A file ends with its last byte, or in one of these ways, which also close the connection, because

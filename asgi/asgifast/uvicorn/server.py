@@ -51,10 +51,12 @@ class ServerOptions:
     """The options of asgifast's protocols, for a subclass to set.
 
     These are `pathsend`, as ASGIFast's option, and the options that are shared with FastWorker
-    (wsgifast/server_options.py). For the latter an environment variable takes precedence:
-    WSGIFAST_BODY_LIMIT_BYTES and so on. `body_timeout_s` counts while the app waits for the body
-    and has not begun its response. `connections_per_address` counts a connection from the end of
-    its TLS handshake on, until it is a WebSocket's. uvicorn's forwarded_allow_ips are proxies.
+    (wsgifast/server_options.py). An environment variable takes precedence over a shared option,
+    such as WSGIFAST_BODY_LIMIT_BYTES.
+
+    - `body_timeout_s` counts while the app waits for the body and has not begun its response.
+    - `connections_per_address` counts a connection from the end of its TLS handshake on, until it
+      is a WebSocket's. The addresses in uvicorn's forwarded_allow_ips are proxies.
     """
 
     __slots__ = ()

@@ -1,8 +1,9 @@
 """uvicorn's zttp protocols, for HTTP/1.1 and HTTP/2. zttp is a parser of both.
 
 Over HTTP/1.1 files are sent by sendfile. Over HTTP/2 zttp puts every byte into a frame. So files
-are read from the page cache, in a thread only if they must come from the disk, and not faster than
-the client opens its window. uvicorn itself stores bytes in memory that exceed the window.
+are read from the page cache, and in a thread only if they must come from the disk. They are not
+read faster than the client opens its window. Bytes beyond the window would wait in uvicorn's
+memory.
 
 zttp ends a connection at its 4,097th request or 256th reset, and requests in progress fail. So the
 protocol ends it gracefully before (RFC 9113, section 6.8). GOAWAY has the highest stream id at
