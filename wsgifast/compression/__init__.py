@@ -1,4 +1,4 @@
-"""Content codings: which one a client gets, what is compressed, and the compressors."""
+"""Content codings: which one a client gets, the compressed types, and the compressors."""
 
 from .policy import Compression, compress_response
 

@@ -1,7 +1,7 @@
 """Content codings (RFC 9110, section 8.4.1): packages, levels, compressors, and a client's choice.
 
-A compressor makes one coded body. It has no I/O; zlib, libdeflate, brotli and zstd release the GIL
-while they work.
+A compressor makes one compressed body. It has no I/O. zlib, libdeflate, brotli and zstd release the
+GIL while they work.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ..checks import list_of_text
 from ..errors import ConfigurationError
 from ..http.head import TOKEN
 
-# The codings, and the suffix of a file's sibling in each. Of two siblings of the same size, and of
-# two codings that a client prefers equally, the first one here is sent.
+# The codings, and the suffix of a precompressed file in each. Of two precompressed files of the
+# same size, and of two codings that a client prefers equally, the first one here is sent.
 SIBLING_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
 ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-# What codings need: the module, and how it is installed. None of it before Python 3.14 is in the
-# standard library; gzip's zlib always is.
+# The module that a coding needs, and how it is installed. Before Python 3.14 none of them is in the
+# standard library. gzip's zlib always is.
 _MODULES = {"br": "brotli", "zstd": ZSTD_MODULE}
 CODING_PACKAGES = {"br": "brotli", "zstd": "backports.zstd"}
 
 # For files that are compressed once and sent often.
 _BEST_LEVELS = {"zstd": 19, "br": 11, "gzip": 9}
-# For what is compressed while a client waits: the levels at which a further one costs more time
-# than it saves on a link of 20 Mbit/s.
+# The levels while a client waits. A higher level costs more time than it saves on a link of
+# 20 Mbit/s.
 DEFAULT_LEVELS = {"zstd": 3, "br": 4, "gzip": 4}
 LEVELS = {"zstd": range(1, 20), "br": range(12), "gzip": range(1, 10)}
 # A decoder of the zstd content coding need not support a larger window than 8 MB (RFC 9659).
 MAX_ZSTD_WINDOW_LOG = 23
 # A stream's compressor lives as long as the stream. With these windows and tables one takes at most
-# 310 KiB in zstd, 800 in br and 210 in gzip, measured; larger ones save some per cent of text at
+# 310 KiB in zstd, 800 in br and 210 in gzip, measured. Larger ones save some per cent of text at
 # best.
 _STREAM_WINDOW_LOGS = {"zstd": 17, "br": 18, "gzip": 15}
 _ZSTD_STREAM_TABLE_LOG = 14  # level 3 has 16 and 17, for half a megabyte more
@@ -76,8 +76,8 @@ def available_codings() -> tuple[str, ...]:
 def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
     """Return the codings to make, without repetitions.
 
-    :param codings: None for those that are available.
-    :raises ConfigurationError: for one that is unknown, or whose package is not installed.
+    :param codings: None for all that are available.
+    :raises ConfigurationError: for an unknown one, or one without its package.
     """
     if codings is None:
         return available_codings()
@@ -154,18 +154,18 @@ def compressor(
 
 
 class Compressor:
-    """Makes one coded body: from the whole, or block by block."""
+    """Makes one compressed body, from the whole or block by block."""
 
     def add(self, block: bytes) -> bytes:
-        """Compress a block; much of it may stay in the compressor."""
+        """Compress a block. Much of it may stay in the compressor."""
         raise NotImplementedError
 
     def flush(self) -> bytes:
-        """Return what the compressor has held back, so that the client can decode all of it."""
+        """Return the bytes in the compressor, so that the client can decode all blocks so far."""
         raise NotImplementedError
 
     def finish(self) -> bytes:
-        """Return the rest, and the end of the coded body."""
+        """Return the remaining bytes, and the end of the compressed body."""
         raise NotImplementedError
 
     def whole(self, content: bytes) -> bytes:
@@ -197,12 +197,12 @@ class Totals:
 
 
 TOTALS = Totals()
-# A forked worker counts from zero: its parent reports what it has counted by itself.
+# A forked worker counts from zero, because its parent reports its own counts.
 os.register_at_fork(after_in_child=TOTALS.reset)
 
 
 class Counted(Compressor):
-    """Counts what a compressor does in :data:`TOTALS`."""
+    """Counts the work of a compressor in :data:`TOTALS`."""
 
     def __init__(self, coding: str, inner: Compressor) -> None:
         self._coding = coding
@@ -329,7 +329,7 @@ class Zstd(Compressor):
     """zstd (RFC 8878). The padding is a skippable frame in front.
 
     :param dictionary: its object of the library.
-    :param header: what the coded body begins with.
+    :param header: the first bytes of the compressed body.
     """
 
     def __init__(

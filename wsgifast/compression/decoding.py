@@ -1,7 +1,7 @@
 """Content codings of request bodies: decoded piece by piece, within limits (RFC 9110, 8.4.1).
 
-A few bytes may decode to gigabytes. So what is decoded is counted while it is decoded, and a body
-that grows too large, or too fast, is refused before the rest of it is looked at. Thousands of empty
+A few bytes may decode to gigabytes. So decoded bytes are counted during decoding, and a body that
+grows too large, or too fast, is refused before its remaining bytes are decoded. Thousands of empty
 or tiny frames decode to little at much cost. They are refused, too.
 """
 
@@ -25,8 +25,8 @@ from .codings import MAX_ZSTD_WINDOW_LOG, ZSTD_MODULE, available_codings
 
 # Of a decoded body, where no limit is configured.
 _DECODED_BYTES = 32 * 1024 * 1024
-# Text shrinks by 5 to 30, logs of equal lines by a hundred; deflate can do 1000, and the others
-# more. It counts from a size on that is no danger.
+# Text shrinks by 5 to 30, and logs of equal lines by a hundred. deflate can reach 1000, and the
+# others more. The limit counts from a harmless size on.
 _MAX_RATIO = 200
 _RATIO_COUNTS_FROM_BYTES = 1024 * 1024
 # What is decoded at once at most, and from how many bytes: each frame copies those behind it.
@@ -36,13 +36,13 @@ _FED_BYTES = 4 * 1024
 # many bytes, which makes 0.05 s for a megabyte.
 _FREE_FRAMES = 100
 _BYTES_PER_FRAME = 200
-# Blocks without content, in one frame: what has been decoded is less than half of what was sent. A
-# decoder of zstd holds back a block of up to 128 KiB.
+# Blocks without content in one frame decode to less than half of the sent bytes. A decoder of zstd
+# delays a block of up to 128 KiB.
 _WASTE_COUNTS_FROM_BYTES = 256 * 1024
 
 
 def checked_limits(body_limit_bytes: object, decompress: object) -> BodyLimits | None:
-    """Return what the options of both middlewares ask for. None if they ask for nothing.
+    """Return the limits and decoding of both middlewares' options, or None without any.
 
     :raises ConfigurationError: for a value that an option does not have.
     """
@@ -72,7 +72,7 @@ class BodyLimits(NamedTuple):
             raise BodyTooLarge(self.limit_bytes)
 
     def decoder(self, content_encoding: str) -> RequestDecoder | None:
-        """Return what decodes a body with this Content-Encoding. None if it is not coded.
+        """Return the decoder of a body with this Content-Encoding. None if it is uncompressed.
 
         :raises RequestError: for another coding, or several.
         """
@@ -184,7 +184,7 @@ class _Frames:
                 self.frames += 1
                 self._decompressor = self._begin()
             piece = self._decompressor.decompress(data, _PIECE_BYTES)
-            # zlib returns what it has not looked at yet; zstd keeps it.
+            # zlib returns the bytes that it has not read yet. zstd stores them.
             data = self._decompressor.unused_data or getattr(
                 self._decompressor, "unconsumed_tail", b""
             )

@@ -1,7 +1,7 @@
 """Compression Dictionary Transport (RFC 9842): a response as the dictionary of a later one.
 
 A response offers itself as a dictionary for URLs that match a pattern. A client that has it names
-its SHA-256 in a later request, and may get an answer in the coding "dcz": zstd with the dictionary
+its SHA-256 in a later request, and may get a response in the coding "dcz": zstd with the dictionary
 in front of the content. No I/O, no clock.
 """
 
@@ -59,10 +59,11 @@ _MIN_PAGES_BYTES = 8
 _YEAR_S = 365 * 24 * 60 * 60
 # A trained dictionary has pages of this size together at most: a client fetches it as a whole.
 _MAX_TRAINED_BYTES = 128 * 1024
-# A page is added to it if more than this share of its compressed size is left with what is there.
+# A page is added to it if its size, compressed with the dictionary so far, exceeds this share of its
+# usual compressed size.
 _NEW_SHARE = 0.5
 
-# A name with a hash of its content: what is before it, the hash, and the extensions. The hash is
+# A name with a hash of its content: the part before it, the hash, and the extensions. The hash is
 # hexadecimal (Django, webpack, Parcel) or has eight characters (Vite, Rollup, esbuild).
 _HASHED_NAME = re.compile(
     r"(?P<before>.+[._-])(?P<hash>[0-9a-f]{8,64}|[0-9A-Za-z_-]{8})(?P<after>(?:\.[0-9A-Za-z]+)+)"
@@ -120,7 +121,7 @@ def client_dictionary(
 
 
 def prefers_delta(accept_encoding: str | None) -> bool:
-    """Whether a client that has a dictionary wants to get what is coded with it."""
+    """Return whether a client with a dictionary may get bodies that are compressed with it."""
     return accept_encoding is not None and preferred_coding(accept_encoding, _CODINGS) == DCZ
 
 
@@ -170,12 +171,12 @@ def digest_of(content: bytes) -> bytes:
 
 
 def delta_suffix(digest: bytes) -> str:
-    """Return what the name of a delta's file has behind that of its original."""
+    """Return the suffix of a delta's file after the name of its original."""
     return f".{digest.hex()[:_NAME_DIGITS]}{DELTA_SUFFIX}"
 
 
 def delta_header(digest: bytes) -> bytes:
-    """Return what a body in the coding dcz begins with."""
+    """Return the first bytes of a body in the coding dcz."""
     return _MAGIC + digest
 
 
@@ -235,7 +236,7 @@ class PagesDictionary:
             ("Content-Type", "application/octet-stream"),
             ("Content-Length", str(len(self.content))),
             ("Cache-Control", f"max-age={_YEAR_S}, public, immutable"),
-            # Pages, and what their scripts fetch. Files have dictionaries of their own.
+            # Pages, and requests of their scripts. Files have dictionaries of their own.
             (
                 "Use-As-Dictionary",
                 f'match="{pattern}/*", match-dest=("document" "frame" "iframe" "")',

@@ -31,14 +31,14 @@ WISH = "wsgifast.compression"
 # What an app wants of one response: [True] or [False]. Empty where it leaves that to the options. A
 # list, which middleware that copies the environ or the scope passes on.
 Wish = list[bool]
-# The key of the environ under which FastWorker has a function: whether its threads are behind with
-# their work. Then levels are halved, so that what compression takes is not what others wait for.
+# The key of the environ under which FastWorker has a function that returns whether its threads are
+# behind with their work. Then levels are halved, so that others do not wait for compression.
 IS_BEHIND = "wsgifast.is_behind"
 
-# A body of this size fits into the first packet with its head, which no client gets any sooner.
+# A body of this size fits into the first packet with its headers. No client gets it any sooner.
 _DEFAULT_MIN_BYTES = 1000
 _EVENT_STREAM = "text/event-stream"
-# Types that shrink, beside text/* and what ends in a suffix below (RFC 6839).
+# Types that shrink, beside text/* and types with a suffix below (RFC 6839).
 _TYPES = frozenset(
     {
         "application/csv", "application/ecmascript", "application/graphql",
@@ -57,7 +57,7 @@ _TYPES = frozenset(
 _SUFFIXES = ("+json", "+xml", "+text", "+yaml")
 # gRPC compresses by itself, and frames its messages by their lengths.
 _NEVER = ("application/grpc",)
-# Pages and data: an attacker may have them repeat what a secret begins with.
+# Pages and data: an attacker may have them repeat the begin of a secret.
 _PAGES = re.compile(r"(?:text/|application/)(?:html|xhtml\+xml|json|x-json|[^;]*\+json)")
 
 # Headers that describe the bytes of the original body, offer ranges of it, or tag it.
@@ -171,7 +171,7 @@ class _Shrinks(dict[str, bool]):
 
 
 def compression_for(compress: object) -> Compression | None:
-    """Return what an option `compress` asks for.
+    """Return the compression of an option `compress`.
 
     :param compress: True, False, or a :class:`Compression`.
     :raises ConfigurationError: for anything else.
@@ -252,15 +252,15 @@ def is_page(content_type: str) -> bool:
 
 
 def coded_tag(etag: str, coding: str, checksum: int | None = None) -> str | None:
-    """Return the entity tag of a coded body. None if that of the uncoded one is malformed.
+    """Return the entity tag of a compressed body. None if the uncompressed one's is malformed.
 
-    It has a suffix: + behind a strong tag, ~ behind a weak one, the coding and a checksum, so that
-    no tag of an app is taken for one. A tag that RFC 9110, section 8.8.3, does not allow is
+    It has a suffix: + after a strong tag, ~ after a weak one, the coding and a checksum, so that no
+    tag of an app is taken for one. A tag that RFC 9110, section 8.8.3, does not allow is
     percent-encoded before a "!".
 
-    :param checksum: of a file's coded copy, 32 bits: another compressor makes other bytes. The copy
-        stays the same, so that its tag is strong, if the file's is. None for what is coded on the
-        fly.
+    :param checksum: of a file's compressed copy, 32 bits, because another compressor makes other
+        bytes. The copy stays the same, so that its tag is strong, if the file's is. None for bodies
+        that are compressed while they are sent.
     """
     etag = etag.strip(" \t")
     match = _TAG.fullmatch(etag)
@@ -280,7 +280,7 @@ def is_restorable(etag: str) -> bool:
 
 
 def suffix_check(tag: str) -> str:
-    """Return the checksum behind the rest of a coded tag."""
+    """Return the checksum for the other parts of a compressed body's tag."""
     return f"{zlib.crc32(b'wsgifast' + tag.encode('latin-1')):08x}"
 
 

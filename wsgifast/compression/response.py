@@ -1,16 +1,16 @@
-"""What is decided about the coding of one response, for WSGI and ASGI. No I/O, no clock.
+"""The decision about the content coding of one response, for WSGI and ASGI. No I/O, no clock.
 
-A response is compressed if the client accepts a coding, if it has a body that the app has not coded
-itself, and if its Content-Type is one that shrinks. Vary says to caches that the answer depends
-on Accept-Encoding, also where this one is not compressed. What is coded on the fly differs in its
-bytes each time, since its padding does: its entity tag is the app's with a suffix, and weak. The
-suffix is taken off again in the preconditions of a later request, so that the app's own 304 and 412
-keep working.
+A response is compressed if the client accepts a coding, if it has a body that the app has not
+compressed itself, and if its Content-Type is one that shrinks. Vary tells caches that the response
+depends on Accept-Encoding, also where this one is not compressed. A body that is compressed while
+it is sent has other bytes each time, because its padding is random. So its entity tag is the app's
+with a suffix, and weak. The suffix is removed again in the preconditions of a later request, so
+that the app's own 304 and 412 still work.
 
-Public pages and JSON are compressed by the dictionary of Compression(dictionary=...). An answer is
-public if its request has neither Cookie nor Authorization, if nobody has found out the user, and if
-it has no Set-Cookie and may be shared. Its length shows what it has in common with the dictionary,
-which everybody can read.
+Public pages and JSON are compressed by the dictionary of Compression(dictionary=...). A response is
+public under these conditions. Its request has neither Cookie nor Authorization, the app has not
+identified a user, and the response has no Set-Cookie and may be shared. Its length shows the parts
+that it shares with the dictionary, which everybody can read.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Decision(NamedTuple):
         return changed
 
 
-# The decision for responses that are sent as they are, and depend on Accept-Encoding; and the same
-# for those whose headers have no Vary yet.
+# The decision for responses that are sent unchanged and depend on Accept-Encoding. And the same for
+# responses without Vary in their headers.
 VARIES = Decision(None)
 ADDS_VARY = Decision(None)
 _UNSURE = Decision(None, is_unsure=True)
@@ -107,18 +107,18 @@ class ResponseCoding:
     """The coding of the response to one request. Each half compresses the body in its own way.
 
     :param method: of the request.
-    :param accept_encoding: of the request; None, as "", for none.
+    :param accept_encoding: of the request. None or "" without one.
     :param wish: the app's.
-    :ivar compressor: of the body, once the head has been decided. None if it is sent as it is.
+    :ivar compressor: of the body, once the headers have been decided. None if it is sent unchanged.
     """
 
     compressor: Compressor | None = None
-    # The dictionary of pages, if this may be the request for one of them; the URL path of the app;
-    # and what the client has, None if it is not this dictionary.
+    # The dictionary of pages, if this may be the request for one of them, the URL path of the app,
+    # and the client's dictionary, or None if it is not this one.
     _pages: PagesDictionary | None = None
     _mount = ""
     _dictionary: ClientDictionary | None = None
-    # The coded tags of the request's If-None-Match, by what they became.
+    # The tags of compressed bodies in the request's If-None-Match, by the app's own tags.
     _sent_tags: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
@@ -164,13 +164,13 @@ class ResponseCoding:
     def app_preconditions(
         self, if_none_match: str | None, if_match: str | None
     ) -> tuple[str | None, str | None]:
-        """Return If-None-Match and If-Match with the app's own tags in place of those made of them.
+        """Return If-None-Match and If-Match with the app's own tags in place of ours.
 
-        In a GET, If-None-Match is changed only for tags of the coding that this request would get:
-        a cache that has another coding must not be asked to send that one. If-Match asks whether
-        the app's own state is the one that the client has seen, in whatever coding. If-Range stays
-        as it is: a part of the app's body does not fit a part of a coded one, so the app has to
-        send all of it. The tag of a file's copy stays beside the original: the app may be a
+        In a GET, If-None-Match is changed only for tags of the coding that this request would get,
+        because a cache with another coding must not be told to send that one. If-Match asks whether
+        the app's own state is the one that the client has seen, in any coding. If-Range does not
+        change. A part of the app's body does not fit a part of a compressed one, so the app has to
+        send all of it. The tag of a file's copy stays beside the original, because the app may be a
         StaticFiles with such tags.
         """
         codings = (self.coding,) if self._dictionary is None else (self.coding, DCZ)
@@ -200,7 +200,7 @@ class ResponseCoding:
     def decide(
         self, code: int, headers: Sequence[Header], size: int | None = None
     ) -> Decision | None:
-        """See :func:`decide`; a 304 gets the tag that the client has sent."""
+        """See :func:`decide`. A 304 gets the tag that the client has sent."""
         if code == 304 and self._sent_tags and self.method in ("GET", "HEAD"):
             return VARIES._replace(sent_tags=self._sent_tags)
         return decide(
@@ -210,7 +210,7 @@ class ResponseCoding:
     def decide_page(
         self, code: int, headers: Sequence[Header], size: int | None = None
     ) -> Decision | None:
-        """Decide about what is compressed while it is sent, by the dictionary of pages, too."""
+        """Decide about a body that is compressed while it is sent, by the pages' dictionary too."""
         decision = self.decide(code, headers, size)
         return decision if self._pages is None else self.refine(decision, code, headers)
 
@@ -235,10 +235,10 @@ class ResponseCoding:
         return on_dictionary
 
     def begin(self, code: int, headers: Headers, decision: Decision | None = None) -> Headers:
-        """Decide about a response whose body is compressed block by block.
+        """Decide about a response with a body that is compressed block by block.
 
         :param decision: if it has been made before.
-        :returns: the headers to send; `headers` itself to send it as it is.
+        :returns: the headers to send. `headers` itself to send the body unchanged.
         """
         self.compressor = None
         decision = decision or self.decide_page(code, headers)

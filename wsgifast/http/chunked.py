@@ -63,7 +63,7 @@ class ChunkDecoder:
     """Decodes the bytes of a chunked body as they arrive (section 7.1).
 
     The result does not depend on how the bytes are split, and the work is linear. At most one
-    incomplete line is kept between two calls. Lines end with CRLF: a bare LF or CR is refused as
+    incomplete line is stored between two calls. Lines end with CRLF: a bare LF or CR is refused as
     soon as it is seen (RFC 9112 section 2.2).
 
     :param body_limit: the most bytes of content.

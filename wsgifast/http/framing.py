@@ -13,7 +13,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 class Framing:
     """How a client finds the end of a response (RFC 9112 6.3). Never changed.
 
-    :ivar has_body: whether anything may follow the head.
+    :ivar has_body: whether a body may follow the headers.
     :ivar length: the Content-Length to send. None for no such header.
     :ivar chunked: whether the body is sent in chunks.
     """
@@ -119,7 +119,7 @@ class BodyCounter:
         return not self.dropped and (length is None or length == self.sent)
 
     def complaint(self, method: str, code: int) -> str:
-        """Say what was wrong with the app's body; "" if nothing was.
+        """Describe the mistake in the app's body. Return "" without one.
 
         :param method: of the request: for HEAD an app may return the body of a GET.
         :param code: the response's.
@@ -142,7 +142,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def chunk_size_line(size: int) -> bytes:
-    """Return what precedes a chunk's data (RFC 9112 7.1); CR LF follows the data.
+    """Return the line before a chunk's data (RFC 9112 7.1). CR LF follows the data.
 
     :param size: of the data in bytes, 1 or more.
     """

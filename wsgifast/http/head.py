@@ -1,9 +1,9 @@
-"""A response's head: the app's status and headers, checked once, and their encoding.
+"""An app's status and headers, checked once, and their encoding.
 
-Beside it stands the grammar of header fields, for requests too.
+The grammar of header fields stands here too, also for requests.
 
 The app decides about the content. The server decides about framing and the connection (RFC 9110
-7.6.1, RFC 9112 6): so Content-Length is kept apart, hop-by-hop headers are dropped, and of
+7.6.1, RFC 9112 6). So Content-Length is stored apart, hop-by-hop headers are dropped, and of
 Connection only "close" and "upgrade" have an effect.
 """
 
@@ -36,7 +36,7 @@ NO_TRAILERS = frozenset(
     }
 )  # fmt: skip
 
-# RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 has classes 1 to 5; a
+# RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 has classes 1 to 5. A
 # code above is unknown, but framed like any final response.
 _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
 _NAME = re.compile(TOKEN)
@@ -63,8 +63,8 @@ _MAX_CACHED = 500
 # return anything.
 _characters = str.__str__
 _strip = str.strip
-# A cache of heads, by status and headers. Long heads are not kept, nor those that set a cookie,
-# which may be a secret.
+# A cache of checked headers, by status and headers. Long ones are not cached, and neither are those
+# with a cookie, which may be a secret.
 _heads: dict[tuple[object, ...], ResponseHead] = {}
 _MAX_HEADS = 256
 _MAX_KEPT_CHARACTERS = 1024
@@ -73,21 +73,21 @@ _MAX_KEPT_CHARACTERS = 1024
 class ResponseHead:
     """An app's status and headers, checked.
 
-    Both may be anything that an app gives: they are checked here.
+    Both may be any objects of an app, since they are checked here.
 
     :param status: such as "200 OK". The reason may be missing.
     :param headers: pairs of str.
-    :ivar status: as it was given.
+    :ivar status: the app's.
     :ivar code: 101, or 200 and above.
-    :ivar given: all of them, in order, without whitespace around their values.
-    :ivar headers: those to be sent, without Content-Length.
+    :ivar given: all headers, in order, without whitespace around their values.
+    :ivar headers: the headers to send, without Content-Length.
     :ivar content_length: bytes. None if the app has not set it.
     :ivar has_date: whether there is a Date header. If not, servers add it (RFC 9110 6.6.1).
     :ivar has_server: whether there is a Server header.
     :ivar closes: whether there is a "Connection: close".
     :ivar upgrades: whether there is a "Connection: upgrade".
-    :raises BodyError: for what cannot be sent. The message never contains a header's value, which
-        may be a secret.
+    :raises BodyError: for a value that cannot be sent. The message never contains a header's value,
+        which may be a secret.
     """
 
     __slots__ = (
@@ -156,9 +156,9 @@ class ResponseHead:
         self.upgrades = self.upgrades or "upgrade" in options
 
     def changed(self, status: str, code: int, headers: Headers) -> ResponseHead:
-        """Return a head with another status and other headers, which are not checked again.
+        """Return a copy with another status and other headers, which are not checked again.
 
-        :param headers: as `given`; those that are new are known to be correct.
+        :param headers: as `given`. New ones are known to be correct.
         """
         known = self._changed
         if known is not None and known.status == status and known.given == headers:
@@ -187,7 +187,7 @@ class ResponseHead:
         return framed[2]
 
     def encode(self, http_version: str, framing: Framing, own_lines: str) -> bytes:
-        """Return the encoded head, the empty line included.
+        """Return the encoded status line and headers, the empty line included.
 
         :param http_version: "1.0" or "1.1".
         :param own_lines: header lines of the server, each ended by CR LF.
@@ -316,8 +316,9 @@ def _text(value: Any) -> Any:
 def declared_length(headers: Iterable[Any]) -> int | None:
     """Return the Content-Length of headers that a server will check. None without one.
 
-    Servers differ in what they refuse: wsgiref, Werkzeug and cheroot send a value as it is. So
-    what would end a line, or a C string, is refused here (RFC 9110 5.5), and nothing else is.
+    Servers differ in the values that they refuse: wsgiref, Werkzeug and cheroot send any value
+    unchanged. So characters that would end a line or a C string are refused here (RFC 9110 5.5).
+    All other characters are accepted.
 
     :raises BodyError: if it is not a number, if there are two that differ, if a header has a CR, LF
         or NUL in it, or if the headers are not pairs of str.
@@ -365,7 +366,7 @@ def raw_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]
 def parse_length(value: str) -> int | None:
     """Return the value of a Content-Length, in bytes. None if it is malformed.
 
-    RFC 9110 8.6 allows ASCII digits only; int() also accepts "+5", "1_0" and digits of other
+    RFC 9110 8.6 allows ASCII digits only. int() also accepts "+5", "1_0" and digits of other
     scripts. A regular expression would be shorter, but slower.
     """
     if value.isascii() and value.isdigit() and len(value) <= _MAX_LENGTH_DIGITS:

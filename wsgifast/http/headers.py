@@ -1,4 +1,4 @@
-"""Headers: a list of fields whose names compare without case, for both halves."""
+"""Headers: a list of fields with names that compare without case, for both halves."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Headers(list[Header]):
         return [value for key, value in self if LOWER[key] == name]
 
     def set(self, name: str, value: str) -> None:
-        """Replace all headers of a name by one, at the place of the first; or add it at the end.
+        """Replace all headers of a name by one, at the place of the first, or add it at the end.
 
         :param name: as it is sent.
         """

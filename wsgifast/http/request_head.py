@@ -1,4 +1,4 @@
-"""A request's head: check its Host, find its end as it comes in pieces, name its headers.
+"""Request headers: check Host, find the end of headers that arrive in pieces, name the keys.
 
 The names of headers become keys of an environ by CGI's rule (RFC 3875 section 4.1.18).
 """
@@ -15,11 +15,11 @@ from ..errors import MalformedRequest
 _HOST = re.compile(
     r"(?:\[[0-9A-Za-z._~!$&'()*+,;=:-]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
 )
-# The empty line that ends a head (RFC 9112 section 2.1).
+# The empty line that ends the headers (RFC 9112 section 2.1).
 _END = b"\r\n\r\n"
-# The parser looks at an incomplete head for the first time when it has this many bytes.
+# The parser examines incomplete headers for the first time when they have this many bytes.
 _FIRST_LOOK_BYTES = 4 * 1024
-# The last one counts, as in gunicorn, whose parser refuses repeated ones anyway.
+# The last one counts, as in gunicorn. Its parser refuses repeated ones anyway.
 _SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
 # The methods of plain requests (RFC 9110 section 9.1, RFC 5789).
 PLAIN_METHODS = {
@@ -47,14 +47,14 @@ def check_host(values: Sequence[str], *, http11: bool) -> None:
 
 
 class HeadScanner:
-    """Collects an incomplete head, and says when the parser should look at it.
+    """Collects incomplete headers, and decides when the parser should examine them.
 
-    The parser starts again each time. So it is called when the head is complete, and before that
-    whenever the head has doubled: that keeps the work linear in the bytes, and a head that breaks a
-    rule or a limit is still refused before its end.
+    The parser starts again each time. So it is called when the headers are complete, and before
+    that whenever their bytes have doubled. This limits the work to a linear one, and headers that
+    break a rule or a limit are still refused before their end.
 
-    :param data: what was received so far, and the parser has found to be incomplete.
-    :ivar data: everything received.
+    :param data: the received bytes, which the parser has found to be incomplete.
+    :ivar data: all received bytes.
     """
 
     __slots__ = ("_searched", "_seen", "data")
@@ -67,8 +67,8 @@ class HeadScanner:
     def add(self, data: bytes) -> bool:
         """Add received data.
 
-        :returns: whether the parser should look: there is an empty line, or a bare LF, which does
-            not end a line (RFC 9112 section 2.2), or the head has doubled.
+        :returns: whether the parser should examine the bytes. It should if there is an empty line,
+            or a bare LF, which does not end a line (RFC 9112 section 2.2), or if they have doubled.
         """
         whole = self.data
         at = self._searched
@@ -86,7 +86,7 @@ class HeadScanner:
 
 
 def header_fields(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return headers under their environ keys; repeated ones are joined (RFC 9110 section 5.3).
+    """Return headers under their environ keys. Repeated ones are joined (RFC 9110 section 5.3).
 
     :param headers: names in upper case, and values.
     """
@@ -124,7 +124,7 @@ def _learn(name: str) -> str:
 
 
 class PlainKeys(dict[bytes, str]):
-    """The environ's keys of header names that can be in a plain request; KeyError for others.
+    """The environ's keys of header names that can be in a plain request. KeyError for others.
 
     :param not_plain: more names that cannot, in upper case.
     :param lower_case: whether a name must be in lower case, as in HTTP/2.

@@ -1,7 +1,7 @@
-"""The head of an HTTP/2 request (RFC 9113 section 8.3): as plain fields, or written as HTTP/1.
+"""The headers of an HTTP/2 request (RFC 9113 section 8.3): as plain fields, or written as HTTP/1.
 
-Most heads are plain: every parser of HTTP/1 would read the same from them. They need no parser. The
-HTTP/1 parser parses all others, so that the same rules and limits hold for both versions.
+Most requests are plain: every parser of HTTP/1 would read the same from them. They need no parser.
+The HTTP/1 parser parses all others, so that the same rules and limits hold for both versions.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Field = tuple[bytes, bytes]
 
 
 class PlainHead(NamedTuple):
-    """A head that is valid (RFC 9113 section 8.3.1), and that every HTTP/1 parser would accept.
+    """Valid request headers (RFC 9113 section 8.3.1) that every HTTP/1 parser would accept.
 
     :ivar method: one of the usual methods.
     :ivar target: a path, and perhaps a query.
     :ivar scheme: as the client sent it.
     :ivar length: of the body that it declares, in bytes. None if it declares none.
-    :ivar fields: the headers under their environ keys; Host first, which is the :authority.
+    :ivar fields: the headers under their environ keys. Host, which is the :authority, is the first.
     :ivar size: bytes of the names and values, except those of pseudo-headers.
     """
 
@@ -54,7 +54,7 @@ class PlainHead(NamedTuple):
 
 
 def plain_head(received: Iterable[Field]) -> PlainHead | None:
-    """Return a head if it is plain, else None.
+    """Return request headers if they are plain, or None.
 
     :param received: the fields, as HPACK decoded them.
     """
@@ -109,10 +109,10 @@ def plain_head(received: Iterable[Field]) -> PlainHead | None:
 
 
 def http1_head(received: Iterable[Field]) -> tuple[bytes, str]:
-    """Return the head of the equivalent HTTP/1.1 request, and the `:scheme`.
+    """Return the headers of the equivalent HTTP/1.1 request, and the `:scheme`.
 
     :param received: pseudo-headers first, each at most once, names in lower case.
-    :raises MalformedRequest: for what HTTP/1 cannot express.
+    :raises MalformedRequest: for fields that HTTP/1 cannot express.
     """
     pseudo: dict[bytes, bytes] = {}
     lines = [b"", b""]
@@ -155,7 +155,7 @@ def http1_head(received: Iterable[Field]) -> tuple[bytes, str]:
 def trailer_lines(fields: Iterable[Field]) -> list[bytes]:
     """Return trailers (section 8.1) as the lines that follow a chunked body in HTTP/1.
 
-    :raises MalformedRequest: as :func:`http1_head`, and for what must not be a trailer.
+    :raises MalformedRequest: as :func:`http1_head`, and for fields that must not be trailers.
     """
     fields = list(fields)
     for name, _ in fields:
@@ -181,7 +181,7 @@ NO_PRIORITY = Priority()
 
 
 def parse_priority(value: str) -> Priority:
-    """Parse a `priority` field; unknown and malformed members are ignored (section 4)."""
+    """Parse a `priority` field. Unknown and malformed members are ignored (section 4)."""
     urgency, is_incremental = NO_PRIORITY.urgency, False
     for member in value.split(","):
         name, _, text = member.split(";")[0].strip(" \t").partition("=")
