@@ -1,9 +1,9 @@
 """Middleware, servers and file serving that send what a Python web app returns the fastest way.
 
-- :class:`WSGIFast` wraps any WSGI app; :class:`StaticFiles` serves directories.
-- :class:`wsgifast.workers.FastWorker` is a gunicorn worker that no slow client can hold.
+- :class:`WSGIFast` wraps any WSGI app. :class:`StaticFiles` serves directories.
+- :class:`wsgifast.workers.FastWorker` is a gunicorn worker that no slow client can block.
 - :mod:`wsgifast.devservers` has wsgiref's and Werkzeug's development servers, faster.
-- :mod:`wsgifast.sockets` has what they stand on: TCP_NODELAY, coalesced sends, whole receives.
+- :mod:`wsgifast.sockets` has their ground: TCP_NODELAY, coalesced sends, whole receives.
 - :mod:`wsgifast.mail` has SMTP and IMAP clients and an SMTP server.
 - The package `asgifast` is the half for ASGI.
 """

@@ -1,6 +1,6 @@
 """The deadline of one request, which a view sets itself, on FastWorker.
 
-The server of the process adds what sets the deadline of the request that the caller serves.
+The server of the process adds a function that sets the deadline of the caller's request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ setters: list[Callable[[float | None], object]] = []
 
 
 def is_timeout(seconds: object) -> bool:
-    """Return whether a value is a number of seconds above 0; math.inf is one."""
+    """Return whether a value is a number of seconds above 0. math.inf is one."""
     return is_number(seconds, least=0, most=math.inf) and seconds != 0
 
 

@@ -81,29 +81,28 @@ class WSGIFast:
     byte, so that the app can fail or replace its headers as for a GET.
 
     :param app: any WSGI application (PEP 3333).
-    :param coalesce: also join the small chunks of iterators; for apps that yield them quickly, not
-        for event streams. See :func:`wsgifast.bodies.chunks.coalesced` for what may wait, and for
-        how long.
-    :param nodelay: set TCP_NODELAY on each connection whose socket can be reached from the environ.
-    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file; see
+    :param coalesce: also join the small chunks of iterators. For apps that yield them quickly, not
+        for event streams. :func:`wsgifast.bodies.chunks.coalesced` describes the delays.
+    :param nodelay: set TCP_NODELAY on each connection with a socket in the environ.
+    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file. See
         :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. The
-        app's own 206 is left as it is. The file ranges that Werkzeug, WhiteNoise, ServeStatic and
+        app's own 206 does not change. The file ranges that Werkzeug, WhiteNoise, ServeStatic and
         Falcon return with one are sent as files.
     :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
     :param accel_redirect: maps folders to nginx's internal locations, such as
         ``{"/srv/files": "/protected/"}``: nginx sends the files in them. See
         :func:`wsgifast.files.app_files.front_server_of`, also for the headers that nginx drops.
-    :param x_sendfile: folders whose files Apache or lighttpd sends.
+    :param x_sendfile: folders of files that Apache or lighttpd sends.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and their
         bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
     :param traces: set how the body was sent, its chunks and its size as attributes of
         OpenTelemetry's current span, which the instrumentation around this app has started.
-    :param compress: compress what the app makes where the client accepts it: True, or a
+    :param compress: compress responses of the app where the client accepts it: True, or a
         :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
-    :param body_limit_bytes: request bodies that are longer get 413: before the app is called if
-        their Content-Length says so, and else once the app has read too much, whatever it answers
-        to that, unless its response has begun. What it reads then raises BodyTooLarge, an OSError.
+    :param body_limit_bytes: respond with 413 to longer request bodies. If their Content-Length is
+        too large, the app is not called. Otherwise a read beyond the limit raises BodyTooLarge, an
+        OSError, and the app's response is replaced, unless it has begun.
     :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd before the
         app is called. `body_limit_bytes` limits the bytes that were sent and the decoded bytes.
         Without it, the limit is 32 MiB of decoded bytes. A larger body, or one that grows more than
@@ -119,7 +118,8 @@ class WSGIFast:
     :raises ConfigurationError: if `app` cannot be called as a WSGI app, or an option has an invalid
         value.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
-    :raises BodyError: (to the server, for a request) if the app returns what cannot be a body.
+    :raises BodyError: (to the server, for a request) if the app returns an object that cannot be a
+        body.
     """
 
     def __init__(
@@ -181,8 +181,8 @@ class WSGIFast:
             stages.append(partial(within_limits, self.body_limits, _refuse))
         if self.compression is not None:
             stages.append(partial(_compressed, self.compression))
-        # Called in their order with a response whose bytes exist, before it may be compressed. The
-        # first that returns an iterable answers.
+        # Called in their order with a response in memory, before it may be compressed. The first
+        # that returns an iterable answers.
         self._whole_steps: list[WholeStep] = [answer_by_tag] if etag else []
         self._respond: Respond = self._call_app
         for stage in reversed(stages):
@@ -194,7 +194,7 @@ class WSGIFast:
         return self._respond(AppResponse(self.app, environ, start_response))
 
     def _call_app(self, head: AppResponse) -> Iterable[bytes]:
-        """Call the app, and return what the server is to iterate."""
+        """Call the app, and return the object that the server iterates."""
         body: Any = None
         try:
             if RECORDER in head.environ:

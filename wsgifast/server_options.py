@@ -29,13 +29,13 @@ def _number(text: str) -> float:
 
 
 class Kind(NamedTuple):
-    """What values an option may have.
+    """The values that an option may have.
 
     :param type: as the documentation shows it.
     :param expected: as errors say it.
     :param is_allowed: returns whether an option may have a value.
     :param metavar: for the command line.
-    :param parse: returns a value from its text; raises ValueError.
+    :param parse: returns a value from its text. Raises ValueError.
     :param is_repeated: whether the command line may have the option several times.
     """
 
@@ -48,9 +48,9 @@ class Kind(NamedTuple):
 
 
 class AtLimit(NamedTuple):
-    """What happens when a limit is reached.
+    """The effects of a limit when it is reached.
 
-    :param client: what the client gets.
+    :param client: the response or event for the client.
     :param log: the beginning of the line in the error log. "" for none.
     :param metric: counts it. "" for none.
     """
@@ -66,14 +66,14 @@ class Option(NamedTuple):
     :param default: FastWorker's.
     :param section: of the documentation's page: "requests", "responses", "workers", "operators" or
         "metrics".
-    :param help: for the documentation, in Markdown; and for the command line.
-    :param note: what else is to be said of FastWorker.
+    :param help: for the documentation, in Markdown, and for the command line.
+    :param note: a further note about FastWorker.
     :param at_limit: if the option is a limit.
     :param is_shared: whether asgifast's protocols have the option too. It can then be an
         environment variable and an option of `wsgifast run`.
     :param is_operators: whether it can be these two, although only FastWorker has it.
     :param asgi_default: of asgifast's protocols, if that is another one.
-    :param asgi_note: what else is to be said of asgifast's protocols.
+    :param asgi_note: a further note about asgifast's protocols.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What access logs report of a response: keys of the environ; and logs as lines of JSON."""
+"""The keys of the environ that access logs report, and logs as lines of JSON."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ QUEUE_US = "wsgifast.queue_us"
 # The id of the request, and that of its trace, with the option `request_id`.
 REQUEST_ID = "wsgifast.request_id"
 TRACE_ID = "wsgifast.trace_id"
-# The content coding that the body was compressed with, and its sizes in bytes without and with it;
-# those of a stream are final at its end.
+# The content coding of the body, and its sizes in bytes without and with it. The sizes of a stream
+# are final at its end.
 CODING = "wsgifast.coding"
 UNCODED_BYTES = "wsgifast.uncoded_bytes"
 CODED_BYTES = "wsgifast.coded_bytes"
@@ -99,7 +99,7 @@ def stream_kind(chunks: int, first_bytes: int, total_bytes: int) -> str:
     :param first_bytes: the size of the first.
     :param total_bytes: the size of all of them.
     :returns: "stream-small" for small chunks, "stream-blocks" for chunks of one round size, as from
-        a file that is read; "stream" for any others.
+        a file that is read, or "stream" for any others.
     """
     if total_bytes < chunks * _SMALL_CHUNK_BYTES:
         return "stream-small"
@@ -159,10 +159,10 @@ class ErrorLogFormatter(logging.Formatter):
 
 
 def report_in_json() -> None:
-    """Write as JSON what Python itself writes to stderr, in this process.
+    """Write Python's own output to stderr as JSON, in this process.
 
-    That is a record of a logger that nobody has configured, a warning, and an exception that
-    nobody has caught. An app that configures its own logging keeps its format.
+    This is a record of an unconfigured logger, a warning, and an uncaught exception. An app that
+    configures its own logging has its own format.
     """
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(ErrorLogFormatter())

@@ -1,8 +1,8 @@
-"""What a body is: a class for each kind, which knows how it is sent.
+"""The kinds of bodies: a class for each, which knows how it is sent.
 
 :func:`~.classify.classify` makes these objects. A body has two ways out. Any WSGI server iterates
-what the middleware returns for it. Our own servers call :meth:`Body.send_to`, which sends it in the
-cheapest way.
+the object that the middleware returns for it. Our own servers call :meth:`Body.send_to`, which
+sends it in the cheapest way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Writer:
 
     @abstractmethod
     def write_unsuited(self, body: Any, advice: str) -> None:
-        """Send what no server can send, or refuse it."""
+        """Send a body that no server can send, or refuse it."""
 
 
 class Sendable:
@@ -49,7 +49,7 @@ class Sendable:
 
     @abstractmethod
     def send_to(self, writer: Any) -> None:
-        """Send all of it; close() remains the caller's."""
+        """Send all of it. The caller calls close()."""
 
 
 class ClosedWith:
@@ -57,7 +57,7 @@ class ClosedWith:
 
     :param blocks: a list if there is one, so that FastWorker finds it by
         :func:`~.wrappers.unwrapped_body`.
-    :param body: what the app returned.
+    :param body: the object that the app returned.
     """
 
     def __init__(self, blocks: Iterable[bytes], body: object) -> None:
@@ -77,7 +77,7 @@ class Body:
     """A body that has been classified.
 
     :ivar content: the body inside any known wrapper.
-    :ivar owner: what the app returned. Its close() ends the body.
+    :ivar owner: the object that the app returned. Its close() ends the body.
     """
 
     __slots__ = ("content", "owner")
@@ -92,7 +92,7 @@ class Body:
         return None
 
     def iterate(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
-        """Return what a WSGI server iterates and closes.
+        """Return the object that a WSGI server iterates and closes.
 
         :param file_wrapper: the server's `wsgi.file_wrapper`, if it has one.
         """
@@ -100,11 +100,11 @@ class Body:
         return owner
 
     def send_to(self, writer: Writer) -> None:
-        """Send the body; close() remains the caller's."""
+        """Send the body. The caller calls close()."""
         writer.write_stream(self.owner)
 
     def close(self) -> None:
-        """Close what the app returned."""
+        """Close the object that the app returned."""
         close_body(self.owner)
 
 
@@ -128,7 +128,7 @@ class Bare(Body):
 
 
 class File(Body):
-    """A file whose read() gives what its iteration does, or that cannot be iterated.
+    """A file with a read() that gives the bytes of its iteration, or one without iteration.
 
     :param segment: the part of the file that sendfile can send. None if it has to be read.
     :param closed: closed when the file has been sent: the owner, or the file if it has no close().
@@ -198,7 +198,7 @@ class Stream(Body):
 class Refusal(Body):
     """An object that is not a body.
 
-    :param advice: what the app's author should return instead.
+    :param advice: the object to return instead, for the app's author.
     """
 
     __slots__ = ("advice",)

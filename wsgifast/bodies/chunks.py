@@ -25,7 +25,7 @@ _PARAMETER = re.compile(r""";[ \t]*([^\s"=;]*)=(?:"((?:[^"\\]|\\.)*)"|([^\s"=;]*
 
 
 def charset_of(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the charset parameter of the Content-Type (RFC 9110 8.3.2); utf-8 by default."""
+    """Return the charset parameter of the Content-Type (RFC 9110 8.3.2), by default utf-8."""
     for parameter, quoted, token in _PARAMETER.findall(Headers(headers).get("content-type") or ""):
         if parameter.lower() == "charset" and (quoted or token):
             return str(quoted or token)
@@ -124,19 +124,18 @@ def _joined_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
 SLOW_CHUNK_S = 0.001
 # After this many quick chunks in a row a stream is coalesced (again).
 QUICK_CHUNKS = 8
-# No byte is held longer than this while quick chunks keep coming.
+# No byte is delayed longer than this while quick chunks follow.
 MAX_HOLD_S = 0.005
 
 
 def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[bytes]:
-    """Join the chunks of a quick stream into blocks; pass those of a slow stream on at once.
+    """Join the chunks of a quick stream into blocks. Pass those of a slow stream on at once.
 
-    PEP 3333 ("Buffering and Streaming") forbids middleware to hold a block while the app makes the
+    PEP 3333 ("Buffering and Streaming") forbids middleware to delay a block while the app makes the
     next one, since that may take any time. So chunks are collected only after a run of quick ones.
-    A single slow chunk sends all that was collected and ends the coalescing, and no byte waits
-    longer than MAX_HOLD_S while chunks keep coming. One delay remains: the last block before a
-    pause may wait for the chunk after it. Do not use this for streams whose reader waits for each
-    event.
+    A single slow chunk sends all collected ones and ends the coalescing. No byte waits longer than
+    MAX_HOLD_S while chunks follow. One delay remains: the last block before a pause may wait for
+    the chunk after it. Do not use this for streams with a reader that waits for each event.
 
     :param clock: returns monotonic seconds.
     :raises Exception: the app's own, after everything that it had yielded.
@@ -158,7 +157,7 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
             if quick >= QUICK_CHUNKS:
                 if held_bytes < LARGE_CHUNK_BYTES and now - oldest <= MAX_HOLD_S:
                     continue
-            elif chunk:  # not an empty one: the app may still replace the head
+            elif chunk:  # not an empty one: the app may still replace the headers
                 quick += 1
             yield b"".join(held)
             held, held_bytes = [], 0

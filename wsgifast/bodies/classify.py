@@ -69,7 +69,7 @@ def _iterates_as(kind: type, bases: tuple[type, ...]) -> bool:
 
 
 def _advice(body: object) -> str:
-    """Return what the app should return instead of a body."""
+    """Return the advice for an app that returned something other than a body."""
     if isinstance(body, dict):
         return "return bytes, for example json.dumps(...).encode()"
     if isinstance(body, (set, frozenset)):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 # A whole body is compressed in one piece up to this size, with a Content-Length. A larger one is
-# compressed while it is sent, so that its coded form is never in memory as a whole.
+# compressed while it is sent, so that its compressed bytes are never in memory as a whole.
 _WHOLE_BYTES = 4 * 1024 * 1024
 
 
@@ -62,7 +62,7 @@ class ContentCoding(ResponseCoding):
     def whole(
         self, decision: Decision, headers: Headers, blocks: Iterable[bytes], size: int
     ) -> tuple[Headers, Iterable[bytes]]:
-        """Compress a body whose blocks exist. Return the headers and the blocks to send."""
+        """Compress a body in memory. Return the headers and the blocks to send."""
         coding = decision.coding
         assert coding is not None
         if size > _WHOLE_BYTES:
@@ -91,7 +91,7 @@ class ContentCoding(ResponseCoding):
         self.environ[CODED_BYTES] = coded_bytes
 
     def flushed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Compress each block as it comes, and flush it, so that none is held back (PEP 3333)."""
+        """Compress and flush each block as it arrives, so that none is delayed (PEP 3333)."""
         for block in blocks:
             yield self.flushed_block(block)
         # Not after an error: the client must see that the body was cut.
@@ -104,8 +104,10 @@ class ContentCoding(ResponseCoding):
         return self._count(b"", self.compressor.finish())
 
     def flushed_block(self, block: bytes) -> bytes:
-        """Compress and flush one block, if the body is compressed: a lazy app decides about its
-        head at its first block."""
+        """Compress and flush one block, if the body is compressed.
+
+        A lazy app decides about its headers at its first block.
+        """
         compressor = self.compressor
         if compressor is None or not block:
             return block

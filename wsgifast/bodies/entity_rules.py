@@ -1,4 +1,4 @@
-"""Entity tags for what an app makes: which responses get one, and how it is made.
+"""Entity tags for responses of an app: which ones get a tag, and how it is made.
 
 As Rack::ETag does for Ruby's apps: a client that has the same bytes already gets 304 in place of
 them. The app runs as before, so only the transfer is saved.
@@ -44,7 +44,7 @@ def may_have_tag(code: int, size: int, headers: Iterable[tuple[str, str]]) -> bo
 def weak_tag(blocks: Sequence[bytes] | Iterable[bytes]) -> str:
     """Return a weak entity tag of a body (RFC 9110, section 8.8.1).
 
-    It is weak: other middleware may still change the bytes, and not what they mean.
+    It is weak, since other middleware may still change the bytes without changing their meaning.
     """
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for block in blocks:

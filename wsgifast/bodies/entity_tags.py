@@ -1,4 +1,4 @@
-"""Entity tags for what a WSGI app makes: a weak ETag, and 304 for the client that has it."""
+"""Entity tags for responses of a WSGI app: a weak ETag, and 304 for a client that has it."""
 
 from __future__ import annotations
 

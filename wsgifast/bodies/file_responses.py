@@ -1,7 +1,7 @@
-"""The responses with a file: its Range and preconditions, its coding, and who sends it.
+"""The responses with a file: its Range and preconditions, its content coding, and its sender.
 
-The steps of :class:`FileResponses` are tried in their order. Each may answer; otherwise the file is
-sent as it is.
+The steps of :class:`FileResponses` are tried in their order. Each may answer. If none does, the
+file is sent unchanged.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class FileResponses:
         """Send a file from its position: by its descriptor, or by reading it."""
         file, owner, segment = body.content, body.closed, body.segment
         if head.forwarded and not head.no_body:
-            # write() was used. The server counts what was written towards the Content-Length; its
-            # sendfile may not, so the rest is sent in blocks too.
+            # write() was used. The server counts these bytes towards the Content-Length. Its
+            # sendfile may not, so the remaining bytes are sent in blocks too.
             head.environ[SENT_AS] = "blocks"
             size = None if head.length is None else head.counter().missing
             rest = FileReader(file, size, head.convert, owner)
@@ -178,7 +178,7 @@ class FileResponses:
         return _send_plan(request, plan)
 
     def _conditional(self, request: _Request) -> Iterable[bytes] | None:
-        """Answer Range and the preconditions; otherwise add the headers of such a file."""
+        """Answer Range and the preconditions, or add the headers of such a file."""
         if not request.may_plan or request.is_answer:
             return None
         head = request.head
@@ -216,16 +216,16 @@ class FileResponses:
 
 
 def send_nothing(head: AppResponse, body: Any, sent_as: str = "no-body") -> Iterable[bytes]:
-    """Send the head alone, and close the app's body."""
+    """Send only the headers, and close the app's body."""
     if not head.forwarded:  # write() does that
         head.forward()
     head.environ[SENT_AS] = sent_as
-    # With one empty chunk servers send the head without adding a Content-Length.
+    # With one empty chunk servers send the headers without adding a Content-Length.
     return ClosedWith((b"",), body)
 
 
 def send_segments(head: AppResponse, body: SegmentedBody) -> Iterable[bytes]:
-    """Send byte strings and parts of files, whose headers are complete."""
+    """Send byte strings and parts of files. Their headers are complete."""
     if head.no_body:
         return send_nothing(head, body)
     if not head.forwarded:
@@ -266,7 +266,7 @@ def _send_read(head: AppResponse, body: File) -> Iterable[bytes]:
         head.set_length(in_memory)
     reader = FileReader(file, head.length, head.convert, owner)
     if head.compression is not None:
-        # One that is too short fails behind its head, as it does uncompressed.
+        # One that is too short fails after its headers, as it does uncompressed.
         is_all_there = in_memory is not None and in_memory >= (head.length or 0)
         if is_all_there and head.length is not None:
             return _send_coded(head, reader, head.length, head.decide_whole(head.length))
@@ -279,9 +279,9 @@ def _send_read(head: AppResponse, body: File) -> Iterable[bytes]:
 def _send_coded(
     head: AppResponse, reader: FileSlice | FileReader, size: int | None, decision: Decision | None
 ) -> Iterable[bytes]:
-    """Send what has to be read compressed, if its head allows it.
+    """Send a body that has to be read compressed, if its headers allow it.
 
-    :param size: None for what may have to be waited for, about which nothing is decided yet.
+    :param size: None for a body that may wait. No decision about it has been made yet.
     """
     blocks: Iterable[bytes] = reader
     if size is not None:

@@ -33,12 +33,12 @@ from ..sockets.sending import (
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-# Packages whose file wrappers send a file from its position and stop at the Content-Length, as PEP
-# 3333 asks ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send the whole file
-# of the descriptor, meinheld's everything after the position.
+# Packages with file wrappers that send a file from its position and stop at the Content-Length, as
+# PEP 3333 requires ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send the
+# whole file of the descriptor, meinheld's everything after the position.
 _EXACT_WRAPPERS = frozenset({"gunicorn", "mod_wsgi", "waitress", "werkzeug", "wsgifast", "wsgiref"})
-# Further classes of files whose read() and iteration return the same bytes. Compared by name, so
-# that none is imported.
+# Further classes of files with the same bytes in read() and iteration. Compared by name, so that
+# none is imported.
 _OTHER_STANDARD = frozenset(
     {"_io.StringIO", "_io.TextIOWrapper"}
     | {"bz2.BZ2File", "gzip.GzipFile", "lzma.LZMAFile", "zipfile.ZipExtFile"}
@@ -60,15 +60,15 @@ class Closeable(Protocol):
 class FileSlice:
     """A part of a regular file, as a file object for `wsgi.file_wrapper`.
 
-    Positions are those in the whole file: servers that use sendfile (gunicorn) take the start from
-    the descriptor's offset and pass it to seek() afterwards. For servers that read (waitress,
-    wsgiref) the file ends where the slice ends. The descriptor's offset is moved once, to the start
-    of the slice; read() uses pread() and leaves it there.
+    Positions are those in the whole file, because servers that use sendfile (gunicorn) take the
+    start from the descriptor's offset and pass it to seek() afterwards. For servers that read
+    (waitress, wsgiref) the file ends where the slice ends. The descriptor's offset is moved once,
+    to the start of the slice. read() uses pread() and leaves it there.
 
     :param segment: the bytes to send. The descriptor belongs to `file`.
     :param file: closed with the slice.
-    :raises FileTruncated: (from read and close) if the file has become shorter than the slice, so
-        that the server closes the connection, whose client would wait for the missing bytes.
+    :raises FileTruncated: (from read and close) if the file has become shorter than the slice. The
+        server then closes the connection, since the client would wait for the missing bytes.
     """
 
     mode = "rb"
@@ -110,7 +110,7 @@ class FileSlice:
         return self._position
 
     def rest(self) -> FileSegment:
-        """Return what has not been read yet, for a server that uses sendfile."""
+        """Return the unread part, for a server that uses sendfile."""
         self._check_open()
         return FileSegment(self._fd, self._position, self._end - self._position)
 
@@ -151,7 +151,7 @@ class FileSlice:
 def segment_of(file: object) -> FileSegment | None:
     """Return the part of a file that sendfile can send. None if the file has to be read.
 
-    :param file: any object; of a :class:`FileSlice` the part that has not been read.
+    :param file: any object. The result for a :class:`FileSlice` is its unread part.
     """
     if type(file) is FileSlice:
         return file.rest()
@@ -159,17 +159,17 @@ def segment_of(file: object) -> FileSegment | None:
 
 
 def is_standard(file: object) -> bool:
-    """Return whether read() of a file gives what its iteration gives. See :func:`examined`."""
+    """Return whether read() of a file gives the bytes of its iteration. See :func:`examined`."""
     return examined(file)[0]
 
 
 def examined(file: Any, *, iterated: bool = True) -> tuple[bool, FileSegment | None]:
-    """Return whether read() of a file gives what its iteration gives, and what sendfile can send.
+    """Return whether read() gives the bytes of a file's iteration, and the part for sendfile.
 
-    read() does for Python's own classes, whatever sizes are asked for. A subclass or an instance
-    may override either method. See :func:`~..sockets.sending.reads_as`.
+    It does for Python's own classes, with any sizes. A subclass or an instance may override either
+    method. See :func:`~..sockets.sending.reads_as`.
 
-    :param iterated: False for a file that is read by its read() alone.
+    :param iterated: False for a file that is only read by its read().
     :returns: False and None for any other file. None for a file that has to be read.
     """
     kind: Any = type(file)
@@ -206,8 +206,7 @@ def _is_of_other_standard_class(kind: type) -> bool:
 class FileReader:
     """An object with read(), as a file object for `wsgi.file_wrapper` and as an iterable.
 
-    It has no fileno(): the bytes behind the descriptor of a gzip or text file are not what read()
-    returns.
+    It has no fileno(), because the descriptor of a gzip or text file has other bytes than read().
 
     :param file: its read() may return text.
     :param size: the bytes to read. None to read to the end.
@@ -227,8 +226,8 @@ class FileReader:
         self._owner = file if owner is None else owner
         self._counter = BodyCounter(Framing(True, size, chunked=False))
         self._convert = convert
-        # A file that is not seekable may be a pipe or a socket: its read() waits for a whole block,
-        # its read1() returns what there is.
+        # A file that is not seekable may be a pipe or a socket. Its read() waits for a whole block,
+        # and its read1() returns available bytes.
         seekable = getattr(file, "seekable", None)
         waits = callable(seekable) and not seekable() and _has_read1(file)
         self._read = file.read1 if waits else file.read
@@ -276,7 +275,7 @@ def suited_to(file_wrapper: object, file: Any) -> Any:
     """Return the file object to put into a server's `wsgi.file_wrapper`.
 
     It is the file itself, except for a part of a file on a server that is not known to stop at the
-    part's end: that server gets a :class:`FileReader`, whose descriptor it cannot reach.
+    part's end. That server gets a :class:`FileReader`, which hides the descriptor.
     """
     if type(file) is not FileSlice or file_wrapper is None:
         return file
@@ -352,7 +351,7 @@ def header_of(environ: WSGIEnvironment, name: str) -> str | None:
 
 
 def request_facts(environ: WSGIEnvironment) -> RequestFacts:
-    """Return the facts in an environ on which the answer with a file depends."""
+    """Return the request's values in an environ on which a response with a file depends."""
     get = environ.get
     available = get("HTTP_AVAILABLE_DICTIONARY")
     dictionary = None

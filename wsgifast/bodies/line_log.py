@@ -99,8 +99,8 @@ class LineLog:
     """Finds the direct way from a logger to the stream of its only handler.
 
     :param logger: its lines have the level INFO.
-    :param line_maker: returns what makes the same text as a formatter, or None. It is called with
-        the handler's formatter, and again when that changes.
+    :param line_maker: returns a function that makes the same text as a formatter, or None. It is
+        called with the handler's formatter, and again when that changes.
     """
 
     def __init__(self, logger: logging.Logger, line_maker: FindMaker) -> None:

@@ -1,11 +1,11 @@
-"""Request bodies before the app reads them: decoded, and held to a limit (RFC 9110 15.5.14).
+"""Request bodies before the app reads them: decoded and limited (RFC 9110 15.5.14).
 
-A body whose Content-Length is within the limit is left to the server, which lets the app read no
+A body with a Content-Length within the limit is left to the server, which lets the app read no
 more. Any other passes through a :class:`LimitedInput`. If too much is read, the app's response is
-replaced, unless its head has been sent: most apps answer 500 if a read fails.
+replaced, unless its headers have been sent, because most apps answer 500 if a read fails.
 
-The server closes the connection, or discards what the app has not read; PEP 3333 forbids apps to
-set headers of the connection.
+The server closes the connection, or discards unread bytes. PEP 3333 forbids apps to set headers of
+the connection.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput 
     except RequestError:
         if length > 0 or source.read(1):
             raise
-        return limited  # there is no body: nothing is coded, whatever the header says
+        return limited  # there is no body: nothing is compressed, whatever the header says
     if decoder is None:
         return limited
     decoded = _decoded(source.read, length, decoder)
@@ -118,7 +118,7 @@ class LimitedInput(io.IOBase):
     Lines are iterated and collected by readline(), as in any file.
 
     :param stream: the server's.
-    :ivar error: what reads raise once there was more.
+    :ivar error: the error that reads raise beyond the limit.
     """
 
     def __init__(self, stream: Any, limit_bytes: int) -> None:
@@ -157,8 +157,8 @@ def within_limits(
 ) -> Respond:
     """Have the app called with request bodies that are within the limits: a stage.
 
-    :param refuse: called with the response and an error, to answer in place of the app; with
-        exc_info if its head has been forwarded.
+    :param refuse: called with the response and an error, to answer in place of the app. Also with
+        exc_info if its headers have been forwarded.
     """
 
     def call(head: AppResponse) -> Iterable[bytes]:

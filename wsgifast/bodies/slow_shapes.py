@@ -1,7 +1,7 @@
-"""Slow shapes of bodies: the rule, for the doctor and in production, and what is logged there.
+"""Slow shapes of bodies: the rule, for the doctor and in production, and the logged findings.
 
-:func:`slow_shape` is a pure function of what was seen of a body. It returns ids of
-the doctor's findings; wsgifast.commands.doctor.findings describes them. With `report_slow_shapes`,
+:func:`slow_shape` is a pure function of the observations of a body. It returns ids of the doctor's
+findings, which wsgifast.commands.doctor.findings describes. With `report_slow_shapes`,
 :class:`Examined` measures a share of an app's responses, and :class:`Reports` logs the findings.
 """
 
@@ -96,7 +96,7 @@ class BodySeen(NamedTuple):
 
     :ivar kind: a list or tuple, an iterator, a file that the server reads, a file in a wrapper that
         no server recognises, or ASGI messages.
-    :ivar is_events: whether its head says that it is an event stream.
+    :ivar is_events: whether its Content-Type is that of an event stream.
     :ivar file_bytes: the size of the file that the body comes from. None if there is none.
     """
 
@@ -164,7 +164,7 @@ class Reports:
         return random.random() < self._rate
 
     def report(self, method: str, pattern: str | None, path: str, seen: BodySeen) -> None:
-        """Log what is slow about a body, unless its endpoint has had a finding lately.
+        """Log why a body is slow, unless its endpoint has had a finding lately.
 
         :param pattern: the framework's URL pattern. None if there is none.
         :param path: as the client sent it.
@@ -267,7 +267,7 @@ class Examined:
 
 
 def _watched(body: Iterable[Any], chunks: Chunks) -> Iterator[Any]:
-    """An app's iterator, whose chunks are measured as they pass."""
+    """An app's iterator. Its chunks are measured as they pass."""
     before = time.perf_counter()
     for chunk in body:
         if chunk:  # not an empty one

@@ -1,4 +1,4 @@
-"""WSGIFast's start_response(): holds the app's head until its body is known, then forwards it.
+"""WSGIFast's start_response(): delays the headers until the body is known, then forwards them.
 
 A second call is allowed with exc_info alone (PEP 3333).
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger("wsgifast")
-# Calls the app with a response's start(), and returns what the server is to iterate.
+# Calls the app with a response's start(), and returns the object that the server iterates.
 Respond = Callable[["AppResponse"], Iterable[bytes]]
 # Given the next stage, returns a function that does something before or after it.
 Stage = Callable[[Respond], Respond]
@@ -47,7 +47,7 @@ class AppResponse:
     again.
 
     :param app: named in errors.
-    :param environ: of the request; gets how the body is sent.
+    :param environ: of the request. It gets the way in which the body is sent.
     :ivar status: None until the app has called start_response.
     :ivar headers: a copy of the app's list.
     :ivar length: the Content-Length among them. None without one.
@@ -55,7 +55,7 @@ class AppResponse:
     :ivar edits: called with this object before the headers are forwarded, to change them.
     :ivar compression: how bodies are compressed. None where WSGIFast does not compress.
     :ivar codes_stream: whether the body is compressed block by block, so that the coding is decided
-        when the head is forwarded.
+        when the headers are forwarded.
     :ivar decision: about such a body, if it has been made before. None otherwise.
     :ivar exc_info: of the app's last call, for the server. None once that has it.
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
@@ -67,7 +67,7 @@ class AppResponse:
     length: int | None = None
     no_body = False
     decision: Decision | None = None
-    # What start() has got, until the headers are asked for.
+    # The argument of start(), until the first look at the headers.
     _given: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), and changed after that
     _coding: ContentCoding | None = None
     _accept_encoding: str | None
@@ -236,7 +236,7 @@ class AppResponse:
             sent = list(self._to_send())
             self._server_write = self.server_start(self.status, sent, exc_info)
         except BaseException:
-            if coding is not None:  # the head has been sent before: its body goes on
+            if coding is not None:  # the headers have been sent before: the body goes on
                 coding.compressor = compressor
             raise
         finally:
@@ -264,7 +264,7 @@ class AppResponse:
             or "HTTP_IF_MATCH" in environ
             or "HTTP_IF" in environ
         ):
-            self._made_coding(compression)  # it reads, and changes, what the app sees
+            self._made_coding(compression)  # it reads, and changes, the app's environ
 
     @property
     def coding(self) -> ContentCoding | None:

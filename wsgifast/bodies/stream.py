@@ -41,7 +41,7 @@ class ConvertedStream(Sendable):
 
     @property
     def coding(self) -> ContentCoding | None:
-        """The coding that compresses the blocks; whether it does is known after the first one."""
+        """The coding of the blocks. Whether it compresses them is known after the first one."""
         return self._head.coding if self._head.codes_stream else None
 
     def uncoded(self) -> Iterator[bytes]:
@@ -70,8 +70,8 @@ class ConvertedStream(Sendable):
         convert = head.convert
         chunks = iter(iterated(self._body))
         first = b""
-        # A lazy app calls start_response at the first chunk, and any app may replace the head (with
-        # exc_info) until the first byte is sent: up to there HEAD runs the same code as GET.
+        # A lazy app calls start_response at the first chunk, and any app may replace the headers
+        # (with exc_info) until the first byte is sent. Up to there HEAD runs the same code as GET.
         try:
             for chunk in chunks:
                 first = convert(chunk)
@@ -85,12 +85,12 @@ class ConvertedStream(Sendable):
             if not head.is_over():
                 raise
         if head.status is None:
-            # When an iterable fails, cheroot sends the head that it has. Without one nothing.
+            # When an iterable fails, cheroot sends the headers that it has. Without them nothing.
             headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
             head.server_start("500 Internal Server Error", headers)
             raise head.not_started()
         if head.no_body:
-            yield b""  # so that the server sends the head, without adding a Content-Length
+            yield b""  # so that the server sends the headers, without adding a Content-Length
             return
         counter = None if head.length is None else head.counter()
         count = total = 0

@@ -50,7 +50,7 @@ _FILE_RANGES = {
     "whitenoise.responders.SlicedFile": "fileobj",
 }
 _WERKZEUG_RANGE = "werkzeug.wsgi._RangeWrapper"
-# Wrappers around any iterable that add a close() of their own: what returns the iterable.
+# Wrappers around any iterable that add a close() of their own, with a function for the iterable.
 _WRAPPERS: dict[str, Callable[[Any], object]] = {
     "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
     "cherrypy._cpwsgi._TrappedResponse": attrgetter("iter_response"),
@@ -64,7 +64,7 @@ _ENCODERS = {
     "ResponseEncoder.encode_stream.<locals>.encoder": ("cherrypy.lib.encoding", "body"),
     "_iter_encoded": ("werkzeug.wrappers.response", "iterable"),
 }
-# Those of them whose close() only closes the body inside.
+# Wrappers with a close() that only closes the inner body.
 _TRANSPARENT = {"sentry_sdk.integrations.wsgi._ScopedResponse": "_response"}
 _FILES = (io.BufferedRandom, io.BufferedReader, io.FileIO)
 # What a wrapper of a file may call on itself while it is iterated.
@@ -97,7 +97,7 @@ def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> N
 def unwrapped_body(body: object) -> object:
     """Return the iterable inside a body's known wrappers, or the body itself.
 
-    It is still the body whose close() has to be called.
+    The caller still has to call the body's close().
     """
     try:
         while True:
@@ -119,8 +119,8 @@ def is_whole(inner: object) -> bool:
 def iterated(body: Any) -> Iterable[Any]:
     """Return an iterable of a body's chunks without the work that its framework repeats for each.
 
-    Django looks the charset up for every chunk of text, which takes longer than encoding it. It is
-    still the body whose close() has to be called.
+    Django looks the charset up for every chunk of text, which takes longer than encoding it. The
+    caller still has to call the body's close().
     """
     if _getter_for(type(body)) is _streamed_by_django:
         chunks = getattr(body, "_iterator", None)
@@ -135,7 +135,7 @@ def iterated(body: Any) -> Iterable[Any]:
 
 
 def known_file(inner: object) -> object | None:
-    """Return the file whose rest an object of a known class yields. None for any other object."""
+    """Return the file from which an object of a known class yields. None for any other object."""
     found = examined_file(inner)
     return None if found is None else found[0]
 
@@ -143,9 +143,9 @@ def known_file(inner: object) -> object | None:
 def examined_file(
     inner: object, *, iterated: bool = True
 ) -> tuple[object, FileSegment | None] | None:
-    """Return the file whose rest an object of a known class yields, and the part of it to send.
+    """Return the file from which an object of a known class yields, and the part of it to send.
 
-    :param iterated: False if the object calls its file's read() alone.
+    :param iterated: False if the object only calls its file's read().
     :returns: None for any other object, and if the file is not of a standard class: then the object
         is iterated, so that read() is called as its author expects. The part is None if the file
         has to be read.
@@ -206,7 +206,7 @@ def closes_file_alone(close: Any) -> bool:
 
 def _is_of_pythons_file(close: Any) -> bool:
     file = getattr(close, "__self__", None)
-    if type(file) not in _FILES:  # nothing is asked of the app's own objects
+    if type(file) not in _FILES:  # no method of the app's own objects is called
         return False
     raw = getattr(file, "raw", file)
     return type(raw) is io.FileIO and "close" not in vars(raw) and close.__name__ == "close"
@@ -225,7 +225,7 @@ def _getter_for(kind: type) -> Callable[[Any], object] | None:
 
 
 def _encoded_by(generator: Any) -> object | None:
-    """Return what a framework's generator encodes, if it has not been started."""
+    """Return the iterable that a framework's generator encodes, if it has not been started."""
     encoder = _ENCODERS.get(generator.__qualname__)
     if encoder is None or inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
         return None
@@ -255,7 +255,7 @@ def _django_getter(kind: type) -> Callable[[Any], object] | None:
 
 @cache
 def fits_django() -> bool:
-    """Return whether Django has the names by which its responses are unwrapped; log if not."""
+    """Return whether Django has the names by which its responses are unwrapped. Log if not."""
     from ..hosts import DJANGO
 
     missing = DJANGO.missing("WSGIFast")
@@ -270,7 +270,7 @@ def fits_django() -> bool:
 
 
 def _closing_iterators(body: Any) -> Any | None:
-    """Return what Werkzeug's ClosingIterator iterates. None if another function takes the next."""
+    """Return the iterable in Werkzeug's ClosingIterator. None if another takes the next item."""
     following = getattr(body, "_next", None)
     if type(following) is partial and following.func is next and len(following.args) == 1:
         return following.args[0]
@@ -287,7 +287,7 @@ def _streamed_by_django(response: Any) -> object | None:
 
 
 def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[bytes]:
-    """Encode as make_bytes() does. The charset cannot change once the head has been sent."""
+    """Encode as make_bytes() does. The charset cannot change once the headers have been sent."""
     charset = response.charset
     for value in chunks:
         if type(value) is bytes:
@@ -340,8 +340,10 @@ def _is_known(kind: Any) -> bool:
 
 
 def _file_range(body: Any, attribute: str) -> object | None:
-    """Return the rest of a range as a slice of its file, or the body itself if it has to be read;
-    None if it has to be iterated."""
+    """Return the unread part of a range as a slice of its file.
+
+    The result is the body itself if it has to be read, and None if it has to be iterated.
+    """
     file: Any = getattr(body, attribute)
     if not is_standard(file) or has_reading_of_its_own(body):
         return None

@@ -1,7 +1,7 @@
 """One WSGI response in wsgifast's own servers: start_response(), and the body's way to an output.
 
-The framing is decided by wsgifast.http. The head is sent with the first bytes of the body, a list
-in one call, a file by sendfile. Subclasses encode the head and decide about the connection.
+The framing is decided by wsgifast.http. The headers are sent with the first bytes of the body, a
+list in one call, a file by sendfile. Subclasses encode the headers and decide about the connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .files import is_in_memory, read_whole, segment_of
 _JOIN_BYTES = 64 * 1024
 # A block is compressed under the lock of its output, in pieces of this size.
 _COMPRESSED_BYTES = 16 * 1024
-# For so long, from the first block on, what is written to a response without a body is dropped.
+# For so long, from the first block on, bytes written to a response without a body are dropped.
 _DROPS_S = 10.0
 
 # Of a response before start_response. Not a class attribute: CPython reads an attribute slowly if
@@ -62,10 +62,10 @@ class Output(Protocol):
         """
 
     def end_stream(self, end: Callable[[], bytes], /) -> None:
-        """Send the end of a stream; `end` is called once all its blocks have been framed."""
+        """Send the end of a stream. `end` is called once all its blocks have been framed."""
 
     def write_file(self, head: bytes, fd: int, offset: int, size: int, /) -> None:
-        """Send a head, which may be empty, and a part of a file.
+        """Send headers, which may be empty, and a part of a file.
 
         :raises FileTruncated: if the file ends early.
         :raises OSError: if the process has no descriptor left. Nothing was sent.
@@ -78,10 +78,10 @@ class ResponseWriter(Writer, BodyCounter):
     gunicorn's hooks and loggers may set any attribute on it.
 
     :ivar status: of the last start_response. None before.
-    :ivar headers_sent: whether the output has the head, so that it cannot be replaced any more.
+    :ivar headers_sent: whether the output has the headers, so that they cannot be replaced.
     :ivar must_close: the connection cannot go on: the app has raised, or its body is too short.
     :ivar sends_file: whether the output reads from a file of the app, perhaps for long.
-    :ivar closes: whether the connection has to end after this response, as its head says.
+    :ivar closes: whether the connection has to end after this response, as its headers say.
     """
 
     # The values until start_response is called.
@@ -106,11 +106,11 @@ class ResponseWriter(Writer, BodyCounter):
     # For subclasses.
 
     def _encoded_head(self) -> bytes:
-        """Return the head as it is sent. See :meth:`_checked_head`."""
+        """Return the headers as they are sent. See :meth:`_checked_head`."""
         raise NotImplementedError
 
     def _end_body(self, close: Callable[[], object]) -> None:
-        """Call the body's close(), now that it has been handed over; here it has been sent too."""
+        """Call the body's close() after the hand-over. Here the body has been sent too."""
         close()
 
     # For the app. Its arguments are checked here.
@@ -123,8 +123,8 @@ class ResponseWriter(Writer, BodyCounter):
         :param status: str.
         :param headers: a list of tuples of two str.
         :param exc_info: that of an exception, if the app starts again.
-        :raises BodyError: for a second call without exc_info, or a malformed head.
-        :raises BaseException: that of exc_info, if the head has been sent.
+        :raises BodyError: for a second call without exc_info, or malformed headers.
+        :raises BaseException: that of exc_info, if the headers have been sent.
         :returns: the write callable.
         """
         if exc_info or self.status is not None:
@@ -168,7 +168,7 @@ class ResponseWriter(Writer, BodyCounter):
             raise BodyError("the app sent a body before it called start_response")
         block = self._admitted(data)
         if not self.headers_sent:
-            if data:  # the head is sent with the first byte of the body, or at its end (PEP 3333)
+            if data:  # headers are sent with the first byte of the body, or at its end (PEP 3333)
                 self._begin_stream(block, chunk if self._framing.chunked else None)
         elif block:
             # At the Content-Length nothing follows: do not wait for more.
@@ -183,7 +183,7 @@ class ResponseWriter(Writer, BodyCounter):
     def _begin_stream(
         self, block: bytes, frame: Callable[[bytes], bytes] | None, *, compresses: bool = False
     ) -> None:
-        """Send the head, and the first block, which may be empty."""
+        """Send the headers, and the first block, which may be empty."""
         head = self._checked_head()
         begin = self._encoded_head() + (frame(block) if frame and block else block)
         self.headers_sent = True
@@ -194,7 +194,7 @@ class ResponseWriter(Writer, BodyCounter):
             compresses=compresses,
         )
 
-    # For what the app returned.
+    # For the object that the app returned.
 
     def write_body(self, body: Any, file_wrapper: type) -> None:
         """Send the body that an app returned in the cheapest way for its type, and end it.
@@ -217,7 +217,7 @@ class ResponseWriter(Writer, BodyCounter):
                 self._end_body(close)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
-        """Send a body that exists already, together with the head and the end of the response."""
+        """Send a body in memory, together with the headers and the end of the response."""
         if len(blocks) == 1 and not self.headers_sent:
             # Most bodies: one block, as long as the Content-Length.
             (data,) = blocks
@@ -267,7 +267,7 @@ class ResponseWriter(Writer, BodyCounter):
         coding.is_done_by_server = True
         self._coding = coding
         for block in blocks:
-            if coding.compressor is None:  # the head has been decided by now
+            if coding.compressor is None:  # the headers have been decided by now
                 self._coding = None
                 self.write_stream(chain((block,), blocks))
                 return
@@ -379,7 +379,7 @@ class ResponseWriter(Writer, BodyCounter):
     # HTTP/1's framing.
 
     def _end(self) -> bytes:
-        """Return what follows the body."""
+        """Return the bytes after the body."""
         return LAST_CHUNK if self._framing.chunked else b""
 
     def _framed(self, data: Any) -> bytes:
@@ -387,7 +387,7 @@ class ResponseWriter(Writer, BodyCounter):
         return chunk(data) if data and self._framing.chunked else data
 
     def _admitted(self, data: Any) -> bytes:
-        """Return what is sent of some bytes of the body."""
+        """Return the part of some bytes of the body that is sent."""
         if not isinstance(data, bytes):
             raise not_bytes(data)
         # A subclass may have another idea of its length.
@@ -417,10 +417,10 @@ def check_second_start(exc_info: Any, *, sent: bool, app: str = "the app") -> No
 
     The caller deletes its own exc_info afterwards: its frame and the traceback refer to each other.
 
-    :param sent: whether the head has been sent, so that it cannot be replaced.
+    :param sent: whether the headers have been sent, so that they cannot be replaced.
     :param app: its name, for the message.
     :raises BodyError: without exc_info.
-    :raises BaseException: that of exc_info, if the head has been sent.
+    :raises BaseException: that of exc_info, if the headers have been sent.
     """
     try:
         if not exc_info:

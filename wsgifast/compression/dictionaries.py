@@ -59,8 +59,8 @@ _MIN_PAGES_BYTES = 8
 _YEAR_S = 365 * 24 * 60 * 60
 # A trained dictionary has pages of this size together at most: a client fetches it as a whole.
 _MAX_TRAINED_BYTES = 128 * 1024
-# A page is added to it if its size, compressed with the dictionary so far, exceeds this share of its
-# usual compressed size.
+# A page is added to it if its size, compressed with the dictionary so far, exceeds this share of
+# its usual compressed size.
 _NEW_SHARE = 0.5
 
 # A name with a hash of its content: the part before it, the hash, and the extensions. The hash is
