@@ -222,3 +222,28 @@ async def test_other_methods_are_the_real_transports() -> None:
         transport.resume_reading()
         assert real.is_reading()
         assert transport.get_extra_info("peername") == client.getsockname()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_lost_connection_releases_no_send_buffer(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The timer for a quick client finds a closed socket, about which uvloop raises ValueError."""
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+    fired = asyncio.Event()
+    monkeypatch.setattr("asgifast.protocols.transport.QUICK_S", 0.05)
+    release = CoalescingTransport._release_if_quick
+
+    def released(transport: CoalescingTransport, most_waiting: int) -> None:
+        asyncio.get_running_loop().call_soon(fired.set)
+        release(transport, most_waiting)
+
+    monkeypatch.setattr(CoalescingTransport, "_release_if_quick", released)
+    async with connected() as (transport, client):
+        transport.write(bytes(10_000_000))
+        assert transport.may_grow
+        reset_on_close(client)
+        client.close()
+        await asyncio.wait_for(fired.wait(), 30)
+        assert transport.is_closing()

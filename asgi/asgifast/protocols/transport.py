@@ -275,6 +275,7 @@ class CoalescingTransport(FileOwner):
     def lost(self) -> None:
         """The protocol's connection_lost() was called: the socket is about to be closed."""
         self._delayed = ()
+        self.may_grow = False  # a timer may still want to release the socket's send buffer
         self.is_receiving = None
         self._pending.clear()
         self._size = 0
