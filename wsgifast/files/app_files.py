@@ -1,7 +1,6 @@
-"""The file of an app's answer: its Range and preconditions, and its sending by the front server.
+"""The file of an app's response: its Range and preconditions, and its sending by the front server.
 
-What an app answers with 200 and a file gets what nginx's range and not-modified filters do for the
-files that nginx serves.
+A 200 with a file gets the same treatment as by nginx's range and not-modified filters.
 
 Or the response names the file, and the front server sends it while the worker is free:
 X-Accel-Redirect (nginx), X-Sendfile (Apache, lighttpd). The configuration decides for which
@@ -35,16 +34,16 @@ _TICK_NS = 10 * 10**6
 _COARSE_TICK_NS = 2 * 10**9
 # The names of open files.
 _DESCRIPTOR = re.compile(rb"/dev/(?:fd/|std)|/proc/[^/]+/(?:task/[0-9]+/)?fd/")
-# Headers that would not fit the file as the front server sends it; nginx drops Content-Encoding.
+# Headers that would not fit the file as the front server sends it. nginx drops Content-Encoding.
 _UNSUITED = frozenset({"content-encoding", "content-range", "transfer-encoding"})
 # A URL path, percent-encoded: it becomes the value of a header.
 _LOCATION = re.compile(r"/[!-~]*")
 
 
 class FileDescription(NamedTuple):
-    """A file that an app answers with, and how a request for it is answered.
+    """A file that an app answers with, and the response to a request for it.
 
-    :ivar facts: those that count.
+    :ivar facts: the request's values that count.
     :ivar headers: of a 200 with the whole file, without a Content-Length that the app has not sent.
     :ivar size: in bytes.
     :ivar copy: sent in place of the file. None to send the file.
@@ -79,16 +78,17 @@ def describe_file_body(
 ) -> FileDescription | None:
     """Describe the file of a GET or HEAD that the app answered with 200 and a file.
 
-    The app's headers and validators are kept. If it has sent neither an ETag nor a Last-Modified,
-    an ETag is made from the file's size, modification time and name. No Last-Modified is added,
-    since caches may use it for a heuristic freshness of days (RFC 9111, section 4.2.2).
+    The app's headers and validators do not change. If it has sent neither an ETag nor a
+    Last-Modified, an ETag is made from the file's size, modification time and name. No
+    Last-Modified is added, since caches may use it for a heuristic freshness of days (RFC 9111,
+    section 4.2.2).
 
-    A file that was made for this answer (:func:`is_made_for_one_answer`) gets no ETag. If the app
-    has sent an ETag with it, parts are sent only to requests whose If-Range has that tag, and
-    Accept-Ranges is not sent: many clients download in parts without If-Range, and would put pieces
-    of several answers together.
+    A file that was made for this response (:func:`is_made_for_one_answer`) gets no ETag. If the app
+    has sent an ETag with it, parts are sent only to requests with that tag in If-Range.
+    Accept-Ranges is not sent, since many clients download in parts without If-Range. They would put
+    pieces of several responses together.
 
-    :param headers: the app's; a Content-Length among them is the whole body's.
+    :param headers: the app's. A Content-Length among them is the whole body's.
     :param file: the app's file object. Only its name is used.
     :param segment: the bytes of the file that the app sends: the representation.
     :param ranges: answer Range and If-Range, and send Accept-Ranges, unless the app itself sends
@@ -97,7 +97,7 @@ def describe_file_body(
     :param began_ns: when the request began: nanoseconds since 1970 (UTC). None if not known.
     :param copy: one with a body, which is sent in place of the file, with validators and ranges of
         its own. `facts` are then as the client sent them: its tags may be those of copies.
-    :returns: None to leave the answer as it is: the app has applied Range by itself, or there is no
+    :returns: None to leave the response unchanged: the app has applied Range itself, or there is no
         validator.
     """
     given = Headers(headers).by_name()
@@ -148,11 +148,11 @@ def plan_file_body(
 def is_made_for_one_answer(
     file: object, fd: int, began_ns: int | None = None, now_ns: int | None = None
 ) -> bool:
-    """Whether a file was made for this answer, so that the next one may have another, or none.
+    """Return whether a file was made for this response, so that the next may have another, or none.
 
-    It is a temporary file, one that has no name in any directory, or one that was modified between
-    the beginning of the request and now. A time ahead of the clock comes from an image, an archive
-    or another host, and says nothing about this request.
+    It is a temporary file, one without a name in any directory, or one that was modified between
+    the begin of the request and now. A time ahead of the clock comes from an image, an archive or
+    another host, and means nothing for this request.
 
     :param began_ns: when the request began. None to ignore the file's times.
     :param now_ns: by default the clock's time.
@@ -183,7 +183,7 @@ def _file_etag(file: Any, segment: FileSegment) -> str | None:
     # together may share size and time: the name makes the difference, and is the same on each host.
     name = getattr(file, "name", None)
     if not isinstance(name, (str, bytes)) or _DESCRIPTOR.match(os.fsencode(name)):
-        # Opened by a descriptor, whose number is another one at the next request.
+        # Opened by a descriptor. Its number is another one at the next request.
         name = facts.st_dev, facts.st_ino
     return f'{etag[:-1]}-{zlib.crc32(repr((name, segment.offset)).encode()):x}"'
 
@@ -293,6 +293,6 @@ class FrontServer:
         # Renamed or replaced since it was opened, or opened relative to another folder.
         if named is None or not os.path.samestat(named, opened):
             return None
-        # Percent-encoded, which all three servers decode; so no line break gets into the header.
+        # Percent-encoded, which all three servers decode. So no line break gets into the header.
         prefix, location = found
         return location + quote(path[len(prefix) :])

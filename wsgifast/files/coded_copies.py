@@ -1,15 +1,15 @@
-"""Compressed copies of files that have no compressed sibling: made once, and cached.
+"""Compressed copies of files without a precompressed file: made once, and cached.
 
 The first request for a file of up to 1 MiB makes its copy, which costs as much as a compressed page
 of that size. One request at a time does. One thread makes the copies of larger files, and no
-request waits for it: they are answered without the copy, and later ones get it. The thread works at
-a low priority, and rests as long as it works.
+request waits for it. These requests get the uncompressed file, and later ones get the copy. The
+thread works at a low priority, and rests as long as it works.
 
 No copy is made while requests wait. The share of the time that copies take is bounded, so that
 copies that do not fit into the cache are not made for ever.
 
-What the memory has no room for any more stays in an unnamed file. Deltas (deltas.py) are kept in
-the same cache.
+Copies that no longer fit into memory stay in an unnamed file. Deltas (deltas.py) are in the same
+cache.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 # make one at the same time are waited for: so long.
 _FIRST_REQUEST_BYTES = 1024 * 1024
 _TURN_S = 0.1
-# A file of up to so many bytes takes 10 ms at most at these levels. They are higher than what is
-# made for each response, as a copy is sent often. Others are compressed at the default levels.
+# A file of up to so many bytes takes 10 ms at most at these levels. They are higher than those of a
+# single response, as a copy is sent often. Others are compressed at the default levels.
 _SMALL_FILE_BYTES = 256 * 1024
 _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
 # What the thread compresses before it rests.
 _PIECE_BYTES = 128 * 1024
-# Files that wait for the thread. One is given up if nobody has asked for it for so long: those who
-# asked are served, or have left.
+# Files that wait for the thread. One is given up if it was not requested for so long. Its clients
+# have their responses by then, or have left.
 _MAX_JOBS = 8
 _MAX_UNWANTED_S = 5.0
 # Processor time for copies: so much at once, and this share of the time.
@@ -65,7 +65,7 @@ _SHARE = 0.1
 _REST_S = 0.02
 # A piece of work seems to take hours if the process is stopped meanwhile.
 _MAX_REST_S = 1.0
-# Copies and siblings that save less are not worth the client's decompression.
+# Copies and precompressed files that save less are not worth the client's decompression.
 MIN_SAVING = 0.05
 # What the objects of a copy take beside its bytes, with a representation and its plans.
 _COPY_COST_BYTES = 10_000
@@ -99,12 +99,12 @@ class CodedCopy(Kept):
     ) -> Plan:
         """Plan the answer to a GET or HEAD with the copy, which has a validator of its own.
 
-        :param headers: of the uncoded file's answer, with Vary. What is made of the same ones is
-            remembered.
-        :param etag: the uncoded file's. Without one the copy has none.
+        :param headers: of the uncompressed file's response, with Vary. The result for the same ones
+            is cached.
+        :param etag: the uncompressed file's. Without one the copy has none.
         :param ranges: whether parts may be requested.
         """
-        # A date is that of the uncoded file, too.
+        # A date is that of the uncompressed file, too.
         if facts.if_range is not None and '"' not in facts.if_range:
             facts = facts._replace(range=None)
         assert self.body is not None
@@ -147,7 +147,7 @@ class _CopiesOnDisk:
             self._file.close()
         self._file = None
         self._end = 0
-        # Of each copy where it is, its coding, its checksum, and the size of the uncoded file.
+        # The place of each copy, its coding, its checksum, and the size of the uncompressed file.
         self._places: dict[str, tuple[FileSegment, str, int, int]] = {}
 
     def put(self, key: str, copy: CodedCopy) -> None:
@@ -198,7 +198,7 @@ class _Job:
 class _Pace:
     """When copies may be made.
 
-    :ivar is_behind: returns whether requests wait for this process; set by servers that know.
+    :ivar is_behind: returns whether requests wait for this process. Set by servers that know.
     """
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class CodedCopies:
     def kept(self, key: str, *, on_disk: bool = False) -> CodedCopy | None:
         """Return the copy of a :func:`copy_key` or :func:`delta_key`, if it is cached.
 
-        :param on_disk: there, too; which may block.
+        :param on_disk: also look on the disk, which may block.
         """
         copy = self._cache.get(key)
         if copy is None and on_disk and (copy := self._on_disk.get(key)) is not None:
@@ -260,7 +260,7 @@ class CodedCopies:
             self._on_disk.put(*each)
 
     def get(self, segment: FileSegment, coding: str) -> CodedCopy | None:
-        """Return the copy of a file, or of a part of it; have it made if it is not cached.
+        """Return the copy of a file, or of a part of it. Have it made if it is not cached.
 
         :returns: None if there is none yet, or can be none: the file is too large, changes, or does
             not have the size that it reports.
@@ -346,7 +346,7 @@ class CodedCopies:
 
 
 def copy_key(identity: Identity, offset: int, size: int, coding: str) -> str:
-    """Return the key of the coded copy of a part of a file."""
+    """Return the key of the compressed copy of a part of a file."""
     return f"{identity} {offset} {size} {coding}"
 
 
@@ -402,7 +402,7 @@ def _copy(coding: str, content: bytes, coded: bytes) -> CodedCopy:
 
 
 def _counted(coding: str, encode: Callable[[bytes], bytes], content: bytes) -> bytes:
-    """Encode, and count the time that it takes; not the bytes, which count when they are sent."""
+    """Compress, and count the time. The bytes count when they are sent."""
     began = thread_time()
     coded = encode(content)
     TOTALS.count(coding, 0, 0, thread_time() - began)

@@ -1,14 +1,13 @@
-"""Write compressed siblings (.gz, .br, .zst) beside the files of a directory, for StaticFiles, and
-deltas (.dcz) to earlier releases of them.
+"""Write precompressed files (.gz, .br, .zst) and deltas (.dcz) beside the files of a directory.
 
-The output is reproducible: a sibling depends on nothing but the bytes of its original, and gets its
-modification time, so that copies of a tree have the same entity tags. A manifest in the directory
-lists the siblings that were made here. Any other is the user's own file: a `dump.sql.gz` may be all
-that is left of yesterday's `dump.sql`.
+StaticFiles sends them. The output is reproducible: a precompressed file depends only on the bytes
+of its original, and gets its modification time, so that copies of a tree have the same entity tags.
+A manifest in the directory lists the precompressed files that were made here. Any other is the
+user's own file: a `dump.sql.gz` may be the only copy of yesterday's `dump.sql`.
 
-The manifest is untrusted, and names and links may change while this runs: paths are walked name by
-name from the root without following links, and files are opened, created and removed relative to an
-open directory.
+The manifest is untrusted, and names and links may change while this runs. So paths are walked name
+by name from the root without following links, and files are opened, created and removed relative to
+an open directory.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ _SUFFIXES = "|".join(map(re.escape, SIBLING_SUFFIXES.values()))
 _SIBLING = re.compile(
     rf"(?P<original>[^/]+)(?:{_SUFFIXES}|\.[0-9a-f]{{16}}{re.escape(DELTA_SUFFIX)})\Z"
 )
-# The errors if a sibling's folder is gone, or has become a link.
+# The errors if a precompressed file's folder is gone, or has become a link.
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 @dataclass
 class CompressReport:
-    """What was done; paths are relative to the directory."""
+    """The results. Paths are relative to the directory."""
 
     written: list[str] = field(default_factory=list)
     # Made earlier, and still up to date.
@@ -76,7 +75,7 @@ class CompressReport:
     left_alone: list[str] = field(default_factory=list)
     # Path -> why.
     failed: dict[str, str] = field(default_factory=dict)
-    # The total of the originals that have siblings, and of the smallest sibling of each.
+    # The total of the originals with precompressed files, and of the smallest one of each.
     original_bytes: int = 0
     smallest_bytes: int = 0
 
@@ -91,24 +90,24 @@ def compress(
     against: Iterable[str | os.PathLike[str]] = (),
     progress: Callable[[int, int, str], None] | None = None,
 ) -> CompressReport:
-    """Make the siblings that save enough, and remove those made earlier that no longer do.
+    """Make precompressed files that save enough, and remove earlier ones that no longer do.
 
-    Links are not followed, and hidden files are left out. A sibling is written under a temporary
-    name and then renamed, so that a running server sends the old one or the new one.
+    Links are not followed, and hidden files are left out. A precompressed file is written under a
+    temporary name and then renamed, so that a running server sends the old one or the new one.
 
-    :param codings: some of "gzip", "br" and "zstd". By default those whose package is installed.
+    :param codings: some of "gzip", "br" and "zstd". By default those with an installed package.
     :param jobs: the number of threads. By default that of the processors. The compressors release
         the GIL.
-    :param overwrite: also replace siblings that were not made here.
+    :param overwrite: also replace precompressed files that were not made here.
     :param skip_extensions: of files to leave alone, such as "jpg" or ".jpg". By default those of
         formats that are compressed already.
-    :param against: directories of earlier releases. For each file whose name has a hash of its
-        content, a delta is made to each release of it there (RFC 9842), for StaticFiles with
+    :param against: directories of earlier releases. For each file with a hash of its content in its
+        name, a delta is made to each release of it there (RFC 9842), for StaticFiles with
         `dictionaries`: `app.3f2a1b9c.js.DIGEST.dcz`, with the first 16 hexadecimal digits of the
-        SHA-256 of the earlier file. Those that were made earlier stay as long as their original.
+        SHA-256 of the earlier file. Earlier deltas stay as long as their original.
     :param progress: called as progress(files_done, files_total, relative_path).
     :raises ConfigurationError: if the directory does not exist, its manifest cannot be one, a
-        coding is unknown, its package is not installed, or an earlier release is no directory.
+        coding is unknown, its package is not installed, or an earlier release is not a directory.
     """
     against = list(against)
     for given in (directory, *against):
@@ -168,10 +167,12 @@ def skipped_extensions(given: Iterable[str] | None) -> Collection[str]:
 
 @dataclass
 class _Run:
-    """One run over a directory. A file is handled by one thread; list.append() and setting an item
-    of a dict are atomic. Siblings are written under a lock, and none after :meth:`stop`.
+    """One run over a directory.
 
-    :ivar made: the siblings made here, with their digests.
+    One thread handles a file. list.append() and setting an item of a dict are atomic. Precompressed
+    files are written under a lock, and none after :meth:`stop`.
+
+    :ivar made: the precompressed files made here, with their digests.
     """
 
     root: Path
@@ -184,13 +185,13 @@ class _Run:
     _is_stopped: bool = False
 
     def stop(self) -> None:
-        """Write no more siblings, and the manifest of those that were written."""
+        """Write no more precompressed files, and the manifest of those that were written."""
         with self._writing:
             self._is_stopped = True
             _write_manifest(self.root, self.made)
 
     def compress_one(self, path: str) -> tuple[int, int]:
-        """Return the sizes of a file and of its smallest sibling; (0, 0) if it has none."""
+        """Return the sizes of a file and its smallest precompressed one, (0, 0) without one."""
         with _folder_of(self.root, path) as (folder, name):
             original = _read_file(folder, name)
             if original is None:
@@ -247,7 +248,7 @@ class _Run:
         most_bytes: int,
         original: _File,
     ) -> int | None:
-        """Return the sibling's size. None if the file has none afterwards.
+        """Return the precompressed file's size. None if the file has none afterwards.
 
         :param most_bytes: that it may have to be of use.
         """
@@ -309,10 +310,10 @@ def _digest(content: bytes) -> str:
 
 
 def _read_manifest(root: Path) -> dict[str, str]:
-    """Return the paths of the siblings with their digests. Empty without a manifest.
+    """Return the paths of the precompressed files with their digests. Empty without a manifest.
 
-    :raises ConfigurationError: if it cannot be read, is malformed, or names anything but siblings
-        below the root.
+    :raises ConfigurationError: if it cannot be read, is malformed, or names anything but
+        precompressed files below the root.
     """
     try:
         with _folder_of(root, MANIFEST) as (folder, name):
@@ -355,7 +356,7 @@ class _File(NamedTuple):
 
 @contextlib.contextmanager
 def _folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
-    """Open the directory of a file; yields its descriptor and the file's name."""
+    """Open the directory of a file. Yield its descriptor and the file's name."""
     *folders, name = path.split("/")
     folder = open_folder(root, folders)
     try:

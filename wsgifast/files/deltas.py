@@ -1,15 +1,15 @@
 """A file as a delta to an earlier release of it that the client has (RFC 9842).
 
-The dictionary is found by its SHA-256 among the files whose names differ from this one's in the
-hash alone, in the same folder of each directory of the site: a release leaves those of the one
-before. Or `wsgifast compress --against` has written the delta beside the file.
+The dictionary is found by its SHA-256 among the files with names that differ from this one's only
+in the hash. They are in the same folder of each directory of the site, where a release leaves the
+files of the one before. Or `wsgifast compress --against` has written the delta beside the file.
 
 A client may name any digest. So the names of a folder are listed once, and the releases of a file
 are read once, until one of them changes. A file without other releases costs no thread and no read.
 
-A delta is made once, by a thread of its own, and cached with the other coded copies. Requests wait
-for it, but not for long: those that have waited in vain get an ordinary coding, and later ones the
-delta.
+A delta is made once, by a thread of its own, and cached with the other compressed copies. Requests
+wait for it, but not for long. Those that have waited in vain get an ordinary coding, and later ones
+the delta.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MAX_WAITED_FOR = 32
 MAX_RELEASES = 16
 # What is remembered of folders, and of the releases of files: so many bytes each.
 _REMEMBERED_BYTES = 16 * 1024 * 1024
-# What one name in a listing takes, and one release with its digest; measured, with some reserve.
+# The bytes of one name in a listing, and of one release with its digest, measured, with a reserve.
 _NAME_BYTES = 400
 _RELEASE_BYTES = 1000
 # A smaller file fits into the first packets whatever its coding, and helps little as a dictionary.
@@ -84,7 +84,7 @@ class _Release(NamedTuple):
 class _Listing(Kept):
     """The files of some folders that have other releases, at one state of the folders.
 
-    :ivar folders: the paths, and what was there. None for nothing.
+    :ivar folders: the paths and their identities. None for a missing folder.
     :ivar releases: names without their hash, and the files that have them: two at least.
     :ivar deltas: names of deltas that were written beside their files.
     """
@@ -263,7 +263,7 @@ class Deltas:
         listing = self._listings.get(file.folders_key)
         if listing is not None and listing.is_unchanged():
             return listing, True
-        # Before they are listed: what changes meanwhile is found at the next look.
+        # Before they are listed: changes meanwhile are found at the next look.
         seen = [(path, stat_or_none(path)) for path in file.folders]
         folders = [(path, None if facts is None else identity_of(facts)) for path, facts in seen]
         found: dict[HashedName, list[tuple[Directory, str]]] = {}

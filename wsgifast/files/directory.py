@@ -3,7 +3,7 @@
 A URL path is split into plain names, or refused. The names are walked one at a time, each opened
 relative to the directory before it and without following symbolic links, so that no renaming can
 lead the walk out of the directory. A link is read, and its target is walked from the root instead
-if it stays inside. What was opened last is checked by fstat(): it is the file that will be sent.
+if it stays inside. fstat() checks the last opened file, which is the one that will be sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..errors import ConfigurationError
 
-# Linux's own limits for a path and for the links in one (PATH_MAX; MAXSYMLINKS in namei.h).
+# Linux's own limits for a path and for the links in one (PATH_MAX, and MAXSYMLINKS in namei.h).
 _MAX_PATH_BYTES = 4096
 _MAX_LINKS = 40
 
@@ -37,7 +37,7 @@ _ABSENT = frozenset(
 _REFUSED = _ABSENT | {errno.ENXIO, errno.ENODEV}
 
 # Inode, device, change time (ns) and size. The kernel sets the change time at every write, rename,
-# chmod and utime; so files of the same identity have the same bytes, up to a tick of its clock.
+# chmod and utime. So files of the same identity have the same bytes, up to a tick of its clock.
 Identity = tuple[int, int, int, int]
 identity_of: Callable[[os.stat_result], Identity] = attrgetter(
     "st_ino", "st_dev", "st_ctime_ns", "st_size"
@@ -133,7 +133,7 @@ class Directory:
     def open(self, names: Sequence[str]) -> Opened | None:
         """Open a file or directory, if it may be served.
 
-        :param names: from :func:`names_of`; none of them is `..` or has a slash.
+        :param names: from :func:`names_of`. None of them is `..` or has a slash.
         :returns: None if there is none, or none that is served: a device, FIFO or socket (which is
             not opened at all), a link out of the root, circular links.
         :raises PermissionError: if it exists and the process may not read it.
@@ -224,7 +224,7 @@ class _Link(NamedTuple):
 
 
 def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
-    """Open what the names lead to without following links. Return the first link instead."""
+    """Open the file that the names lead to without following links, or return the first link."""
     if not names:
         return open_checked(".", root)
     parent = root
@@ -252,7 +252,7 @@ def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
 
 
 def open_checked(name: str, parent: int | None, *, follow: bool = False) -> Opened | None:
-    """Open a file or directory; anything else is refused before it is opened.
+    """Open a file or directory. Anything else is refused before it is opened.
 
     Opening a device may have effects (rewind a tape, arm a watchdog), so stat() comes first. The
     fstat() after it decides.

@@ -1,4 +1,4 @@
-"""Files that were found: the cache of them, their encoded siblings, and whether any has changed."""
+"""Files that were found: their cache, their precompressed files, and checks for changes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..http.headers import Headers
 from .directory import Directory, Identity, Opened, identity_of
 from .plan import Representation, RequestFacts
 
-# The objects kept for a file in each encoding, its body excepted, once all plans that they cache
-# have been made. Measured with tracemalloc. A test checks it.
+# The size of the cached objects of a file in each coding, without its body, once all plans that
+# they cache have been made. Measured with tracemalloc. A test checks it.
 _SOURCE_COST_BYTES = 10_000
 # Each header is in memory at most this often: as str and as ASGI's bytes, in the plans for GET,
 # HEAD, a range, and without a body.
@@ -53,10 +53,10 @@ class MemoryCache(Generic[K]):
     """Caches recently used values, up to a total cost in bytes.
 
     A hit takes no lock: it sets a flag. Eviction is in the order of insertion, with a second chance
-    for what has been used since (the "clock" algorithm). That is close to least recently used, and
-    resists scans: many files that are requested once do not evict those in use.
+    for values used since (the "clock" algorithm). That is close to least recently used, and resists
+    scans: many files that are requested once do not evict those in use.
 
-    :param max_bytes: bound on the sum of all costs; 0 caches nothing.
+    :param max_bytes: bound on the sum of all costs. 0 caches nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -74,7 +74,7 @@ class MemoryCache(Generic[K]):
     def put(self, key: str, value: K) -> list[tuple[str, K]]:
         """Cache a value in place of the key's last one, unless it alone exceeds the bound.
 
-        :returns: what had to make room for it; itself, if that is so.
+        :returns: the values that had to make room for it, or the value itself.
         """
         with self._lock:
             self._remove(key)
@@ -130,7 +130,7 @@ class Source(NamedTuple):
 
 
 class ReleasesOf(NamedTuple):
-    """A file whose name has a hash, and where its other releases may be.
+    """A file with a hash in its name, and the places of its other releases.
 
     :ivar hashed: its name without the hash.
     :ivar roots: the directories that may have releases under the same path.
@@ -157,17 +157,17 @@ class ReleasesOf(NamedTuple):
 
 @dataclass(eq=False)
 class Found(Kept):
-    """A file and its encoded siblings, as found for one URL path.
+    """A file and its precompressed files, as found for one URL path.
 
-    :ivar cost: 0 for what must not be cached.
+    :ivar cost: 0 for a file that must not be cached.
     :ivar original: the file itself, without a content coding.
-    :ivar encoded: the siblings by coding in lower case, the preferred one first.
+    :ivar encoded: the precompressed files by coding in lower case, the preferred one first.
     :param url: the key in the cache.
     :param settled: whether any later change would be seen.
     :ivar made_codings: those that the file may be compressed in.
     :ivar releases: it may be sent as a delta to an earlier one of these.
-    :ivar beside: paths whose change may bring other siblings: the directory, and siblings that are
-        not sent, such as outdated ones.
+    :ivar beside: paths with changes that may bring other precompressed files: the directory, and
+        precompressed files that are not sent, such as outdated ones.
     :ivar absent: paths that take precedence should a file appear there.
     """
 
@@ -189,14 +189,14 @@ class Found(Kept):
             self.cost += sum(source.cost() for source in self.sources())
 
     def select(self, accept_encoding: str | None) -> Source:
-        """Return what to send for a request's Accept-Encoding. None if it has none."""
+        """Return the file to send for a request's Accept-Encoding. None if there is none."""
         if accept_encoding is None or not self._codings:
             return self.original
         coding = preferred_coding(accept_encoding, self._codings)
         return self.original if coding is None else self.encoded[coding]
 
     def made_coding(self, source: Source, accept_encoding: str | None) -> str | None:
-        """Return the coding to compress what was selected in. None to send it as it is."""
+        """Return the coding in which to compress the selected file. None to send it unchanged."""
         if source is not self.original or accept_encoding is None or not self.made_codings:
             return None
         return preferred_coding(accept_encoding, self.made_codings)
@@ -213,7 +213,7 @@ class Found(Kept):
         return [self.original, *self.encoded.values()]
 
     def unchanged(self, accept_encoding: str | None) -> Source | None:
-        """Return what to send. None if anything has changed on disk.
+        """Return the file to send. None if anything has changed on disk.
 
         stat() follows links, which does no harm: the files of these identities were allowed when
         they were opened.
@@ -223,7 +223,7 @@ class Found(Kept):
             for each in (original,) if source is original else (original, source):
                 if identity_of(os.stat(each.path)) != each.identity:
                     return None
-            # Only clients that accept encodings are affected by changes of siblings.
+            # Changes of precompressed files affect only clients that accept codings.
             if accept_encoding is not None:
                 for path, identity in self.beside:
                     if identity_of(os.stat(path)) != identity:
@@ -272,5 +272,5 @@ def has_same_time(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def is_outdated(sibling: os.stat_result, original: os.stat_result) -> bool:
-    """Whether a sibling was made from an earlier content of its original."""
+    """Return whether a precompressed file was made from an earlier content of its original."""
     return sibling.st_mtime_ns < original.st_mtime_ns and not has_same_time(sibling, original)

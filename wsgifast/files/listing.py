@@ -96,7 +96,7 @@ def _entries(
 
 
 def _text(name: str) -> str:
-    """Return a name as HTML; bytes that are not UTF-8 become U+FFFD."""
+    """Return a name as HTML. Bytes that are not UTF-8 become U+FFFD."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return escape(_INVISIBLE.sub(_escaped, text))
 

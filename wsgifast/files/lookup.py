@@ -39,13 +39,13 @@ from .rules import HeaderRules
 log = logging.getLogger("wsgifast.files")
 
 _READ_BYTES = 1 << 20
-# The most that is read of a file that does not have its size. The kernel's text files have less;
-# some others, such as /proc/self/pagemap, have no end in practice.
+# The most bytes to read of a file that does not have its size. The kernel's text files have less.
+# Some others, such as /proc/self/pagemap, have no end in practice.
 _UNSIZED_BYTES = 16 << 20
 
 
 class FoundFile:
-    """An open file below a directory, and those of its siblings that were opened.
+    """An open file below a directory, and its precompressed files that were opened.
 
     :ivar absent: paths in earlier directories, where a file would take precedence.
     :ivar roots: the directories that may have other releases of the file under the same path.
@@ -85,7 +85,7 @@ class FoundFile:
         return self._open[path]
 
     def take(self, path: str) -> int:
-        """Give away the descriptor of the file or of a sibling. The caller closes it."""
+        """Give away the descriptor of the file or of a precompressed one. The caller closes it."""
         return self._open.pop(path).fd
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Lookup:
     listing: bool
     # Whether the prefix without its slash is the site's, too, and not the app's behind it.
     has_bare_prefix: bool
-    # What of the files without a sibling is compressed when they are requested.
+    # The files without a precompressed one that are compressed on request.
     compression: Compression | None = None
 
     def locate(self, path: str) -> FoundFile | FoundDirectory | None:
@@ -133,7 +133,7 @@ class Lookup:
 
         :param path: "" is the root without its slash, where the site is mounted below a path.
         :returns: a directory if the path lacks its trailing slash or the directory is to be listed;
-            None if there is nothing that is served.
+            None if no file is served there.
         :raises Unreadable: for a file that may not be read.
         """
         is_bare = self.is_bare_prefix(path)
@@ -192,7 +192,7 @@ class Lookup:
         return FoundFile(directory, names, opened, absent, self.directories)
 
     def describe(self, file: FoundFile, url: str, mount: str = "") -> Found:
-        """Describe a file and its encoded siblings, which are opened for it.
+        """Describe a file and its precompressed files, which are opened for it.
 
         :param mount: the URL path of the mount point.
         :raises Unreadable: see there.
@@ -203,7 +203,7 @@ class Lookup:
             now = self._describe_one(file, None, headers, None, _read_unsized(file))
             return Found(now, {}, url, settled=False)
         folder = posixpath.dirname(file.path)
-        # Before the siblings: one that appears meanwhile changes the directory's identity.
+        # Before the precompressed files: a new one changes the directory's identity.
         beside = {folder: stat_or_none(folder)}
         codings: dict[str, os.stat_result] = {}
         is_coded = Headers(headers).get("content-encoding") is not None
@@ -217,7 +217,7 @@ class Lookup:
             else:
                 beside[file.path + suffix] = seen
         made_codings = self._made_codings(headers, file.facts.st_size)
-        # `add_headers` may have taken the header away, or coded or pinned the file.
+        # `add_headers` may have removed the header, or set a coding, or made the file immutable.
         cache_control = Headers(headers).get("cache-control") or ""
         has_deltas = (
             Headers(headers).get("use-as-dictionary") is not None
@@ -257,10 +257,10 @@ class Lookup:
         vary: str | None,
         unsized: bytes | None = None,
     ) -> Source:
-        """Describe a file, or its sibling in a coding.
+        """Describe a file, or its precompressed file in a coding.
 
-        :param unsized: what a file of /proc, /sys and the like has now. It has neither ranges nor
-            validators by time.
+        :param unsized: the current content of a file of /proc, /sys and the like. It has neither
+            ranges nor validators by time.
         """
         path = file.path if coding is None else file.path + SIBLING_SUFFIXES[coding]
         fd, facts = opened = file.opened(path)
@@ -297,7 +297,7 @@ class Lookup:
 
 
 def _takes_the_place(sibling: Opened, original: os.stat_result) -> bool:
-    """Whether a sibling may be sent in place of the original."""
+    """Return whether a precompressed file may be sent in place of the original."""
     facts = sibling.facts
     return (
         stat.S_ISREG(facts.st_mode)

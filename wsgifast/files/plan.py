@@ -1,7 +1,7 @@
-"""The answer to a request for a file: the request's and the file's facts in; status, headers and
-segments out.
+"""The response to a request for a file, planned from values of the request and the file.
 
-The order is that of RFC 9110 (section 13.2.2): preconditions, then Range, then the whole file.
+A plan has the status, the headers and the segments. The order is that of RFC 9110 (section 13.2.2):
+preconditions, then Range, then the whole file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_THE_BODY = frozenset(
     | {"content-md5", "content-digest"}
 )
 # Headers about the representation, for errors. With the file's lifetime a cache would store a 412
-# or 416 for as long (RFC 9111, section 3); validators belong to the selected representation (RFC
+# or 416 for as long (RFC 9111, section 3). Validators belong to the selected representation (RFC
 # 9110, section 8.8), which an error is not.
 _OF_THE_FILE = frozenset(
     {"etag", "last-modified", "cache-control", "expires", "cdn-cache-control", "surrogate-control"}
@@ -44,7 +44,7 @@ _OF_THE_FILE = frozenset(
 _OF_ANOTHER_FILE = _OF_THE_FILE | {"accept-ranges"}
 # Headers computed over the whole content, which a 206 must not repeat for its part.
 _OF_THE_WHOLE = frozenset({"content-length", "content-md5", "content-digest"})
-# For an answer with an empty body. RFC 9110 (section 8.3) asks for a Content-Type only if there is
+# For a response with an empty body. RFC 9110 (section 8.3) requires a Content-Type only if there is
 # content, wsgiref.validate for every status that may have some.
 NO_TEXT: tuple[Header, ...] = (
     ("Content-Type", "text/plain; charset=utf-8"),

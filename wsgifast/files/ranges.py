@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# A Range header with more ranges is ignored, as section 14.2 allows. PDF viewers ask for some
-# dozens; Apache's limit is 200. Each part adds about 150 bytes of heads.
+# A Range header with more ranges is ignored, as section 14.2 allows. PDF viewers request some
+# dozens. Apache's limit is 200. Each part adds about 150 bytes of headers.
 MAX_RANGES = 64
 # 2**63 has 19 digits. int() refuses very long numbers, and takes quadratic time.
 _MAX_DIGITS = 19
@@ -32,14 +32,14 @@ def parse_range(header: str, size: int) -> list[ByteRange] | None:
     """Return the ranges that a Range header selects of a representation of `size` bytes.
 
     Ranges that overlap or touch are merged (section 15.3.7.2 allows that) and take the place of the
-    first of them; otherwise the order is the client's. Unsatisfiable ranges among satisfiable ones
+    first of them. Otherwise the order is the client's. Unsatisfiable ranges among satisfiable ones
     are left out.
 
     :param size: the length of the whole representation, in bytes.
-    :returns: an empty list if no range can be satisfied (the answer is 416). None if the header is
-        to be ignored and the whole sent: another unit than bytes, anything malformed, more than
+    :returns: an empty list if no range can be satisfied (the response is 416). None if the header
+        must be ignored and the whole sent: another unit than bytes, anything malformed, more than
         :data:`MAX_RANGES` ranges, ranges that together are longer than the whole, and any range of
-        an empty representation, of which no Content-Range could speak.
+        an empty representation, for which no Content-Range exists.
     """
     unit, equals, range_set = header.strip(" \t").partition("=")
     if not equals or unit.lower() != "bytes" or size == 0:
@@ -76,7 +76,7 @@ def parse_range(header: str, size: int) -> list[ByteRange] | None:
         return None
     if len(ranges) > 1:
         if sum(part.size for part in ranges) > size:
-            return None  # cheaper whole; and "0-,0-,0-" would multiply what is sent
+            return None  # cheaper whole, and "0-,0-,0-" would multiply the response
         return _merged(ranges)
     return ranges
 
@@ -96,10 +96,11 @@ def multipart_heads(
 ) -> list[bytes]:
     """Return the bytes before each part of a multipart/byteranges body, and after the last one.
 
-    The body is head, part, head, part, ..., end (RFC 9110, section 14.6; RFC 2046, section 5.1.1).
+    The body is headers, part, headers, part, ..., end (RFC 9110, section 14.6, and RFC 2046,
+    section 5.1.1).
 
-    :param content_type: of the whole representation; repeated in each part, as section 15.3.7.2
-        asks. None leaves it out.
+    :param content_type: of the whole representation. It is repeated in each part, as section
+        15.3.7.2 requires. None leaves it out.
     :returns: one item more than there are parts.
     """
     type_line = "" if content_type is None else f"Content-Type: {content_type}\r\n"

@@ -93,7 +93,7 @@ _CHARSET = re.compile(r"[!#$%&'*+^`{}~\w.-]+", re.ASCII)
 class HeaderRules:
     """See :class:`wsgifast.files.site.StaticFilesBase` for the options.
 
-    :ivar dictionaries: what is worth a delta. None to make none.
+    :ivar dictionaries: the responses that are worth a delta. None to make none.
     :raises ConfigurationError: if one has a value that cannot work.
     """
 

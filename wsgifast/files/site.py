@@ -1,9 +1,9 @@
-"""StaticFiles without a protocol: a URL path and a request's facts in, an answer out.
+"""StaticFiles without a protocol: from a URL path and a request's values to a response.
 
-A file is looked up once and cached: its metadata, the headers of its answers, and the bytes of a
-small file. It is served from the cache if stat() finds it unchanged (and, for a client that accepts
-encodings, its directory, where encoded siblings come and go). A file that is not cached is opened,
-and described by fstat() of the descriptor that is sent.
+A file is looked up once and cached: its metadata, the headers of its responses, and the bytes of a
+small file. It is served from the cache if stat() finds it unchanged. For a client that accepts
+content codings, its directory must be unchanged too, where precompressed files come and go. A file
+that is not cached is opened, and described by fstat() of the descriptor that is sent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Answer = tuple[Plan, int | None]
 
 
 class StaticFilesBase(Generic[AppT]):
-    """One or several directories that files are served from; subclasses add the protocol."""
+    """One or several directories that files are served from. Subclasses add the protocol."""
 
     # Of the app.
     interface: Interface | None = None
@@ -106,7 +106,7 @@ class StaticFilesBase(Generic[AppT]):
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
         self._fallback = None if fallback is None else prefix + fallback
         if self._fallback is not None:
-            try:  # locate() alone: add_headers may need what the program sets later
+            try:  # locate() alone: add_headers may need values that the program sets later
                 found = self._lookup.locate(self._fallback)
             except Unreadable:
                 found = None
@@ -120,10 +120,10 @@ class StaticFilesBase(Generic[AppT]):
     def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
         """Answer a GET or HEAD from the cache. None if :meth:`look_up` has to be called.
 
-        It reads no file, and calls stat() and open() only for paths that the kernel has cached: it
-        may be called on an event loop.
+        It reads no file, and calls stat() and open() only for paths that the kernel has cached. So
+        it may be called on an event loop.
 
-        :param path: the URL path below the mount point, decoded; bytes that are not UTF-8 as
+        :param path: the URL path below the mount point, decoded. Bytes that are not UTF-8 are
             surrogates, as os.fsdecode makes them.
         """
         kept = self._cache.get(path)
@@ -138,7 +138,7 @@ class StaticFilesBase(Generic[AppT]):
         :param path: below the mount point: "" for the mount point itself, without a slash.
         :param query: the query string as sent, for redirects.
         :param mount: the URL path of the mount point, for a redirect from there.
-        :raises OSError: if the system fails; not for a file that is missing or may not be read.
+        :raises OSError: if the system fails, but not for a missing or unreadable file.
         """
         try:
             found = self._lookup.locate(path)
@@ -165,7 +165,7 @@ class StaticFilesBase(Generic[AppT]):
 
     def _answer_missing(self, facts: RequestFacts) -> Answer:
         """Answer 404 to a GET or HEAD, with the site's own page if it has one."""
-        # Range and preconditions apply where the answer would be a success (RFC 9110, sections
+        # Range and preconditions apply where the response would be a success (RFC 9110, sections
         # 13.2.1 and 14.2).
         asked = RequestFacts(facts.method, facts.accept_encoding)
         page = self._missing_page
@@ -228,7 +228,7 @@ def _answer(
 ) -> Answer | None:
     """Answer with an open file, or with a cached one.
 
-    :param source: what was selected for the request.
+    :param source: the file that was selected for the request.
     :param file: None for a cached one. The answer is None if that has changed, or if a copy of it
         would have to be made.
     """
@@ -271,7 +271,7 @@ def _redirect(path: str, query: str) -> Plan:
     last = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
     location = f"./{quote(last)}/"  # "./": "a:b" would be a URL with a scheme
     if query:
-        # The query is latin-1 by PEP 3333 and in ASGI; some servers decode it as UTF-8.
+        # The query is latin-1 by PEP 3333 and in ASGI. Some servers decode it as UTF-8.
         encoding = "latin-1" if max(query) <= "\xff" else "utf-8"
         location += "?" + quote(query, "%/?:@!$&'()*+,;=[]", encoding, "surrogateescape")
     return Plan(302, [("Location", location), *NO_TEXT])

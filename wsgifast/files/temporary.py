@@ -1,6 +1,6 @@
 """Bodies that are too large for memory: in unnamed temporary files.
 
-A :class:`Spool` is the body of a request; a :class:`TemporaryFile` also has output for slow
+A :class:`Spool` is the body of a request. A :class:`TemporaryFile` also has output for slow
 clients. A :class:`Budget` counts the bytes of all, on disk or in memory.
 """
 
@@ -19,12 +19,12 @@ from ..sockets.sending import FileSegment
 
 # The most buffers of one write: Linux's IOV_MAX.
 _MOST_BUFFERS = 1024
-# A full disk, or as much of it as this user, or a file, may take; or no descriptor is left.
+# A full disk, the limit of this user or of a file, or no descriptor left.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
 def no_room(error: OSError) -> RequestError:
-    """Return the answer to a request whose body cannot be written to a temporary file."""
+    """Return the response to a request with a body that cannot be written to a temporary file."""
     return RequestError(503, f"There is no room for the request body: {error.strerror}")
 
 
@@ -45,7 +45,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
-        """Reserve `size` bytes; False, and nothing reserved, if they exceed the limit."""
+        """Reserve `size` bytes. Return False, and reserve nothing, if they exceed the limit."""
         with self._lock:
             if self.used_bytes + size > self._limit_bytes:
                 return False
@@ -102,7 +102,7 @@ class Spool:
 
     :param limit: the most bytes.
     :param disk: where the file's bytes are counted.
-    :param memory: where the bytes in memory are counted, until the opened file is closed; or None.
+    :param memory: where the bytes in memory are counted, until the opened file is closed, or None.
     """
 
     __slots__ = ("_disk", "_file", "_in_memory", "_limit", "_memory", "_reserved", "size")
@@ -185,7 +185,7 @@ class TemporaryFile(io.BufferedReader):
 
     :param disk: counts its bytes until it is closed.
     :param left_free_bytes: of its file system, in any case.
-    :param buffer_bytes: what a read takes at once; allocated at once.
+    :param buffer_bytes: the size of one read. The buffer is allocated at once.
     :ivar size: bytes written.
     :raises OSError: if it cannot be created.
     """
