@@ -84,7 +84,7 @@ class ContentCoding(ResponseCoding):
     :ivar app_headers: the request headers for the app, which sees its own tags in the
         preconditions. None if nothing had to be changed.
     :ivar app_scope: the scope that the app gets, to which its middleware may add the user.
-    :ivar is_file: the body is a file. It is sent uncompressed, unless its headers have been sent.
+    :ivar is_file: the body is a file, which is sent unchanged or as its compressed copy.
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     """
 
@@ -93,6 +93,9 @@ class ContentCoding(ResponseCoding):
     _whole: Decision | None = None
     _restored: tuple[str | None, str | None] | None = None
     is_file = False
+    # About a body that is a file, once that is known.
+    _file: Decision | None = None
+    _is_file_decided = False
     _send: Send
     # Bytes of the Content-Length that the app has still to send, while they are compressed.
     _left: int | None = None
@@ -176,12 +179,21 @@ class ContentCoding(ResponseCoding):
         self._send = send
         return self._send_coded
 
-    def file_coding(self, start: Message, size: int | None = None) -> str | None:
+    def expect_file(self) -> None:
+        """The next body is a file."""
+        self.is_file = True
+        self._is_file_decided = False
+
+    def file_coding(self, start: Message, size: int) -> str | None:
         """Return the content coding for a body that is a file, or None to send it unchanged."""
-        if size is None:
-            size = self.compression.min_bytes  # let it be large enough
-        decision = self.decide(start["status"], Headers.from_raw(start["headers"]), size)
+        decision = self._decide_file(start, size)
         return None if decision is None else decision.coding
+
+    def _decide_file(self, start: Message, size: int | None = None) -> Decision | None:
+        if not self._is_file_decided:
+            self._is_file_decided = True
+            self._file = self.decide(start["status"], Headers.from_raw(start["headers"]), size)
+        return self._file
 
     def restored_facts(self, facts: RequestFacts) -> RequestFacts:
         """Return the client's preconditions, with the app's own tags."""
@@ -246,15 +258,17 @@ class ContentCoding(ResponseCoding):
         await self._send({**message, "body": body})
 
     def _begin(self, start: Message) -> Message:
-        """Decide about a response by its headers. Return the start message to send."""
-        headers = Headers.from_raw(start["headers"])
+        """Return the start message to send, by the decision about the response."""
+        code, headers = start["status"], Headers.from_raw(start["headers"])
         if not self.is_file:
-            changed = self.begin(start["status"], headers)
+            changed = self.begin(code, headers, self.refine(self._file, code, headers))
             if self.compressor is not None:
                 self._left = declared_length(start["headers"])
-        elif (decision := self.decide(start["status"], headers)) is None:
-            return start
         else:
+            # The plan of a file may be a 304, for which the client's own tags count.
+            decision = self.decide(304, headers) if code == 304 else self._decide_file(start)
+            if decision is None:
+                return start
             changed = headers.with_vary() if decision.coding else decision.apply(headers)
         return start if changed is headers else {**start, "headers": Headers(changed).raw()}
 

@@ -218,6 +218,8 @@ class FileSender:
         """
         self.start = start
         self._headers = headers
+        if self._coding is not None:
+            self._coding.expect_file()
         if message["type"] == ZEROCOPYSEND:
             await self._send_zero_copy(message)
         elif PLANNED in message:
@@ -226,20 +228,23 @@ class FileSender:
             await self._send_path(parse_pathsend(message))
 
     async def _send_path(self, asked: RequestedPath) -> None:
-        start, coding, facts = self.start, self._coding, None
-        is_coded = False
-        if start is not None and asked.is_whole:
-            is_coded = coding is not None and coding.file_coding(start) is not None
-            facts = self._facts_to_plan(start)
-        if start is None or not (is_coded or facts is not None):
+        start, coding = self.start, self._coding
+        if start is None or not asked.is_whole:
+            await self._send_as_asked(asked)
+            return
+        facts = self._facts_to_plan(start)
+        declared = declared_length(self._headers)
+        may_code = coding is not None and (
+            declared is None or coding.file_coding(start, declared) is not None
+        )
+        if facts is None and not may_code:
             await self._send_as_asked(asked)
             return
         path = asked.path
         fd, size = open_for_pathsend(path)
         try:
-            declared = declared_length(self._headers)
             segment = FileSegment(fd, 0, size if declared is None else declared)
-            if is_coded and segment.size <= size and await self._send_coded_file(path, segment):
+            if may_code and segment.size <= size and await self._send_coded_file(path, segment):
                 return
             plan = None
             if facts is not None:

@@ -425,8 +425,6 @@ class _Exchange:
             await self._server_send(message)
 
     async def _send_file(self, message: Message) -> None:
-        if self._coding is not None:
-            self._coding.is_file = True
         files = self._files
         if files is None:
             files = self._files = FileSender(

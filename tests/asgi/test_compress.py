@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import random
 import threading
@@ -30,6 +31,7 @@ from tests.support.process import open_descriptors
 from tests.support.servers import LiveServer
 from wsgifast import Compression
 from wsgifast.compression.codings import compressor
+from wsgifast.compression.response import decide
 from wsgifast.files import coded_copies
 
 from .protocols import turns
@@ -277,6 +279,39 @@ def test_file_without_coded_copy_goes_to_the_server(text: Path, kind: bytes) -> 
     app = sending(head((b"content-type", kind)), pathsend(str(text)))
     scope = offering("http.response.pathsend", accept_encoding="gzip")
     assert call(ASGIFast(app, compress=True), scope).messages[-1]["path"] == str(text)
+
+
+# The messages of a body, by its kind.
+SHAPES: dict[str, Callable[[Path, io.BufferedReader], list[Any]]] = {
+    "file": lambda path, file: [pathsend(path)],
+    "new file, which has no copy": lambda path, file: [
+        lambda: path.write_bytes(TEXT),
+        pathsend(path),
+    ],
+    "open file": lambda path, file: [zerocopy(file)],
+    "message": lambda path, file: [body(TEXT, False)],
+    "messages": lambda path, file: [body(TEXT), body(TEXT, False)],
+}
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("coding", ["gzip", "identity"])
+@pytest.mark.parametrize("kind", [b"text/plain", b"image/png"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_compression_is_decided_once(
+    shape: str, kind: bytes, coding: str, method: str, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decisions: list[object] = []
+
+    def counted(*given: Any) -> Any:
+        decisions.append(given)
+        return decide(*given)
+
+    monkeypatch.setattr("wsgifast.compression.response.decide", counted)
+    with text.open("rb") as file:
+        app = sending(head((b"content-type", kind)), *SHAPES[shape](text, file))
+        ask(app, coding, method=method)
+    assert len(decisions) == 1
 
 
 async def test_hundred_requests_compress_once_off_the_loop(
