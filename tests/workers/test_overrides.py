@@ -11,6 +11,7 @@ import pytest
 from gunicorn.http import message, wsgi
 from gunicorn.workers import gthread
 
+from tests.support.servers import wait_for
 from tests.workers.bench import MakeBench, hello
 from tests.workers.serving import fast_worker, refused
 from wsgifast.workers import FastWorker, overrides
@@ -77,3 +78,39 @@ def test_log_names_replaced_response_at_start() -> None:
     with fast_worker(configuration=REPLACES) as server:
         assert server.get("/small/5").status == 200
         assert server.log().count("gunicorn.http.wsgi.Response is not gunicorn's own") == 1
+
+
+# Shapes of public configurations. The app's status and the number of open connections are logged.
+WRAPS_APP = """
+def pre_request(worker, req):
+    if not hasattr(worker, "inner"):
+        worker.inner = worker.wsgi
+        worker.wsgi = lambda env, start: worker.inner({**env, "PATH_INFO": "/small/7"}, start)
+"""
+READS_CONNECTIONS = """
+def post_request(worker, req, environ, resp):
+    worker.log.info("open: %d", worker.nr_conns)
+"""
+REPLACES_METHOD = """
+def post_fork(server, worker):
+    worker.enqueue_req = lambda conn: None
+"""
+CHANGES_FORMAT = """
+from gunicorn.glogging import Logger
+Logger.access_fmt = "access: %(message)s"
+"""
+SHAPES = {
+    "app wrapped in a request": (WRAPS_APP, '"GET /small/5 HTTP/1.1" 200 7 '),
+    "connections": (READS_CONNECTIONS, "open: 1"),
+    "method of the worker": (REPLACES_METHOD, "A hook has set worker.enqueue_req"),
+    "format of the access log": (CHANGES_FORMAT, "access: 127.0.0.1"),
+    "name like an option": ("body_limit = 30\ntimeout = body_limit + 1\n", '"GET /small/5 '),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shape_of_configuration_shows_in_log(shape: str) -> None:
+    configuration, line = SHAPES[shape]
+    with fast_worker(configuration=configuration) as server:
+        assert server.get("/small/5").status == 200
+        wait_for(lambda: line in server.log(), line)

@@ -127,8 +127,11 @@ def _is_stock(log: Any) -> bool:
 
 
 def _is_of_message(formatter: logging.Formatter) -> bool | None:
-    """Return True for the formatter that gunicorn gives its access log."""
-    is_own = type(formatter) is logging.Formatter and formatter._fmt == Logger.access_fmt
+    """Return True for a formatter whose text is the message alone.
+
+    gunicorn gives its access log Logger.access_fmt, which a configuration may have changed.
+    """
+    is_own = type(formatter) is logging.Formatter and formatter._fmt == "%(message)s"
     return is_own or None
 
 

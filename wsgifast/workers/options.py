@@ -7,12 +7,15 @@ here whenever gunicorn asks for the worker class: at the start, and at each relo
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
 
@@ -95,6 +98,7 @@ def check_names(names: Mapping[str, Any]) -> None:
     """Refuse a value with a name that is nearly an attribute's: it would have no effect.
 
     No other name is refused, since subclasses and configurations may have names of their own.
+    Neither is one that its own file reads, as in ``timeout = request_timeout``.
 
     :param names: names with their values.
     :raises InvalidWorkerOption: for the first that is misspelt.
@@ -104,11 +108,19 @@ def check_names(names: Mapping[str, Any]) -> None:
             continue
         meant = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=_ALIKE)
         without_unit = [each for each in _WITH_UNITS if each.rpartition("_")[0] == name]
-        if meant or without_unit:
+        if (meant or without_unit) and name not in _names_read(names):
             raise InvalidWorkerOption(
                 f"FastWorker.{name}={value!r}: there is no such attribute; is "
                 f"{(meant or without_unit)[0]} meant? There are {', '.join(OPTIONS)}"
             )
+
+
+def _names_read(names: Mapping[str, Any]) -> set[str]:
+    """Return the names that the code of a module reads. Empty for a class, and without a source."""
+    with contextlib.suppress(KeyError, OSError, SyntaxError, ValueError):
+        nodes = ast.walk(ast.parse(Path(names["__file__"]).read_bytes()))
+        return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    return set()
 
 
 # From gunicorn's configuration.

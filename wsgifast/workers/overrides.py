@@ -34,15 +34,32 @@ def uncalled_methods(worker: type, base: type) -> list[str]:
 
     :param base: FastWorker.
     """
-    ignored = {name for name, value in vars(gthread.ThreadWorker).items() if callable(value)} - (
-        vars(base).keys() | _CALLED
-    )
+    ignored = _uncalled(base)
     return [
         f"{kind.__name__}.{name}()"
         for kind in worker.__mro__[: worker.__mro__.index(base)]
         for name in vars(kind)
         if name in ignored
     ]
+
+
+def _uncalled(base: type) -> set[str]:
+    """Return the names of gthread's methods that FastWorker does not call."""
+    methods = {name for name, value in vars(gthread.ThreadWorker).items() if callable(value)}
+    return methods - (vars(base).keys() | _CALLED)
+
+
+def name_replaced_methods(worker: Any, base: type) -> None:
+    """Log each of gthread's methods that a hook has replaced on a worker in vain.
+
+    :param base: FastWorker.
+    """
+    for name in sorted(vars(worker).keys() & _uncalled(base)):
+        worker.log.warning(
+            "A hook has set worker.%s: FastWorker does not call it, so the change has no effect. "
+            "Use the hooks pre_request and post_request, or middleware, or -k gthread",
+            name,
+        )
 
 
 def name_replaced_parts(log: Any) -> None:

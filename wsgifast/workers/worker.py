@@ -63,7 +63,7 @@ from .options import (
     options,
     parsers,
 )
-from .overrides import name_replaced_parts, uncalled_methods
+from .overrides import name_replaced_methods, name_replaced_parts, uncalled_methods
 from .replacement import (
     BOOTING,
     BROKEN,
@@ -197,7 +197,27 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             with contextlib.suppress(Exception):  # logged, and raised for each connection
                 self._tls.current()
 
-    # gunicorn's counters, which hooks read and set at any time.
+    # gunicorn's attributes, which hooks read and set at any time.
+
+    @property
+    def wsgi(self) -> Any:
+        """The app. A hook may wrap it."""
+        return self._wsgi
+
+    @wsgi.setter
+    def wsgi(self, app: Any) -> None:
+        self._wsgi = app
+        if self.application is not None:
+            self.application.app = app
+
+    @property
+    def nr_conns(self) -> int:
+        """The number of open connections."""
+        return 0 if self.server is None else len(self.server.connections)
+
+    @nr_conns.setter
+    def nr_conns(self, connections: int) -> None:
+        """gthread starts with 0. The server counts by itself."""
 
     @property
     def nr(self) -> int:
@@ -270,6 +290,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             from ..metrics.prometheus import recorder
 
             self._responses = ResponseRecorder(recorder(), self.log)
+        name_replaced_methods(self, FastWorker)
         self.server = server = self.make_server()
         collector = WorkerCollector(server)
         report_the_last = start_reporting(collector, self._responses, self)
