@@ -42,7 +42,8 @@ def _table(name: str) -> str:
         rows = [
             (
                 f"`{option.name}`",
-                option.kind.type + (" or None" if option.default_of_asgi is None else ""),
+                option.kind.type.removesuffix(" or None")
+                + (" or None" if option.default_of_asgi is None else ""),
                 _value(option.default_of_asgi, infinity="math.inf"),
                 f"{option.help} {option.asgi_note}",
             )

@@ -1,6 +1,7 @@
-"""The deadline of one request, which a view sets itself, on FastWorker.
+"""Deadlines of requests, under FastWorker and asgifast's protocols: for their wait, and their work.
 
-The server of the process adds a function that sets the deadline of the caller's request.
+A view may set the deadline of its own request. The server of the process adds a function that sets
+it.
 """
 
 from __future__ import annotations
@@ -8,20 +9,64 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from .checks import is_number
-from .errors import ConfigurationError
+from .errors import ConfigurationError, RequestError
 
-#: The key of an environ for the deadline: seconds from the call of the app on, or None for no
-#: deadline.
+#: The key of an environ or a scope for the deadline: seconds from the call of the app on, or None
+#: for no deadline.
 REQUEST_TIMEOUT: Final = "wsgifast.request_timeout_s"
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
 # Called with the seconds, or None.
 setters: list[Callable[[float | None], object]] = []
+# Whether a view has a deadline of its own.
+is_decorated = False
+
+# After a warning that requests are refused, none for so long.
+_WARN_AGAIN_S = 60.0
+
+
+class QueueTimeout(RequestError):
+    """A request has waited too long for the app (RFC 9110 sections 15.6.4 and 10.2.3)."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(503, "The server is busy: try again later")
+        self.headers = (("Retry-After", str(max(1, math.ceil(timeout_s)))),)
+
+
+class QueueTimeouts:
+    """Makes the errors for requests that have waited too long, and warns of them once a minute.
+
+    :param awaited: what they have waited for.
+    """
+
+    def __init__(self, awaited: str) -> None:
+        self._awaited = awaited
+        self._warned_at = -math.inf
+        self._refused = 0
+
+    def error(self, timeout_s: float, warn: Callable[..., object]) -> QueueTimeout:
+        """Count a refused request, and return the error to respond with.
+
+        :param warn: a logger's method.
+        """
+        self._refused += 1
+        now = time.monotonic()
+        if now - self._warned_at >= _WARN_AGAIN_S:
+            self._warned_at = now
+            count, self._refused = self._refused, 0
+            warn(
+                "Requests have waited longer than queue_timeout_s=%g for %s: %d refused",
+                timeout_s,
+                self._awaited,
+                count,
+            )
+        return QueueTimeout(timeout_s)
 
 
 def is_timeout(seconds: object) -> bool:
@@ -29,10 +74,10 @@ def is_timeout(seconds: object) -> bool:
     return is_number(seconds, least=0, most=math.inf) and seconds != 0
 
 
-def timeout_of(values: dict[str, Any] | None, default_s: float) -> float:
+def timeout_of(values: Mapping[str, Any] | None, default_s: float) -> float:
     """Return the deadline of a request, in seconds from the call of the app on.
 
-    :param values: its environ, once there is one.
+    :param values: its environ or scope, once there is one.
     :param default_s: used also in place of a value that is no number.
     """
     if values is None or REQUEST_TIMEOUT not in values:
@@ -46,7 +91,8 @@ def timeout_of(values: dict[str, Any] | None, default_s: float) -> float:
 def request_timeout(seconds: float | None) -> Callable[[_View], _View]:
     """Give a view, or an app, a deadline of its own in place of `request_timeout_s`.
 
-    It has no effect on other servers than FastWorker.
+    It has an effect on FastWorker and under asgifast's protocols. These need `request_timeout_s`,
+    or a view that is decorated before the server starts.
 
     :param seconds: from the call of the app on. None for no deadline.
     :raises ConfigurationError: for a value that is no number above 0.
@@ -57,6 +103,9 @@ def request_timeout(seconds: float | None) -> Callable[[_View], _View]:
         )
 
     def decorate(view: _View) -> _View:
+        global is_decorated
+        is_decorated = True
+
         def begin() -> None:
             for set_timeout in setters:
                 set_timeout(seconds)

@@ -232,10 +232,16 @@ UVICORN = Host(
     below="0.55",
     used={
         "receiving": {
-            "uvicorn.config:Config": "forwarded_allow_ips http_protocol_class loaded_app",
+            "uvicorn.config:Config": (
+                "forwarded_allow_ips http_protocol_class limit_concurrency loaded_app "
+                "proxy_headers root_path"
+            ),
             "uvicorn.middleware.proxy_headers:ProxyHeadersMiddleware": "trusted_hosts",
-            f"{_HTTP}.flow_control": "HIGH_WATER_LIMIT",
-            "uvicorn.server:Server": "config startup(sockets)",
+            f"{_HTTP}.flow_control": "HIGH_WATER_LIMIT service_unavailable(scope, receive, send)",
+            "uvicorn.server:Server": (
+                "_captured_signals config main_loop() on_tick(counter) server_state should_exit "
+                "startup(sockets)"
+            ),
         },
         "supervisor": {
             "uvicorn.supervisors.multiprocess:Process": "is_ready() server target(sockets)",

@@ -71,7 +71,6 @@ class Option(NamedTuple):
     :param at_limit: if the option is a limit.
     :param is_shared: whether asgifast's protocols have the option too. It can then be an
         environment variable and an option of `wsgifast run`.
-    :param is_operators: whether it can be these two, although only FastWorker has it.
     :param asgi_default: of asgifast's protocols, if that is another one.
     :param asgi_note: a further note about asgifast's protocols.
     """
@@ -84,7 +83,6 @@ class Option(NamedTuple):
     note: str = ""
     at_limit: AtLimit | None = None
     is_shared: bool = False
-    is_operators: bool = False
     asgi_default: Any = ...
     asgi_note: str = ""
 
@@ -300,48 +298,54 @@ _ROWS = (
     # Operators
     Option(
         "health_path", None, PATH, "operators",
-        "Respond to GET and HEAD at this path with 200, without the app and without a thread.",
-        is_operators=True,
+        "Respond to GET and HEAD at this path with 200, without the app.",
+        note="No thread is needed.",
+        is_shared=True,
     ),
     Option(
         "ready_path", None, PATH, "operators",
         "Respond to GET and HEAD at this path with 200 if the worker is ready, else with 503. It "
         "is 503 from SIGTERM on.",
-        is_operators=True,
+        is_shared=True,
     ),
     Option(
         "access_log_skip", (), PATHS, "operators",
         "Leave requests for these paths out of the access log, as those for `health_path` and "
         "`ready_path`.",
         note="The environment variable separates paths by spaces.",
-        is_operators=True,
+        asgi_note="The environment variable separates paths by spaces.",
+        is_shared=True,
     ),
     Option(
         "drain_delay_s", 0, SECONDS_OR_NONE, "operators",
         "After SIGTERM, serve for this time while `ready_path` responds with 503. Then the stop "
         "begins.",
-        is_operators=True,
+        is_shared=True,
     ),
     Option(
         "queue_timeout_s", math.inf, SECONDS, "operators",
-        "Respond with 503 and Retry-After to a request that has waited longer for a thread. The "
+        "Respond with 503 and Retry-After to a request that has waited longer for the app. The "
         "time counts from its arrival, or from X-Request-Start of a trusted proxy.",
+        note="It ends when a thread takes the request.",
+        asgi_note="It ends when the app is called. It does not count for WebSockets.",
         at_limit=AtLimit(
             "a response with 503", "Requests have waited longer than queue_timeout_s",
             'wsgifast_requests_shed_total{reason="queue_timeout"}',
         ),
-        is_operators=True,
+        is_shared=True,
     ),
     Option(
         "request_timeout_s", math.inf, SECONDS, "operators",
         "Respond with 503 if the app takes longer. If the response has begun, disconnect the "
         "client. The log has the stack of the app.",
         note="If all threads of a worker are past this time, the worker is replaced.",
+        asgi_note="The task of the app is cancelled. The time stands still while the app waits for "
+        "its client. It ends with the response.",
         at_limit=AtLimit(
             "a response with 503, or the end of its connection",
             "... has taken longer than request_timeout_s", "wsgifast_request_timeouts_total",
         ),
-        is_operators=True,
+        is_shared=True,
     ),
     # Metrics
     Option(
@@ -352,12 +356,16 @@ _ROWS = (
 )  # fmt: skip
 
 OPTIONS: Final = {option.name: option for option in _ROWS}
-# Those that asgifast's protocols have, too.
+# Those that asgifast's protocols have too. Environment variables and `wsgifast run` set them.
 SHARED: Final = {name: option for name, option in OPTIONS.items() if option.is_shared}
-# Those that environment variables and `wsgifast run` set.
-OUTSIDE: Final = {
-    name: option for name, option in OPTIONS.items() if option.is_shared or option.is_operators
-}
+
+
+def check_probe_paths(health_path: str | None, ready_path: str | None) -> None:
+    """:raises ConfigurationError: if both health checks have the same path."""
+    if health_path is not None and health_path == ready_path:
+        raise ConfigurationError(
+            f"health_path and ready_path are both {health_path!r}: give each a path of its own"
+        )
 
 
 def options_of_environment() -> dict[str, Any]:
@@ -366,7 +374,7 @@ def options_of_environment() -> dict[str, Any]:
     :raises ConfigurationError: for a value that an option cannot have.
     """
     found = {}
-    for name, option in OUTSIDE.items():
+    for name, option in SHARED.items():
         if text := os.environ.get(option.variable):
             try:
                 found[name] = option.parse(text)

@@ -6,7 +6,7 @@ They are plain numbers, which are read when the metrics are collected.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from wsgifast.metrics.collecting import ConnectionCounters, Point, point, process_collectors
@@ -19,11 +19,17 @@ class Counters(ConnectionCounters):
 
     :ivar open: the open connections' protocols, each of which has uvicorn's `cycle`, and their
         transports.
+    :ivar is_ending: returns whether the server is about to end.
+    :ivar drains: returns whether it serves for `drain_delay_s` after SIGTERM.
+    :ivar is_draining: whether it serves on before that.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.open: dict[Any, Any] = {}
+        self.is_ending: Callable[[], bool] = lambda: False
+        self.drains: Callable[[], bool] = lambda: True
+        self.is_draining = False
 
     def collect(self) -> Iterator[Point]:
         """A :data:`~wsgifast.metrics.Collector`. Any thread may call it."""
@@ -40,6 +46,7 @@ class Counters(ConnectionCounters):
             yield point("wsgifast_connections_refused_total", self.connections_refused)
             yield point("wsgifast_slow_clients", slow)
             yield point("wsgifast_output_queued_bytes", queued)
+            yield point("wsgifast_workers_draining", int(self.is_draining))
         yield from super().collect()
 
 

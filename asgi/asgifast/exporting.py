@@ -23,6 +23,7 @@ from wsgifast.metrics.setup import (
     wanted_metrics,
 )
 
+from .counters import counters
 from .instrumented import Instrumented
 from .messages import ASGIApp
 
@@ -97,7 +98,8 @@ def begin(wanted: Wanted, server_pid: int, loop: Any) -> None:
         loop.call_later(_BEAT_S, beat)
 
     def state() -> State:
-        return State(os.getpid(), beaten_at, None, True, math.inf, _LOST_AFTER_S, [])
+        accepts = not counters.is_ending()
+        return State(os.getpid(), beaten_at, None, accepts, math.inf, _LOST_AFTER_S, [])
 
     from wsgifast.metrics.prometheus import recorder
 

@@ -6,7 +6,9 @@ gunicorn -k asgifast.workers.FastUvicornWorker module:app
 from __future__ import annotations
 
 import asyncio
+import mmap
 import warnings
+from functools import cache, wraps
 from typing import Any
 
 from wsgifast.checks import configuration_names, needs
@@ -15,6 +17,7 @@ from wsgifast.metrics.setup import Wanted, check, wanted_metrics
 from wsgifast.server_options import options_of_environment
 
 with needs("asgifast.workers", "gunicorn", "gunicorn,asgi"):
+    from gunicorn.arbiter import Arbiter
     from gunicorn.errors import AppImportError
 
 try:
@@ -27,10 +30,27 @@ except ImportError:
         with needs("asgifast.workers", "uvicorn", "gunicorn,asgi"):
             from uvicorn.workers import UvicornWorker
 
+from .counters import counters
 from .exporting import begin
 from .uvicorn.httptools import HttpToolsProtocol
 
 __all__ = ["FastUvicornWorker"]
+
+# The arbiter shares a byte with its workers: whether the server ends. At a reload others serve on.
+_ends = mmap.mmap(-1, 1)
+
+
+@cache
+def _note_the_end() -> None:
+    """Have the arbiter note that the server ends, before its workers get SIGTERM."""
+    stop = Arbiter.stop
+
+    @wraps(stop)
+    def noting(arbiter: Any, graceful: bool = True) -> None:
+        _ends[0] = graceful and not (arbiter.master_pid or arbiter.reexec_pid)
+        stop(arbiter, graceful)
+
+    Arbiter.stop = noting
 
 
 class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
@@ -46,15 +66,27 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
     sockets: list[Any]
     _wanted: Wanted | None = None
 
+    @classmethod
+    def setup(cls) -> None:
+        """Prepare the arbiter, which calls this before it starts workers."""
+        _note_the_end()
+
     def load_wsgi(self) -> None:
         """Load the app, after choosing where its metrics go.
 
-        :raises AppImportError: if they cannot be served, or a limit has an impossible value.
+        :raises AppImportError: if they cannot be served, or an option has an impossible value.
             gunicorn prints its message.
         """
         configured = configuration_names(self.cfg.config).get("metrics_bind")
         try:
-            options_of_environment()
+            own = getattr(self.config.http, "drain_delay_s", 0)
+            delay_s = options_of_environment().get("drain_delay_s", own)
+            if delay_s >= self.cfg.graceful_timeout:
+                raise ConfigurationError(
+                    f"drain_delay_s={delay_s:g}: gunicorn ends a worker after "
+                    f"graceful_timeout={self.cfg.graceful_timeout} s, the drain included. Set a "
+                    "longer graceful_timeout"
+                )
             wanted = wanted_metrics("metrics_bind", configured)
             if wanted is not None and self.cfg.preload_app:
                 raise ConfigurationError(
@@ -69,6 +101,7 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
         super().load_wsgi()
 
     async def _serve(self) -> None:
+        counters.drains = lambda: bool(_ends[0])
         if self._wanted is not None:
             begin(self._wanted, self.ppid, asyncio.get_running_loop())
         await super()._serve()

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.long
 
 LIMIT = "WSGIFAST_BODY_LIMIT_BYTES"
 METRICS = "WSGIFAST_METRICS"
+HEALTH = "WSGIFAST_HEALTH_PATH"
 # The app receives the body, and answers with its size.
 APP = """
 async def app(scope, receive, send):
@@ -90,7 +91,10 @@ STARTS = {
     "Config.load() outside a loop": (LOADED, "environment"),
     "gunicorn": (GUNICORN.format(""), "environment"),
     "gunicorn --env": (
-        GUNICORN.format(f"--env {LIMIT}={{limit}} --env {METRICS}={{metrics}}"), "command"
+        GUNICORN.format(
+            f"--env {LIMIT}={{limit}} --env {METRICS}={{metrics}} --env {HEALTH}=/livez"
+        ),
+        "command",
     ),
     "gunicorn's raw_env": (GUNICORN.format("-c conf.py"), "conf.py"),
     "wsgifast run": ("-m wsgifast run --bind 127.0.0.1:{port} small:app", "environment"),
@@ -101,7 +105,8 @@ def _argv(start: str, place: str, folder: Path, limit: str, metrics: str) -> lis
     """Return the command, and write the files that it needs."""
     (folder / "small.py").write_text(APP)
     if place in (".env", "conf.py"):
-        lines = [f"{LIMIT}={limit}"] + ([f"{METRICS}={metrics}"] if metrics else [])
+        lines = [f"{LIMIT}={limit}", f"{HEALTH}=/livez"]
+        lines += [f"{METRICS}={metrics}"] if metrics else []
         text = f"raw_env = {lines!r}\n" if place == "conf.py" else "\n".join(lines)
         (folder / place).write_text(text)
     if start.startswith("-m"):
@@ -110,7 +115,7 @@ def _argv(start: str, place: str, folder: Path, limit: str, metrics: str) -> lis
 
 
 def _environment(place: str, folder: Path, limit: str, metrics: str) -> dict[str, str]:
-    set_ = {LIMIT: limit, METRICS: metrics} if place == "environment" else {}
+    set_ = {LIMIT: limit, METRICS: metrics, HEALTH: "/livez"} if place == "environment" else {}
     path = os.pathsep.join([str(folder), str(ROOT)])
     return {"PYTHONPATH": path} | {name: value for name, value in set_.items() if value}
 
@@ -129,6 +134,7 @@ def test_options_are_in_force_however_started(name: str, tmp_path: Path) -> None
     with live_server(argv, env=env, cwd=tmp_path, forked=False) as server:
         assert _post(server, 1000) == 200
         assert _post(server, 5000) == 413
+        assert server.get("/livez").body == b"alive\n"
         counted = "http_server_request_duration_seconds_count"
         scraped_until(metrics, counted, 1, http_response_status_code="200")
         scraped_until(metrics, "wsgifast_requests_refused_total", 1, status="413")

@@ -8,12 +8,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.http import Address, get
 from tests.support.programs import program
-from tests.support.servers import free_port, live_server, wait_for
+from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.workers.serving import fast_worker
 
 pytestmark = pytest.mark.long
@@ -84,16 +85,32 @@ class Visitors:
 
 
 @contextlib.contextmanager
-def instance(port: int) -> Iterator[signal.Signals]:
-    """A server that drains; SIGTERM ends it at the end of the block."""
+def wsgi(port: int) -> Iterator[LiveServer]:
     attributes = {"ready_path": "/readyz", "drain_delay_s": 2}
     with fast_worker("--workers=2", attributes=attributes, address=("127.0.0.1", port)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def asgi(port: int) -> Iterator[LiveServer]:
+    argv = ["python", "-m", "asgifast.uvicorn", "--workers=2", f"--port={port}"]
+    argv += ["--http=asgifast.uvicorn:HttpToolsProtocol", "tests.asgi.operators_app:app"]
+    env = {"WSGIFAST_READY_PATH": "/readyz", "WSGIFAST_DRAIN_DELAY_S": "2"}
+    with live_server(argv, ("127.0.0.1", port), env=env, forked=False) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def instance(serves: Any, port: int) -> Iterator[None]:
+    """A server that drains; SIGTERM ends it at the end of the block."""
+    with serves(port) as server:
         wait_for(lambda: server.get("/readyz").status == 200, "it is ready")
-        yield signal.SIGTERM
-        assert server.stop() == 0
+        yield
+        assert server.stop() in (0, -signal.SIGTERM)
 
 
-def test_no_request_is_lost_by_rolling_restarts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("serves", [wsgi, asgi])
+def test_no_request_is_lost_by_rolling_restarts(serves: Any, tmp_path: Path) -> None:
     ports = {name: free_port() for name in ("front", "a", "b")}
     front = ("127.0.0.1", ports["front"])
     conf = tmp_path / "haproxy.cfg"
@@ -107,14 +124,14 @@ def test_no_request_is_lost_by_rolling_restarts(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         running = {name: stack.enter_context(contextlib.ExitStack()) for name in ("a", "b")}
         for name, server in running.items():
-            server.enter_context(instance(ports[name]))
+            server.enter_context(instance(serves, ports[name]))
         stack.enter_context(live_server([program("haproxy"), "-db", "-f", str(conf)], front))
         wait_for(is_served, "HAProxy has found them")
         visitors = stack.enter_context(Visitors(front, 4))
         for restart in range(RESTARTS):
             name = "ab"[restart % 2]
             running[name].close()
-            running[name].enter_context(instance(ports[name]))
+            running[name].enter_context(instance(serves, ports[name]))
             # The other one goes down only after HAProxy has had time to find this one.
             visitors.wait_for_more(50)
     assert not visitors.lost, visitors.lost[:5]

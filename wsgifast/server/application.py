@@ -29,6 +29,7 @@ from ..bodies.access_log import (
     queue_seconds,
 )
 from ..bodies.wrappers import closes_file_alone
+from ..deadlines import QueueTimeout
 from ..errors import ClientGone, RequestError
 from ..sockets.sending import FileTruncated
 from .backlog import Backlog
@@ -37,7 +38,6 @@ from .output import OutputQueue
 from .receiving import Exchange
 from .response import Response, ResponseSettings
 from .shared import Shared
-from .shedding import QueueTimeout
 
 # Errors of a socket after its client has left, and numbers of those without a class of Python's.
 _FROM_CLIENT = (ConnectionError, ssl.SSLError)

@@ -38,6 +38,10 @@ _MAX_OWNERS = 5
 # tcpi_rtt (smoothed) and tcpi_min_rtt (the minimum of the last minutes) in Linux's struct tcp_info
 # (linux/tcp.h), in microseconds.
 _TCP_INFO_RTT_AND_LEAST = struct.Struct("=68xI76xI")
+# tcpi_state, and tcpi_last_data_recv: the milliseconds since the last segment with data came.
+_TCP_INFO_STATE_AND_LAST_DATA = struct.Struct("=B51xI")
+# The states of a connection whose client has closed its side (net/tcp_states.h).
+_CLOSED_BY_CLIENT = frozenset({7, 8})
 # Below this round-trip time the peer is on this host or in this rack.
 NEAR_RTT_US = 1_000
 # A server's first send buffer for a near client, so that thousands of slow ones take less of the
@@ -61,6 +65,17 @@ class SocketLike(Protocol):
     def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
     @property
     def getsockopt(self) -> Callable[..., Any]: ...
+
+
+class LastReceived(NamedTuple):
+    """The last bytes that a client has sent.
+
+    :ivar ago_s: for how long they are there, also in the kernel.
+    :ivar is_end: the client has closed its side of the connection.
+    """
+
+    ago_s: float
+    is_end: bool
 
 
 class SocketNotFound(WSGIFastError, TypeError):
@@ -102,6 +117,16 @@ def set_nodelay(owner: object, enabled: bool = True) -> bool:
             return False  # UDP and the like
         raise
     return True
+
+
+def last_received(sock: Any) -> LastReceived | None:
+    """Return when the last bytes of a TCP connection arrived. None if the kernel does not know."""
+    info = _TCP_INFO_STATE_AND_LAST_DATA
+    try:
+        state, ago_ms = info.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, info.size))
+    except (OSError, AttributeError, struct.error):  # closed, not TCP, or not Linux
+        return None
+    return LastReceived(ago_ms / 1000, state in _CLOSED_BY_CLIENT)
 
 
 def owned_socket(owner: object) -> SocketLike | None:

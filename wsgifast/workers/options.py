@@ -25,7 +25,7 @@ from ..metrics.setup import metrics_address
 from ..server.http2 import check_h2
 from ..server.options import Options
 from ..server.receiving import Parser
-from ..server_options import OPTIONS, options_of_environment
+from ..server_options import OPTIONS, check_probe_paths, options_of_environment
 from .gunicorn_parser import GunicornParser
 from .gunicorn_support import Settings
 from .gunicorn_version import is_tested
@@ -64,12 +64,8 @@ def check_attributes(worker: Any, base: type) -> None:
             raise InvalidWorkerOption(
                 f"FastWorker.{name}={value!r}: expected {option.kind.expected}"
             )
-    paths = outside_value(worker, "health_path"), outside_value(worker, "ready_path")
-    if paths[0] is not None and paths[0] == paths[1]:
-        raise InvalidWorkerOption(
-            f"health_path and ready_path are both {paths[0]!r}: give each a path of its own"
-        )
     try:
+        check_probe_paths(outside_value(worker, "health_path"), outside_value(worker, "ready_path"))
         if worker.metrics_bind is not None:
             metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
     except ConfigurationError as error:

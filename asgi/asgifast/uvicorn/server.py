@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from collections.abc import Sequence
 from functools import lru_cache, wraps
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,10 +19,12 @@ from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.server_options import SHARED, options_of_environment
 from wsgifast.sockets.client_limits import ConnectionsByAddress
 
+from ..counters import counters
 from ..exporting import begin_under_uvicorn, instrumented
 from ..messages import COALESCING, ASGIApp
 from ..pathsend import Offer
 from ..protocols.receiving import counted_by_address
+from .operators import OperatedApp, OperatorOptions, operated_app
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
@@ -34,11 +37,13 @@ class Served(NamedTuple):
     """The values that all connections of a server share.
 
     :ivar app: with its requests counted, if metrics are enabled.
+    :ivar operated: the same app if it has options for operators, else None.
     :ivar offer: the extensions that the app is offered.
     :ivar by_address: counts the connections of each address. None without a limit.
     """
 
     app: ASGIApp
+    operated: OperatedApp | None
     offer: Offer
     by_address: ConnectionsByAddress | None
     body_limit_bytes: int | None
@@ -57,6 +62,7 @@ class ServerOptions:
     - `body_timeout_s` counts while the app waits for the body and has not begun its response.
     - `connections_per_address` counts a connection from the end of its TLS handshake on, until it
       is a WebSocket's. The addresses in uvicorn's forwarded_allow_ips are proxies.
+    - `queue_timeout_s` and `request_timeout_s` do not count for WebSockets.
     """
 
     __slots__ = ()
@@ -68,6 +74,12 @@ class ServerOptions:
     head_timeout_s: ClassVar[float]
     body_timeout_s: ClassVar[float]
     connections_per_address: ClassVar[float]
+    health_path: ClassVar[str | None]
+    ready_path: ClassVar[str | None]
+    access_log_skip: ClassVar[Sequence[str]]
+    drain_delay_s: ClassVar[float]
+    queue_timeout_s: ClassVar[float]
+    request_timeout_s: ClassVar[float]
 
     def __init_subclass__(cls, **options: Any) -> None:
         """:raises ConfigurationError: for an option with a value that it cannot have."""
@@ -102,8 +114,12 @@ def _served(config: Any, options: Any) -> Served:
     begin_under_uvicorn()
     app = config.loaded_app
     most = limits.pop("connections_per_address")
+    limits["access_log_skip"] = tuple(limits["access_log_skip"])
+    own = {name: limits.pop(name) for name in OperatorOptions._fields}
+    operated = operated_app(config, OperatorOptions(**own))
     return Served(
-        instrumented(app),
+        operated or instrumented(app),
+        operated,
         Offer(app, options.pathsend, {COALESCING: {}}),
         counted_by_address(most, config.forwarded_allow_ips),
         **limits,
@@ -118,10 +134,13 @@ def _resolve_at_startup() -> None:
         protocol = server.config.http_protocol_class
         if isinstance(protocol, type) and issubclass(protocol, ServerOptions):
             try:
-                protocol.served_by(server.config)
+                served = protocol.served_by(server.config)
             except (ConfigurationError, MissingExtra) as error:
                 logging.getLogger("uvicorn.error").error("%s", error)
                 sys.exit(_STARTUP_FAILURE)
+            counters.is_ending = lambda: server.should_exit
+            if served.operated is not None:
+                served.operated.attach(server)
         await startup(server, sockets)
 
     uvicorn.Server.startup = resolving  # type: ignore[assignment, method-assign]

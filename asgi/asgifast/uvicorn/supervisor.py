@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import stat
 import sys
@@ -41,7 +42,18 @@ _START_S = 30
 
 
 class _Worker(multiprocess.Process):
-    """A worker that ends with _STARTUP_FAILURE if it could not start, for whatever reason."""
+    """A worker that ends with _STARTUP_FAILURE if it could not start, for whatever reason.
+
+    :ivar drains: whether workers serve for `drain_delay_s` before they end, as the server ends.
+    """
+
+    drains = False
+
+    def terminate(self) -> None:
+        """End. If others serve on, without the drain: SIGINT ends it."""
+        if not self.drains and self.process.exitcode is None and self.process.pid is not None:
+            os.kill(self.process.pid, signal.SIGINT)
+        super().terminate()
 
     def target(self, sockets: Any = None) -> None:
         try:
@@ -71,6 +83,10 @@ class _Supervisor(multiprocess.Multiprocess):
             self._is_ready = all(each.is_ready() for each in self.processes)
             if self._is_ready:
                 _notify_systemd("READY=1\nSTATUS=All workers serve")
+
+    def terminate_all(self) -> None:
+        _Worker.drains = True
+        super().terminate_all()
 
     def restart_all(self) -> None:
         usual_s = self.config.timeout_worker_healthcheck

@@ -186,6 +186,10 @@ class ZttpH2Response(Response):
             self._window_updated.clear()
             await self._window_updated.wait()
 
+    def waits_for_client(self) -> bool:
+        pending_bytes: int = self.cycle.stream.pending_bytes or 0
+        return pending_bytes > _QUEUED_BYTES or super().waits_for_client()
+
     def cut_off(self) -> None:
         """Reset the stream. The connection goes on with the others."""
         self.cycle.abort_stream()
@@ -335,6 +339,12 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             # wait as long as the client does in an app that asks for the body of a GET.
             cycle.more_body = False
             cycle.message_event.set()
+
+    def end_when_idle(self) -> None:
+        """End the connection gracefully when no request is in progress."""
+        self._requests = max(self._requests, _ENOUGH_REQUESTS)
+        if not self.cycles:
+            self._end_gracefully()
 
     def _end_gracefully(self) -> None:
         """Ask the client for another connection. Streams that it opens meanwhile are served."""

@@ -16,10 +16,12 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any, cast
 
 from ...errors import ConfigurationError, WSGIFastError
 from ...metrics.health import resident_bytes
+from ...server_options import options_of_environment
 from ...sockets.options import Address
 from . import AppNotLoaded, AwaitedApp, ServerName, described, django_settings, load_app, unwrapped
 from .paths import PROBE_PATHS, free_paths
@@ -242,17 +244,32 @@ def _problem_of_worker(cfg: Any) -> str:
     return ""
 
 
+_OPERATORS = ("health_path", "ready_path", "drain_delay_s")
+
+
 def _operators(cfg: Any) -> dict[str, Any]:
     """Return FastWorker's options for health checks and the drain."""
-    names = ("health_path", "ready_path", "drain_delay_s")
     try:
         worker = cfg.worker_class
         if not hasattr(worker, "drain_delay_s"):
             return {}
         from ...workers.options import outside_value
 
-        return {name: outside_value(worker, name) for name in names}
+        return {name: outside_value(worker, name) for name in _OPERATORS}
     except Exception:  # noqa: BLE001 - it is reported when gunicorn starts
+        return {}
+
+
+def _operators_of_protocol(kind: str) -> dict[str, Any]:
+    """Return the same options of one of asgifast's protocols."""
+    if "asgifast" not in kind:
+        return {}
+    module, _, name = kind.partition(":")
+    variables = options_of_environment()
+    try:
+        protocol = getattr(import_module(module), name)
+        return {each: variables.get(each, getattr(protocol, each)) for each in _OPERATORS}
+    except Exception:  # noqa: BLE001 - it is reported when uvicorn starts
         return {}
 
 
@@ -350,6 +367,7 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
         "certificate": values.get("ssl_certfile"),
         "addresses": [address],
         "forwarded": trusted.split(",") if values["proxy_headers"] else [],
+        **_operators_of_protocol(str(values["http"])),
     }  # fmt: skip
     return {
         "configured": configured,

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import ConfigurationError, MissingExtra
 from ...metrics.setup import VARIABLE as METRICS
 from ...metrics.setup import metrics_address
-from ...server_options import OUTSIDE
+from ...server_options import SHARED
 from ..arguments import (
     APP_HELP,
     DEFAULT_BIND,
@@ -110,10 +110,10 @@ def add_command(commands: Any) -> None:
 
     limits = parser.add_argument_group("limits")
     operators = parser.add_argument_group("behind a load balancer")
-    for name, outside in OUTSIDE.items():
-        text = outside.help[0].lower() + outside.help[1:].removesuffix(".")
-        kind, parse = outside.kind, partial(_outside, name)
-        group = operators if outside.section == "operators" else limits
+    for name, row in SHARED.items():
+        text = row.help[0].lower() + row.help[1:].removesuffix(".")
+        kind, parse = row.kind, partial(_shared, name)
+        group = operators if row.section == "operators" else limits
         option(group, _flag(name), kind.metavar, text, type=parse, repeated=kind.is_repeated)
 
     watching = parser.add_argument_group("logs and metrics")
@@ -223,17 +223,11 @@ def planned(options: argparse.Namespace) -> Plan:
         plan.notes.append(temporary)
     if options.metrics is not None:
         plan.environment[METRICS] = options.metrics
-    for name, outside in OUTSIDE.items():
+    for name, row in SHARED.items():
         if value := getattr(options, name):
-            if server == "uvicorn" and not outside.is_shared:
-                raise ConfigurationError(
-                    f"{_flag(name)} is FastWorker's, and {loaded.target} is an ASGI app: "
-                    "leave it out"
-                )
-            text = " ".join(value) if outside.kind.is_repeated else value
-            plan.environment[outside.variable] = text
-    if server == "gunicorn":
-        _add_health_checks(plan, options, loaded)
+            text = " ".join(value) if row.kind.is_repeated else value
+            plan.environment[row.variable] = text
+    _add_health_checks(plan, options, loaded)
     return plan
 
 
@@ -241,9 +235,9 @@ def _add_health_checks(plan: Plan, options: argparse.Namespace, loaded: Loaded) 
     """Add the paths of both health checks, unless they are set or the app may have them."""
     added = []
     for name, path in PROBE_PATHS.items():
-        is_set = loaded.configured.get(name) or OUTSIDE[name].variable in os.environ
+        is_set = loaded.configured.get(name) or SHARED[name].variable in os.environ
         if not (is_set or getattr(options, name)) and path in loaded.free_probes:
-            plan.environment[OUTSIDE[name].variable] = path
+            plan.environment[SHARED[name].variable] = path
             added.append(path)
     if added:
         plan.notes.append(f"health checks at {' and '.join(added)}: no URL of the app matches")
@@ -283,13 +277,13 @@ def _workers(text: str) -> int | str:
 
 
 def _flag(name: str) -> str:
-    """The option of the command line for one of OUTSIDE."""
+    """The option of the command line for one of SHARED."""
     return f"--{name.replace('_', '-')}"
 
 
-def _outside(name: str, text: str) -> str:
+def _shared(name: str, text: str) -> str:
     try:
-        OUTSIDE[name].parse(text)
+        SHARED[name].parse(text)
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

@@ -1,0 +1,382 @@
+"""Options for operators: health checks, the drain before a stop, and requests that are too late.
+
+:class:`OperatedApp` stands between a protocol and the app, if one of these options is set.
+Otherwise there is none, so that it costs nothing. A request passes through these steps:
+
+1. The server itself responds to a health check.
+2. A request that has waited too long since its last byte arrived is refused. So is one whose client
+   has closed its side of the connection meanwhile.
+3. The app is called. Until it returns, the request is in `_running`.
+
+A timer looks at the running requests, while there are any. At the deadline the client gets 503, or
+is disconnected if its response has begun. Then the app's task is cancelled. The time stands still
+while the app waits for its client. There is no deadline after the end of the response, so that
+background tasks go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import math
+import signal
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from types import AsyncGeneratorType, FrameType
+from typing import Any, NamedTuple, cast
+
+from wsgifast import deadlines
+from wsgifast.bodies.access_log import queue_seconds
+from wsgifast.checks import needs
+from wsgifast.deadlines import REQUEST_TIMEOUT, QueueTimeouts, timeout_of
+from wsgifast.errors import RequestError
+from wsgifast.metrics.health import PLAIN
+from wsgifast.server_options import check_probe_paths
+from wsgifast.sockets.options import last_received
+
+from ..counters import counters
+from ..exporting import instrumented
+from ..messages import Receive, Scope, Send, response_body, response_start
+from ..request_bodies import send_refusal
+
+with needs("asgifast.uvicorn", "uvicorn", "asgi"):
+    import uvicorn
+    from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+    from uvicorn.protocols.http.flow_control import service_unavailable
+
+logger = logging.getLogger("uvicorn.error")
+
+# Other methods go to the app.
+_PROBE_METHODS = frozenset({"GET", "HEAD"})
+# A client that closes its side sooner may still read: it has only sent its whole request.
+_LEFT_AFTER_S = 0.1
+# Within one deadline, and at least once in so many seconds.
+_LOOKS = 10
+_MOST_BETWEEN_LOOKS_S = 1.0
+# How often uvicorn looks whether its server must end.
+_TICK_S = 0.1
+# The attributes of coroutines, generators and asynchronous generators: their prefix, and the one
+# that has the object they wait for.
+_AWAITING = ("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")
+
+
+class OperatorOptions(NamedTuple):
+    """The rows of the section "operators" (wsgifast/server_options.py)."""
+
+    health_path: str | None
+    ready_path: str | None
+    access_log_skip: tuple[str, ...]
+    drain_delay_s: float
+    queue_timeout_s: float
+    request_timeout_s: float
+
+    @property
+    def are_set(self) -> bool:
+        return deadlines.is_decorated or self != _OFF
+
+
+_OFF = OperatorOptions(None, None, (), 0, math.inf, math.inf)
+
+
+class Running:
+    """A request whose app is running.
+
+    :ivar since: when the app was called. It is later if the app has waited for the client.
+    :ivar looked_at: when the timer last looked at it.
+    :ivar is_timed_out: its deadline has passed, and its task is cancelled.
+    """
+
+    __slots__ = ("is_timed_out", "looked_at", "response", "scope", "since", "task")
+
+    def __init__(self, scope: Scope, response: Any, task: asyncio.Task[Any], now: float) -> None:
+        self.scope, self.response, self.task = scope, response, task
+        self.since = self.looked_at = now
+        self.is_timed_out = False
+
+
+# The caller's request, in the context of its task and of the threads that work for it.
+_current: ContextVar[tuple[OperatedApp, Running] | None] = ContextVar(
+    "asgifast.running", default=None
+)
+
+
+@lru_cache(maxsize=64)
+def operated_app(config: uvicorn.Config, options: OperatorOptions) -> OperatedApp | None:
+    """Return the app of a server with these options, or None if none is set.
+
+    :raises ConfigurationError: if both health checks have the same path.
+    """
+    return OperatedApp(config, options) if options.are_set else None
+
+
+class OperatedApp:
+    """The app of a server with options for operators. A protocol calls it with a Response's send().
+
+    :param config: of the server. Its app has been loaded.
+    """
+
+    def __init__(self, config: uvicorn.Config, options: OperatorOptions) -> None:
+        check_probe_paths(options.health_path, options.ready_path)
+        self._app, self._options = instrumented(config.loaded_app), options
+        prefix = config.root_path
+        probes = [each for each in (options.health_path, options.ready_path) if each is not None]
+        self._probes = {f"{prefix}{path}".encode(): path for path in probes}
+        skipped = [f"{prefix}{path}".encode() for path in options.access_log_skip]
+        self._unlogged = frozenset([*self._probes, *skipped])
+        proxies: Any = config.forwarded_allow_ips if config.proxy_headers else ()
+        self._proxies: Any = ProxyHeadersMiddleware(cast("Any", None), proxies).trusted_hosts
+        self._sheds = options.queue_timeout_s < math.inf
+        self._timeouts = QueueTimeouts("the app")
+        self._has_deadlines = deadlines.is_decorated or options.request_timeout_s < math.inf
+        self._running: dict[asyncio.Task[Any], Running] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        self._server: Any = None
+        # uvicorn's limit_concurrency. Health checks are beyond it.
+        self._limit: int | None = None
+
+    def attach(self, server: uvicorn.Server) -> None:
+        """Serve as the app of this server from now on."""
+        self._server = server
+        config = server.config
+        if self._probes and config.limit_concurrency is not None:
+            self._limit, config.limit_concurrency = config.limit_concurrency, None
+        if self._options.drain_delay_s:
+            serve = server.main_loop
+            server.main_loop = partial(self._serve_and_drain, serve)  # type: ignore[method-assign]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
+        response: Any = send.__self__  # type: ignore[attr-defined]
+        path = scope["raw_path"]
+        server = self._server
+        if server is not None and server.should_exit:
+            _end_connection(response.cycle)
+        if path in self._unlogged:
+            response.cycle.access_log = False
+            if path in self._probes and scope["method"] in _PROBE_METHODS:
+                await self._answer_probe(self._probes[path], send)
+                return None
+        if self._limit is not None and self._is_full(self._limit):
+            logger.warning("Exceeded concurrency limit.")
+            refuse: Any = service_unavailable
+            return await refuse(scope, receive, send)
+        if self._sheds and self._has_waited_too_long(scope, response):
+            if not response.cycle.disconnected:
+                error = self._timeouts.error(self._options.queue_timeout_s, logger.warning)
+                await send_refusal(send, error)
+            return None
+        if not self._has_deadlines:
+            return await self._app(scope, receive, send)
+        task: Any = asyncio.current_task()
+        running = self._running[task] = Running(scope, response, task, time.monotonic())
+        _current.set((self, running))
+        if self._timer is None:
+            self._look_in(self._options.request_timeout_s / _LOOKS)
+        try:
+            return await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not running.is_timed_out:
+                raise
+            return None
+        finally:
+            self._running.pop(task, None)
+
+    # Health checks
+
+    async def _answer_probe(self, path: str, send: Send) -> None:
+        is_ok, text = True, "alive"
+        if path == self._options.ready_path:
+            is_ok, text = self._readiness()
+        status = 200 if is_ok else 503
+        counters.probes[str(status)] += 1
+        body = f"{text}\n".encode()
+        headers = [
+            (b"content-type", PLAIN.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"cache-control", b"no-store"),
+        ]
+        await send(response_start(status, headers))
+        await send(response_body(body))
+
+    def _readiness(self) -> tuple[bool, str]:
+        if counters.is_ending():
+            return False, "the server is about to end"
+        if self._limit is not None and self._is_full(self._limit):
+            return False, f"limit_concurrency={self._limit} is reached"
+        return True, "ready"
+
+    def _is_full(self, limit: int) -> bool:
+        """Return whether uvicorn would refuse this request, by its `limit_concurrency`."""
+        state = self._server.server_state
+        # uvicorn looks before it counts the request's own task.
+        return len(state.connections) >= limit or len(state.tasks) > limit
+
+    # The drain
+
+    async def _serve_and_drain(self, serve: Callable[[], Awaitable[None]]) -> None:
+        """Serve. After SIGTERM serve on, while the readiness fails."""
+        await serve()
+        server = self._server
+        signals = server._captured_signals
+        if signal.SIGTERM not in signals or signal.SIGINT in signals or not counters.drains():
+            return
+        delay_s = self._options.drain_delay_s
+        logger.info("The stop begins in %g s: readiness fails from now on", delay_s)
+        counters.is_draining = True
+        end_at = time.monotonic() + delay_s
+        tick = 0
+        while signal.SIGINT not in signals and (left_s := end_at - time.monotonic()) > 0:
+            await server.on_tick(tick)  # for the Date header, and for gunicorn
+            for connection in list(server.server_state.connections):
+                _end_when_idle(connection)
+            tick += 1
+            await asyncio.sleep(min(left_s, _TICK_S))
+
+    # Requests that have waited too long
+
+    def _has_waited_too_long(self, scope: Scope, response: Any) -> bool:
+        """Return whether a request has waited longer than queue_timeout_s, or its client has left.
+
+        It counts from the last bytes of the connection on, which may have waited in the kernel, or
+        from the X-Request-Start of a trusted proxy.
+        """
+        cycle = response.cycle
+        received = last_received(cycle.transport.get_extra_info("socket"))
+        if received is not None:
+            waited_s = received.ago_s
+            if received.is_end and waited_s >= _LEFT_AFTER_S:
+                counters.shed["client_left"] += 1
+                response.cut_off()
+                return True
+        else:
+            # Of a Unix socket the kernel does not know.
+            loop = _protocol_of(cycle).loop
+            waited_s = loop.time() - loop.since
+        client = scope["client"]
+        for name, value in scope["headers"]:
+            if name == b"x-request-start":
+                if (client and client[0]) in self._proxies:
+                    sent_s = queue_seconds(value.decode("latin-1"), time.time())
+                    waited_s = max(waited_s, sent_s or 0.0)
+                break
+        if waited_s <= self._options.queue_timeout_s:
+            return False
+        counters.shed["queue_timeout"] += 1
+        counters.refused[503] += 1
+        return True
+
+    # Deadlines
+
+    def _look_in(self, seconds: float) -> None:
+        """Look at the running requests after this time, at the latest after a second."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(min(seconds, _MOST_BETWEEN_LOOKS_S), self.look)
+
+    def look(self) -> None:
+        """End the requests whose deadlines have passed. Look again when the next one may."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = time.monotonic()
+        default_s = self._options.request_timeout_s
+        left_s = default_s / _LOOKS
+        for task, running in list(self._running.items()):
+            if running.response.cycle.response_complete:
+                del self._running[task]
+                continue
+            if running.response.waits_for_client():
+                running.since += now - running.looked_at
+            running.looked_at = now
+            seconds = timeout_of(running.scope, default_s)
+            until_s = running.since + seconds - now
+            if until_s > 0:
+                left_s = min(left_s, until_s, seconds / _LOOKS)
+                continue
+            del self._running[task]
+            ending = asyncio.get_running_loop().create_task(_end(running, seconds))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+        if self._running:
+            self._look_in(left_s)
+
+
+def _protocol_of(cycle: Any) -> Any:
+    """Return the protocol, which has a method that uvicorn's cycle calls."""
+    return cycle.on_response.__self__
+
+
+def _end_when_idle(protocol: Any) -> bool:
+    """End an HTTP/2 connection when no request is in progress. Return False over HTTP/1."""
+    end: Callable[[], None] | None = getattr(protocol, "end_when_idle", None)
+    if end is None:
+        return False
+    end()
+    return True
+
+
+def _end_connection(cycle: Any) -> None:
+    """End the connection of a request after its response, and announce that."""
+    if not _end_when_idle(_protocol_of(cycle)):
+        cycle.default_headers = [*cycle.default_headers, (b"connection", b"close")]
+
+
+async def _end(running: Running, seconds: float) -> None:
+    """End a request whose deadline has passed."""
+    response, scope = running.response, running.scope
+    cycle = response.cycle
+    stack = _stack_of(running.task)
+    running.is_timed_out = True
+    counters.request_timeouts += 1
+    if cycle.disconnected:
+        result = "the client has left"
+    elif cycle.response_started or cycle.flow.write_paused:
+        result = "the response is cut off"
+    else:
+        result = "the client gets 503"
+        await send_refusal(cycle.send, RequestError(503, "The request has taken too long"))
+    if not cycle.response_complete:
+        response.cut_off()
+    cycle.disconnected = True  # later messages of the app are dropped
+    cycle.message_event.set()
+    running.task.cancel()
+    logger.error(
+        "%s %s has taken longer than request_timeout_s=%g: %s\n%s",
+        scope["method"], scope["path"], seconds, result, stack,
+    )  # fmt: skip
+
+
+def _stack_of(task: asyncio.Task[Any]) -> str:
+    """Return the stack of a task that waits, as a traceback shows it."""
+    frames: list[tuple[FrameType, int]] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        for prefix, following in _AWAITING:
+            frame = getattr(awaited, f"{prefix}_frame", None)
+            if frame is not None:
+                frames.append((frame, frame.f_lineno))
+                awaited = getattr(awaited, following)
+                break
+        else:
+            # An `async for` awaits an object that refers to the generator.
+            referents = gc.get_referents(awaited)
+            awaited = next(
+                (each for each in referents if isinstance(each, AsyncGeneratorType)), None
+            )
+    stack = "".join(traceback.StackSummary.extract(iter(frames)).format())
+    return f"Task {task.get_name()} (most recent call last):\n{stack}"
+
+
+def _set_timeout(seconds: float | None) -> None:
+    """Set the deadline of the caller's request, if there is one."""
+    current = _current.get()
+    if current is not None:
+        app, running = current
+        running.scope[REQUEST_TIMEOUT] = seconds
+        running.task.get_loop().call_soon_threadsafe(app.look)
+
+
+deadlines.setters.append(_set_timeout)
