@@ -26,6 +26,7 @@ from .bodies.file_responses import FileResponses, send_nothing, send_segments
 from .bodies.files import close_body
 from .bodies.request_ids import request_ids_stage
 from .bodies.requests import within_limits
+from .bodies.server_timing import server_timing_stage
 from .bodies.slow_shapes import Examined, Reports, check_rate
 from .bodies.start_response import AppResponse, Respond, Stage
 from .bodies.stream import ConvertedStream
@@ -112,6 +113,8 @@ class WSGIFast:
     :param request_id: give each request an id: a valid X-Request-ID, on FastWorker only that of a
         trusted proxy, or a new one. It is in the environ and in the headers of the response, with
         the trace id of traceparent in the environ. See :mod:`wsgifast.bodies.request_ids`.
+    :param server_timing: add a Server-Timing header with how long the request has waited for the
+        app, and how long its response has taken. See :mod:`wsgifast.bodies.server_timing`.
     :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
         slow shape the id of the doctor's finding is logged, at most once an hour for each URL
         pattern of the framework. 0 examines none, at no cost.
@@ -140,6 +143,7 @@ class WSGIFast:
         decompress: bool = False,
         etag: bool = False,
         request_id: bool = False,
+        server_timing: bool = False,
     ) -> None:
         check_app(app, "WSGI")
         check_switches(
@@ -150,6 +154,7 @@ class WSGIFast:
             traces=traces,
             etag=etag,
             request_id=request_id,
+            server_timing=server_timing,
         )
         self.app = app
         self.coalesce = coalesce
@@ -173,7 +178,8 @@ class WSGIFast:
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = _with_dictionary(self._call, self.compression.dictionary)
         # The stages around a call of the app, the outermost first.
-        stages: list[Stage] = [request_ids_stage] if request_id else []
+        stages: list[Stage] = [server_timing_stage] if server_timing else []
+        stages += [request_ids_stage] if request_id else []
         recorder, spans = recorder_for(metrics), spans_for(traces)
         if recorder is not None or spans is not None:
             stages.append(Instrumented(recorder, spans).stage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Awaitable, Callable
+from time import perf_counter
 
 from wsgifast.bodies.chunks import charset_of, to_bytes
 from wsgifast.bodies.slow_shapes import Reports, check_rate
@@ -44,6 +45,7 @@ from .messages import (
 from .pathsend import Offer, PathsendDecision, without_files
 from .request_bodies import buffer_bytes, call_limited
 from .request_ids import RequestIds
+from .server_timing import TIMES, ServerTiming
 from .whole_responses import whole_sender_for
 
 
@@ -91,6 +93,7 @@ class ASGIFast:
         Without it, the limit is 32 MiB of decoded bytes. For statuses see WSGIFast's.
     :param etag: as WSGIFast's, for a body that is sent in one message.
     :param request_id: as WSGIFast's, in the scope and its headers.
+    :param server_timing: as WSGIFast's.
     :param report_slow_shapes: as WSGIFast's: the share of responses whose shape is examined, for
         the log. 0: none, at no cost.
     :raises ConfigurationError: if `app` is not an ASGI app, or an option has no such value.
@@ -115,10 +118,11 @@ class ASGIFast:
         decompress: bool = False,
         etag: bool = False,
         request_id: bool = False,
+        server_timing: bool = False,
     ) -> None:
         check_app(app, "ASGI")
         check_switches(coalesce=coalesce, ranges=ranges, conditional=conditional, traces=traces)
-        check_switches(etag=etag, request_id=request_id)
+        check_switches(etag=etag, request_id=request_id, server_timing=server_timing)
         if pathsend is not None:
             check_switches(pathsend=pathsend)
         self.app = app
@@ -140,7 +144,7 @@ class ASGIFast:
             self._call = Examined(app, Reports(report_slow_shapes, mended=mended))
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = with_dictionary(self._call, self.compression.dictionary)
-        # What is around this middleware: ids of requests, and metrics.
+        # What is around this middleware: times and ids of requests, and metrics.
         self._around: ASGIApp | None = None
         if self.body_limits is not None:
             self._unlimited = copy.copy(self)
@@ -150,6 +154,8 @@ class ASGIFast:
             self._around = Instrumented(copy.copy(self), recorder, spans)
         if request_id:
             self._around = RequestIds(self._around or copy.copy(self))
+        if server_timing:
+            self._around = ServerTiming(self._around or copy.copy(self))
 
     @property
     def pathsend_decision(self) -> PathsendDecision:
@@ -338,7 +344,10 @@ class _Exchange:
             return
         assert self._coding is not None
         self.start = None  # it does not leave while a thread compresses
+        began = perf_counter() if TIMES in self._scope else 0.0
         start, message = await self._coding.whole(start, message)
+        if began and any(name.lower() == b"content-encoding" for name, _ in start["headers"]):
+            self._scope[TIMES].compressed(began)
         send_whole = whole_sender_for(self._server_send)
         server = getattr(self._server_send, "__self__", None)
         if send_whole is None or not send_whole(server, start, message):

@@ -28,12 +28,14 @@ from ..bodies.access_log import (
     WAIT_US,
     queue_seconds,
 )
+from ..bodies.server_timing import wait_sources
 from ..bodies.wrappers import closes_file_alone
 from ..deadlines import QueueTimeout
 from ..errors import ClientGone, RequestError
 from ..sockets.sending import FileTruncated
 from .backlog import Backlog
 from .channel import AcceptedSocket, Channel, Headers
+from .monitor import this_thread
 from .output import OutputQueue
 from .receiving import Exchange
 from .response import Response, ResponseSettings
@@ -366,6 +368,19 @@ def queued_seconds(exchange: Exchange) -> float | None:
         return None
     arrived = time.time() - (time.monotonic() - exchange.started)
     return queue_seconds(request_start, arrived)
+
+
+def _wait_of_this_thread() -> float | None:
+    """Return how long the request of this thread has waited for its app, in seconds."""
+    member = getattr(this_thread, "member", None)
+    exchange = None if member is None or member.job is None else member.job.exchange
+    if exchange is None or exchange.environ is None:
+        return None
+    waited_s = time.monotonic() - exchange.queued if exchange.queued else 0.0
+    return waited_s + (queued_seconds(exchange) or 0.0)
+
+
+wait_sources.append(_wait_of_this_thread)
 
 
 def _add_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | None) -> None:

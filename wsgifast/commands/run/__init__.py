@@ -36,6 +36,7 @@ def wrapped(
     compress: bool = True,
     etag: bool = True,
     request_id: bool = False,
+    server_timing: bool = False,
     json_log: bool = False,
 ) -> Any:
     """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
@@ -45,6 +46,7 @@ def wrapped(
     :param compress: compress the app's responses, and the files.
     :param etag: add entity tags to the app's responses.
     :param request_id: give each request an id.
+    :param server_timing: add the times of each request to its response.
     :param json_log: the server's logs are in JSON, and so is Python's output to stderr.
     :raises AppNotLoaded: if the app cannot be imported or made.
     :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
@@ -60,7 +62,12 @@ def wrapped(
             raise error.__cause__ from None
         raise
     app = loading.wrapped(
-        loaded.app, loaded.interface, compress=compress, etag=etag, request_id=request_id
+        loaded.app,
+        loaded.interface,
+        compress=compress,
+        etag=etag,
+        request_id=request_id,
+        server_timing=server_timing,
     )
     files: Any = StaticFiles
     if loaded.interface == "ASGI":

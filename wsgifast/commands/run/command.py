@@ -100,13 +100,17 @@ def add_command(commands: Any) -> None:
     )
     option(responses, "--no-static", help=conventional)
     option(responses, "--no-compress", help="do not compress responses and files")
-    tags = "add no ETag to responses in memory (default: add one, and respond to it with 304)"
-    option(responses, "--no-etag", help=tags)
+    tags = "add an ETag to responses in memory, and respond to it with 304 (default)"
+    either = responses.add_mutually_exclusive_group()
+    option(either, "--etag", help=tags)
+    option(either, "--no-etag", help="add no ETag to responses in memory")
     ids = (
         "give each request an id, from X-Request-ID or a new one, for the app, the response and a "
         "JSON access log"
     )
     option(responses, "--request-id", help=ids)
+    times = "add a Server-Timing header: the times of the queue, the app and compression"
+    option(responses, "--server-timing", help=times)
 
     limits = parser.add_argument_group("limits")
     operators = parser.add_argument_group("behind a load balancer")

@@ -18,11 +18,11 @@ from .plan import (
     GUNICORN_LOGS,
     KEEP_ALIVE_S,
     Plan,
-    check_wraps,
     graceful_s,
     gunicorn_options,
     log_kind,
     sizing,
+    wanted_options,
 )
 
 # Of an app that computes, and of one that waits for databases and other servers: while it waits,
@@ -58,9 +58,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
         arguments.append("compress=False")
     if options.no_etag:
         arguments.append("etag=False")
-    if options.request_id:
-        check_wraps(loaded, "request_id")
-        arguments.append("request_id=True")
+    for name in wanted_options(options, loaded):
+        arguments.append(f"{name}=True")
     if logs_json:
         arguments.append("json_log=True")
     command += [*options.rest, f"wsgifast.commands.run:wrapped({', '.join(arguments)})"]

@@ -89,17 +89,22 @@ def given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
     return [f"{prefix}{name}={value}" for name, value in values.items() if value is not None]
 
 
-def check_wraps(loaded: Loaded, option: str) -> None:
-    """Refuse an option of WSGIFast or ASGIFast for an app that is wrapped in it already.
+def wanted_options(options: argparse.Namespace, loaded: Loaded) -> list[str]:
+    """Return the options of WSGIFast and ASGIFast that were asked for, and are off by default.
 
-    :raises ConfigurationError: names the way out.
+    :raises ConfigurationError: if the app is wrapped already. It names the way out.
     """
-    if loaded.was_wrapped:
+    wanted = [name for name in ("request_id", "server_timing") if getattr(options, name)]
+    # This one is on by default, so that it matters only for an app that is wrapped already.
+    asked = wanted + ["etag"] * options.etag
+    if asked and loaded.was_wrapped:
+        option = asked[0]
         name = "ASGIFast" if loaded.interface == "ASGI" else "WSGIFast"
         raise ConfigurationError(
             f"--{option.replace('_', '-')}: {loaded.target} is wrapped in {name} already. Write "
             f"{name}(app, {option}=True) there, and leave the option out"
         )
+    return wanted
 
 
 def gunicorn_options(options: argparse.Namespace) -> list[str]:

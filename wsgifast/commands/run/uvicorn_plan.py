@@ -18,7 +18,7 @@ from ..loading import AppNotLoaded
 from ..loading.servers import NO_APP, Loaded, check_installed, load_as
 from . import ARGUMENTS
 from .environment import default_bind, has_sockets
-from .plan import KEEP_ALIVE_S, Plan, check_wraps, given, graceful_s, log_kind, sizing
+from .plan import KEEP_ALIVE_S, Plan, given, graceful_s, log_kind, sizing, wanted_options
 
 # SD_LISTEN_FDS_START of sd_listen_fds(3).
 _FIRST_SOCKET = 3
@@ -98,9 +98,8 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
         arguments["compress"] = False
     if options.no_etag:
         arguments["etag"] = False
-    if options.request_id:
-        check_wraps(loaded, "request_id")
-        arguments["request_id"] = True
+    for name in wanted_options(options, loaded):
+        arguments[name] = True
     logs = log_kind(options)
     logs_json = logs == "json" and "log_config" not in loaded.settings
     if logs_json:  # in text it is uvicorn's default

@@ -1,0 +1,86 @@
+"""Server-Timing: how long a request has waited, and how long its response has taken.
+
+The header (https://www.w3.org/TR/server-timing/) is shown by the developer tools of browsers. Both
+halves use :class:`Times`. The stage is WSGIFast's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .access_log import queue_seconds
+from .start_response import AppResponse, Respond
+
+if TYPE_CHECKING:
+    from ..compression.response import Decision
+
+NAME = "Server-Timing"
+# FastWorker adds its own: returns how long the caller's request has waited before its app was
+# called, in seconds, or None.
+wait_sources: list[Callable[[], float | None]] = []
+
+
+class Times:
+    """The times of one request.
+
+    :param queue_s: the time before the app was called. None if it is not known.
+    :ivar compress_s: the time for compressing a body in memory.
+    """
+
+    def __init__(self, queue_s: float | None) -> None:
+        self._queue_s = queue_s
+        self._began = time.perf_counter()
+        self.compress_s: float | None = None
+
+    def compressed(self, since: float) -> None:
+        """The body has been compressed, from this time on (perf_counter)."""
+        self.compress_s = time.perf_counter() - since
+
+    def value(self) -> str:
+        """Return the header's value, when the headers are about to be sent."""
+        took_s = time.perf_counter() - self._began
+        parts = [] if self._queue_s is None else [("queue", self._queue_s)]
+        parts.append(("app", took_s - (self.compress_s or 0.0)))
+        if self.compress_s is not None:
+            parts.append(("compress", self.compress_s))
+        parts.append(("first-byte", took_s + (self._queue_s or 0.0)))
+        return ", ".join([f"{name};dur={seconds * 1e3:.1f}" for name, seconds in parts])
+
+
+def server_timing_stage(respond: Respond) -> Respond:
+    """Add the times of each request to the headers of its response: a stage."""
+
+    def call(head: AppResponse) -> Iterable[bytes]:
+        waits = [wait_s for wait in wait_sources if (wait_s := wait()) is not None]
+        if not waits:
+            start = queue_seconds(head.environ.get("HTTP_X_REQUEST_START"), time.time())
+            waits = [] if start is None else [start]
+        times = Times(max(waits, default=None))
+        # On the object, so that responses without the option call nothing more.
+        head.compress_whole = partial(_timed, times, head.compress_whole)  # type: ignore[method-assign]
+        head.edits = [*head.edits, partial(_add_header, times)]
+        return respond(head)
+
+    return call
+
+
+def _timed(
+    times: Times,
+    compress: Callable[[Decision, Iterable[bytes], int], Iterable[bytes]],
+    decision: Decision,
+    blocks: Iterable[bytes],
+    size: int,
+) -> Iterable[bytes]:
+    began = time.perf_counter()
+    blocks = compress(decision, blocks, size)
+    if decision.coding is not None:
+        times.compressed(began)
+    return blocks
+
+
+def _add_header(times: Times, head: AppResponse) -> None:
+    """Add the header. The app's own stays."""
+    head.headers.append((NAME, times.value()))
