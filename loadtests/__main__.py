@@ -16,9 +16,9 @@
 
 A KEY selects rows. --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
 run replaces the rows that it measured and no others. Contenders take turns. `all` excludes the rows
-of the last eight lines. Those of `compress.` and over a link are published even so. Only Locust is
-behind a link, so rows of other clients mean nothing there. Where no link can be made, a line says
-so and nothing runs.
+of the last eight lines. Those of `slow.memory`, of `compress.` and over a link are published even
+so. Only Locust is behind a link, so rows of other clients mean nothing there. Where no link can be
+made, a line says so and nothing runs.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from . import (
     asgi,
     compress,
     goodput,
+    http2,
     instructions,
     jit,
     leaks,
@@ -65,10 +66,10 @@ PROFILES = {
 # What takes longer than all the rest, or a link.
 APART = [
     compress.compress_table(wsgi.LOCUST), compress.compress_table(wsgi.LOCUST, "compress-link"),
-    slow.upload_table(wsgi.LOCUST),
+    slow.upload_table(wsgi.LOCUST), slow_memory.TABLE,
 ]  # fmt: skip
 UNPUBLISHED = [
-    instructions.TABLE, leaks.TABLE, replaced.TABLE, slow_memory.TABLE,
+    instructions.TABLE, leaks.TABLE, replaced.TABLE,
     uploads.upload_table(wsgi.LOCUST),
 ]  # fmt: skip
 
@@ -78,6 +79,7 @@ def tables() -> list[Table]:
     return [
         *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, jit.TABLE, metrics.TABLE,
         *slow.TABLES, goodput.TABLE, released.TABLE, peers.TABLE,
+        http2.TABLE,
         *asgi.TABLES, *wsgi.DEVELOPMENT, *mail.TABLES, coalescing.TABLE, receive.TABLE,
     ]  # fmt: skip
 

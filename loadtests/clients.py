@@ -19,7 +19,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from io import BufferedReader
+from pathlib import Path
 
 from tests.support import http
 from wsgifast.commands.bench.loads import Load
@@ -230,6 +232,9 @@ def percentiles(times_ms: Sequence[float]) -> dict[int, float]:
     return {p: percentile(ascending, p) for p in (50, 95, 99)} if ascending else {}
 
 
+# h2load ends so many seconds after its time, or never.
+_H2LOAD_ENDS_S = 10.0
+_UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 # Called once at the end. Without other functions, Lua takes no part in the requests.
 _REPORT = """
 done = function(summary, latency, requests)
@@ -251,16 +256,14 @@ def wrk(connections: int = 8) -> Client:
         if shutil.which("wrk") is None:
             raise RuntimeError("wrk is not installed: make servers (apt-get install wrk)")
         seconds = max(1, round(task.seconds))
-        scheme = "https" if task.tls else "http"
-        url = f"{scheme}://{task.address[0]}:{task.address[1]}{task.path}"
-        headers = [part for header in task.headers for part in ("-H", header)]
+        headers = _header_options(task)
         with temporary_folder("wrk") as folder:
             script = folder / "report.lua"
             script.write_text(_REPORT)
             command = ["wrk", "-d", f"{seconds}s", "-c", str(connections), "-t", "1"]
             cpu = children_cpu_s()
             ran = subprocess.run(
-                [*command, *headers, "-s", str(script), url],
+                [*command, *headers, "-s", str(script), _url(task)],
                 capture_output=True, text=True, timeout=seconds + 30,
             )  # fmt: skip
             cpu = children_cpu_s() - cpu
@@ -289,41 +292,97 @@ def h2load(connections: int = 10, streams: int = 10) -> Client:
     """h2load, nghttp2's client in C: GETs over HTTP/2, without TLS by prior knowledge."""
 
     def run(task: Task) -> Load:
-        if shutil.which("h2load") is None:
-            raise RuntimeError("h2load is not installed: apt-get install nghttp2-client")
-        scheme = "https" if task.tls else "http"
-        url = f"{scheme}://{task.address[0]}:{task.address[1]}{task.path}"
-        headers = [part for header in task.headers for part in ("-H", header)]
         with temporary_folder("h2load") as folder:
-            log = folder / "log"
-            command = ["h2load", f"--duration={max(1, round(task.seconds))}", f"--log-file={log}"]
-            size = [f"--clients={connections}", f"--max-concurrent-streams={streams}"]
-            cpu = children_cpu_s()
-            ran = subprocess.run(
-                [*command, *size, "-w24", "-W26", *headers, url],
-                capture_output=True, text=True, timeout=task.seconds + 30,
-            )  # fmt: skip
-            cpu = children_cpu_s() - cpu
-            lines = log.read_text().splitlines() if log.exists() else []
-        seconds = re.search(r"finished in ([\d.]+)s", ran.stdout)
-        data = re.search(r"\((\d+)\) data", ran.stdout)
-        if ran.returncode or seconds is None or data is None:
-            raise RuntimeError(f"h2load failed with {ran.returncode}: {ran.stdout}{ran.stderr}")
-        # Each line: the begin, the status and the duration. Times are in microseconds.
-        answers = [(status, int(us)) for _, status, us in (line.split("\t") for line in lines)]
-        good = sorted(us for status, us in answers if status == "200")
-        errors = {"h2load: status": len(answers) - len(good)} if len(answers) > len(good) else {}
+            length = f"--duration={max(1, round(task.seconds))}"
+            return _run_h2load(task, folder, connections, streams, length, _url(task))
+
+    return run
+
+
+def page_loads(paths: Sequence[str]) -> Client:
+    """h2load, which loads pages: on a new connection it requests all these paths at once.
+
+    A request is a page load here, with the connection and its TLS handshake.
+    """
+
+    def run(task: Task) -> Load:
+        times: list[float] = []
+        failures, size, cpu = 0, 0, 0.0
+        end = time.monotonic() + task.seconds
+        with temporary_folder("h2load") as folder:
+            urls = folder / "urls"
+            urls.write_text("".join(f"{_url(replace(task, path=path))}\n" for path in paths))
+            count = len(paths)
+            asks = (f"--requests={count}", f"--input-file={urls}")
+            while True:
+                load = _run_h2load(task, folder, 1, count, *asks)
+                failures += load.requests < count
+                times += [load.seconds * 1e3] * (load.requests == count)
+                size, cpu = size + load.body_bytes, cpu + load.client_cpu_s
+                if time.monotonic() >= end:
+                    break
         return Load(
-            requests=len(good),
-            failures=sum(errors.values()),
-            body_bytes=int(data[1]),
-            seconds=float(seconds[1]),
-            latency_ms={p: good[len(good) * p // 100] / 1e3 for p in (50, 95, 99)} if good else {},
-            errors=errors,
+            requests=len(times),
+            failures=failures,
+            body_bytes=size,
+            seconds=sum(times) / 1e3,
+            latency_ms=percentiles(times),
+            errors={"h2load: a page load failed": failures} if failures else {},
             client_cpu_s=cpu,
         )
 
     return run
+
+
+def _header_options(task: Task) -> list[str]:
+    return [part for header in task.headers for part in ("-H", header)]
+
+
+def _url(task: Task) -> str:
+    return f"{'https' if task.tls else 'http'}://{task.address[0]}:{task.address[1]}{task.path}"
+
+
+def _run_h2load(task: Task, folder: Path, connections: int, streams: int, *arguments: str) -> Load:
+    """:param arguments: what is requested, and how often or how long."""
+    if shutil.which("h2load") is None:
+        raise RuntimeError("h2load is not installed: apt-get install nghttp2-client")
+    headers = _header_options(task)
+    log = folder / "log"
+    log.unlink(missing_ok=True)  # h2load adds to it
+    command = ["h2load", f"--log-file={log}", "-w24", "-W26", *headers]
+    size = [f"--clients={connections}", f"--max-concurrent-streams={streams}"]
+    cpu, begun = children_cpu_s(), time.monotonic()
+    try:
+        ran = subprocess.run(
+            [*command, *size, *arguments],
+            capture_output=True, text=True, timeout=task.seconds + _H2LOAD_ENDS_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        # It waits for connections that the server leaves unanswered, as gthread does without a free
+        # thread.
+        seconds, text, waits = time.monotonic() - begun, "", 1
+    else:
+        found = re.search(r"finished in ([\d.]+)(m?s|us)", ran.stdout)
+        if ran.returncode or found is None:
+            raise RuntimeError(f"h2load failed with {ran.returncode}: {ran.stdout}{ran.stderr}")
+        seconds, text, waits = float(found[1]) * _UNITS_S[found[2]], ran.stdout, 0
+    cpu = children_cpu_s() - cpu
+    # Each line: the begin, the status and the duration. Times are in microseconds. The last line of
+    # a killed client may be cut.
+    lines = [line.split("\t") for line in log.read_text().splitlines()] if log.exists() else []
+    answers = [(line[1], int(line[2])) for line in lines if len(line) == 3 and line[2]]
+    good = [us / 1e3 for status, us in answers if status == "200"]
+    counted = {"h2load: status": len(answers) - len(good), "h2load: no end": waits}
+    data = re.search(r"\((\d+)\) data", text)
+    return Load(
+        requests=len(good),
+        failures=sum(counted.values()),
+        body_bytes=int(data[1]) if data else len(good) * (task.body_bytes or 0),
+        seconds=seconds,
+        latency_ms=percentiles(good),
+        errors={what: count for what, count in counted.items() if count},
+        client_cpu_s=cpu,
+    )
 
 
 def children_cpu_s() -> float:

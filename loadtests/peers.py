@@ -12,9 +12,8 @@ from pathlib import Path
 
 from wsgifast.commands.bench.processes import Server
 
-from .asgi import HTTP2
 from .bench import APP, Side, pair, row, table, unavailable
-from .clients import h2load, raw, wrk
+from .clients import raw, wrk
 from .harness.tables import BYTES
 from .servers import granian, small, waitress
 from .slow import beside
@@ -47,11 +46,6 @@ def _peers() -> dict[str, Side]:
     return found
 
 
-_HTTP2: dict[str, Side] = {
-    **pair(*HTTP2, first="FastWorker"),
-    "granian": granian(APP, "--http=2", interface="wsgi"),
-}
-
 TABLE = table(
     "peers",
     "FastWorker beside other servers",
@@ -60,12 +54,6 @@ TABLE = table(
             ours="FastWorker"),
         row("peers.file", "10 MiB in wsgi.file_wrapper, 4 connections", _peers(), "/server-wrapper",
             BYTES, raw(connections=4, receive_bytes=65_536), ours="FastWorker"),
-        row("peers.http2", "HTTP/2, 1 KiB, 10 connections, 10 streams each", _HTTP2, "/small/1024",
-            client=h2load(), ours="FastWorker"),
-        row("peers.http2-one", "HTTP/2, 1 KiB, 1 connection, 10 streams", _HTTP2, "/small/1024",
-            client=h2load(connections=1), ours="FastWorker"),
-        row("peers.http2-file", "HTTP/2, 10 MiB, 4 connections, 1 stream each", _HTTP2,
-            "/server-wrapper", BYTES, h2load(connections=4, streams=1), ours="FastWorker"),
         beside("peers.slow", "beside 50 slow readers of 10 MiB", "/server-wrapper",
                ("slow readers", 50), sides=_peers(), asks="/small/1024"),
     ],

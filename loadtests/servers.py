@@ -2,8 +2,8 @@
 
     python -m loadtests.servers KIND PORT [ARGUMENT ...]
 
-Kinds: nginx, with a configuration of its own. nginx-gthread, the same in front of gthread.
-http.server with its keep-alive switched on. echo
+Kinds: nginx, with a configuration of its own, and with HTTP/2 if it gets a certificate.
+nginx-gthread, the same in front of gthread. http.server with its keep-alive switched on. echo
 sends back what it receives. sendfile-loop, the bound for large files: one thread, epoll and
 os.sendfile. receive-loop, the bound for uploads. sendall and sendfile send zeros without an end, as
 over a link of so many megabits a second. bjoern and fastwsgi serve loadtests.app. smtp-stock and
@@ -55,12 +55,17 @@ http {{
   client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   server {{
-    listen {host}:{port} backlog=2048; root {payloads}; default_type application/octet-stream;
+    listen {host}:{port}{ssl} backlog=2048; root {payloads};
+    default_type application/octet-stream; {tls}
     location / {{ {location} }}
     location /upload {{ client_max_body_size 1g; proxy_pass http://{host}:{port}/1024.bin; }}
   }}
 }}
 """
+# HTTP/2 too, and compression of pages with the level that wsgifast uses.
+_NGINX_TLS = """\
+ssl_certificate {pem}; ssl_certificate_key {pem};
+    gzip on; gzip_comp_level 4; types {{ text/html html; }}"""
 # asm-generic/socket.h, in bytes a second. Python has no name for it.
 _SO_MAX_PACING_RATE = 47
 _BLOCK_BYTES = 1 << 20
@@ -104,13 +109,15 @@ def daphne(app: str) -> Server:
     return _python("daphne", "--verbosity=0", f"--bind={HOST}", "--port={port}", app)
 
 
-def _become_nginx(port: int, folder: str, sendfile: str, location: str = "") -> None:
+def _become_nginx(port: int, folder: str, sendfile: str, location: str = "", pem: str = "") -> None:
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
         raise SystemExit("nginx is not installed: apt-get install nginx-light (Debian, Ubuntu)")
     own = tempfile.mkdtemp(dir=folder)
     user = pwd.getpwuid(os.geteuid()).pw_name
     settings = {"folder": own, "user": user, "sendfile": sendfile, "location": location}
+    settings["ssl"] = " ssl http2" if pem else ""
+    settings["tls"] = _NGINX_TLS.format(pem=pem) if pem else ""
     conf = Path(own, "nginx.conf")
     conf.write_text(_NGINX.format(**settings, host=HOST, port=port, payloads=PAYLOADS))
     os.execv(program, [program, "-e", "stderr", "-c", str(conf)])

@@ -52,7 +52,7 @@ OTHERS = Unit(
 _WARM = raw(connections=200, requests=1, receive_bytes=65_536)
 
 
-def _beside(
+def beside_crowds(
     *crowds: tuple[str, int | None] | tuple[str, int, str],
     asks: str | None = "/small/1024",
     warms: str | None = None,
@@ -183,9 +183,9 @@ def beside(
 ) -> Row:
     """A row of others beside crowds, which ask for the path.
 
-    :param how: as for :func:`_beside`.
+    :param how: as for :func:`beside_crowds`.
     """
-    client = _beside(*crowds, settle_s=settle_s, **how)
+    client = beside_crowds(*crowds, settle_s=settle_s, **how)
     return row(key, title, sides, path, OTHERS, client, fresh=True)
 
 
@@ -211,7 +211,7 @@ _MORE_ASGI: dict[str, Side] = {
     "our protocol, StaticFiles": (_OURS, f"/our-static/{FILE_BYTES}.bin"),
     "our protocol, bare app": (
         uvicorn("loadtests.asgi_app:bare", ours=True), f"/{FILE_BYTES}.bin",
-        _beside((_DOWNLOADS, 2000), asks="/1024.bin", settle_s=2.0),
+        beside_crowds((_DOWNLOADS, 2000), asks="/1024.bin", settle_s=2.0),
     ),
 }  # fmt: skip
 
@@ -265,7 +265,7 @@ def _attack(kind: str) -> Row:
     path, nginx_path = ATTACKS[kind]
     sides = _pair()
     if nginx_path is not None:
-        sides["nginx"] = (nginx(), nginx_path, _beside(*_crowds(kind), asks="/1024.bin"))
+        sides["nginx"] = (nginx(), nginx_path, beside_crowds(*_crowds(kind), asks="/1024.bin"))
     return _attack_row("attack", kind, path, sides)
 
 
@@ -276,7 +276,7 @@ def _crowds(kind: str) -> list[tuple[str, None]]:
 def _attack_row(begin: str, kind: str, path: str, sides: dict[str, Side], **how: Any) -> Row:
     title = f"{KINDS[kind].clients:,} {kind}" if kind in KINDS else "nobody beside"
     key = f"{begin}.{kind.replace(' ', '-')}"
-    return row(key, title, sides, path, OTHERS, _beside(*_crowds(kind), **how), fresh=True)
+    return row(key, title, sides, path, OTHERS, beside_crowds(*_crowds(kind), **how), fresh=True)
 
 
 # A size that takes long enough at 200 Mbit/s for a steady state: 215 s, and 5 s in a short run.

@@ -2,29 +2,39 @@
 
     python -m loadtests slow.memory
 
-Readers take 1,000 bytes a second of a body of 8 MB. Over HTTP/2 they take 4 KiB. A compressed page
-has 4 MB.
+Readers take 1,000 bytes a second of a body of 8 MB. Over HTTP/2 they take 4 KiB a second of each of
+100 streams of one connection. A compressed page has 4 MB. HTTP/2 is over TLS. Idle connections
+have had one small response.
 """
 
 from __future__ import annotations
 
-from wsgifast.commands.bench.processes import Server
+from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
-from .asgi import HTTP2
-from .bench import FAST, Side, table
-from .harness.tables import Row
+from . import http2
+from .bench import FAST, Side, row, table
+from .harness.tables import Row, Unit
+from .http2_app import prepare
 from .servers import granian, hypercorn, small, waitress
-from .slow import beside
+from .slow import beside_crowds
 
 _APP, _ASGI = "tests.support.large_app:app", "tests.support.large_app:asgi_app"
-READERS, STREAMS = "readers of a list", "readers of HTTP/2 streams"
-COUNT = 60
+READERS, STREAMS, IDLE = "readers of a list", "readers of HTTP/2 streams", "idle HTTP/2 connections"
+COUNT, IDLE_COUNT = 60, 500
 # One connection with 100 streams.
 _CONNECTIONS = 1
 _ASKS = "/small"
 _ROOM = ("--worker-connections", "20000", "--keep-alive", "120")
-_PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")
+# Memory differs less from round to round than times do.
+_SETTLE_S, _ROUNDS = 5.0, 1
+
+
+def _memory_kib(load: Load) -> float:
+    return load.facts["KiB each"] + load.facts["kernel KiB each"]
+
+
+MEMORY = Unit("memory KiB each", _memory_kib, less=True)
 # The path of each kind of body.
 BODIES = {
     "page": "a page",
@@ -48,32 +58,45 @@ _OVER_ASGI: dict[str, Side] = {
 }
 
 
-def _zttp(*options: str, tls: bool = False) -> Server:
-    server = uvicorn(_ASGI, "--http=asgifast.uvicorn:ZttpProtocol", *options)
-    return Server(server.argv, server.env, tls)
+def _gunicorn(*options: str) -> dict[str, Side]:
+    return {
+        "FastWorker": gunicorn(_APP, *_ROOM, *options, worker_class=FAST, tls=True),
+        "gthread": gunicorn(_APP, *_ROOM, *options, tls=True),
+    }
 
 
-_TLS: dict[str, Side] = {
-    "FastWorker": gunicorn(_APP, *_ROOM, worker_class=FAST, tls=True),
-    "gthread": gunicorn(_APP, *_ROOM, tls=True),
-    "our zttp protocol": _zttp(*_PEM, tls=True),
-}
+_ZTTP: dict[str, Side] = {"our AutoZttpProtocol": http2.zttp(_ASGI, ours=True)}
+_TLS: dict[str, Side] = {**_gunicorn(), **_ZTTP}
 _HTTP2: dict[str, Side] = {
-    "FastWorker": gunicorn(_APP, *_ROOM, *HTTP2, worker_class=FAST),
-    "gthread": gunicorn(_APP, *_ROOM, *HTTP2),
-    "our zttp protocol": _zttp("--http2"),
+    **_gunicorn(*http2.HTTP2),
+    **_ZTTP,
+    "uvicorn --http zttp": http2.zttp(_ASGI, ours=False),
 }
+_NGINX_IDLE: Side = (
+    http2.SERVERS["nginx"], "/1024.bin",
+    beside_crowds((IDLE, IDLE_COUNT), asks="/1024.bin", settle_s=_SETTLE_S),
+)  # fmt: skip
 
 
 def _row(how: str, body: str, sides: dict[str, Side], crowd: tuple[str, int]) -> Row:
     key = f"slow.memory{how}.{body}"
-    over = {"": "HTTP/1", "-tls": "TLS", "-http2": "HTTP/2"}[how]
+    over = {"": "HTTP/1", "-tls": "HTTP/1 over TLS", "-http2": "HTTP/2 over TLS"}[how]
     title = f"{crowd[1] if how != '-http2' else 100} readers of {BODIES[body]} over {over}"
-    return beside(key, title, f"/{body}", crowd, sides=sides, asks=_ASKS, settle_s=5.0)
+    return _beside(key, title, f"/{body}", crowd, sides, _ASKS)
+
+
+def _beside(
+    key: str, title: str, path: str, crowd: tuple[str, int], sides: dict[str, Side], asks: str
+) -> Row:
+    client = beside_crowds(crowd, asks=asks, settle_s=_SETTLE_S)
+    return row(key, title, sides, path, MEMORY, client, fresh=True, rounds=_ROUNDS)
 
 
 TABLE = table("slow-memory", "What one slow reader costs", [
     *(_row("", body, {**_WSGI, **_OVER_ASGI}, (READERS, COUNT)) for body in BODIES),
     *(_row("-tls", body, _TLS, (READERS, COUNT)) for body in BODIES),
     *(_row("-http2", body, _HTTP2, (STREAMS, _CONNECTIONS)) for body in BODIES),
-])  # fmt: skip
+    _beside("slow.memory-http2.idle", f"{IDLE_COUNT} idle HTTP/2 connections over TLS",
+            "/small/1024", (IDLE, IDLE_COUNT), {**http2.SERVERS, "nginx": _NGINX_IDLE},
+            "/small/1024"),
+], prepare=prepare)  # fmt: skip

@@ -79,7 +79,7 @@ def _shown(ratio: Ratio) -> str:
 
 
 # A unit of which less is better.
-_LESS = re.compile(r"\bms\b|\bCPU\b")
+_LESS = re.compile(r"\bms\b|\bCPU\b|\bKiB\b")
 
 
 def chart_of_table(title: str, rows: Mapping[str, Mapping[str, Any]], theme: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests import asgi, jit, wsgi
+from loadtests import asgi, jit, slow_memory, wsgi
 from loadtests.__main__ import APART, UNPUBLISHED, chosen, main, tables
 from loadtests.clients import percentile, raw
 from loadtests.field_reports import mail, receive
@@ -124,6 +124,8 @@ def test_row_has_a_unique_key_and_contenders() -> None:
         ("field.imap.direct", ()),
         ("field.imap.forwarded", ()),
         ("field.smtp.small", ()),
+        ("worker.http2.list", (1,)),
+        ("peers.http2.burst", (0, 5)),
     ],
 )
 def test_row_measures_each_contender(
@@ -133,6 +135,8 @@ def test_row_measures_each_contender(
     monkeypatch.setitem(mail.APPENDS, False, 2)
     if key.startswith("field.imap."):
         program("dovecot")  # skipped without it
+    if ".http2." in key:
+        program("h2load")
     result = _measured(key, *contenders)
     for name in result.runs:
         assert result.median(name, result.row.unit.rate), problems([result])
@@ -215,6 +219,13 @@ def test_upload_is_measured_with_its_messages() -> None:
     result = _measured("asgi.upload.stream", -1)
     assert result.median("a bare loop", BYTES.rate), problems([result])
     assert result.facts("a bare loop")["messages"] > 0
+
+
+def test_memory_row_measures_idle_http2_connections() -> None:
+    result = _measured("slow.memory-http2.idle", 0, seconds=0.1)
+    assert result.facts("FastWorker")["slow ones"] == slow_memory.IDLE_COUNT
+    assert result.facts("FastWorker")["dropped"] == 0
+    assert result.failures("FastWorker") == 0
 
 
 def test_attack_row_measures_other_clients() -> None:

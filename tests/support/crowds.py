@@ -100,6 +100,8 @@ class Crowd:
         self._owed = [0.0, 0.0]  # bytes to send and to receive, fractions of a turn before
         self._before = time.monotonic()
         self._tls = unverified_tls() if self.kind.tls else None
+        if self._tls is not None and self._opening.startswith(b"PRI "):
+            self._tls.set_alpn_protocols(["h2"])
 
     @property
     def gathered(self) -> int:

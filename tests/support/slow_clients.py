@@ -41,8 +41,9 @@ def _chunks(chunk: bytes, count: int, bytes_per_s: int) -> Kind:
     return _kind(20, opening, "/upload", then=chunk, send_bytes_per_s=bytes_per_s)
 
 
+# Over HTTP/2: so many requests at once.
+_HTTP2, _IDLE_HTTP2 = b"{http2}", b"{http2 once}"
 # Readers of HTTP/2 streams: the first window of a stream, and the size of each update.
-_HTTP2 = b"{http2}"
 _STREAMS = 100
 _WINDOW_BYTES = 16 * 1024
 _STEP_BYTES = 4096
@@ -64,11 +65,11 @@ def _readers_of_streams(clients: int, bytes_per_s: int) -> Kind:
     )
 
 
-def _numbers() -> range:
-    return range(1, 2 * _STREAMS, 2)
+def _numbers(streams: int = _STREAMS) -> range:
+    return range(1, 2 * streams, 2)
 
 
-def _http2_requests(path: str) -> bytes:
+def _http2_requests(path: str, streams: int) -> bytes:
     """A preface, a window for the connection that is never in the way, and the requests."""
     encode = Encoder().encode
     head = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)]
@@ -77,7 +78,7 @@ def _http2_requests(path: str) -> bytes:
         WindowUpdateFrame(0, window_increment=2**31 - 1 - 65_535),
         *(
             HeadersFrame(number, encode(head), flags=["END_HEADERS", "END_STREAM"])
-            for number in _numbers()
+            for number in _numbers(streams)
         ),
     ]
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(each.serialize() for each in frames)
@@ -119,6 +120,7 @@ KINDS = {
     "readers of a file": _kind(100, _GET + b"\r\n", "/file", receive_bytes_per_s=1000),
     "readers of a generator": _kind(100, _GET + b"\r\n", "/stream", receive_bytes_per_s=1000),
     "readers of HTTP/2 streams": _readers_of_streams(20, 4096),
+    "idle HTTP/2 connections": _kind(500, _IDLE_HTTP2, receive_bytes_per_s=1 << 20),
     "silent bodies": _kind(100, _POST + b"Content-Length: 500000\r\n\r\n", "/upload"),
     # Less than the 500 bytes a second that slow clients are expected to send.
     "dribblers": _kind(
@@ -164,9 +166,9 @@ def slow_clients(
 def opening(kind: str, path: str) -> bytes:
     """What a client of one of KINDS sends at once."""
     template = KINDS[kind].opening
-    return (
-        _http2_requests(path) if template == _HTTP2 else template.replace(b"{path}", path.encode())
-    )
+    if template in (_HTTP2, _IDLE_HTTP2):
+        return _http2_requests(path, _STREAMS if template == _HTTP2 else 1)
+    return template.replace(b"{path}", path.encode())
 
 
 @dataclass(frozen=True)
