@@ -109,6 +109,7 @@ class Application:
         """
         exchange = channel.exchange
         assert exchange is not None
+        connection = channel.connection()
         req = exchange.req
         req.body = exchange.body
         resp = None
@@ -117,13 +118,13 @@ class Application:
         try:
             try:
                 if self.pre_request is not None:
-                    self.pre_request(exchange, channel.connection())
+                    self.pre_request(exchange, connection)
                 # Under the GIL no other thread counts between: nothing is called.
                 self.requests = number = self.requests + 1
                 if number == self.max_requests and self.on_max_requests is not None:
                     self.on_max_requests()
                 exchange.resp = resp = channel.response_class(req, channel.output, self.settings)
-                environ = self.make_environ(exchange, channel.connection())
+                environ = self.make_environ(exchange, connection)
                 resp.offer(environ)
                 exchange.environ = environ
                 resp.must_close = not stays
@@ -137,7 +138,7 @@ class Application:
                 if resp.dropped or (resp.sent != resp.length and resp.length is not None):
                     self._check_body(resp)
             except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
-                if isinstance(error, StopIteration) and channel.connection().hijacked:
+                if isinstance(error, StopIteration) and connection.hijacked:
                     # gunicorn's convention for an app that has taken the socket over, and is done.
                     self.log.debug("Closing connection. %s", error)
                     if resp is not None:

@@ -329,19 +329,20 @@ class Connection(Endpoint, Channel):
     def finish(self) -> None:
         """The response has been sent, or never will be: wait for the next request, or end."""
         exchange, self.exchange = self.exchange, None
-        stays = False
+        output = self.output
         now = time.monotonic()
+        stays = False
         if exchange is not None:
-            self._application.end_exchange(self.output, exchange, now)
+            self._application.end_exchange(output, exchange, now)
             self._receiver.exchange = None
-            resp = exchange.resp
-            if self.output.error is None:
+            if output.error is None:
+                resp = exchange.resp
                 stays = not (self.hijacked or resp is None or resp.must_close or resp.closes)
         if not stays:
             self.linger()
             return
-        if self.output.delayed is not None or self.output.backlog is not None:
-            self.output.reset()
+        if output.delayed is not None or output.backlog is not None:
+            output.reset()
         self.deadline = now + self.shared.keepalive_s
         if exchange is None or exchange.streamed is None:
             self._await_request()

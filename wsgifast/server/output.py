@@ -70,19 +70,8 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_dropped",
-        "_room",
-        "_rules",
-        "backlog",
-        "closing",
-        "delayed",
-        "draining",
-        "error",
-        "keeps_all",
-        "lock",
-        "may_run_ahead",
-        "owner",
-        "sender",
+        "_dropped", "_room", "_rules", "backlog", "closing", "delayed", "draining", "error",
+        "keeps_all", "lock", "may_run_ahead", "owner", "sender",
     )  # fmt: skip
 
     def __init__(
@@ -128,16 +117,16 @@ class OutputQueue:
         with self.lock:
             if self.delayed is not None and self.delayed.blocks:
                 self._queue_delayed()
-            backlog = self.backlog
-            queued, most = 0 if backlog is None else backlog.size, self._rules.ahead_bytes
-            if backlog is not None and queued > most and not self._may_spill(backlog):
-                self._wait_for_room(most // 2)
+            queued = 0
+            if self.backlog is not None:
+                queued = self._wait_for_backlog(self.backlog)
             if self.error is not None:
                 self._dropped += len(data)
                 raise ClientGone(str(self.error))
             if not queued and not self.draining:
                 sender = self.sender
-                if len(data) > sender.free_bytes:
+                size = len(data)
+                if size > sender.free_bytes:
                     sender.prepare_socket()
                 try:
                     sent = sender.send(data)
@@ -147,7 +136,7 @@ class OutputQueue:
                     self._fail(error)
                     self._check(data)
                 sender.free_bytes -= sent
-                if sent == len(data):
+                if sent == size:
                     return
                 rest = memoryview(data)[sent:]
         self.write_all((rest,))
@@ -493,6 +482,13 @@ class OutputQueue:
             self._wait()
         if self.backlog is not None:
             self.backlog.waited_s += time.monotonic() - began
+
+    def _wait_for_backlog(self, backlog: Backlog) -> int:
+        """Wait for the client if too much is queued. Return the bytes that were queued before."""
+        queued, most = backlog.size, self._rules.ahead_bytes
+        if queued > most and not self._may_spill(backlog):
+            self._wait_for_room(most // 2)
+        return queued
 
     def _send_or_raise(self) -> None:
         if not self.draining:

@@ -283,24 +283,26 @@ class Receiver:
             raise RequestError(503, "There is no memory left for the request's head")
 
     def _parse(self, data: bytes) -> str:
+        parser = self.parser
+        number = self._number + 1
         try:
-            exchange = self.parser.parse(data, self._peer, self._number + 1)
+            exchange = parser.parse(data, self._peer, number)
         except NeedMoreData:
-            if len(data) > self.parser.head_limit_bytes:
-                raise HeadTooLarge(self.parser.head_limit_bytes) from None
+            if len(data) > parser.head_limit_bytes:
+                raise HeadTooLarge(parser.head_limit_bytes) from None
             if self._scanner is None:
                 self._scanner = HeadScanner(data)
             self._reserve_head(len(data))
             return MORE
-        self._scanner = None
-        if self._head.size:
+        if self._scanner is not None:  # the headers have not come at once
+            self._scanner = None
             self._head.release()
         if exchange is None:
             self.rest = data
             return HTTP2
-        self._number += 1
+        self._number = number
         self.exchange = exchange
-        limit = self.parser.head_limit_bytes
+        limit = parser.head_limit_bytes
         if len(data) > limit and len(data) - len(exchange.rest) > limit:
             raise HeadTooLarge(limit)
         if exchange.length == 0:

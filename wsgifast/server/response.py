@@ -45,7 +45,7 @@ class HeaderLines:
         """
         now = self._now
         seconds = time.time()
-        if not 0 <= seconds - now[0] < 1:
+        if int(seconds) != now[0]:
             now = self._at(seconds)
         _, date, made = now
         key = server_name, connection, dates

@@ -74,6 +74,9 @@ class Server:
             else None
         )
         self._secure = secure
+        # Whether connections stay open after a response, up to this number of connections.
+        self._keeps_alive = options.keepalive_s > 0
+        self._most_kept_alive = options.max_keepalived
         self._end_at = float("inf")  # monotonic
         self._killed = False
         self._sweep_pushed = False
@@ -214,6 +217,7 @@ class Server:
         New connections are still accepted, until :meth:`stop`.
         """
         self.shared.is_draining = True
+        self._keeps_alive = False
         self.pool.monitor.interrupt()
 
     def stop(self, *, within_s: float | None = None) -> None:
@@ -226,6 +230,7 @@ class Server:
             within_s = self._options.graceful_timeout_s
         self._end_at = min(self._end_at, time.monotonic() + within_s)
         self.shared.is_ending = True
+        self._keeps_alive = False
         self.shared.keepalive_s = min(self.shared.keepalive_s, LINGER_S)
         self.pool.monitor.interrupt()
 
@@ -349,11 +354,7 @@ class Server:
             if self._sheds and self._shedding.is_overdue(channel):
                 self._shed(channel)
                 return
-            stays = (
-                not (self.shared.is_ending or self.shared.is_draining)
-                and self.shared.keepalive_s > 0
-                and len(self.connections) <= self._options.max_keepalived
-            )
+            stays = self._keeps_alive and len(self.connections) <= self._most_kept_alive
             try:
                 self._application.run(channel, stays=stays)
             finally:

@@ -59,6 +59,7 @@ class HttptoolsParser:
         # For plain requests, which have no name with an underscore.
         schemes = settings.secure_scheme_headers if gunicorn.trusted else {}
         self._secure = {header_key(name): schemes[name] for name in schemes if "_" not in name}
+        self._secure_keys = frozenset(self._secure)
         # In the class: all requests have the same.
         self._request_class = type(
             PlainRequest.__name__,
@@ -156,7 +157,7 @@ class HttptoolsParser:
         declared = fields.get("CONTENT_LENGTH")
         length = 0 if declared is None else parse_length(declared)
         scheme, scheme_headers = self._scheme, 0
-        if self._secure:  # of a trusted peer
+        if not self._secure_keys.isdisjoint(fields):
             scheme, scheme_headers = self._scheme_of(fields)
         if (
             version is None

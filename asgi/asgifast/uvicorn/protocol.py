@@ -123,18 +123,22 @@ class FileSending(ServerOptions, asyncio.Protocol):
 
         Headers after another request in the same read are not counted until the next read.
         """
-        cycle = self.cycle
         before = self._head_bytes
+        limit = self._served.head_limit_bytes
+        if not before and data[-4:] == b"\r\n\r\n" and len(data) <= limit:  # most requests
+            self._parse(data)
+            return
+        cycle = self.cycle
         if not self._is_http1 or (not before and cycle is not None and cycle.more_body):
             self._parse(data)
             return
-        room = self._served.head_limit_bytes - before
+        room = limit - before
         if len(data) > room and not _END_OF_HEAD.search(data, 0, room):
             # The end may have begun in the data before.
             if room:
                 self._parse(data[:room])
             if not room or (self.cycle is cycle and not self.transport.is_closing()):
-                self._refuse_head(HeadTooLarge(self._served.head_limit_bytes))
+                self._refuse_head(HeadTooLarge(limit))
                 return
             data = data[room:]
             before = 0
@@ -162,17 +166,19 @@ class FileSending(ServerOptions, asyncio.Protocol):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
-        limit_bytes = self._served.body_limit_bytes
+        served = self._served
+        limit_bytes = served.body_limit_bytes
         if limit_bytes is not None and (
             len(cycle.body) > limit_bytes
             or (cycle.more_body and (declared(scope).length or 0) > limit_bytes)
         ):
             await self._refuse(cycle, BodyTooLarge(limit_bytes))
             return None
-        if not self._is_http1 and _head_bytes(scope) > self._served.head_limit_bytes:
-            await self._refuse(cycle, HeadTooLarge(self._served.head_limit_bytes))
+        is_http1 = self._is_http1
+        if not is_http1 and _head_bytes(scope) > served.head_limit_bytes:
+            await self._refuse(cycle, HeadTooLarge(served.head_limit_bytes))
             return None
-        extensions = self._served.offer.extensions_for(scope["path"])
+        extensions = served.offer.extensions_for(scope["path"])
         offered = scope.get("extensions")
         if offered:
             scope["extensions"] = {**offered, **extensions}
@@ -185,7 +191,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         response.cycle = cycle
         response.start = response.order = response.body = None
         upload = None
-        if self._is_http1:
+        if is_http1:
             self._answered = cycle
         else:  # other streams write to the same transport
             response.begin()
@@ -194,7 +200,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
             receive = upload.receive
         try:
             # Reported by uvicorn, if it is not None.
-            result = await self._served.app(scope, receive, response.send)  # type: ignore[func-returns-value]
+            result = await served.app(scope, receive, response.send)  # type: ignore[func-returns-value]
             if response.start is not None or response.order is not None:
                 await response.returned()
         except Exception:
@@ -210,7 +216,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
             logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
         if response.body is not None:
             path = scope["path"]
-            if self._is_http1:
+            if is_http1:
                 _forget_request(self, cycle, scope)
             del scope, receive, send
             try:
