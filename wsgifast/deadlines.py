@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 from .checks import is_number
 from .errors import ConfigurationError, RequestError
 
-#: The key of an environ or a scope for the deadline: seconds from the call of the app on, or None
-#: for no deadline.
+#: The key of an environ, or of the `state` of a scope, for the deadline: seconds from the call of
+#: the app on, or None for no deadline.
 REQUEST_TIMEOUT: Final = "wsgifast.request_timeout_s"
 
 _View = TypeVar("_View", bound=Callable[..., Any])
@@ -77,7 +77,7 @@ def is_timeout(seconds: object) -> bool:
 def timeout_of(values: Mapping[str, Any] | None, default_s: float) -> float:
     """Return the deadline of a request, in seconds from the call of the app on.
 
-    :param values: its environ or scope, once there is one.
+    :param values: its environ, or the `state` of its scope, once there is one.
     :param default_s: used also in place of a value that is no number.
     """
     if values is None or REQUEST_TIMEOUT not in values:

@@ -47,7 +47,7 @@ async def _stubborn(scope: Any, send: Any) -> None:
 
 
 async def _by_key(scope: Any, send: Any) -> None:
-    scope["wsgifast.request_timeout_s"] = 0.2
+    scope["state"]["wsgifast.request_timeout_s"] = 0.2
     await _late(scope, send)
 
 

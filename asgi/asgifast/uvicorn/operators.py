@@ -85,6 +85,7 @@ _OFF = OperatorOptions(None, None, (), 0, math.inf, math.inf)
 class Running:
     """A request whose app is running.
 
+    :ivar scope: its `state` may have the deadline. Copies of the scope have the same `state`.
     :ivar since: when the app was called. It is later if the app has waited for the client.
     :ivar looked_at: when the timer last looked at it.
     :ivar is_timed_out: its deadline has passed, and its task is cancelled.
@@ -291,7 +292,7 @@ class OperatedApp:
             if running.response.waits_for_client():
                 running.since += now - running.looked_at
             running.looked_at = now
-            seconds = timeout_of(running.scope, default_s)
+            seconds = timeout_of(running.scope["state"], default_s)
             until_s = running.since + seconds - now
             if until_s > 0:
                 left_s = min(left_s, until_s, seconds / _LOOKS)
@@ -375,7 +376,7 @@ def _set_timeout(seconds: float | None) -> None:
     current = _current.get()
     if current is not None:
         app, running = current
-        running.scope[REQUEST_TIMEOUT] = seconds
+        running.scope["state"][REQUEST_TIMEOUT] = seconds
         running.task.get_loop().call_soon_threadsafe(app.look)
 
 
