@@ -49,7 +49,7 @@ def _queue_s(scope: Scope, send: Send) -> float | None:
     sock = None if transport is None else transport.get_extra_info("socket")
     received = None if sock is None else last_received(sock)
     if received is not None:
-        waits.append(received.ago_s)
+        waits.append(received[0])
     for name, value in scope["headers"]:
         if name == b"x-request-start":
             sent_s = queue_seconds(value.decode("latin-1"), time.time())

@@ -45,7 +45,7 @@ class Shedding:
             received = last_received(accepted.sock)
             if received is not None:
                 # Not added: the proxy's time goes on while a request waits in the kernel.
-                waited_s = max(waited_s, received.ago_s)
+                waited_s = max(waited_s, received[0])
         return waited_s > self._timeout_s
 
     def error(self) -> QueueTimeout:

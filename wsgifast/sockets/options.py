@@ -67,17 +67,6 @@ class SocketLike(Protocol):
     def getsockopt(self) -> Callable[..., Any]: ...
 
 
-class LastReceived(NamedTuple):
-    """The last bytes that a client has sent.
-
-    :ivar ago_s: for how long they are there, also in the kernel.
-    :ivar is_end: the client has closed its side of the connection.
-    """
-
-    ago_s: float
-    is_end: bool
-
-
 class SocketNotFound(WSGIFastError, TypeError):
     """An object has no socket, or has not connected it yet."""
 
@@ -119,14 +108,18 @@ def set_nodelay(owner: object, enabled: bool = True) -> bool:
     return True
 
 
-def last_received(sock: Any) -> LastReceived | None:
-    """Return when the last bytes of a TCP connection arrived. None if the kernel does not know."""
+def last_received(sock: Any) -> tuple[float, bool] | None:
+    """Return when the last bytes of a TCP connection arrived, also those that wait in the kernel.
+
+    :returns: for how many seconds they are there, and whether the client has closed its side. None
+        if the kernel does not know.
+    """
     info = _TCP_INFO_STATE_AND_LAST_DATA
     try:
         state, ago_ms = info.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, info.size))
     except (OSError, AttributeError, struct.error):  # closed, not TCP, or not Linux
         return None
-    return LastReceived(ago_ms / 1000, state in _CLOSED_BY_CLIENT)
+    return ago_ms / 1000, state in _CLOSED_BY_CLIENT
 
 
 def owned_socket(owner: object) -> SocketLike | None:

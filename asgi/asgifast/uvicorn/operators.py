@@ -174,7 +174,8 @@ class OperatedApp:
             return await self._app(scope, receive, send)
         task: Any = asyncio.current_task()
         running = self._running[task] = Running(scope, response, task, time.monotonic())
-        _current.set((self, running))
+        if deadlines.is_decorated:
+            _current.set((self, running))
         if self._timer is None:
             self._look_in(self._options.request_timeout_s / _LOOKS)
         try:
@@ -246,10 +247,10 @@ class OperatedApp:
         from the X-Request-Start of a trusted proxy.
         """
         cycle = response.cycle
-        received = last_received(cycle.transport.get_extra_info("socket"))
+        received = last_received(cycle.transport.real.get_extra_info("socket"))
         if received is not None:
-            waited_s = received.ago_s
-            if received.is_end and waited_s >= _LEFT_AFTER_S:
+            waited_s, is_end = received
+            if is_end and waited_s >= _LEFT_AFTER_S:
                 counters.shed["client_left"] += 1
                 response.cut_off()
                 return True
