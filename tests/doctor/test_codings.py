@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,8 @@ def answering(coded: dict[str, str], own: dict[str, str] | None = None, body: by
 
 
 def found(report: Report) -> dict[str, Finding]:
-    return {finding.id: finding for finding in report.findings if finding.id != "WF010"}
+    beside = ("WF010", "WF034")
+    return {finding.id: finding for finding in report.findings if finding.id not in beside}
 
 
 @pytest.mark.parametrize(
@@ -181,3 +184,37 @@ def test_wrapper_with_a_body_limit_is_no_finding() -> None:
     wrapped = asgifast.ASGIFast(starlette_app(), body_limit_bytes=1_000_000)
     assert "WF033" not in found(examine(wrapped))
     assert "WF033" in found(examine(asgifast.ASGIFast(starlette_app())))
+
+
+def _flask(**headers: str) -> Any:
+    app = flask.Flask(__name__, static_folder=None)
+    turns = itertools.count()
+    texts = {
+        "/same": lambda: TEXT,
+        "/small": lambda: TEXT[:9000],
+        "/changes": lambda: TEXT + b"%d" % next(turns),
+    }
+    for path, text in texts.items():
+        view = partial(lambda make: flask.Response(make(), headers=headers), text)
+        app.add_url_rule(path, path[1:], view)
+    return app
+
+
+def _starlette(**headers: str) -> Any:
+    async def page(request: Request) -> JSONResponse:
+        return JSONResponse(["a name"] * 5000, headers=headers)
+
+    return Starlette(routes=[Route("/same", page)])
+
+
+@pytest.mark.parametrize(("made", "wrap"), [(_flask, WSGIFast), (_starlette, asgifast.ASGIFast)])
+def test_large_body_without_tag_is_found(made: Any, wrap: Any) -> None:
+    def urls(app: Any) -> dict[str, str]:
+        paths = ["/same", "/small", "/changes"] if made is _flask else ["/same"]
+        found = examine(app, paths).findings
+        return {each.endpoint.url: each.fix for each in found if each.id == "WF034"}
+
+    assert urls(made()) == {"/same": f"{wrap.__name__}(app, etag=True)"}
+    assert urls(wrap(made(), etag=True)) == {"/same": "nothing: the app's wrapper fixes it"}
+    for header in ({"ETag": '"a"'}, {"Cache-Control": "no-store"}, {"Set-Cookie": "a=b"}):
+        assert not urls(made(**header))

@@ -25,7 +25,7 @@ from ...http.head import HOP_BY_HOP
 from ...middleware import WSGIFast
 from ..client import BROWSER_ACCEPT_ENCODING, decoded
 from .findings import BLOCKED_S
-from .model import CodedSize, Cost, Endpoint, Observation, Recording
+from .model import LARGE_BYTES, CodedSize, Cost, Endpoint, Observation, Recording
 from .recording import record_wsgi
 
 # Runs of each contender, to measure costs. Quick endpoints get all of them.
@@ -39,9 +39,6 @@ _MOST_COSTS_S = 3.0
 MOST_S = 8.0
 # A smaller body fits into socket buffers, so a slow client occupies no thread.
 _HOLDING_BYTES = 512 * 1024
-# The bytes that servers send before they wait for the client: ten packets (RFC 6928). A smaller
-# body arrives no sooner if it is compressed.
-_LARGE_BYTES = 10 * 1460
 # How some contenders are recorded: http.response.pathsend is offered to them.
 _OPTIONS = {way: {"pathsend": True} for way in ("sendfile", "pathsend=True")}
 # The app is to blame for a long turn of the event loop if it happens this often in a row.
@@ -141,7 +138,7 @@ def coded_sizes(answer: Recording) -> dict[str, CodedSize]:
     body = bytes(answer.body)
     coding = ResponseCoding(Compression(), "GET", "gzip", [])
     decision = coding.decide(answer.status or 0, answer.headers)
-    if len(body) < _LARGE_BYTES or decision is None or decision.coding is None:
+    if len(body) < LARGE_BYTES or decision is None or decision.coding is None:
         return {}
     found = {}
     for name in available_codings():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...bodies.chunks import is_event_stream
+from ...bodies.entity_rules import may_have_tag
 from ...bodies.slow_shapes import BodyKind, BodySeen, is_many_and_small, slow_shape
 from ...checks import size_text
 from ...errors import ConfigurationError
@@ -20,6 +21,7 @@ from ...http.framing import list_members
 from ...http.headers import Headers
 from .frameworks import django_refuses_host
 from .model import (
+    LARGE_BYTES,
     MAX_KEPT_BYTES,
     SEVERITIES,
     Endpoint,
@@ -189,6 +191,8 @@ def _is_mended(seen: Observation, finding: Finding) -> bool:
         return bool(wrapped and coalesced and wrapped.sends < _MANY_MORE * coalesced.sends)
     if finding.id == "WF025":
         return seen.wrapped_coded is not None and bool(seen.wrapped_coded.coding)
+    if finding.id == "WF034":
+        return _has_validator(seen.wrapped)
     if finding.id in ("WF001", "WF007", "WF030"):
         return finding.fix.startswith((_WRAP, _ASGI_WRAP))
     return finding.id in ("WF020", "WF021") and finding.fix in (_WRAP, _ASGI_WRAP)
@@ -373,6 +377,10 @@ def _remarks(seen: Observation) -> Iterator[Finding]:
         # The bytes that write() has sent before are not a part of the returned body.
         fix = _WRAP if seen.wrapped.declared is not None else "send Content-Length"
         yield _finding("WF021", seen, "a complete body without Content-Length", fix)
+    if _repeats_without_tag(seen):
+        what = f"{size_text(raw.sent_bytes)}, the same each time, without ETag"
+        wrap = "ASGIFast" if raw.returned == "messages" else "WSGIFast"
+        yield _finding("WF034", seen, what, f"{wrap}(app, etag=True)")
 
 
 def coding_findings(seen: Observation) -> Iterator[Finding]:
@@ -430,6 +438,21 @@ def unlimited_uploads(endpoints: Sequence[tuple[str, str]]) -> Finding:
     endpoint = Endpoint(pattern, pattern, "framework", method)
     what = "takes a body of any size" + (f"; so do {names}" if others else "")
     return finding_at("WF033", endpoint, what, "body_limit_bytes=...")
+
+
+def _repeats_without_tag(seen: Observation) -> bool:
+    """Return whether `etag=True` would save the transfer of a large body in memory."""
+    raw = seen.raw
+    is_whole = raw.chunks.count == 1 or seen.wrapped.sent_as in ("as-is", "joined")
+    return (
+        seen.endpoint.method == "GET"
+        and raw.sent_bytes >= LARGE_BYTES
+        and is_whole
+        and not (raw.is_file or _has_validator(raw))
+        # Both are responses to the same request, at different times.
+        and raw.digest.digest() == seen.wrapped.digest.digest()
+        and may_have_tag(raw.status or 0, raw.sent_bytes, raw.headers)
+    )
 
 
 def _has_validator(recording: Recording) -> bool:

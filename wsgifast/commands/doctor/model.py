@@ -79,6 +79,9 @@ class CodedSize:
     cpu_s: float
 
 
+# The bytes that servers send before they wait for the client: ten packets (RFC 6928). A smaller
+# body arrives no sooner if it is compressed, or replaced by a 304.
+LARGE_BYTES = 10 * 1460
 # How much of a body is kept, to be read as a page or an OpenAPI document, which have a few MB at
 # most, and to be compressed.
 MAX_KEPT_BYTES = 8 * 1024 * 1024
