@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from tests.support.servers import wait_for
 from tests.workers.serving import fast_worker
+from wsgifast.bodies.access_log import json_line
 from wsgifast.workers import JSONLogger
 from wsgifast.workers.access_line import AccessLog
 
@@ -129,6 +130,44 @@ def test_line_bypasses_loggers_access(
     monkeypatch.setattr(of, "access", None)
     access_log.write(response(), SimpleNamespace(headers=[]), ENVIRON, 0.5)
     assert len(lines_of(path)) == 1
+
+
+VALUES: dict[str, list[Any]] = {
+    "RAW_URI": ["/", "/a", "/a?b=c", "/caf\xc3\xa9?", "?", "*", "", '/"\\\x7f', "/" + "a" * 300],
+    "REMOTE_ADDR": ["192.0.2.1", "127.0.0.1", "", "::1"],
+    "HTTP_X_FORWARDED_FOR": ["", "198.51.100.1", "198.51.100.1, 127.0.0.1", "unknown"],
+    "HTTP_AUTHORIZATION": ["", "Basic YTpi", "Basic !", "Bearer x"],
+    "HTTP_USER_AGENT": ["", "agent", "\xe9", '"'],
+    "HTTP_REFERER": ["", "http://localhost/", "caf\xc3\xa9"],
+    "SERVER_PROTOCOL": ["HTTP/1.0", "HTTP/2.0"],
+    "wsgifast.pattern": ["", "/items/<id>", None, 7],
+    "wsgifast.sent_as": ["", "list", "file"],
+    "wsgifast.sendfile_bytes": [0, 5],
+    "wsgifast.wait_us": [0, True, 1.5],
+    "wsgifast.request_id": ["", "abc"],
+    "wsgifast.trace_id": ["0af7651916cd43dd8448eb211c80319c"],
+}  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.fixed_dictionaries({}, optional={k: st.sampled_from(v) for k, v in VALUES.items()}),
+    st.sampled_from(["200 OK", "404", "304 Not Modified"]),
+    st.sampled_from([0, 1024]),
+    st.floats(0, 4000),
+)
+def test_json_line_has_same_fields(
+    own: Any, given: dict[str, Any], status: str, sent: int, seconds: float
+) -> None:
+    log, _ = own(JSONLogger)
+    environ = {**ENVIRON, **given}
+    resp = SimpleNamespace(status=status, sent=sent, headers=[])
+    fields = log.fields(resp, None, environ, timedelta(seconds=seconds))
+    found, expected = log.line(resp, None, environ, seconds), json_line(fields)
+    at = len('{"time":"2026-01-01T00:00:00.000Z"')
+    assert found[at:] == expected[at:]
+    assert found.isascii()
+    assert found.isprintable()
 
 
 class OwnHandler(logging.StreamHandler):  # type: ignore[type-arg]

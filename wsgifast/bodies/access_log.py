@@ -54,6 +54,9 @@ LOGGED = (
 # The last second for which json_line() has made the text of the time.
 _second = 0, ""
 _quote = json.encoder.encode_basestring_ascii
+# How many texts are cached in JSON. Longer ones, such as most URLs, are not cached.
+_MOST_CACHED = 500
+_MOST_CACHED_CHARACTERS = 200
 _encode_other = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 # Of the time since 1970: until the year 2286.
@@ -109,6 +112,21 @@ def stream_kind(chunks: int, first_bytes: int, total_bytes: int) -> str:
     return "stream"
 
 
+class Quoted(dict[str, str]):
+    """Texts as JSON, in ASCII: those that most lines repeat are cached."""
+
+    def __missing__(self, text: str) -> str:
+        quoted = _quote(text)
+        if len(text) <= _MOST_CACHED_CHARACTERS:
+            if len(self) >= _MOST_CACHED:
+                self.clear()
+            self[text] = quoted
+        return quoted
+
+
+quoted = Quoted()
+
+
 def json_line(fields: Mapping[str, object]) -> str:
     """Return a JSON object of the time (RFC 3339, UTC, in milliseconds) and fields with a value.
 
@@ -116,6 +134,19 @@ def json_line(fields: Mapping[str, object]) -> str:
 
     :param fields: by OpenTelemetry's attribute names where there are any.
     """
+    parts = [json_start()]
+    append = parts.append
+    for name, value in fields.items():
+        if isinstance(value, str):
+            if value:
+                append(f"{quoted[name]}:{quoted[value]}")
+        elif value is not None:
+            append(f"{quoted[name]}:{json_value(value)}")
+    return ",".join(parts) + "}"
+
+
+def json_start() -> str:
+    """Return the beginning of a line: the time, without a comma."""
     global _second
     now = time.time()
     second = int(now)
@@ -123,20 +154,15 @@ def json_line(fields: Mapping[str, object]) -> str:
     if known[0] != second:
         text = datetime.fromtimestamp(second, UTC).isoformat()
         _second = known = second, f'{{"time":"{text.removesuffix("+00:00")}.'
-    parts = [f'{known[1]}{int((now - second) * 1e3):03d}Z"']
-    append = parts.append
-    for name, value in fields.items():
-        if isinstance(value, str):
-            if value:
-                append(f"{_quote(name)}:{_quote(value)}")
-        elif type(value) is int:
-            append(f"{_quote(name)}:{value}")
-        elif value is not None:
-            append(f"{_quote(name)}:{_encode(value)}")
-    return ",".join(parts) + "}"
+    return f'{known[1]}{int((now - second) * 1e3):03d}Z"'
 
 
-def _encode(value: object) -> str:
+def json_value(value: object) -> str:
+    """Return a value of a field as JSON, in ASCII."""
+    if type(value) is int:
+        return str(value)
+    if isinstance(value, str):
+        return quoted[value]
     if isinstance(value, list) and all(type(item) is str for item in value):
         return f"[{','.join(map(_quote, value))}]"
     return _encode_other(value)

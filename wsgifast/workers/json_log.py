@@ -19,8 +19,14 @@ from ..bodies.access_log import (
     ErrorLogFormatter,
     basic_user,
     json_line,
+    json_start,
+    json_value,
+    quoted,
     sent_text,
 )
+
+# The names of fields that are keys of the environ, and their beginnings in a line.
+_LOGGED = [(name, f',"{name}":') for name in LOGGED]
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
@@ -67,8 +73,48 @@ class JSONLogger(Logger):  # type: ignore[misc]
         return {"json": json_line(self.fields(resp, req, environ, request_time))}
 
     def line(self, resp: Any, req: Any, environ: dict[str, Any], seconds: float) -> str:
-        """Return the line of a request that took some seconds."""
-        return json_line(self.fields(resp, req, environ, timedelta(seconds=seconds)))
+        """Return the line of FastWorker's response to a request that took some seconds.
+
+        It is the line of :meth:`fields`, in less than half the time. Do not call it in a subclass.
+        """
+        path, _, query = sent_text(environ["RAW_URI"]).partition("?")
+        client = peer = environ["REMOTE_ADDR"]
+        if "HTTP_X_FORWARDED_FOR" in environ:
+            client = self._client(peer, environ["HTTP_X_FORWARDED_FOR"])
+        line = f'{json_start()},"process.pid":{os.getpid()}'
+        if client:
+            line += f',"client.address":{quoted[client]}'
+        if client != peer and peer:
+            line += f',"network.peer.address":{quoted[peer]}'
+        if "HTTP_AUTHORIZATION" in environ and (user := basic_user(environ["HTTP_AUTHORIZATION"])):
+            line += f',"user.name":{quoted[user]}'
+        if PATTERN in environ and (pattern := environ[PATTERN]) not in (None, ""):
+            line += f',"http.route":{json_value(pattern)}'
+        line += (
+            f',"http.request.method":{quoted[environ["REQUEST_METHOD"]]}'
+            f',"url.scheme":{quoted[environ["wsgi.url_scheme"]]}'
+        )
+        if path:
+            line += f',"url.path":{quoted[path]}'
+        if query:
+            line += f',"url.query":{quoted[query]}'
+        line += (
+            f',"network.protocol.version":{quoted[environ["SERVER_PROTOCOL"][5:]]}'
+            f',"http.response.status_code":{int(resp.status[:3])}'
+        )
+        if resp.sent or environ.get(SENT_AS) != "file" or SENDFILE_BYTES in environ:
+            line += f',"http.response.body.size":{resp.sent}'
+        if "HTTP_USER_AGENT" in environ and (agent := environ["HTTP_USER_AGENT"]):
+            line += f',"user_agent.original":{quoted[sent_text(agent)]}'
+        if "HTTP_REFERER" in environ and (referer := environ["HTTP_REFERER"]):
+            line += f',"http.request.header.referer":[{quoted[sent_text(referer)]}]'
+        line += f',"wsgifast.duration_us":{round(seconds * 1e6)}'
+        for name, start in _LOGGED:
+            if name in environ and (value := environ[name]) not in (None, ""):
+                line += f"{start}{value if type(value) is int else json_value(value)}"
+        if TRACE_ID in environ:
+            line += f',"trace_id":{json_value(environ[TRACE_ID])}'
+        return line + "}"
 
     def fields(
         self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
