@@ -46,10 +46,18 @@ class Seen:
 
 
 def ask(
-    address: Address, target: str, method: str, headers: Iterable[tuple[str, str]] = ()
+    address: Address,
+    target: str,
+    method: str,
+    headers: Iterable[tuple[str, str]] = (),
+    *,
+    bare_lf: bool = False,
 ) -> Seen:
-    """Send a request on a connection of its own, and read all that comes."""
-    with Connection(address, timeout=_TIMEOUT_S) as connection:
+    """Send a request on a connection of its own, and read all that comes.
+
+    :param bare_lf: as :class:`.Connection` takes it.
+    """
+    with Connection(address, timeout=_TIMEOUT_S, bare_lf=bare_lf) as connection:
         fields = [*headers, ("Connection", "close")]
         connection.send_request(target, method=method, headers=fields)
         return _read(connection, method)

@@ -114,8 +114,10 @@ def live_server(
     command = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
     with tempfile.TemporaryDirectory(prefix="wsgifast-") as folder:
         # What the server leaves behind when it is killed goes with this folder.
+        inherited = {**os.environ}
+        inherited.pop("DJANGO_SETTINGS_MODULE", None)  # of tests in this process
         environment = {
-            **os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": folder, **(env or {})
+            **inherited, "PYTHONUNBUFFERED": "1", "TMPDIR": folder, **(env or {})
         }  # fmt: skip
         log_path = Path(folder, "log")
         with log_path.open("wb") as log:

@@ -27,6 +27,8 @@ HALVES = {
     + (b"400\r\n" + bytes(1024) + b"\r\n") * 500,
 }  # fmt: skip
 MIB = 2**20
+# Per client, beyond the bound. glibc 2.43 keeps more freed pieces of bodies than 2.36.
+SLACK_KIB = {"body": 80, "chunked body": 80}
 
 
 def memory_of(server: LiveServer) -> int:
@@ -56,7 +58,8 @@ def test_idle_clients_share_one_bound_of_memory(half: str) -> None:
             crowd[0].send(b"")
             assert server.get("/small/1").status == 200
             added = memory_of(server) - before
-            assert added < 2 * bound + count * 32 * 1024, f"{added / count:,.0f} bytes each"
+            slack = count * SLACK_KIB.get(half, 32) * 1024
+            assert added < 2 * bound + slack, f"{added / count:,.0f} bytes each"
         wait_for(lambda: server.get("/small/1").status == 200, "others are served")
 
 
