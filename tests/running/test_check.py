@@ -205,3 +205,21 @@ def test_check_advises_options_that_the_server_has(
     said = capsys.readouterr().out
     assert "WF104" in said
     assert ("--user" in said) is advised
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ["WF116"]),
+        ({"WSGIFAST_READY_PATH": "/readyz"}, []),
+        ({"WSGIFAST_READY_PATH": "/readyz", "WSGIFAST_DRAIN_DELAY_S": "60"}, ["WF117"]),
+    ],
+)
+def test_asgi_server_has_the_same_findings(
+    environment: dict[str, str], expected: list[str]
+) -> None:
+    protocol = "--http=asgifast.uvicorn:HttpToolsProtocol"
+    command = ["uvicorn", protocol, "--host=0.0.0.0", "--timeout-graceful-shutdown=20"]
+    report = check_deployment([*command, "examples.starlette_app:app"], environment)
+    found = {finding.id for finding in report.findings}
+    assert sorted(found & {"WF116", "WF117"}) == expected

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import ConfigurationError, MissingExtra
 from ...metrics.setup import VARIABLE as METRICS
 from ...metrics.setup import metrics_address
-from ...server_options import SHARED
+from ...server_options import SHARED, check_probe_paths
 from ..arguments import (
     APP_HELP,
     DEFAULT_BIND,
@@ -232,6 +232,8 @@ def planned(options: argparse.Namespace) -> Plan:
             text = " ".join(value) if row.kind.is_repeated else value
             plan.environment[row.variable] = text
     _add_health_checks(plan, options, loaded)
+    variables = {**os.environ, **plan.environment}
+    check_probe_paths(*(variables.get(SHARED[name].variable) or None for name in PROBE_PATHS))
     return plan
 
 
