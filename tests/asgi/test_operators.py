@@ -155,6 +155,9 @@ def test_request_that_waits_too_long_gets_503(stack: str, tmp_path: Path) -> Non
     with serving(command, queue_timeout_s=0.2) as server:
 
         def refused() -> bool:
+            with Connection(server.address) as connection:
+                for _ in range(100):  # by then the event loop is known to be idle
+                    assert version == "HTTP/2" or connection.request("/").status == 200
             began = tmp_path / str(time.monotonic_ns())
             with Connection(server.address) as connection:
                 connection.send_request(f"/computes?{began}")
