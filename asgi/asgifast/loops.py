@@ -71,7 +71,7 @@ async def ended(task: BackgroundTask) -> None:
     if isinstance(task, _TrioTask):
         await task.join()
     elif isinstance(task, asyncio.Future):
-        await _over(task)
+        await over(task)
 
 
 async def outcome(task: BackgroundTask) -> None:
@@ -101,7 +101,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await _over(future)
+        await over(future)
         raise
     finally:
         del future  # its error's traceback refers to this frame, and so to the function's objects
@@ -120,7 +120,7 @@ async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | No
         return None
 
 
-async def _over(future: asyncio.Future[Any]) -> None:
+async def over(future: asyncio.Future[Any]) -> None:
     """Wait until a future is done, however often the caller is cancelled meanwhile.
 
     anyio, which Starlette uses, cancels again in every turn of the loop, except inside a shield.

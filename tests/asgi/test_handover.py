@@ -187,6 +187,21 @@ async def test_message_behind_the_file_is_refused(
         assert "Unexpected ASGI message" in seen[0]
 
 
+async def test_file_outlives_a_cancelled_later_message(protocol: Any, large: Path) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send, length=LARGE_BYTES)
+        await send({"type": PATHSEND, "path": str(large)})
+        late = asyncio.create_task(refusal_of(send({"type": "http.response.body"})))
+        await turns()
+        late.cancel()
+
+    async with serving(protocol, app) as client:
+        await client.send(GET)
+        await turns()
+        assert await client.body(LARGE_BYTES) == large.read_bytes()
+        await client.hello()
+
+
 async def test_task_with_later_message_outlives_the_request(protocol: Any, large: Path) -> None:
     is_sent = asyncio.Event()
     go_on = asyncio.Event()

@@ -234,7 +234,7 @@ async def test_file_ending_early_closes_whatever_app_does(
         await turns(100)
         await client.until(b"\r\n\r\n")
         received = await client.to_end()
-        assert caught.is_set()
+        await asyncio.wait_for(caught.wait(), 20)
         assert received.count(b"b") == written
         assert received.count(b"f") == size
         assert not received.endswith(b"0\r\n\r\n")
@@ -277,6 +277,20 @@ async def test_headers_of_a_generator_are_read_once(protocol: Any, large: Path) 
     async with serving(protocol, app) as client:
         assert b"content-length: 100000\r\n" in (await client.ask()).lower()
         assert await client.exactly(100_000) == large.read_bytes()[:100_000]
+        await client.hello()
+
+
+async def test_empty_part_of_file_does_not_end_chunks(protocol: Any, large: Path) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await start(send)
+        with large.open("rb") as file:
+            for count in (0, 10, 0, 200_000):
+                message: Message = {"type": ZEROCOPYSEND, "file": file, "count": count}
+                await send({**message, "more_body": count < 200_000})
+
+    async with serving(protocol, app) as client:
+        await client.ask()
+        assert b"".join(await client.chunks()) == large.read_bytes()[:200_010]
         await client.hello()
 
 

@@ -51,6 +51,9 @@ class Drained(asyncio.Protocol):
 
     transport: CoalescingTransport
 
+    def pause_writing(self) -> None:
+        self.transport.is_paused = True
+
     def resume_writing(self) -> None:
         self.transport.drained()
 
@@ -86,9 +89,14 @@ async def connected() -> AsyncIterator[tuple[CoalescingTransport, socket.socket]
 
 
 async def send_file(transport: CoalescingTransport, segment: FileSegment) -> None:
-    rest = transport.begin_file(segment)
-    if rest is not None:
-        await rest()
+    sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def on_sent(unsent: int, error: Exception | None) -> None:
+        if not sent.done():
+            sent.set_exception(error) if error is not None else sent.set_result(unsent)
+
+    if not transport.write_file(segment, on_sent):
+        assert await sent == 0
 
 
 async def arrives(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wsgifast.files import ByteRange
-from wsgifast.http.framing import chunk_size_line
-from wsgifast.sockets import FileSegment, FileTruncated
-from wsgifast.sockets.sending import BLOCK_BYTES, SendfileUnavailable, read_cached
+from wsgifast.http.framing import chunk, chunk_size_line
+from wsgifast.sockets import FileSegment
+from wsgifast.sockets.sending import read_cached
 
-from ..files import send_segment
-from ..messages import Message, response_body
-from .transport import DelayedOutput, Rest
+from ..loops import over
+from ..messages import response_body
+from .transport import DelayedOutput
 
 if TYPE_CHECKING:
     from ..instrumented import Request
@@ -36,10 +35,6 @@ class BodyOutput(DelayedOutput):
 
     cycle: Any
 
-    async def send_part(self, message: Message) -> None:
-        """Send a body message that is a part of a file's body."""
-        await self.cycle.send(message)
-
     async def finish(self, data: bytes = b"") -> None:
         """Send the end of the body."""
         await self.cycle.send(response_body(data))
@@ -52,6 +47,13 @@ class BodyOutput(DelayedOutput):
         """
         self.cycle.transport.close()
         self.cycle.disconnected = True
+
+    def frame(self, data: bytes) -> bytes:
+        """Have the server count body bytes. Return them in their framing."""
+        if self.cycle.chunked_encoding:
+            return chunk(data)
+        count(self.cycle, len(data))
+        return data
 
     def frame_for(self, size: int) -> tuple[bytes, bytes]:
         """Have the server count body bytes. Return the framing before and after them."""
@@ -69,25 +71,23 @@ def count(cycle: Any, size: int) -> None:
 
 
 class FileBody:
-    """A body of bytes, and ranges of one open file.
+    """A body of bytes, and ranges of one open file, or a part of such a body.
 
-    :meth:`begin` sends as much as the socket accepts now, so that the app can end and free its
-    memory long before the client has the last byte. The caller of the app sends the remaining bytes
-    (:meth:`sent`) if the app returns in the same turn of the loop, as most do. Otherwise a task
-    does, which costs more memory.
+    As much as the socket accepts is sent at once, so that the app can end and free its memory long
+    before the client has the last byte. The output queue sends the remaining bytes.
 
     :param response: has the framing, and sends the body's end.
     :param close: called once, when the file is no longer needed.
     :param recording: records the body's end.
+    :param is_whole: the body's end is sent behind it.
+    :ivar end: done when the remaining bytes are sent. It has the error. None if there are none.
     """
 
     # Lives as long as the slowest download, of which there may be thousands.
     __slots__ = (
-        "_close", "_fd", "_left", "_recording", "_response", "_rest", "_segments", "_sent_by",
+        "_after", "_close", "_fd", "_is_whole", "_recording", "_response", "_segments", "_unsent",
+        "end",
     )  # fmt: skip
-
-    # As for send_segment().
-    _room: Callable[[], Awaitable[int]] | None = None
 
     def __init__(
         self,
@@ -95,168 +95,129 @@ class FileBody:
         fd: int,
         close: Callable[[], object] | None = None,
         recording: Request | None = None,
+        *,
+        is_whole: bool = True,
     ) -> None:
         self._response = response
         self._fd = fd
         self._close = close
         self._recording = recording
+        self._is_whole = is_whole
         # What follows in the body.
         self._segments: Iterator[bytes | ByteRange] = iter(())
-        # Sends the rest of the range that is being sent.
-        self._rest: Rest | None = None
-        # Bytes of that range that were not sent.
-        self._left = 0
-        # The task that sends the rest.
-        self._sent_by: asyncio.Task[Any] | None = None
+        # The framing behind the range that is being sent, and the bytes of it that were not sent.
+        self._after = b""
+        self._unsent = 0
+        self.end: asyncio.Future[None] | None = None
 
-    async def begin(self, segments: Sequence[bytes | ByteRange]) -> bool:
-        """Send as much as the socket accepts now. Return whether bytes remain."""
+    async def send(self, segments: Sequence[bytes | ByteRange]) -> asyncio.Future[None] | None:
+        """Send as much as the socket accepts now. Return the end, if bytes remain."""
         self._segments = iter(segments)
+        is_one = self._is_whole and len(segments) == 1
+        data = self._read_small(segments[0]) if is_one else None
         try:
-            if len(segments) == 1 and (data := self._read_small(segments[0])) is not None:
+            if data is not None:
                 next(self._segments)
                 await self._response.finish(data)
-            else:
-                await self._send_until_full()
+            elif await self._begin():
+                if self._is_whole:
+                    await self._response.finish()
+            elif self._recording is not None:
+                self._recording.is_handed_over = True
+        except ConnectionError:
+            self._response.cut_off()  # uvicorn ignores later messages, too
+        except OSError:
+            self._response.cut_off()
+            raise
         finally:
-            if self._rest is None:
-                self._end()
-        if self._rest is None:
-            return False
-        if self._recording is not None:
-            self._recording.is_handed_over = True
-        asyncio.get_running_loop().call_soon(self.start_task)
+            if self.end is None:
+                self._close_file()
+        return self.end
+
+    async def sent(self) -> None:
+        """Wait for the end. If the caller is cancelled, the file is not used any more."""
+        assert self.end is not None
+        try:
+            await asyncio.shield(self.end)
+        except asyncio.CancelledError:
+            self._response.cut_off()
+            await over(self.end)
+            raise
+
+    async def _begin(self) -> bool:
+        """Return whether all is sent. If not, `end` is set."""
+        if self._write_segments():
+            return True
+        self.end = asyncio.get_running_loop().create_future()
+        return False
+
+    def _write_segments(self) -> bool:
+        """Write segments, up to a range that takes long. Return whether all were sent."""
+        response = self._response
+        queue = response.cycle.transport
+        queue.write(self._after)
+        for segment in self._segments:
+            data = segment if isinstance(segment, bytes) else self._read_small(segment)
+            if data is not None or isinstance(segment, bytes):
+                if data:  # an empty chunk would end the body
+                    queue.write(response.frame(data))
+                continue
+            before, self._after = response.frame_for(segment.size)
+            self._unsent = segment.size
+            queue.write(before)
+            if not queue.write_file(FileSegment(self._fd, *segment), self._on_sent):
+                return False
+            queue.write(self._after)
+            self._unsent = 0
         return True
 
-    def sent(self) -> Awaitable[Any]:
-        """Await this until the body is sent: by the caller, if no task sends it."""
-        if self._sent_by is not None:
-            return self._sent_by
-        self._sent_by = asyncio.current_task()
-        return self._send_rest()
+    def _on_sent(self, unsent: int, error: Exception | None) -> None:
+        """Go on behind a range: called by the queue."""
+        self._unsent = unsent
+        is_whole = self._is_whole
+        if error is None:
+            try:
+                if not self._write_segments():
+                    return
+            except Exception as failure:  # noqa: BLE001 - raised by who awaits the end
+                error = failure
+        self._close_file()
+        end = self.end
+        assert end is not None
+        if error is not None:
+            self._response.cut_off()
+            is_whole = False
+        if end.done():  # cancelled
+            return
+        if error is not None and not isinstance(error, ConnectionError):
+            end.set_exception(error)
+        elif is_whole:
+            asyncio.get_running_loop().create_task(self._finish(end))
+        else:
+            end.set_result(None)
 
-    async def send(self, segment: FileSegment) -> None:
-        """Send a range of the file as a part of the body."""
-        rest = await self._begin_segment(segment)
-        if rest is not None:
-            await rest()
+    async def _finish(self, end: asyncio.Future[None]) -> None:
+        error = None
+        try:
+            await self._response.finish()
+        except Exception as failure:  # noqa: BLE001 - as above
+            error = failure
+        if not end.done():
+            end.set_exception(error) if error is not None else end.set_result(None)
 
     def _read_small(self, segment: bytes | ByteRange) -> bytes | None:
         """A small segment's bytes, if all of them are in the page cache."""
         if isinstance(segment, bytes) or segment.size > SMALL_FILE_BYTES:
             return None
+        if not segment.size:
+            return b""
         data = read_cached(self._fd, segment.offset, segment.size)
         return None if data is None or len(data) < segment.size else data
 
-    async def _send_until_full(self) -> None:
-        """Send segments and the body's end, up to a range that takes long, which has a rest."""
-        for segment in self._segments:
-            if isinstance(segment, bytes):
-                await self._response.send_part(response_body(segment, more_body=True))
-            else:
-                self._rest = await self._begin_segment(FileSegment(self._fd, *segment))
-                if self._rest is not None:
-                    return
-        await self._response.finish()
-
-    def start_task(self) -> None:
-        """Have a task send the rest, if the app's caller does not."""
-        if self._sent_by is None:
-            task = self._sent_by = asyncio.get_running_loop().create_task(self._send_rest())
-            # The task may be cancelled before its first step.
-            task.add_done_callback(lambda task: self._end())
-
-    async def _send_rest(self) -> None:
-        try:
-            while self._rest is not None:
-                sending = self._rest()
-                self._rest = None  # otherwise it lives as long as the client reads
-                await sending
-                await self._send_until_full()
-        finally:
-            self._end()
-
-    def _end(self) -> None:
+    def _close_file(self) -> None:
         close, self._close = self._close, None
         if close is not None:
             close()
             if self._recording is not None:
                 following = (len(s) if isinstance(s, bytes) else s.size for s in self._segments)
-                self._recording.ended(self._left + sum(following))
-
-    # A range
-
-    async def _begin_segment(self, segment: FileSegment) -> Rest | None:
-        """Send the first bytes of a range. Return the sender of the others, if there are any."""
-        response = self._response
-        transport = response.cycle.transport
-        self._left = segment.size
-        if segment.size <= SMALL_FILE_BYTES or not transport.can_sendfile:
-            first = min(BLOCK_BYTES, segment.size)
-            await self._send_by_reads(segment._replace(size=first))
-            if first == segment.size:
-                return None
-            following = FileSegment(segment.fd, segment.offset + first, segment.size - first)
-            return partial(self._send_by_reads, following)
-        before, after = response.frame_for(segment.size)
-        transport.write(before)
-        rest: Rest | None
-        try:
-            rest = transport.begin_file(segment)
-        except SendfileUnavailable:
-            rest = partial(self._send_by_reads, segment, is_framed=True)
-        except ConnectionError:
-            return None  # the client has gone: uvicorn ignores later messages, too
-        if rest is None:
-            self._left = 0
-            transport.write(after)
-            return None
-        return partial(self._finish_segment, rest, segment, after)
-
-    async def _finish_segment(self, rest: Rest, segment: FileSegment, after: bytes) -> None:
-        response = self._response
-        transport = response.cycle.transport
-        try:
-            try:
-                sending = rest()
-                del rest  # as above
-                await sending
-            except SendfileUnavailable:
-                await self._send_by_reads(segment, is_framed=True)
-        except ConnectionError:
-            return  # as above
-        except BaseException:
-            response.cut_off()
-            raise
-        finally:
-            self._left = transport.unsent
-        transport.write(after)
-
-    async def _send_by_reads(self, segment: FileSegment, *, is_framed: bool = False) -> None:
-        """Send a range in blocks.
-
-        :param is_framed: its framing is written already. Otherwise the server frames each block.
-        """
-        cycle = self._response.cycle
-        try:
-            await send_segment(
-                self._write_block if is_framed else self._send_block,
-                segment,
-                more_body=True,
-                is_disconnected=lambda: bool(cycle.disconnected),
-                room=self._room,
-            )
-        except FileTruncated:
-            self._response.cut_off()
-            raise
-
-    async def _send_block(self, message: Message) -> None:
-        await self._response.cycle.send(message)
-        self._left -= len(message["body"])
-
-    async def _write_block(self, message: Message) -> None:
-        cycle = self._response.cycle
-        cycle.transport.write(message["body"])
-        cycle.transport.unsent -= len(message["body"])
-        if cycle.flow.write_paused:
-            await cycle.flow.drain()
+                self._recording.ended(self._unsent + sum(following))

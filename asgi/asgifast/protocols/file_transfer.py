@@ -1,38 +1,51 @@
-"""Send one range of a file by sendfile, on a socket that the event loop's transport owns.
+"""Files in the output of a connection: sent by sendfile, or read and written.
 
 Theory of operation. Everything is done in the event loop's thread, except reads from the disk. The
 file's descriptor stays the caller's, and open until the transfer has ended.
 
-- :meth:`FileTransfer.step` makes one sendfile call of at most WINDOW_BYTES, so that other
-  connections have their turns. The first step is made at once. When the socket is full, it is
-  watched, and each time it has room a callback of the loop makes the next step.
+- :meth:`FileTransfer.begin` makes one sendfile call of at most WINDOW_BYTES, so that other
+  connections have their turns. When the socket is full, it is watched, and each time it has room a
+  callback of the loop makes the next call.
 - A thread, which may wait for the disk, sends bytes that are not known to be in the page cache. It
   has a duplicate of the socket's descriptor, so that the number cannot become another connection's
   while the thread runs.
+- sendfile bypasses the buffer of the loop's transport. So a file waits until that is empty.
 - The socket's send buffer starts small, and grows if the client is quick. Bytes that slow clients
   leave in their buffers count against the kernel's memory for all TCP connections. When that is
   exhausted, a socket is writable and accepts nothing. Waiting for writability would spin, so a
   timer waits instead.
+- A :class:`FileReader` writes blocks of the file to the loop's transport: over TLS, and where the
+  kernel cannot send a file. It waits while the loop's transport has paused its protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import enum
 import os
 import select
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from wsgifast.sockets import FileSegment, FileTruncated, release_send_buffer
 from wsgifast.sockets.options import QUICK_S, limit_send_buffer
-from wsgifast.sockets.sending import MSG_MORE, SendfileUnavailable, cached_bytes, send_file_once
+from wsgifast.sockets.sending import (
+    BLOCK_BYTES,
+    MSG_MORE,
+    SendfileUnavailable,
+    cached_bytes,
+    read_cached,
+    send_file_once,
+)
 
 from ..counters import counters
-from ..loops import in_thread
+
+T = TypeVar("T")
+# Gets the number of unsent bytes, and why they were not sent.
+OnSent = Callable[[int, "Exception | None"], object]
 
 # One sendfile call: less than a millisecond, even where the send buffer has grown to megabytes.
 WINDOW_BYTES = 1024 * 1024
@@ -48,134 +61,206 @@ TURN_S = 0.001
 EVENTS_AT_ONCE = 8
 
 
-class Progress(enum.Enum):
-    DONE = "the kernel has the last byte"
-    FULL = "the socket takes no more now, or other connections have their turn"
-    COLD = "the next bytes may have to be read from the disk"
-
-
 class FileOwner(asyncio.Transport):
     """The transport that a file is sent on.
 
+    :ivar real: the event loop's transport.
     :ivar may_grow: the socket's send buffer is limited. None before the first file or large body.
+    :ivar is_paused: the loop's transport has called its protocol's pause_writing().
     """
 
-    __slots__ = ("may_grow",)
+    __slots__ = ("is_paused", "may_grow", "real")
 
+    real: asyncio.Transport
     may_grow: bool | None
+    is_paused: bool
 
-    def file_ended(self, error: BaseException | None) -> None:
-        """End the file: its last byte was sent, or an error has stopped it."""
+    def write_block(self, data: bytes | bytearray | memoryview) -> None:
+        """Write a block of the file."""
+        raise NotImplementedError
+
+    def file_ended(self, error: Exception | None) -> None:
+        """End the file that was not sent at once."""
         raise NotImplementedError
 
 
-class FileTransfer:
-    """See the module's docstring.
+class FileOutput:
+    """A range of a file on its way to the socket.
 
-    :param sock: the transport's socket, as get_extra_info("socket") has it.
-    :param head: the response headers, sent before the file in the same packet.
+    :ivar segment: the whole range.
+    :ivar on_sent: see the owner's write_file().
     """
 
     # Thousands may wait for their clients.
-    __slots__ = (
-        "_cached_to", "_end", "_error", "_fd", "_head", "_loop", "_offset", "_owner", "_segment",
-        "_sock", "_timer", "_waiter", "_waiting_since", "_was_quick", "_watched",
-    )  # fmt: skip
+    __slots__ = ("_end", "_error", "_fd", "_is_in_thread", "_loop", "_offset", "_owner", "on_sent",
+                 "segment")  # fmt: skip
 
     def __init__(
         self,
         owner: FileOwner,
         loop: asyncio.AbstractEventLoop,
-        sock: Any,
-        head: bytes,
         segment: FileSegment,
+        on_sent: OnSent,
     ) -> None:
         self._owner = owner
         self._loop = loop
-        self._sock = sock
-        self._head = head
-        self._segment = segment
+        self.segment = segment
         self._fd, self._offset, size = segment
         self._end = self._offset + size
-        # Up to here the file was found in memory.
-        self._cached_to = 0
-        self._waiter: asyncio.Future[Progress] | None = None
-        self._waiting_since = 0.0
-        self._was_quick = False
-        self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
-        # The socket's descriptor while it is watched.
-        self._watched = -1
-        if owner.may_grow is None:
-            owner.may_grow = limit_send_buffer(sock)
-
-    def step(self) -> Progress:
-        """Send as much of the page cache as the socket accepts now, up to one window.
-
-        :raises SendfileUnavailable: if the kernel cannot. Nothing of the file was sent.
-        :raises FileTruncated: if the file ends early.
-        :raises OSError: if the peer has gone.
-        """
-        try:
-            if self._head:
-                self._send_head()
-            count = self._in_memory()
-            if count == 0:
-                return Progress.COLD
-            sent = send_file_once(self._sock.fileno(), self._fd, self._offset, count)
-        except (OSError, SendfileUnavailable) as error:
-            return self._refused(error)
-        return self._sent(sent)
-
-    async def send(self, progress: Progress) -> None:
-        """Send the remaining bytes.
-
-        :param progress: the result of the first :meth:`step`.
-
-        :raises Exception: as :meth:`step`, and the error passed to :meth:`fail`.
-        """
-        try:
-            while progress is not Progress.DONE:
-                if self._error is not None:
-                    raise self._error
-                if progress is Progress.COLD:
-                    progress = await self._step_in_thread()
-                else:
-                    # Callbacks make the steps, until one has another result.
-                    self._waiter = self._loop.create_future()
-                    self._watch()
-                    try:
-                        progress = await self._waiter
-                    finally:
-                        self._waiter = None
-                        self._unwatch()
-        except BaseException as error:
-            self._owner.file_ended(error)
-            raise
-        self._owner.file_ended(None)
+        self._is_in_thread = False
+        self.on_sent = on_sent
 
     @property
     def unsent(self) -> int:
-        """Bytes of the range that the kernel has not."""
+        """Bytes of the range that the kernel, or the loop's transport, has not."""
         return self._end - self._offset
 
-    def fail(self, error: Exception) -> None:
-        """Stop: send() raises the error, and the socket is not used any more."""
-        self._error = error
-        self._unwatch()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
+    def begin(self, head: bytes) -> bool:
+        """Send bytes, and as much of the file behind them as is possible now.
 
-    async def _step_in_thread(self) -> Progress:
-        out = os.dup(self._sock.fileno())
-        count = min(self._end - self._offset, WINDOW_BYTES)
+        :returns: whether all of it was sent. If not, the owner's file_ended() follows.
+        :raises SendfileUnavailable: if the kernel cannot. The bytes were sent, and no file.
+        :raises FileTruncated: if the file ends early.
+        :raises OSError: if the peer has gone, or the file cannot be read.
+        """
+        raise NotImplementedError
+
+    def drained(self) -> None:
+        """Go on: the loop's transport has called its protocol's resume_writing()."""
+
+    def fail(self, error: Exception) -> None:
+        """Stop, and use the socket no more. The file may be closed when its end is reported."""
+        self._stop_waiting()
+        if self._error is None:
+            self._error = error
+            if not self._is_in_thread:
+                self._owner.file_ended(error)
+
+    def _stop_waiting(self) -> None:
+        raise NotImplementedError
+
+    def _go_on(self) -> bool:
+        """Send what is possible now. Return whether all is sent."""
+        raise NotImplementedError
+
+    def _continue(self) -> None:
+        """Go on in a callback of the loop, which reports the end."""
+        if self._error is None:
+            self._attempt(self._go_on)
+
+    def _attempt(self, go_on: Callable[[], bool]) -> None:
+        error = None
         try:
-            sent = await in_thread(send_file_once, out, self._fd, self._offset, count)
-        except (OSError, SendfileUnavailable) as error:
-            return self._refused(error)
-        finally:
+            if not go_on():
+                return
+        except Exception as failure:  # noqa: BLE001 - the sender of the file gets it
+            error = failure
+        self._stop_waiting()
+        self._owner.file_ended(error)
+
+    def _call_in_thread(
+        self,
+        then: Callable[[Callable[[], T]], bool],
+        function: Callable[..., T],
+        *args: Any,
+        out: int = -1,
+    ) -> None:
+        """Call a function that may wait for the disk. Go on with what returns its result.
+
+        :param out: a descriptor to close behind it.
+        """
+        self._is_in_thread = True
+        call = self._loop.run_in_executor(None, function, *args)
+        call.add_done_callback(partial(self._on_thread_end, then, out))
+
+    def _on_thread_end(
+        self, then: Callable[[Callable[[], T]], bool], out: int, call: asyncio.Future[T]
+    ) -> None:
+        self._is_in_thread = False
+        if out != -1:
             os.close(out)
-        return self._sent(sent)
+        if self._error is None:
+            self._attempt(partial(then, call.result))
+        else:
+            call.exception()  # otherwise it would be logged
+            self._owner.file_ended(self._error)
+
+
+class FileTransfer(FileOutput):
+    """Sends by sendfile. See the module's docstring."""
+
+    __slots__ = (
+        "_cached_to", "_head", "_is_behind_buffer", "_sock", "_timer", "_waiting_since",
+        "_was_quick", "_watched",
+    )  # fmt: skip
+
+    def begin(self, head: bytes) -> bool:
+        self._sock = self._owner.real.get_extra_info("socket")
+        # Up to here the file was found in memory.
+        self._cached_to = 0
+        self._waiting_since = 0.0
+        self._was_quick = False
+        self._timer: asyncio.TimerHandle | None = None
+        # The socket's descriptor while it is watched.
+        self._watched = -1
+        self._is_behind_buffer = self._owner.real.get_write_buffer_size() > 0
+        if self._is_behind_buffer:
+            self._head = b""
+            self._owner.real.write(head)
+            self._owner.real.set_write_buffer_limits(high=0)
+            return False
+        self._head = head
+        return self._go_on()
+
+    def drained(self) -> None:
+        if self._is_behind_buffer and not self._owner.real.get_write_buffer_size():
+            self._is_behind_buffer = False
+            self._owner.real.set_write_buffer_limits()
+            self._continue()
+
+    def _go_on(self) -> bool:
+        if self._owner.may_grow is None:
+            self._owner.may_grow = limit_send_buffer(self._sock)
+        return self._wait_after(self._send_cached)
+
+    def _wait_after(self, send: Callable[[], int | None]) -> bool:
+        """Call a function that sends, and wait for what hinders it. Return whether all is sent.
+
+        :param send: returns the number of sent bytes, or None if they may have to come from the
+            disk.
+        """
+        try:
+            sent = send()
+        except BlockingIOError:
+            sent = 0
+        except SendfileUnavailable as error:
+            if self._offset != self.segment.offset:  # too late to send the file another way
+                raise error.__cause__ or error from None
+            raise
+        else:
+            if sent == 0:
+                raise FileTruncated(self.unsent, self.segment.size)
+        if sent is None:
+            self._stop_waiting()
+            out = os.dup(self._sock.fileno())
+            count = min(self.unsent, WINDOW_BYTES)
+            self._call_in_thread(
+                self._wait_after, send_file_once, out, self._fd, self._offset, count, out=out
+            )
+            return False
+        self._offset += sent
+        counters.sendfile_bytes += sent
+        if self.unsent and self._watched == -1:
+            self._watch()
+        return not self.unsent
+
+    def _send_cached(self) -> int | None:
+        """Send as much of the page cache as the socket accepts now, up to one window."""
+        if self._head:
+            self._send_head()
+        count = self._in_memory()
+        return send_file_once(self._sock.fileno(), self._fd, self._offset, count) if count else None
 
     def _in_memory(self) -> int:
         """Return how many of the next bytes are in the page cache, up to one window.
@@ -204,30 +289,13 @@ class FileTransfer:
         finally:
             own.detach()
 
-    def _sent(self, count: int) -> Progress:
-        if count == 0:
-            raise FileTruncated(self._end - self._offset, self._segment.size)
-        self._offset += count
-        counters.sendfile_bytes += count
-        return Progress.DONE if self._offset == self._end else Progress.FULL
-
-    def _refused(self, error: Exception) -> Progress:
-        if isinstance(error, BlockingIOError):
-            return Progress.FULL
-        try:
-            if isinstance(error, SendfileUnavailable) and self._offset != self._segment.offset:
-                raise error.__cause__ or error  # too late to send the file another way
-            raise error
-        finally:
-            del error  # its traceback has this frame
-
     def _watch(self) -> None:
         self._timer = None
         self._watched = self._sock.fileno()
         self._waiting_since = time.monotonic()
         call_while_writable(self._loop, self._watched, self._on_writable)
 
-    def _unwatch(self) -> None:
+    def _stop_waiting(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -236,9 +304,6 @@ class FileTransfer:
             self._watched = -1
 
     def _on_writable(self) -> None:
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            return
         if self._owner.may_grow:
             now = time.monotonic()
             was_quick, self._was_quick = self._was_quick, now - self._waiting_since < QUICK_S
@@ -249,19 +314,48 @@ class FileTransfer:
                     release_send_buffer(self._sock)
             self._waiting_since = now
         before = len(self._head), self._offset
-        try:
-            progress = self.step()
-        except Exception as error:  # noqa: BLE001 - send() raises it
-            self._unwatch()
-            waiter.set_exception(error)
-            del waiter  # it refers to the error, and its traceback to this frame
-            return
-        if progress is not Progress.FULL:
-            self._unwatch()
-            waiter.set_result(progress)
-        elif (len(self._head), self._offset) == before:
-            self._unwatch()
+        self._continue()
+        if self._watched != -1 and (len(self._head), self._offset) == before:
+            self._stop_waiting()
             self._timer = self._loop.call_later(_WITHOUT_MEMORY_S, self._watch)
+
+
+class FileReader(FileOutput):
+    """Reads a file, and writes it to the loop's transport. A turn of the loop has one block."""
+
+    __slots__ = ()
+
+    def begin(self, head: bytes) -> bool:
+        if head:
+            self._owner.real.write(head)
+        return self._go_on()
+
+    def drained(self) -> None:
+        if not self._is_in_thread:
+            self._continue()
+
+    def _go_on(self) -> bool:
+        size = min(BLOCK_BYTES, self.unsent)
+        block = read_cached(self._fd, self._offset, size)
+        if block is None:
+            self._call_in_thread(self._write, os.pread, self._fd, size, self._offset)
+            return False
+        return self._write(lambda: block)
+
+    def _write(self, read: Callable[[], bytes]) -> bool:
+        block = read()
+        if not block:
+            raise FileTruncated(self.unsent, self.segment.size)
+        self._offset += len(block)
+        self._owner.write_block(block)
+        if not self.unsent:
+            return True
+        if not self._owner.is_paused:
+            self._loop.call_soon(self.drained)
+        return False
+
+    def _stop_waiting(self) -> None:
+        pass
 
 
 # Sockets with room. An event loop refuses to watch the descriptor of a transport's socket, and a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Sequence
@@ -9,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wsgifast.files import ByteRange
-from wsgifast.http.framing import chunk
 from wsgifast.http.head import interim_fields
 
 from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
@@ -35,7 +35,7 @@ from ..messages import (
     without_framing,
 )
 from ..whole_responses import add_sender, send_whole, whole_sender_for
-from .file_body import BodyOutput, FileBody, count
+from .file_body import BodyOutput, FileBody
 
 if TYPE_CHECKING:
     from ..instrumented import Request
@@ -62,7 +62,7 @@ class Response(BodyOutput):
     :ivar cycle: uvicorn's RequestResponseCycle. Its send() gets the other messages.
     :ivar start: the start message that must be sent before the next message.
     :ivar order: of the messages. None while the response is a simple one.
-    :ivar body: the body with remaining bytes.
+    :ivar body: the end of a body with remaining bytes.
     """
 
     # Lives as long as the slowest download, of which there may be thousands.
@@ -76,7 +76,7 @@ class Response(BodyOutput):
 
     start: Message | None
     order: SendOrder | None
-    body: FileBody | None
+    body: asyncio.Future[None] | None
     # None until the first message that may be delayed, and again after the last one.
     _held: Held | None
     # Whether the server counts messages when they are delayed, since they have a Content-Length.
@@ -146,12 +146,12 @@ class Response(BodyOutput):
             if held.to_pass_on:
                 held.to_pass_on -= 1
                 if body and not cycle.disconnected:
-                    cycle.transport.write_now(self._frame(body))
+                    cycle.transport.write_now(self.frame(body))
                 return
             if not held.chunks:
                 cycle.transport.delay(self)
             if body and self._counts and not cycle.disconnected:
-                body = self._frame(body)
+                body = self.frame(body)
             held.chunks.append(body)
             held.size += len(body)
             if held.size >= COALESCED_BYTES:
@@ -318,7 +318,7 @@ class Response(BodyOutput):
         if not data or self.cycle.disconnected:
             return
         try:
-            framed = data if self._counts else self._frame(data)
+            framed = data if self._counts else self.frame(data)
         except Exception as error:  # noqa: BLE001 - raised by write_held()
             self._error = error
             self._held = None
@@ -368,8 +368,7 @@ class Response(BodyOutput):
                     segments = (self._range_of(asked, size),)
                 body = self._body_class(self, fd, close, recording)
                 close = None
-                if await body.begin(segments):
-                    self.body = body
+                self.body = await body.send(segments)
         finally:
             if close is not None:
                 close()
@@ -387,31 +386,30 @@ class Response(BodyOutput):
     async def _send_zero_copy(self, message: Message, file: RequestedFile | None) -> None:
         """Send a part of a file, which is None if the request is a HEAD."""
         if file is not None and not self.is_bodyless():
-            await self._body_class(self, file.segment.fd).send(file.segment)
+            fd, *run = file.segment
+            body = self._body_class(self, fd, is_whole=False)
+            if await body.send([ByteRange(*run)]) is not None:
+                await body.sent()
+            elif self.cycle.flow.write_paused:
+                await self.cycle.flow.drain()
             file.advance()
         if not message.get("more_body", False):
             await self.finish()
 
     async def _body_sent(self) -> None:
         assert self.body is not None
-        self.body.start_task()  # the sender of the message behind it may be any task of the app
+        body = self.body
         try:
-            await self.body.sent()
+            await asyncio.shield(body)  # the app may cancel this send()
         finally:
-            self.body = None
+            if body.done():
+                self.body = None
 
     # Framing: as over httptools and zttp, where uvicorn's cycle counts and frames the body itself.
 
     def is_bodyless(self) -> bool:
         """Return whether the response has no body. Body bytes of the app are then dropped."""
         return self._is_empty or bool(self.cycle.scope["method"] == "HEAD")
-
-    def _frame(self, data: bytes) -> bytes:
-        """Have the server count body bytes. Return them in their framing."""
-        if self.cycle.chunked_encoding:
-            return chunk(data)
-        count(self.cycle, len(data))
-        return data
 
     def _declared(self) -> int | None:
         """The Content-Length of the sent headers."""

@@ -1,24 +1,24 @@
-"""A transport between a protocol and the event loop's: coalesces small writes, sends files.
+"""The output queue of a connection: gathers small writes, sends bytes and files in their order.
 
-Theory of operation. All calls are made in the event loop's thread. The loop's transport owns the
-socket. A file's descriptor is its sender's.
+Theory of operation. All calls are made in the event loop's thread. The queue stands between a
+protocol and the event loop's transport, which owns the socket. It knows nothing of responses. A
+file's descriptor is its sender's.
 
-- Coalescing: write() delays small data until the end of the loop's turn, until COALESCED_BYTES are
+- Gathering: write() delays small data until the end of the loop's turn, until COALESCED_BYTES are
   there, or until flush(), so that headers and body leave in one packet. A sender that is about to
   flush sets `flush_follows` meanwhile, and no callback is scheduled for the turn's end.
 - A response that delays small messages requests a call at the turn's end (`delay`). It writes them
   then, or delays them for another turn. They are also sent by close(), and by any other write at a
   turn's end. They are not sent by flush(), since over HTTP/2 other responses write to the same
-  transport.
-- While a file is sent (`_file` is set), later writes wait after it. The file itself waits until the
-  loop's transport has sent its buffer, since sendfile bypasses that.
-- A file ends with its last byte, or in one of these ways, which also close the connection, because
-  the declared length cannot be reached:
+  queue.
+- While a file is sent (`_file` is set), later writes wait after it.
+- write_file() sends what the socket accepts at once. Of the rest its sender hears by `on_sent`:
+  after the last byte, or after one of these ends, which also close the connection, because the
+  declared length cannot be reached:
 
   - the file's own end, if that comes too early (FileTruncated)
-  - the loss of the connection (ConnectionResetError), which follows close() and abort() in the next
-    turn
-  - the cancellation of its sender
+  - the loss of the connection (ConnectionResetError), which follows abort() in the next turn
+  - close() (ConnectionResetError)
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from wsgifast.sockets import FileSegment, limit_send_buffer, release_send_buffer
@@ -35,11 +34,8 @@ from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
 from wsgifast.sockets.sending import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
-from .file_transfer import HAS_EPOLL, FileOwner, FileTransfer, Progress
+from .file_transfer import HAS_EPOLL, FileOutput, FileOwner, FileReader, FileTransfer, OnSent
 from .receiving import linger
-
-# Sends the remaining bytes. Called once, or never.
-Rest = Callable[[], Awaitable[None]]
 
 # This much of a large write is copied behind coalesced data, so that both leave in one packet.
 _LEAD_BYTES = 16 * 1024
@@ -65,18 +61,16 @@ class DelayedOutput:
 class CoalescingTransport(FileOwner):
     """Wraps the event loop's transport. See the module's docstring.
 
-    :param transport: its protocol must call :meth:`drained` from resume_writing() and :meth:`lost`
-        from connection_lost().
+    :param transport: its protocol must set `is_paused` in pause_writing(), and call :meth:`drained`
+        from resume_writing() and :meth:`lost` from connection_lost().
     :ivar flush_follows: the current writer will also flush.
     :ivar is_receiving: whether the client is still sending a request, if the protocol knows that.
-    :ivar unsent: how many bytes of the last file were not sent.
     """
 
     # Every connection has one, idle or not.
     __slots__ = (
-        "_delayed", "_drain_waiter", "_file", "_free_bytes", "_loop", "_pending", "_size",
-        "_turn_scheduled",
-        "can_sendfile", "flush_follows", "is_closing", "is_receiving", "real", "unsent",
+        "_delayed", "_file", "_free_bytes", "_loop", "_pending", "_size", "_turn_scheduled",
+        "can_sendfile", "flush_follows", "is_closing", "is_receiving",
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -91,12 +85,11 @@ class CoalescingTransport(FileOwner):
         self.flush_follows = False
         # Over HTTP/1 one at most.
         self._delayed: tuple[DelayedOutput, ...] = ()
-        self._file: FileTransfer | None = None
-        self._drain_waiter: asyncio.Future[None] | None = None
+        self._file: FileOutput | None = None
+        self.is_paused = False
         self.may_grow = None
         # What may be written before the socket's send buffer is limited.
         self._free_bytes = FIRST_SEND_BUFFER_BYTES
-        self.unsent = 0
 
     # Writing
 
@@ -177,14 +170,18 @@ class CoalescingTransport(FileOwner):
         return data
 
     def _write_large(self, data: bytes | bytearray | memoryview) -> None:
-        self._free_bytes -= self._size + len(data)
-        if self._free_bytes < 0:
-            self._limit_send_buffer()
         if self._pending:
+            self._free_bytes -= self._size
             view = memoryview(data)
             self._pending.append(view[:_LEAD_BYTES])
             data = view[_LEAD_BYTES:]
             self.real.write(self._take())
+        self.write_block(data)
+
+    def write_block(self, data: bytes | bytearray | memoryview) -> None:
+        self._free_bytes -= len(data)
+        if self._free_bytes < 0:
+            self._limit_send_buffer()
         self.real.write(data)
         if self.may_grow and (waiting := self.real.get_write_buffer_size()) >= _QUICK_BYTES:
             self._loop.call_later(QUICK_S, self._release_if_quick, waiting - _QUICK_BYTES)
@@ -208,67 +205,61 @@ class CoalescingTransport(FileOwner):
 
     # Files
 
-    def begin_file(self, segment: FileSegment) -> Rest | None:
-        """Send as much of a file range as the socket accepts, after everything written so far.
+    def write_file(self, segment: FileSegment, on_sent: OnSent) -> bool:
+        """Send a range of a file after everything that was written before. One at a time.
 
-        :returns: the sender of the remaining bytes, which raises the same errors, or None.
-        :raises SendfileUnavailable: if the kernel cannot. Nothing of the file was sent.
+        :param segment: its file stays open until the range is sent, or an error is raised.
+        :param on_sent: called with the number of unsent bytes, and the error or None.
+        :returns: True if all was sent at once. If not, on_sent() is called later.
         :raises FileTruncated: if the file ends early. The connection is closed.
-        :raises ConnectionError: if the connection is lost or closed meanwhile.
+        :raises ConnectionError: if the connection is lost or closed.
         """
-        self.unsent = segment.size
-        if not self.can_sendfile:
-            raise SendfileUnavailable
         if self.is_closing():
             raise ConnectionResetError("the connection was closed before the file was sent")
-        if self.real.get_write_buffer_size():
-            return partial(self._send_behind_buffer, segment)
-        sock = self.real.get_extra_info("socket")
+        if not segment.size:
+            return True
         head = bytes(self._take()) if self._pending else b""
-        file = self._file = FileTransfer(self, self._loop, sock, head, segment)
+        kind = FileTransfer if self.can_sendfile else FileReader
+        self._file = file = kind(self, self._loop, segment, on_sent)
         try:
-            progress = file.step()
-        except BaseException as error:
-            self.file_ended(error)
+            try:
+                is_sent = file.begin(head)
+            except SendfileUnavailable:
+                self._file = file = FileReader(self, self._loop, segment, on_sent)
+                is_sent = file.begin(b"")
+        except BaseException:
+            self._end_file(is_cut_off=True)
             raise
-        if progress is Progress.DONE:
-            self.file_ended(None)
-            return None
-        return partial(file.send, progress)
+        if is_sent:
+            self._end_file()
+        return is_sent
 
-    async def _send_behind_buffer(self, segment: FileSegment) -> None:
-        await self._drain()
-        rest = self.begin_file(segment)
-        if rest is not None:
-            await rest()
+    def file_ended(self, error: Exception | None) -> None:
+        file = self._file
+        assert file is not None
+        if isinstance(error, SendfileUnavailable):
+            self._file = file = FileReader(self, self._loop, file.segment, file.on_sent)
+            file.drained()
+            return
+        self._end_file(is_cut_off=error is not None)
+        file.on_sent(file.unsent, error)
 
-    def file_ended(self, error: BaseException | None) -> None:
-        """Called by the FileTransfer. Nothing may follow a part of a file."""
-        if self._file is not None:
-            self.unsent = self._file.unsent
+    def _end_file(self, *, is_cut_off: bool = False) -> None:
+        """Go on with the writes after a file. Nothing may follow a part of it."""
         self._file = None
-        if error is not None and not isinstance(error, SendfileUnavailable):
-            self._pending.clear()
-            self._size = 0
-            self.real.close()
-        else:
+        if not is_cut_off:
             self.flush()
-
-    async def _drain(self) -> None:
-        """Wait until the loop's transport has sent its buffer."""
-        self.real.set_write_buffer_limits(high=0)
-        try:
-            while self.real.get_write_buffer_size() and not self.is_closing():
-                self._drain_waiter = self._loop.create_future()
-                await self._drain_waiter
-        finally:
-            self._drain_waiter = None
-            self.real.set_write_buffer_limits()
+            return
+        self._pending.clear()
+        self._size = 0
+        if not self.real.is_closing():
+            self.real.close()
 
     def drained(self) -> None:
         """The protocol's resume_writing() was called."""
-        if self._drain_waiter is not None and not self._drain_waiter.done():
-            self._drain_waiter.set_result(None)
+        self.is_paused = False
+        if self._file is not None:
+            self._file.drained()
 
     # The connection's end
 
@@ -279,7 +270,6 @@ class CoalescingTransport(FileOwner):
         self.is_receiving = None
         self._pending.clear()
         self._size = 0
-        self.drained()
         if self._file is not None:
             self._file.fail(ConnectionResetError("the connection was lost while a file was sent"))
 
@@ -301,6 +291,8 @@ class CoalescingTransport(FileOwner):
             linger(self.real, self._loop)
             return
         self.real.close()
+        if self._file is not None:
+            self._file.fail(ConnectionResetError("the connection was closed while a file was sent"))
         if self.real.get_extra_info("sslcontext") is not None:
             # asyncio's TLS transport takes no close() while it is paused and its client has left
             # without a close_notify: it would stay open for ever.
@@ -316,7 +308,8 @@ class CoalescingTransport(FileOwner):
 
     @property
     def sends_file(self) -> bool:
-        return self._file is not None
+        """Whether a file is sent by sendfile."""
+        return type(self._file) is FileTransfer
 
     @property
     def waits_for_client(self) -> bool:

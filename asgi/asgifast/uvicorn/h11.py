@@ -28,7 +28,7 @@ class H11Response(Response):
     def _declared(self) -> int | None:
         return self._content_length
 
-    def _frame(self, data: bytes) -> bytes:
+    def frame(self, data: bytes) -> bytes:
         before, after = self.frame_for(len(data))
         return before + data + after if before else data
 

@@ -220,7 +220,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
                 _forget_request(self, cycle, scope)
             del scope, receive, send
             try:
-                await response.body.sent()
+                await response.body
             except asyncio.CancelledError:
                 # By uvicorn's shutdown. The app has returned: it would log where this waits.
                 logger.warning("The file for %r was cut off, since the server shuts down", path)
@@ -354,6 +354,10 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().shutdown()  # type: ignore[misc]
         if self.transport.is_closing():
             self.transport.close()  # soon, whatever the client is still sending
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.transport.is_paused = True
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -22,17 +22,18 @@ from typing import Any, ClassVar
 
 from wsgifast.checks import needs
 from wsgifast.errors import RequestError
+from wsgifast.files import ByteRange
 from wsgifast.http.framing import has_body
 from wsgifast.server_options import SHARED
 from wsgifast.sockets import FileSegment
 
 from ..coalescing import Held
 from ..counters import counters
-from ..messages import Message, Receive, Scope, Send, copied_head, declared_length
+from ..files import send_segment
+from ..messages import Message, Receive, Scope, Send, copied_head, declared_length, response_body
 from ..protocols.file_body import SMALL_FILE_BYTES, FileBody, count
 from ..protocols.receiving import Upload, admit, release
 from ..protocols.response import Response
-from ..protocols.transport import Rest
 from .protocol import FileSending, check
 from .server import Served, ServerOptions
 
@@ -110,7 +111,7 @@ class ZttpResponse(Response):
         if not cycle.response_started:
             message, headers, _ = copied_head(message)
             if (
-                (declared_length(headers) or 0) > SMALL_FILE_BYTES
+                declared_length(headers)
                 and has_body(cycle.scope["method"], message["status"])
                 and [name.lower() for name, _ in headers if name.lower() in _FRAMING] == _LENGTH
             ):
@@ -120,10 +121,10 @@ class ZttpResponse(Response):
     def is_bodyless(self) -> bool:
         return bool(self.cycle.bodyless)
 
-    def _frame(self, data: bytes) -> bytes:
+    def frame(self, data: bytes) -> bytes:
         cycle = self.cycle
         if cycle.chunked_encoding or type(cycle.conn) is _Uncounted:
-            return super()._frame(data)
+            return super().frame(data)
         count(cycle, len(data))
         cycle.conn.send_data(data)
         framed: bytes = cycle.conn.data_to_send()
@@ -137,12 +138,41 @@ class _WindowedBody(FileBody):
 
     _response: ZttpH2Response
 
-    async def _begin_segment(self, segment: FileSegment) -> Rest | None:
-        self._left = segment.size
-        if segment.size > SMALL_FILE_BYTES:
-            return partial(self._send_by_reads, segment)
-        await self._send_by_reads(segment)
-        return None
+    async def _begin(self) -> bool:
+        segments = list(self._segments)
+        self._unsent = sum(len(s) if isinstance(s, bytes) else s.size for s in segments)
+        if self._unsent <= SMALL_FILE_BYTES:
+            await self._read(segments)
+            return True
+        self.end = asyncio.get_running_loop().create_task(self._read(segments, self._is_whole))
+        self.end.add_done_callback(self._on_read)
+        return False
+
+    async def sent(self) -> None:
+        assert self.end is not None
+        await self.end
+
+    async def _read(self, segments: list[bytes | ByteRange], is_whole: bool = False) -> None:
+        is_disconnected = partial(getattr, self._response.cycle, "disconnected")
+        for segment in segments:
+            if isinstance(segment, bytes):
+                await self._send_block(response_body(segment, more_body=True))
+            else:
+                await send_segment(
+                    self._send_block, FileSegment(self._fd, *segment), more_body=True,
+                    is_disconnected=is_disconnected, room=self._room,
+                )  # fmt: skip
+        if is_whole:
+            await self._response.finish()
+
+    def _on_read(self, task: asyncio.Future[None]) -> None:
+        self._close_file()
+        if not task.cancelled() and task.exception() is not None:
+            self._response.cut_off()
+
+    async def _send_block(self, message: Message) -> None:
+        await self._response.cycle.send(message)
+        self._unsent -= len(message["body"])
 
     async def _room(self) -> int:
         await self._response.drain(0)
@@ -175,10 +205,6 @@ class ZttpH2Response(Response):
                 return
         await super()._send_next(message)
 
-    async def send_part(self, message: Message) -> None:
-        await super().send_part(message)
-        await self.drain(_QUEUED_BYTES)
-
     async def drain(self, queued: int) -> None:
         """Wait until at most `queued` bytes of the stream wait for the client's window."""
         cycle = self.cycle
@@ -197,7 +223,7 @@ class ZttpH2Response(Response):
     def is_bodyless(self) -> bool:
         return bool(self.cycle.bodyless)
 
-    def _frame(self, data: bytes) -> bytes:
+    def frame(self, data: bytes) -> bytes:
         cycle = self.cycle
         if cycle.expected_content_length is not None:
             count(cycle, len(data))
