@@ -66,6 +66,12 @@ async def _computes(scope: Any, send: Any) -> None:
     await _send(send, b"app")
 
 
+async def _blocks(scope: Any, send: Any) -> None:
+    """Block the event loop for a short time."""
+    time.sleep(0.02)
+    await _send(send, b"app")
+
+
 async def _large(scope: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(64):
@@ -82,6 +88,7 @@ _VIEWS = {
     "/without": request_timeout(None)(_late),
     "/after": _after_response,
     "/computes": _computes,
+    "/blocks": _blocks,
     "/large": _large,
 }
 

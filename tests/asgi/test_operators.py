@@ -169,6 +169,17 @@ def test_request_that_waits_too_long_gets_503(stack: str, tmp_path: Path) -> Non
         assert ask(server, "/", version) == (200, b"app")
 
 
+@each_stack
+def test_requests_of_many_new_connections_are_shed(stack: str) -> None:
+    """The event loop is never late then, since uvloop accepts one connection at a time."""
+    command, _ = STACKS[stack]
+    with serving(command, queue_timeout_s=0.3) as server, contextlib.ExitStack() as closes:
+        clients = [closes.enter_context(Connection(server.address)) for _ in range(80)]
+        for client in clients:
+            client.send_request("/blocks")
+        assert {client.read_response().status for client in clients} == {200, 503}
+
+
 @pytest.mark.parametrize(("proxies", "status"), [("127.0.0.1", 503), ("192.0.2.1", 200)])
 def test_time_at_a_trusted_proxy_counts_as_waiting(proxies: str, status: int) -> None:
     trusted = ("--forwarded-allow-ips", proxies)

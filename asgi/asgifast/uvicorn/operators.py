@@ -82,46 +82,6 @@ class OperatorOptions(NamedTuple):
 _OFF = OperatorOptions(None, None, (), 0, math.inf, math.inf)
 
 
-class LoopLag:
-    """Knows whether a request may have waited for long, without asking the kernel for each one.
-
-    While requests come, a timer fires eight times within the timeout. If it was on time twice, the
-    event loop has read all requests soon after they arrived.
-
-    :ivar sure_until: up to this time (monotonic) no request can have waited too long.
-    :ivar is_used: set at each request, so that the timer goes on.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._period_s = timeout_s / 8
-        self._is_running = False
-        self._due = self.sure_until = 0.0
-        self._times_on_time = 0
-        self.is_used = False
-
-    def start(self) -> None:
-        """Start the timer, unless it is running."""
-        if not self._is_running:
-            self._is_running = True
-            self._times_on_time = 0
-            self._schedule()
-
-    def _schedule(self) -> None:
-        self.is_used = False
-        self._due = time.monotonic() + self._period_s
-        asyncio.get_running_loop().call_later(self._period_s, self._on_timer)
-
-    def _on_timer(self) -> None:
-        now = time.monotonic()
-        is_on_time = now - self._due <= self._period_s
-        self._times_on_time = self._times_on_time + 1 if is_on_time else 0
-        self.sure_until = now + 2 * self._period_s if self._times_on_time >= 2 else 0.0
-        if self.is_used:
-            self._schedule()
-        else:
-            self._is_running = False
-
-
 class Running:
     """A request whose app is running.
 
@@ -172,7 +132,6 @@ class OperatedApp:
         self._proxies: Any = ProxyHeadersMiddleware(cast("Any", None), proxies).trusted_hosts
         self._sheds = options.queue_timeout_s < math.inf
         self._timeouts = QueueTimeouts("the app")
-        self._lag = LoopLag(options.queue_timeout_s)
         self._has_deadlines = deadlines.is_decorated or options.request_timeout_s < math.inf
         self._running: dict[asyncio.Task[Any], Running] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -206,26 +165,15 @@ class OperatedApp:
             logger.warning("Exceeded concurrency limit.")
             refuse: Any = service_unavailable
             return await refuse(scope, receive, send)
-        now = time.monotonic()
-        if self._sheds:
-            lag = self._lag
-            lag.is_used = True
-            start = None
-            for name, value in scope["headers"]:
-                if name == b"x-request-start":
-                    start = value
-                    break
-            if start is not None or now > lag.sure_until:
-                lag.start()
-                if self._has_waited_too_long(scope, response, start):
-                    if not response.cycle.disconnected:
-                        error = self._timeouts.error(self._options.queue_timeout_s, logger.warning)
-                        await send_refusal(send, error)
-                    return None
+        if self._sheds and self._has_waited_too_long(scope, response):
+            if not response.cycle.disconnected:
+                error = self._timeouts.error(self._options.queue_timeout_s, logger.warning)
+                await send_refusal(send, error)
+            return None
         if not self._has_deadlines:
             return await self._app(scope, receive, send)
         task: Any = asyncio.current_task()
-        running = self._running[task] = Running(scope, response, task, now)
+        running = self._running[task] = Running(scope, response, task, time.monotonic())
         if deadlines.is_decorated:
             _current.set((self, running))
         if self._timer is None:
@@ -293,13 +241,12 @@ class OperatedApp:
 
     # Requests that have waited too long
 
-    def _has_waited_too_long(self, scope: Scope, response: Any, start: bytes | None) -> bool:
+    def _has_waited_too_long(self, scope: Scope, response: Any) -> bool:
         """Return whether a request has waited longer than queue_timeout_s, or its client has left.
 
         It counts from the last bytes of the connection on, which may have waited in the kernel, or
-        from the X-Request-Start of a trusted proxy.
-
-        :param start: the value of X-Request-Start.
+        from the X-Request-Start of a trusted proxy. A late event loop is no sign of it: requests
+        also wait in the queue of connections to accept, of which uvloop takes one at a time.
         """
         cycle = response.cycle
         received = last_received(cycle.transport.real.get_extra_info("socket"))
@@ -314,9 +261,12 @@ class OperatedApp:
             loop = _protocol_of(cycle).loop
             waited_s = loop.time() - loop.since
         client = scope["client"]
-        if start is not None and (client and client[0]) in self._proxies:
-            sent_s = queue_seconds(start.decode("latin-1"), time.time())
-            waited_s = max(waited_s, sent_s or 0.0)
+        for name, value in scope["headers"]:
+            if name == b"x-request-start":
+                if (client and client[0]) in self._proxies:
+                    sent_s = queue_seconds(value.decode("latin-1"), time.time())
+                    waited_s = max(waited_s, sent_s or 0.0)
+                break
         if waited_s <= self._options.queue_timeout_s:
             return False
         counters.shed["queue_timeout"] += 1
