@@ -91,7 +91,7 @@ async def test_aborted_download_records_what_was_sent(
 ) -> None:
     app, notes = recorded
     if by_reads:
-        monkeypatch.setattr("asgifast.protocols.transport.HAS_EPOLL", False)
+        monkeypatch.setattr("asgifast.protocols.output.HAS_EPOLL", False)
 
     async with serving(protocol, app, pathsend=None) as client:
         await client.ask()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asgifast.coalescing import HELD_TURNS, LONE_TURNS
 from asgifast.messages import Receive, Scope, Send
-from asgifast.protocols.transport import CoalescingTransport
+from asgifast.protocols.output import OutputQueue
 
 from .protocols import GET, serving, turns
 from .support import body, head, length, sending, zerocopy
@@ -114,13 +114,13 @@ async def test_lone_messages_schedule_nothing(
 ) -> None:
     """As those of an app that waits before each. Many in one turn are coalesced again."""
     scheduled: list[int] = []
-    schedule = CoalescingTransport._schedule
+    schedule = OutputQueue._schedule
 
-    def noted(transport: CoalescingTransport) -> None:
+    def noted(transport: OutputQueue) -> None:
         scheduled.append(number)
         schedule(transport)
 
-    monkeypatch.setattr(CoalescingTransport, "_schedule", noted)
+    monkeypatch.setattr(OutputQueue, "_schedule", noted)
     number = 0
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

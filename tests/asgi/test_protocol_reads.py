@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from asgifast.messages import ZEROCOPYSEND, Receive, Scope, Send
-from asgifast.protocols import transport
-from asgifast.protocols.transport import CoalescingTransport
+from asgifast.protocols import output
+from asgifast.protocols.output import OutputQueue
 
 from wsgifast.sockets.sending import BLOCK_BYTES
 
@@ -47,7 +47,7 @@ async def test_files_are_read_where_sendfile_cannot_be_used(
     protocol: Any, large: Path, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As over TLS."""
-    monkeypatch.setattr(transport, "HAS_EPOLL", False)
+    monkeypatch.setattr(output, "HAS_EPOLL", False)
     data = large.read_bytes()
     expected = data[1000:1_001_000] + data[5:105] + data
 
@@ -75,7 +75,7 @@ async def test_other_tasks_have_turns_while_a_file_is_read(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=LARGE_BYTES)
-        monkeypatch.setattr(CoalescingTransport, "write", lambda self, data: None)
+        monkeypatch.setattr(OutputQueue, "write", lambda self, data: None)
         turns = 0
 
         async def others() -> None:
@@ -106,7 +106,7 @@ async def test_client_that_does_not_read_holds_up_reading(
     if sendfile == "refused":
         monkeypatch.setattr(os, "sendfile", refuse_sendfile)
     else:
-        monkeypatch.setattr(transport, "HAS_EPOLL", False)  # as over TLS
+        monkeypatch.setattr(output, "HAS_EPOLL", False)  # as over TLS
     started, finished = asyncio.Event(), asyncio.Event()
     read = 0
     preadv, pread = os.preadv, os.pread

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from asgifast.coalescing import SMALL_MESSAGE_BYTES
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
-from asgifast.protocols.transport import CoalescingTransport
+from asgifast.protocols.output import OutputQueue
 
 from tests.support.process import open_descriptors
 
@@ -218,8 +218,8 @@ async def test_messages_for_nobody_are_not_kept(protocol: Any) -> None:
 async def test_small_response_schedules_nothing(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled: list[CoalescingTransport] = []
-    monkeypatch.setattr(CoalescingTransport, "_schedule", scheduled.append)
+    scheduled: list[OutputQueue] = []
+    monkeypatch.setattr(OutputQueue, "_schedule", scheduled.append)
     async with serving(protocol, sending()) as client:
         for _ in range(3):
             await client.hello()
@@ -276,7 +276,7 @@ async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path)
         await client.send(WEBSOCKET)
         assert await client.exactly(8) == b"upgraded"
         [transport] = transports
-        assert not isinstance(transport, CoalescingTransport)
+        assert not isinstance(transport, OutputQueue)
 
 
 async def test_client_leaving_pipeline_disconnects_the_first(

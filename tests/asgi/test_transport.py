@@ -1,4 +1,4 @@
-"""What CoalescingTransport makes of the writes of one turn of the loop."""
+"""What OutputQueue makes of the writes of one turn of the loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from asgifast.coalescing import COALESCED_BYTES
-from asgifast.protocols.transport import CoalescingTransport
+from asgifast.protocols.output import OutputQueue
 
 from tests.support.http import reset_on_close
 from wsgifast.sockets import FileSegment, closing
@@ -129,7 +129,7 @@ async def test_second_close_waits_for_no_sending_client(
 class Keeping:
     """A response that holds one message for some turns."""
 
-    def __init__(self, transport: CoalescingTransport, message: bytes, turns: int = 0) -> None:
+    def __init__(self, transport: OutputQueue, message: bytes, turns: int = 0) -> None:
         self.transport = transport
         self.message = message
         self.turns = turns
@@ -232,14 +232,14 @@ async def test_lost_connection_releases_no_send_buffer(
     if loop == "uvloop":
         pytest.importorskip("uvloop")
     fired = asyncio.Event()
-    monkeypatch.setattr("asgifast.protocols.transport.QUICK_S", 0.05)
-    release = CoalescingTransport._release_if_quick
+    monkeypatch.setattr("asgifast.protocols.output.QUICK_S", 0.05)
+    release = OutputQueue._release_if_quick
 
-    def released(transport: CoalescingTransport, most_waiting: int) -> None:
+    def released(transport: OutputQueue, most_waiting: int) -> None:
         asyncio.get_running_loop().call_soon(fired.set)
         release(transport, most_waiting)
 
-    monkeypatch.setattr(CoalescingTransport, "_release_if_quick", released)
+    monkeypatch.setattr(OutputQueue, "_release_if_quick", released)
     async with connected() as (transport, client):
         transport.write(bytes(10_000_000))
         assert transport.may_grow

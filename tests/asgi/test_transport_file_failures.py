@@ -1,4 +1,4 @@
-"""Files on a CoalescingTransport that are not sent whole: lost connections and errors."""
+"""Files on an OutputQueue that are not sent whole: lost connections and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from asgifast.protocols import file_transfer
 from asgifast.protocols.file_transfer import call_while_writable, stop_calling
-from asgifast.protocols.transport import CoalescingTransport
+from asgifast.protocols.output import OutputQueue
 
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import FileTruncated
@@ -75,7 +75,7 @@ async def test_file_over_tls_is_read(fd: int) -> None:
 
     async with connected() as (plain, client):
         real: Any = OverTLS(plain.real)
-        transport = CoalescingTransport(real, asyncio.get_running_loop())
+        transport = OutputQueue(real, asyncio.get_running_loop())
         transport.write(b"head")
         await send_file(transport, FileSegment(fd, 0, 100_000))
         assert await read(client, 100_004) == b"head" + os.pread(fd, 100_000, 0)

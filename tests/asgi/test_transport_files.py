@@ -1,4 +1,4 @@
-"""Files on a CoalescingTransport: their place, the disk, and when the socket is full."""
+"""Files on an OutputQueue: their place, the disk, and when the socket is full."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from asgifast.protocols import file_transfer
-from asgifast.protocols.transport import CoalescingTransport
+from asgifast.protocols.output import OutputQueue
 
 from tests.support.process import send_buffer_is_limited
 from wsgifast.sockets import FileSegment, options
@@ -211,7 +211,7 @@ async def test_file_keeps_its_place(fd: int) -> None:
         assert transport.real.get_write_buffer_limits()[1] > 0
 
 
-def fill(transport: CoalescingTransport) -> None:
+def fill(transport: OutputQueue) -> None:
     """Write until the socket takes no more, and a little is left in the real transport's buffer."""
     while not transport.real.get_write_buffer_size():
         transport.write(b"x" * 10_000)

@@ -1,4 +1,4 @@
-"""A CoalescingTransport in this process, and the socket of its client."""
+"""An OutputQueue in this process, and the socket of its client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from asgifast.protocols.transport import CoalescingTransport
+from asgifast.protocols.output import OutputQueue
 
 from wsgifast.sockets import FileSegment
 
@@ -47,9 +47,9 @@ class Recorded:
 
 
 class Drained(asyncio.Protocol):
-    """What a protocol owes its CoalescingTransport."""
+    """What a protocol owes its OutputQueue."""
 
-    transport: CoalescingTransport
+    transport: OutputQueue
 
     def pause_writing(self) -> None:
         self.transport.is_paused = True
@@ -62,7 +62,7 @@ class Drained(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[CoalescingTransport, socket.socket]]:
+async def connected() -> AsyncIterator[tuple[OutputQueue, socket.socket]]:
     """A transport, and the socket of its client, which reads nothing by itself."""
     loop = asyncio.get_running_loop()
     failed: list[dict[str, Any]] = []
@@ -75,7 +75,7 @@ async def connected() -> AsyncIterator[tuple[CoalescingTransport, socket.socket]
         accepted, _ = listener.accept()
         accepted.setblocking(False)
         real, protocol = await loop.create_connection(Drained, sock=accepted)
-        transport = CoalescingTransport(Recorded(real), loop)  # type: ignore[arg-type]
+        transport = OutputQueue(Recorded(real), loop)  # type: ignore[arg-type]
         protocol.transport = transport
         try:
             yield transport, client
@@ -88,7 +88,7 @@ async def connected() -> AsyncIterator[tuple[CoalescingTransport, socket.socket]
     assert not failed, "no callback of the loop fails"
 
 
-async def send_file(transport: CoalescingTransport, segment: FileSegment) -> None:
+async def send_file(transport: OutputQueue, segment: FileSegment) -> None:
     sent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def on_sent(unsent: int, error: Exception | None) -> None:
@@ -100,7 +100,7 @@ async def send_file(transport: CoalescingTransport, segment: FileSegment) -> Non
 
 
 async def arrives(
-    transport: CoalescingTransport, client: socket.socket, fd: int, size: int = FILE_BYTES
+    transport: OutputQueue, client: socket.socket, fd: int, size: int = FILE_BYTES
 ) -> None:
     """The first bytes of a file are sent, and read by the client."""
     sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, size)))
@@ -119,7 +119,7 @@ async def read(client: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def writes(transport: CoalescingTransport) -> list[int]:
+def writes(transport: OutputQueue) -> list[int]:
     assert isinstance(transport.real, Recorded)
     return transport.real.writes
 

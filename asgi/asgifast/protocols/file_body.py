@@ -13,7 +13,7 @@ from wsgifast.sockets.sending import read_cached
 
 from ..loops import over
 from ..messages import response_body
-from .transport import DelayedOutput
+from .output import DelayedOutput
 
 if TYPE_CHECKING:
     from ..instrumented import Request

@@ -6,7 +6,7 @@
 
 uvicorn's parsing, limits, logging, keep-alive and flow control do not change. Two parts differ:
 
-- The transport is a CoalescingTransport.
+- The transport is an OutputQueue.
 - The app's send() is that of a Response. It coalesces small body messages, implements
   http.response.pathsend and http.response.zerocopysend, and passes all other messages to uvicorn's
   own send().

@@ -18,9 +18,9 @@ from wsgifast.hosts import UVICORN
 from ..access_line import AccessLogger
 from ..counters import counters
 from ..messages import EARLY_HINT, UNKNOWN_PATHSEND, Receive, Scope, Send
+from ..protocols.output import OutputQueue
 from ..protocols.receiving import ConnectionLoop, Upload, admit, read_plainly, release
 from ..protocols.response import Response, logger
-from ..protocols.transport import CoalescingTransport
 from ..request_bodies import declared, send_refusal
 from .server import ServerOptions
 
@@ -69,7 +69,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
     :ivar _head_bytes: how many bytes of incomplete headers have been received.
     :ivar app: uvicorn calls it. It calls the app with a Response's send() and an Upload's
         receive().
-    :ivar transport: a CoalescingTransport, or the real one once the connection is a WebSocket's.
+    :ivar transport: an OutputQueue, or the real one once the connection is a WebSocket's.
     :ivar loop: a ConnectionLoop.
     """
 
@@ -107,12 +107,12 @@ class FileSending(ServerOptions, asyncio.Protocol):
             self.access_logger = _access_logger_for(self.access_logger)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        coalescing: Any = CoalescingTransport(transport, self.loop.real)
+        queue: Any = OutputQueue(transport, self.loop.real)
         if hasattr(self, "cycle"):
-            coalescing.is_receiving = self._is_receiving
+            queue.is_receiving = self._is_receiving
         counters.accepted += 1
-        counters.open[self] = coalescing
-        super().connection_made(coalescing)
+        counters.open[self] = queue
+        super().connection_made(queue)
         # Not later than the timer for keep-alive, so that one is enough.
         self.loop.check_in(min(self._served.head_timeout_s, self.timeout_keep_alive))
         self.server = _shared(self.server)

@@ -58,7 +58,7 @@ class DelayedOutput:
         raise NotImplementedError
 
 
-class CoalescingTransport(FileOwner):
+class OutputQueue(FileOwner):
     """Wraps the event loop's transport. See the module's docstring.
 
     :param transport: its protocol must set `is_paused` in pause_writing(), and call :meth:`drained`
