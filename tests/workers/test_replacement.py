@@ -407,17 +407,20 @@ def number():
     )
 
 
-@pytest.mark.parametrize("kept_in", ["attribute", "environment"])
+@pytest.mark.parametrize("kept_in", ["attribute", "environment", "dict"])
 @pytest.mark.parametrize("hook", ENDS)
 @pytest.mark.parametrize("by", ["max_requests", "reload"])
 def test_exit_of_old_worker_keeps_files_of_new(
     tmp_path: Path, hook: str, by: str, kept_in: str
 ) -> None:
     configuration = FILES + f"{ENDS[hook]}\n    os.unlink(f'live-{{worker.number}}')\n"
-    if kept_in == "environment":
+    if kept_in != "attribute":
         if hook == "child_exit":  # it runs in the arbiter
             configuration = configuration.replace("worker.number}')", "server.ages[worker.age]}')")
         configuration = by_environment(configuration)
+    if kept_in == "dict":  # the worker reads it after the fork
+        configuration = configuration.replace("def give(", "def post_fork(")
+        configuration = configuration.replace("    give(server, worker)\n", "")
     options = ("--max-requests=100",) if by == "max_requests" else ()
     with gated(tmp_path, *options, workers=2, configuration=configuration) as app:
         first = pids(app)

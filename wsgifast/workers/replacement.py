@@ -38,10 +38,9 @@ worker and then starts the successor. It does so once, because another failure h
 If the successor is BROKEN, the old worker continues to serve. With ``end_old_worker_first`` all
 workers are replaced in this order, one after the other, and each has the graceful_timeout to end.
 
-A pre_fork hook may give a successor the number of an old worker, as an attribute of the worker or
-in the environment. Its files are named by that number, and the old worker's exit would delete them.
-So the arbiter keeps the successor as it is, ends this old worker, and forks the successor then. A
-variable is a number only if the hook has given it several values: it may be a flag.
+A pre_fork hook may give a successor the number of an old worker (worker_numbers.py). Its files are
+named by that number, and the old worker's exit would delete them. So the arbiter keeps the
+successor as it is, ends this old worker, and forks the successor then.
 
 A worker that was old at a reload has gunicorn's graceful_timeout to end. One that is RELEASED may
 take ten times as long for its last responses.
@@ -51,7 +50,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 import queue
 import random
 import signal
@@ -64,6 +62,7 @@ from gunicorn.errors import HaltServer
 from ..hosts import GUNICORN
 from ..metrics.health import resident_bytes
 from .options import outside_value
+from .worker_numbers import NumberSearch, numbers_of
 
 BOOTING, READY, RETIRING, RELEASED, BROKEN = range(5)
 #: A released worker's last responses may take this many graceful timeouts.
@@ -158,7 +157,7 @@ def _install(arbiter: Any) -> None:
         arbiter.__class__ = type(kind.__name__, (ReplacingArbiter, kind), {})
         arbiter._outdated = set()
         arbiter._ending = set()
-        arbiter._seen = {}
+        arbiter._search = NumberSearch()
 
 
 def log_missing_arbiter(log: Any) -> None:
@@ -193,10 +192,9 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     _has_tried_alone = False
     # The process id of an old worker that ends before its successor starts.
     _awaited = 0
-    # A worker that is not forked yet, and its numbers: an old worker has one of them.
-    _made: tuple[Any, dict[str, object]] | None = None
-    # Variables of the environment that the pre_fork hook has changed, with all of their values.
-    _seen: dict[str, set[str]]
+    # A worker that is not forked yet: an old worker has one of its numbers.
+    _made: Any = None
+    _search: NumberSearch
 
     def reload(self) -> None:
         """Read the configuration again. :meth:`manage_workers` replaces the workers."""
@@ -211,7 +209,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         self._retry_at = self._retry_s = 0.0
         self._is_alone = self._has_tried_alone = False
         if self._made is not None:  # by the old configuration
-            self._made[0].tmp.close()
+            self._made.tmp.close()
             self._made = None
         self.log.info("Each worker serves until its successor is ready")
         self.manage_workers()
@@ -250,22 +248,16 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
 
         def pre_fork(server: Any, worker: Any) -> None:
             if made is None:
-                before = set(vars(worker))
-                environment = dict(os.environ)
-                hook(server, worker)
-                self._note_variables(worker, environment)
-                numbers = _numbers(worker, before)
-                numbers |= {n: v for n, v in worker.variables.items() if len(self._seen[n]) > 1}
+                self._search.call(hook, server, worker)
             else:
-                numbers = made[1]
-                os.environ.update(worker.variables)  # of another worker meanwhile
-            twin = self._twin(numbers)
+                worker.given.restore()  # that of another worker meanwhile
+            twin = self._twin(worker.given.numbers)
             if twin is not None:
-                self._made = worker, numbers
+                self._made = worker
                 raise _NumberTaken(twin)
 
         if made is not None:
-            self.worker_class = lambda *args: made[0]
+            self.worker_class = lambda *args: made
         self.cfg.set("pre_fork", pre_fork)
         try:
             return super().spawn_worker()
@@ -273,21 +265,11 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             self.cfg.set("pre_fork", hook)
             self.worker_class = worker_class
 
-    def _note_variables(self, worker: Any, before: dict[str, str]) -> None:
-        """Note on a worker the variables that the pre_fork hook changes.
-
-        :param before: the environment before the hook.
-        """
-        for name, value in os.environ.items():
-            if name in self._seen or before.get(name) != value:
-                self._seen.setdefault(name, set()).add(value)
-        worker.variables = {name: os.environ[name] for name in self._seen if name in os.environ}
-
     def _twin(self, numbers: dict[str, object]) -> Any:
         """Return an old worker that has one of a new worker's numbers, or None."""
         workers = list(self.WORKERS.values())
         for name, number in numbers.items():
-            theirs = [(_marks(worker).get(name), worker) for worker in workers]
+            theirs = [(numbers_of(worker).get(name), worker) for worker in workers]
             if len({repr(each) for each, _ in theirs}) < len(theirs):
                 continue  # not a number: several workers have it
             for each, worker in theirs:
@@ -441,24 +423,6 @@ class _NumberTaken(Exception):
     def __init__(self, worker: Any) -> None:
         super().__init__()
         self.worker = worker
-
-
-def _numbers(worker: Any, before: set[str]) -> dict[str, object]:
-    """Return the attributes that a hook has given a worker and that may be its number or name.
-
-    :param before: the attributes before the hook.
-    """
-    added = {name: value for name, value in vars(worker).items() if name not in before}
-    return {
-        name: value
-        for name, value in added.items()
-        if type(value) is int or (type(value) is str and any(map(str.isdecimal, value)))
-    }
-
-
-def _marks(worker: Any) -> dict[str, object]:
-    """Return candidates for a worker's number: its attributes and environment variables."""
-    return {**getattr(worker, "variables", {}), **vars(worker)}
 
 
 def _stage(worker: Any) -> int:
