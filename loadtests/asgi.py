@@ -1,6 +1,7 @@
 """The tables of ASGI: asgifast beside uvicorn and granian, on other servers, under frameworks.
 
-One worker each, access logs off, kept-alive connections.
+One worker each, kept-alive connections, and no access log where the row names none. uvicorn and
+others use uvloop where the row names no loop.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ _UPLOADED_HTTP2 = {
     "granian": SERVERS["granian"],
 }
 _ASYNCIO = "asyncio's loop", "our protocol, asyncio's loop", "asyncio's loop + ASGIFast"
-_ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and granian", [
+_ASGI = table("asgi", "ASGIFast and asgifast's protocol on uvloop, beside uvicorn and granian", [
     row("asgi.file-large", "FileResponse 10 MiB", _of(LARGE, PLAIN, OURS, ALONE, "granian"),
         unit=BYTES),
     row("asgi.file-ranges", "FileResponse 10 MiB by 1 MiB ranges",
@@ -108,6 +109,28 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol beside uvicorn and grani
         "uvicorn --http zttp": uvicorn(APP, "--http=zttp"),
         "our ZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:ZttpProtocol"),
     }, CASES),
+])  # fmt: skip
+
+_LOGS = {"": (), "-log": ("--access-log", "--log-level=info")}
+
+
+def _on_loop(loop: str, log: str) -> list[Row]:
+    """Small, JSON and streamed responses of asgifast's protocol beside uvicorn's own."""
+    options = (f"--loop={loop}", *_LOGS[log])
+    sides: dict[str, Side] = {
+        PLAIN: uvicorn(APP, *options),
+        OURS: uvicorn(APP, *options, ours=True),
+    }
+    title = f"{loop}{', access log' if log else ''}: "
+    return rows(f"asgi.loops.{loop}{log}", title, sides, [
+        ("response", "Response 1 KiB", "/plain", REQUESTS, wrk(16)),
+        ("json", "JSONResponse 10 kB", "/json", REQUESTS, wrk(16)),
+        ("stream", "StreamingResponse, 20 messages of 1 kB", "/messages", REQUESTS, wrk(16)),
+    ])  # fmt: skip
+
+
+_LOOPS = table("asgi-loops", "asgifast's protocol beside uvicorn's, on both event loops", [
+    each for loop in ("uvloop", "asyncio") for log in _LOGS for each in _on_loop(loop, log)
 ])  # fmt: skip
 
 OTHERS: dict[str, Callable[[str], Server]] = {
@@ -146,6 +169,7 @@ def through(framework: str, title: str) -> list[Row]:
 
 TABLES = [
     _ASGI,
+    _LOOPS,
     _OTHERS,
     table(
         "asgi-middleware",

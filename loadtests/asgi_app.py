@@ -16,7 +16,13 @@ from asgifast.messages import PATHSEND, ASGIApp, Message, Receive, Scope, Send
 from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -25,6 +31,8 @@ from .payloads import FIELD, FILE_BYTES, PAYLOADS, chunks, payload
 # 100,000 messages of 100 bytes.
 CRUMBS_BYTES, CRUMB_BYTES = 10_000_000, 100
 STREAM_BLOCK_BYTES = 64 * 1024
+# About 10 kB of JSON.
+_ITEMS = [{"id": number, "name": f"item {number}", "price": number / 10} for number in range(200)]
 
 
 async def plain(request: Request) -> Response:
@@ -44,6 +52,20 @@ async def stream(request: Request) -> Response:
 
     async def body() -> AsyncIterator[bytes]:
         for chunk in chunks(request.path_params["size"], CRUMB_BYTES):
+            yield chunk
+
+    return StreamingResponse(body())
+
+
+async def as_json(request: Request) -> Response:
+    return JSONResponse(_ITEMS)
+
+
+async def messages(request: Request) -> Response:
+    """20 messages of 1 kB."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for chunk in chunks(20_000, 1000):
             yield chunk
 
     return StreamingResponse(body())
@@ -91,6 +113,8 @@ PAYLOADS.mkdir(parents=True, exist_ok=True)
 app = Starlette(
     routes=[
         Route("/plain", plain),
+        Route("/json", as_json),
+        Route("/messages", messages),
         Route("/file/{name}", file),
         Route("/our-file/{name}", our_file),
         Route("/stream/{size:int}", stream),

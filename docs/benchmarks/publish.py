@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtests.bench import LINKS
+from loadtests.deployed import NOTE
 from loadtests.harness.report import grids
 from loadtests.payloads import REPORTS
 from wsgifast.commands.bench.report import Grid, machine
@@ -28,7 +29,16 @@ from wsgifast.commands.terminal import cell_text
 
 from .chart import BARS, GAINS_TITLE, THEMES, chart_of_gains, chart_of_table
 from .gains import figures_shown, gains
-from .published import Figures, Published, read, take_in, write
+from .published import (
+    DEPLOYED_PREFIX,
+    DEPLOYED_SUFFIX,
+    Figures,
+    Published,
+    read,
+    take_in,
+    with_deployed,
+    write,
+)
 
 if TYPE_CHECKING:
     from loadtests.harness.tables import Table
@@ -50,7 +60,7 @@ PAGES = {
         ("slow-memory", "slow", "slow-attack", "asgi-attack", "upload-link", "goodput"),
     ),
     "files": ("Static files and Django", ("static-files", "django-files", "django-start")),
-    "asgi": ("ASGI", ("asgi", "asgi-others", "asgi-middleware")),
+    "asgi": ("ASGI", ("asgi", "asgi-loops", "asgi-others", "asgi-middleware")),
     "compression": ("Compression", ("compress", "compress-link")),
     "sockets": ("Sockets, mail and development servers", ("nodelay",)),
 }
@@ -67,7 +77,12 @@ _GLOSSARY = (
     ("crowd CPU", "the processors that the process of the slow clients used"),
     ("busy", "the bottleneck: the client, the server, or both"),
 )
-NAMES = tuple(name for _, tables in PAGES.values() for name in tables)
+NAMES = tuple(
+    name
+    for _, tables in PAGES.values()
+    for table in tables
+    for name in (table + DEPLOYED_SUFFIX, table)
+)
 # Around the generated part of README.
 _MARKS = "<!-- what python -m docs.benchmarks.publish writes -->", "<!-- the end of it -->"
 # Keys of a run's "machine" that are not packages.
@@ -89,8 +104,8 @@ def main() -> None:
 def publish(known: Sequence[Table]) -> None:
     """Publish the reports of these tables, as the command does."""
     published = read(DATA)
-    for table in known:
-        published.setdefault(table.name, Published(table.title, {}, {}))
+    for name, table in with_deployed(known).items():
+        published.setdefault(name, Published(table.title, {}, {}))
     for line in take_in(REPORTS, published, known):
         print(line)
     write(DATA, {name: table for name, table in published.items() if table.rows})
@@ -116,8 +131,15 @@ def missing(known: Sequence[Table]) -> Iterator[str]:
     """The rows of these tables that are not published, and the commands that measure them."""
     there = {key for table in _read().values() for key in table.rows}
     needed = dict.fromkeys([*(row for row, *_ in figures_shown()), *(bar.key for bar in BARS)])
-    if wanted := [key for key in needed if key not in there]:
-        yield f"README or its chart needs: python -m loadtests {' '.join(wanted)} --profile release"
+    for deployed in (False, True):
+        wanted = [
+            key.removeprefix(DEPLOYED_PREFIX)
+            for key in needed
+            if key not in there and key.startswith(DEPLOYED_PREFIX) is deployed
+        ]
+        if wanted:
+            command = f"python -m loadtests {' '.join(wanted)}{' --deployed' * deployed}"
+            yield f"README or its chart needs: {command} --profile release"
     others: list[str] = []
     for table in known:
         keys = [row.key for row in table.rows]
@@ -241,6 +263,10 @@ def _first_page() -> str:
         "A chart says whether a longer bar is better or worse. Green is better, grey is unclear, "
         "amber is worse, and the thin line is the interval. A row's key is below its title. "
         "`python -m loadtests KEY` measures the row alone. MB are 10^6 bytes.",
+        "In sections with **as deployed** in their title, servers run as in production. They write "
+        "an access log, they have metrics where they can, and clients send the headers of a "
+        "browser. In all other sections there is no access log and there are no metrics, unless "
+        "a row names them.",
         "In tables about slow clients, the times are those of other, quick clients.",
         "\n".join(f"| {' | '.join(line)} |" for line in _GLOSSARY),
         "These pages are generated. `make benchmarks` measures everything on a quiet machine. "
@@ -260,9 +286,9 @@ def benchmarks_page(name: str) -> str:
 
 
 def _of_page(name: str, published: Mapping[str, Published]) -> dict[str, Published]:
-    chosen = PAGES[name][1]
+    chosen = [each for each in NAMES if each.removesuffix(DEPLOYED_SUFFIX) in PAGES[name][1]]
     if name == [*PAGES][-1]:
-        chosen = (*chosen, *(each for each in published if each not in NAMES))
+        chosen += [each for each in published if each not in NAMES]
     return {each: published[each] for each in chosen if each in published}
 
 
@@ -272,8 +298,12 @@ def _section(name: str, table: Published) -> Iterator[str]:
     titled = _titled(table)
     if chart_of_table("", titled, "light"):
         yield _shown(name, f"{table.title}: the ratios of the tables below", "../")
-    link = f" --link {LINKS[name]}" if name in LINKS else ""
-    yield f"`python -m loadtests {name}{link} --profile release`"
+    measured = name.removesuffix(DEPLOYED_SUFFIX)
+    how = f" --link {LINKS[name]}" if name in LINKS else ""
+    if measured != name:
+        how = " --deployed"
+        yield NOTE
+    yield f"`python -m loadtests {measured}{how} --profile release`"
     by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
     for key, row in titled.items():
         line = _run(row["measured"], table.runs[row["measured"]])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +19,9 @@ from wsgifast.commands.bench.results import Ratio
 if TYPE_CHECKING:
     from loadtests.harness.tables import Table
 
+# Reports of `python -m loadtests --deployed` are tables of their own: worker-deployed, with rows
+# such as deployed.worker.rates.small-32.
+DEPLOYED_SUFFIX, DEPLOYED_PREFIX = "-deployed", "deployed."
 # A row as its report has it, and a table's rows by their keys.
 Rows: TypeAlias = dict[str, dict[str, Any]]
 # Figures of a contender that are not published.
@@ -103,16 +106,19 @@ def take_in(
     :param published: the published tables, which are changed. Other tables are not published.
     """
     tables = {row.key: table for table in known for row in table.rows}
-    over_links = [f"*/{rate}-mbit/{name}.json" for name, rate in LINKS.items()]
-    for path in sorted(p for glob in ("*/*.json", *over_links) for p in reports.glob(glob)):
+    folders = [f"*/{rate}-mbit/{name}.json" for name, rate in LINKS.items()]
+    folders.append("*/deployed/*.json")
+    for path in sorted(p for glob in ("*/*.json", *folders) for p in reports.glob(glob)):
         taken, kept, unknown = [], [], []
+        is_deployed = path.parent.name == "deployed"
         for key, row in json.loads(path.read_text())["rows"].items():
             if key not in tables:
                 unknown.append(key)
                 continue
             when = row["measured"]
             run = {name: row.pop(name) for name in ("machine", "profile")}
-            into = published[tables[key].name]
+            into = published[tables[key].name + DEPLOYED_SUFFIX * is_deployed]
+            key = DEPLOYED_PREFIX * is_deployed + key
             before = into.rows[key]["measured"] if key in into.rows else ""
             if before and not _replaces(when, run, into, before):
                 kept += [key] * (before != when)
@@ -126,9 +132,20 @@ def take_in(
             yield f"{name}: did not replace {', '.join(kept)}: published runs are newer or longer"
         if unknown:
             yield f"{name}: left out rows of no table: {', '.join(unknown)}"
+    for table_name, table in with_deployed(known).items():
+        if table_name in published:
+            _set_in_order(published[table_name], table)
+
+
+def with_deployed(known: Sequence[Table]) -> dict[str, Table]:
+    """Return the tables by their names, each behind the one of its deployed servers."""
+    found: dict[str, Table] = {}
     for table in known:
-        if table.name in published:
-            _set_in_order(published[table.name], table)
+        rows = [replace(row, key=f"{DEPLOYED_PREFIX}{row.key}") for row in table.rows]
+        title = f"{table.title}, as deployed"
+        found[table.name + DEPLOYED_SUFFIX] = replace(table, title=title, rows=rows)
+        found[table.name] = table
+    return found
 
 
 def _replaces(when: str, run: Mapping[str, Any], into: Published, before: str) -> bool:

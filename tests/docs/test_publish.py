@@ -15,7 +15,8 @@ import pytest
 from docs.benchmarks import publish
 from docs.benchmarks.chart import BARS, THEMES, chart_of_gains, chart_of_table
 from docs.benchmarks.gains import figures_shown, gains
-from docs.benchmarks.published import Figures, Published, read
+from docs.benchmarks.published import Figures, Published, read, with_deployed
+from loadtests.deployed import NOTE
 from loadtests.harness.tables import Contender, Row, Table
 from wsgifast.commands.bench.loads import Load
 
@@ -231,6 +232,21 @@ def test_rows_of_short_runs_or_machines_are_listed(root: Path, take_in: TakeIn) 
     assert printed(system="Linux 6.2") == ["From system Linux 6.1, here Linux 6.2: bodies"]
 
 
+def test_deployed_report_is_shown_before_the_others(root: Path, take_in: TakeIn) -> None:
+    take_in(day=20, ratio=20.0)
+    (root / "reports" / "release" / "deployed").mkdir()
+    printed = take_in(day=21, ratio=30.0, file="deployed/bodies")
+    assert "release/deployed/bodies.json: took 1 rows" in printed
+    page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
+    deployed = "`python -m loadtests bodies --deployed --profile release`"
+    shown = [NOTE, deployed, "[deployed.bodies.file]", "`python -m loadtests bodies --profile"]
+    places = [page.index(text) for text in (*shown, "[bodies.file]")]
+    assert places == sorted(places)
+    published = Figures(read(publish.DATA))
+    assert published.text("deployed.bodies.file", "WSGIFast on gthread") == "30"
+    assert published.text("bodies.file", "WSGIFast on gthread") == "20"
+
+
 def test_row_of_no_table_is_left_out(root: Path, take_in: TakeIn) -> None:
     assert "left out rows of no table: bodies.old" in take_in("bodies.old")
     assert not read(publish.DATA)
@@ -290,7 +306,8 @@ def _published() -> list[Table]:
 
 @cache
 def _contenders() -> dict[str, set[str]]:
-    return {row.key: {c.name for c in row.contenders} for t in _published() for row in t.rows}
+    tables = with_deployed(_published()).values()
+    return {row.key: {c.name for c in row.contenders} for t in tables for row in t.rows}
 
 
 def test_shown_figure_is_measured_by_a_load_test() -> None:
@@ -300,7 +317,8 @@ def test_shown_figure_is_measured_by_a_load_test() -> None:
 
 def test_shown_ratio_is_in_its_row() -> None:
     """The one whom all others are compared with has none."""
-    base = {r.key: r.ours or r.contenders[0].name for table in _published() for r in table.rows}
+    tables = with_deployed(_published()).values()
+    base = {r.key: r.ours or r.contenders[0].name for table in tables for r in table.rows}
     shown = [(bar.key, bar.contender) for bar in BARS] + [
         (key, contender) for key, contender, what in figures_shown() if not what
     ]
