@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ import psutil
 import pytest
 
 from tests.support.http import Connection
+from tests.support.http2 import Connected
 from tests.support.large_app import KINDS, SIZE
-from tests.support.servers import LiveServer, live_server, wait_for
+from tests.support.servers import PATIENCE_S, LiveServer, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
 from tests.workers.serving import fast_worker
 
@@ -98,19 +100,44 @@ def test_slow_reader_costs_little_under_asgi(protocol: LiveServer, kind: str) ->
         assert max(unsent_bytes(protocol)) <= KERNEL_BYTES
 
 
+@contextlib.contextmanager
+def stream_readers(server: LiveServer, target: str, *, count: int = READERS) -> Iterator[None]:
+    """A client of HTTP/2 over TLS that reads no more than the beginning of each response."""
+    assert isinstance(server.address, tuple)
+    plain = socket.create_connection(server.address, PATIENCE_S)
+    with client_context("h2").wrap_socket(plain, server_hostname="localhost") as sock:
+        client = Connected(sock, window=4096, reads=False)
+        client.begin()
+        streams = [client.send(target) for _ in range(count)]
+        while not all(client.answers[stream].received for stream in streams):
+            client.receive()
+        yield
+
+
 def memory_of(server: LiveServer) -> int:
     """Return the resident bytes of the server's workers."""
     return sum(each.memory_info().rss for each in psutil.Process(server.pid).children())
 
 
+@pytest.mark.parametrize("over", ["HTTP", "HTTPS", "HTTP/2"])
 @pytest.mark.parametrize("kind", ["page", "own-blocks"])
-def test_slow_readers_share_one_bound_of_memory(kind: str) -> None:
+def test_slow_readers_share_one_bound_of_memory(kind: str, over: str, tmp_path: Path) -> None:
     bound, count = 8 * 2**20, 10
     attributes = {"output_memory_bytes": bound}
-    with fast_worker(app="tests.support.large_app:app", attributes=attributes) as server:
-        server.get(f"/{kind}")
-        before = memory_of(server)
-        with readers(server, f"/{kind}", count=count):
+    options = []
+    if over != "HTTP":
+        options += ["--certfile", write_certificate(tmp_path / "both.pem")]
+    if over == "HTTP/2":
+        options += ["--http-protocols", "h2,h1"]
+    with fast_worker(*options, app="tests.support.large_app:app", attributes=attributes) as server:
+        with readers(server, f"/{kind}", tls=bool(options), count=1):
+            before = memory_of(server)
+        reading = (
+            stream_readers(server, f"/{kind}", count=count)
+            if over == "HTTP/2"
+            else readers(server, f"/{kind}", tls=bool(options), count=count)
+        )
+        with reading:
             wait_for(
                 lambda: memory_of(server) - before < bound + 2 * SIZE,
                 lambda: f"pages are on the disk: {memory_of(server) - before:,} bytes",

@@ -38,7 +38,11 @@ LIMITS = {
     "WSGIFAST_HEAD_TIMEOUT_S": str(TIMEOUT_S),
     "WSGIFAST_BODY_TIMEOUT_S": str(TIMEOUT_S),
 }
-SERVERS = {"h11": "ours-h11-asyncio", "httptools": "ours-httptools-uvloop"}
+SERVERS = {
+    "h11": "ours-h11-asyncio",
+    "httptools": "ours-httptools-uvloop",
+    "httptools-asyncio": "ours-httptools-asyncio",
+}
 if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     SERVERS["zttp"] = "ours-ZttpProtocol-asyncio"
     SERVERS["auto"] = "ours-AutoZttpProtocol-uvloop"

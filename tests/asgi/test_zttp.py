@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +27,7 @@ from tests.support.tls import client_context, write_certificate
 from .app import crumbs
 from .http2_wire import connected, stands_still
 from .protocols import LARGE_BYTES, serving
-from .servers import asgi_server, servers_with
+from .servers import asgi_server
 from .support import body, head, length, pathsend, sending
 
 AUTO = "ours-AutoZttpProtocol-uvloop"
@@ -38,7 +39,15 @@ wrapped_or_bare = pytest.mark.parametrize(
 # Live
 
 
-server = servers_with("tests.asgi.app:fast", [AUTO])
+LOOPS = ("asyncio", "uvloop")
+
+
+@pytest.fixture(scope="module", params=LOOPS)
+def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[LiveServer]:
+    with asgi_server(
+        AUTO, "tests.asgi.app:fast", folder, extra=("--loop", request.param)
+    ) as running:
+        yield running
 
 
 def get(client: Connected, target: str, method: str = "GET", **options: Any) -> Answer:
@@ -66,9 +75,10 @@ def test_app_is_served_over_http2_by_prior_knowledge(server: LiveServer, files: 
             assert get(client, f"/stack/base-gzip/{way}/large").body == large
 
 
-def test_http2_is_negotiated_by_alpn(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_http2_is_negotiated_by_alpn(files: Path, tmp_path: Path, loop: str) -> None:
     context = client_context("h2", "http/1.1")
-    extra = ("--ssl-certfile", write_certificate(tmp_path / "cert"))
+    extra = ("--loop", loop, "--ssl-certfile", write_certificate(tmp_path / "cert"))
     with asgi_server(AUTO, "tests.asgi.app:app", files, extra=extra) as server:
         assert isinstance(server.address, tuple)
         plain = socket.create_connection(server.address, 20.0)
