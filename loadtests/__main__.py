@@ -98,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option(parser, "--seconds", "S", "length of a run", type=seconds)
     option(parser, "--rounds", "N", "runs of each contender", type=count)
     option(parser, "--row-seconds", "S", "start no round of a row after this time", type=seconds)
+    option(parser, "--note", "TEXT", "a sentence on the run, such as: The machine was busy.")
     option(parser, "--page", "NAME", "name of the page (default: load-tests, or the table's name)")
     option(parser, "--link", "MBIT", "over a link of so many megabits a second", type=count)
     strict = "exit with 1 if the last contender of a row fails, or bodies differ"
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"{row.key:32} {row.title}" for table in kept for row in table.rows))
         return 0
     profile = PROFILES[given.profile]
-    for name in ("seconds", "rounds", "row_seconds"):
+    for name in ("seconds", "rounds", "row_seconds", "note"):
         if getattr(given, name) is not None:
             profile = replace(profile, **{name: getattr(given, name)})
     raise_open_files()  # servers and crowds inherit it

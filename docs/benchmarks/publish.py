@@ -330,7 +330,8 @@ def _run(when: str, run: Mapping[str, Any]) -> str:
     facts = [f"{machine['cores']} cores", machine["processor"], system, machine["python"]]
     if "tcp" in machine:
         facts.insert(3, f"TCP {machine['tcp']}")
-    return f"On {when[:10]}, {length}. {', '.join(facts)}."
+    note = f" {profile['note']}" if profile.get("note") else ""
+    return f"On {when[:10]}, {length}. {', '.join(facts)}.{note}"
 
 
 def _versions(published: Mapping[str, Published]) -> Iterator[str]:

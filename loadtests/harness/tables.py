@@ -135,6 +135,7 @@ class Profile:
     :ivar row_seconds: no further round of a row starts after this time.
     :ivar full: as many messages and bytes as for published figures.
     :ivar noise: one contender runs twice in each round, to measure the noise of the machine.
+    :ivar note: a sentence that is published with the figures.
     """
 
     seconds: float
@@ -142,3 +143,4 @@ class Profile:
     row_seconds: float = 60.0
     full: bool = False
     noise: bool = False
+    note: str = ""
