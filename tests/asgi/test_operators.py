@@ -180,6 +180,26 @@ def test_requests_of_many_new_connections_are_shed(stack: str) -> None:
         assert {client.read_response().status for client in clients} == {200, 503}
 
 
+def test_waiting_request_of_a_gone_client_is_dropped(tmp_path: Path) -> None:
+    with serving(STACKS["httptools"][0], queue_timeout_s=30) as server:
+
+        def dropped() -> bool:
+            """Whether the app has not seen it. It waits for 0.4 s, or less on a busy machine."""
+            number = time.monotonic_ns()
+            began = tmp_path / str(number)
+            with Connection(server.address) as connection:
+                connection.send_request(f"/computes?{began}")
+                wait_for(began.exists, "it computes")
+                with Connection(server.address) as gone:
+                    gone.send_request(f"/gone/{number}")
+                assert connection.read_response().status == 200
+            assert server.get(f"/end/{number}").status == 200
+            server.wait_for_log(f"/end/{number} ")
+            return f"/gone/{number}" not in server.log()
+
+        wait_for(dropped, "a request is dropped")
+
+
 @pytest.mark.parametrize(("proxies", "status"), [("127.0.0.1", 503), ("192.0.2.1", 200)])
 def test_time_at_a_trusted_proxy_counts_as_waiting(proxies: str, status: int) -> None:
     trusted = ("--forwarded-allow-ips", proxies)
