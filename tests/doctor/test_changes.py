@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,18 @@ def test_response_enlarged_by_wrapping_is_slow(monkeypatch: pytest.MonkeyPatch) 
     (finding,) = [each for each in report.findings if each.severity == "slow"]
     assert finding.id == "WF024"
     assert finding.what == ("wrapped: no coding; as it is: gzip; 500 B; as it is: 50 B")
+
+
+def test_small_chunks_enlarged_by_compression_fix() -> None:
+    def rows(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/csv")])
+        return (b"%d,item %d\n" % (number, number) for number in range(2000))
+
+    report = examine(WSGIFast(rows, compress=True), ["/"])
+    (finding,) = [each for each in report.findings if each.id == "WF024"]
+    assert finding.fix == "WSGIFast(app, coalesce=True) joins chunks before it compresses them"
+    report = examine(WSGIFast(rows, compress=True, coalesce=True), ["/"])
+    assert "WF024" not in [each.id for each in report.findings]
 
 
 def test_headers_added_to_a_file_are_no_change(

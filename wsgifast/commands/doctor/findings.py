@@ -300,6 +300,8 @@ def _changed(seen: Observation) -> Iterator[Finding]:
         fix = "do not wrap it; report a bug"
         if seen.raw.returned == "messages":
             fix = "ASGIFast(app, pathsend=False); or report a bug"
+        elif set(seen.changes) == {"size"} and is_many_and_small(seen.raw.chunks):
+            fix = f"{_COALESCE} joins chunks before it compresses them"
         yield _finding(id_, seen, what, fix)
 
 
