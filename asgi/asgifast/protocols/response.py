@@ -279,10 +279,10 @@ class Response(BodyOutput):
             cycle.transport.write_now(f"HTTP/1.1 103 Early Hints\r\n{lines}\r\n".encode("latin-1"))
 
     def waits_for_client(self) -> bool:
-        """Return whether the app waits until its client reads, or sends a part of its body."""
+        """Return whether output waits until the client reads, or the app waits for its body."""
         cycle = self.cycle
         awaits_body: bool = getattr(cycle.body, "awaited", False)
-        return bool(cycle.flow.write_paused) or cycle.transport.sends_file or awaits_body
+        return bool(cycle.transport.waits_for_client) or awaits_body
 
     async def returned(self) -> None:
         """The app has returned: send its delayed messages."""
