@@ -6,7 +6,7 @@ import math
 from time import monotonic
 
 from .loops import BackgroundTask, Loop, outcome, running_loop
-from .messages import Message, Send, SendOrder, has_to_wait, response_body
+from .messages import Message, Send, SendOrder, has_to_wait, offer_of, response_body
 
 # A body message up to this size is coalesced. A larger one costs less to pass on than to copy.
 SMALL_MESSAGE_BYTES = 8 * 1024
@@ -93,11 +93,15 @@ class Coalescer:
         server that refuses it has sent the messages before.
     """
 
-    __slots__ = ("_held", "_loop", "_order", "_send", "_task", "_turn_scheduled", "holds", "room")
+    __slots__ = (
+        "_held", "_loop", "_offer", "_order", "_send", "_task", "_turn_scheduled", "holds", "room",
+    )  # fmt: skip
 
     def __init__(self, send: Send, order: SendOrder, *, holds: bool) -> None:
         self._loop: Loop = running_loop()
         self._send = send
+        # Our own protocols' delay small messages, too.
+        self._offer = offer_of(send)
         self._order = order
         self._held = Held()
         self._turn_scheduled = False
@@ -113,13 +117,14 @@ class Coalescer:
         """Delay a message's body, if it is small and needs no wait.
 
         :param in_order: the order has let it through.
-        :returns: True if it is delayed. False if the caller should pass the message on at once, and
-            it counts as passed on. None otherwise.
+        :returns: True if it is delayed, here or by the server. False if the caller should pass the
+            message on at once, and it counts as passed on. None otherwise.
         """
         if self._task is not None or (self._order.is_taken and not in_order):
             return None
         if not self.holds:
-            return False
+            offer = self._offer
+            return False if offer is None else offer(body)
         held = self._held
         size = len(body)
         if size > self.room:

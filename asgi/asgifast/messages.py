@@ -311,6 +311,11 @@ def flow_of(send: Send) -> Any:
     return getattr(getattr(send, "__self__", None), "flow", None)
 
 
+def offer_of(send: Send) -> Callable[[bytes], bool] | None:
+    """Return the offer() of a send() of our protocols, or None."""
+    return getattr(getattr(send, "__self__", None), "offer", None)
+
+
 def has_to_wait(send: Send) -> bool | None:
     """Return whether send() would wait until the client has read, or None if unknown."""
     waits: bool | None = getattr(flow_of(send), "write_paused", None)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgifast import ASGIFast
 from asgifast.coalescing import HELD_TURNS, LONE_TURNS
-from asgifast.messages import Receive, Scope, Send
+from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.protocols.output import OutputQueue
+from asgifast.protocols.response import Response
 
 from .protocols import GET, serving, turns
 from .support import body, head, length, sending, zerocopy
@@ -107,6 +109,28 @@ async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> No
         assert b"".join(chunks) == b"".join(sent)
         assert len(chunks) < len(sent) / 4 + 10
         await client.hello()
+
+
+async def test_small_messages_of_asgifast_pass_no_send(
+    protocol: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The protocol delays them, and nothing else. So a stock protocol is no faster."""
+    passed = 0
+    original = Response.send
+
+    async def noted(response: Response, message: Message) -> None:
+        nonlocal passed
+        passed += 1
+        await original(response, message)
+
+    monkeypatch.setattr(Response, "send", noted)
+    sent = [b"<%d>" % number for number in range(1000)]
+    app = ASGIFast(sending(head(), *map(body, sent), body(b"end", False)))
+    async with serving(protocol, app) as client:
+        await client.ask()
+        assert b"".join(await client.chunks()) == b"".join(sent) + b"end"
+        await client.hello()
+    assert passed < 10
 
 
 async def test_lone_messages_schedule_nothing(

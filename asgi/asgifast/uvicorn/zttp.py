@@ -197,6 +197,9 @@ class ZttpH2Response(Response):
         if message.get("more_body"):
             await self.drain(_QUEUED_BYTES)
 
+    def offer(self, body: bytes) -> bool:
+        return False  # send() waits for the client's window
+
     async def _send_next(self, message: Message) -> None:
         if message["type"] == "http.response.start" and self.start is None:
             start, _, is_declared = copied_head(message)
