@@ -343,6 +343,13 @@ def test_successor_failing_beside_old_worker_follows(tmp_path: Path) -> None:
         app.server.wait_for_log("set end_old_worker_first")
 
 
+def test_reload_of_an_app_with_a_lock_names_option(tmp_path: Path) -> None:
+    with gated(tmp_path, configuration=LOCK) as app:
+        app.reload()
+        app.server.wait_for_log("set end_old_worker_first")
+        assert app.pid()
+
+
 @pytest.mark.parametrize("configuration", [LOCK, NUMBERS])
 @pytest.mark.parametrize("by", ["max_requests", "reload"])
 def test_old_worker_ends_before_its_successor_starts(

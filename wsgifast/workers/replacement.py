@@ -70,6 +70,7 @@ PATIENCE = 10
 # Until the next try after a new worker has failed. Doubled each time.
 _FIRST_RETRY_S = 1.0
 _LAST_RETRY_S = 60.0
+_HINT = "If new workers cannot start beside old ones, set end_old_worker_first = True"
 # Each worker's lifetime is up to this part shorter: those that started together do not end
 # together.
 _JITTER = 0.1
@@ -357,9 +358,13 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         failed = [worker for worker in booting if worker.pid not in self.WORKERS]
         if failed and not self._stopping and self._serving():
             retires = any(_stage(worker) == RETIRING for worker in self._serving())
-            may_be_alone = retires and not any(_stage(worker) == BROKEN for worker in failed)
+            is_broken = any(_stage(worker) == BROKEN for worker in failed)
             self.log.error("A new worker has ended before it was ready")
-            self._note_failure(max(worker.age for worker in failed), may_be_alone=may_be_alone)
+            self._note_failure(
+                max(worker.age for worker in failed), may_be_alone=retires and not is_broken
+            )
+            if not (is_broken or self._ends_first()):
+                self.log.error(_HINT)
 
     def _note_failure(self, age: int, *, may_be_alone: bool) -> None:
         """Wait before the next try, or have the next one without its predecessor.
@@ -370,10 +375,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         if may_be_alone and not (self._has_tried_alone or self._ends_first()):
             self._is_alone = True
             self._retry_at = 0.0
-            self.log.error(
-                "The old worker ends before the next try. If new workers cannot start beside old "
-                "ones, set end_old_worker_first = True"
-            )
+            self.log.error("The old worker ends before the next try. %s", _HINT)
             return
         self._retry_s = min(max(_FIRST_RETRY_S, 2 * self._retry_s), _LAST_RETRY_S)
         self._retry_at = time.monotonic() + self._retry_s
