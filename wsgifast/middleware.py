@@ -185,8 +185,6 @@ class WSGIFast:
             stages.append(Instrumented(recorder, spans).stage)
         if self.body_limits is not None:
             stages.append(partial(within_limits, self.body_limits, _refuse))
-        if self.compression is not None:
-            stages.append(partial(_compressed, self.compression))
         # Called in their order with a response in memory, before it may be compressed. The first
         # that returns an iterable answers.
         self._whole_steps: list[WholeStep] = [answer_by_tag] if etag else []
@@ -202,6 +200,8 @@ class WSGIFast:
     def _call_app(self, head: AppResponse) -> Iterable[bytes]:
         """Call the app, and return the object that the server iterates."""
         body: Any = None
+        if self.compression is not None:  # not a stage: that would be one more call
+            head.enable_compression(self.compression)
         try:
             if RECORDER in head.environ:
                 body = call_noting_pattern(self._call, head.environ, head.start)
@@ -341,16 +341,6 @@ def _is_one_block(chunks: Any, length: int | None) -> bool:
         and type(chunks[0]) is bytes
         and len(chunks[0]) == length
     )
-
-
-def _compressed(compression: Compression, respond: Respond) -> Respond:
-    """Have responses compressed: a stage."""
-
-    def call(head: AppResponse) -> Iterable[bytes]:
-        head.enable_compression(compression)
-        return respond(head)
-
-    return call
 
 
 def _refuse(

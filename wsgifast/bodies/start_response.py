@@ -254,7 +254,6 @@ class AppResponse:
         To be called before the app, which may change the environ.
         """
         self.compression = compression
-        self._coding = None
         environ = self.environ
         self._accept_encoding = environ.get("HTTP_ACCEPT_ENCODING")
         self._wish = environ[WISH] = []
