@@ -48,6 +48,7 @@ def _wsgi(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     return blocks
 
 
+PAYLOADS.mkdir(parents=True, exist_ok=True)  # a fresh checkout has none
 _static, _compressed = StaticFiles(directory=PAYLOADS), WSGIFast(_wsgi, compress=True)
 
 
