@@ -71,8 +71,8 @@ def _table(name: str) -> str:
     return _markdown(("option", "type", "default", "meaning"), rows)
 
 
-def _markdown(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
+def _markdown(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [titles, ("---",) * len(titles), *rows]
     texts = ["| " + " | ".join(cell.strip() for cell in line) + " |" for line in lines]
     texts[1] = texts[1].replace(" ", "")
     return "\n".join(texts)

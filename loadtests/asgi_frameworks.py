@@ -124,10 +124,10 @@ def _sanic() -> ASGIApp:
 
     @app.get("/stream")
     async def stream(request: Any) -> None:
-        answer = await request.respond()
+        received = await request.respond()
         async for block in blocks():
-            await answer.send(block)
-        await answer.eof()
+            await received.send(block)
+        await received.eof()
 
     @app.get("/small")
     async def small(request: Any) -> Any:

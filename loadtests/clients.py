@@ -36,12 +36,12 @@ GIVE_UP_S = 30.0
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
-class BadAnswer(Exception):
+class BadResponse(Exception):
     """The message is what the client saw."""
 
 
-class NoAnswer(BadAnswer):
-    """The connection was closed before any byte of the answer."""
+class NoResponse(BadResponse):
+    """The connection was closed before any byte of the response."""
 
 
 class Connection:
@@ -67,8 +67,8 @@ class Connection:
         give_up_s: float = GIVE_UP_S,
     ) -> None:
         host, port = address
-        head = [f"GET {path} HTTP/1.1", f"Host: {host}:{port}", *headers, "", ""]
-        self._request = "\r\n".join(head).encode("latin-1")
+        lines = [f"GET {path} HTTP/1.1", f"Host: {host}:{port}", *headers, "", ""]
+        self._request = "\r\n".join(lines).encode("latin-1")
         self._address = address
         self._expected = expected
         self._buffer = memoryview(bytearray(receive_bytes))
@@ -89,7 +89,7 @@ class Connection:
     def ask(self) -> int:
         """Send a request. Return the size of the payload. A failed connection is closed.
 
-        :raises BadAnswer: or OSError.
+        :raises BadResponse: or OSError.
         """
         stays_open = False
         try:
@@ -111,32 +111,34 @@ class Connection:
             connection.send(self._request)
             begun = connection.stream.peek(1)
         if not begun:
-            raise NoAnswer("closed without an answer")
+            raise NoResponse("closed without a response")
         try:
-            head = connection.read_head()
+            headers = connection.read_headers()
         except EOFError:
-            raise BadAnswer("half a head") from None
+            raise BadResponse("half of the headers") from None
         except (AssertionError, ValueError) as error:
-            raise BadAnswer(str(error)) from None
-        stays_open = head.keep_alive
-        length = head.header("Content-Length")
+            raise BadResponse(str(error)) from None
+        stays_open = headers.keep_alive
+        length = headers.header("Content-Length")
         if length is not None:
             size = int(length)
-            self._receive_exactly(connection.stream, size, head.status)
-        elif head.header("Transfer-Encoding"):
-            size = self._receive_chunks(connection.stream, head.status)
+            self._receive_exactly(connection.stream, size, headers.status)
+        elif headers.header("Transfer-Encoding"):
+            size = self._receive_chunks(connection.stream, headers.status)
             if self._expected is not None and size >= self._expected:
                 size = self._expected
-        elif head.status in (204, 304):
+        elif headers.status in (204, 304):
             size = 0
         else:
             size, stays_open = 0, False
             while received := connection.stream.readinto1(self._buffer):
                 size += received
-        if head.status >= 400:
-            raise BadAnswer(f"status {head.status}")
+        if headers.status >= 400:
+            raise BadResponse(f"status {headers.status}")
         if self._expected is not None and size != self._expected:
-            raise BadAnswer(f"status {head.status} with {size} bytes instead of {self._expected}")
+            raise BadResponse(
+                f"status {headers.status} with {size} bytes instead of {self._expected}"
+            )
         return size, stays_open
 
     def _receive_exactly(self, stream: BufferedReader, size: int, status: int) -> None:
@@ -144,7 +146,7 @@ class Connection:
         while done < size:
             received = stream.readinto1(buffer[: size - done])
             if not received:
-                raise BadAnswer(f"status {status}, then closed after {done} of {size} bytes")
+                raise BadResponse(f"status {status}, then closed after {done} of {size} bytes")
             if look is not None:
                 look(buffer[:received], done)
             done += received
@@ -156,7 +158,7 @@ class Connection:
         while not tail.endswith(_LAST_CHUNK):
             received = stream.readinto1(self._buffer)
             if not received:
-                raise BadAnswer(f"status {status}, then closed in the middle of a chunked body")
+                raise BadResponse(f"status {status}, then closed in the middle of a chunked body")
             total += received
             tail = (tail + bytes(self._buffer[max(0, received - 8) : received]))[-8:]
         return total
@@ -165,7 +167,7 @@ class Connection:
 def raw(
     *, connections: int = 1, receive_bytes: int = RECEIVE_BYTES, requests: int = 1_000_000
 ) -> Client:
-    """GETs for the runner, each after the answer to the one before.
+    """GETs for the runner, each after the response to the one before.
 
     Without a known payload, the chunk framing of a chunked answer is counted as payload.
 
@@ -192,17 +194,17 @@ def raw(
             )
             with contextlib.closing(connection):
                 for _ in range(requests):
-                    asked = time.perf_counter()
-                    if asked >= begun + task.seconds:
+                    requested = time.perf_counter()
+                    if requested >= begun + task.seconds:
                         break
                     try:
                         sizes.append(connection.ask())
                     except TimeoutError:
                         errors["no byte before the time-out"] += 1
-                    except (BadAnswer, OSError) as error:
+                    except (BadResponse, OSError) as error:
                         errors[str(error)] += 1
                     else:
-                        times.append((time.perf_counter() - asked) * 1e3)
+                        times.append((time.perf_counter() - requested) * 1e3)
 
         # This thread asks too, so that Ctrl-C ends a run of one connection at once.
         with ThreadPoolExecutor(max(1, connections - 1)) as pool:
@@ -273,7 +275,7 @@ def wrk(connections: int = 8) -> Client:
         kinds = ("connect", "read", "write", "timeout", "status")
         errors = {f"wrk: {kind}": int(report[kind]) for kind in kinds if report[kind]}
         good = report["requests"] - report["status"]
-        # Without a known payload heads and framing are counted too, as wrk itself does.
+        # Without a known payload headers and framing are counted too, as wrk itself does.
         size = report["bytes"] if task.body_bytes is None else good * task.body_bytes
         return Load(
             requests=good,
@@ -370,9 +372,9 @@ def _run_h2load(task: Task, folder: Path, connections: int, streams: int, *argum
     # Each line: the begin, the status and the duration. Times are in microseconds. The last line of
     # a killed client may be cut.
     lines = [line.split("\t") for line in log.read_text().splitlines()] if log.exists() else []
-    answers = [(line[1], int(line[2])) for line in lines if len(line) == 3 and line[2]]
-    good = [us / 1e3 for status, us in answers if status == "200"]
-    counted = {"h2load: status": len(answers) - len(good), "h2load: no end": waits}
+    responses = [(line[1], int(line[2])) for line in lines if len(line) == 3 and line[2]]
+    good = [us / 1e3 for status, us in responses if status == "200"]
+    counted = {"h2load: status": len(responses) - len(good), "h2load: no end": waits}
     data = re.search(r"\((\d+)\) data", text)
     return Load(
         requests=len(good),

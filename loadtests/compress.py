@@ -81,7 +81,9 @@ def _with_its_bytes(locust: Locust) -> Client:
     client = locust.client(_CONNECTIONS)
 
     def run(task: Task) -> Load:
-        load = client(replace(task, body_bytes=None))  # a coded stream's varies with its flushes
+        load = client(
+            replace(task, body_bytes=None)
+        )  # a compressed stream's varies with its flushes
         return replace(load, facts={"bytes": load.body_bytes / max(1, load.requests)})
 
     return run

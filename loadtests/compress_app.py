@@ -121,12 +121,12 @@ def asgi_app() -> Any:
             for row in body():
                 yield row
 
-        async def answer(request: Request) -> Response:
+        async def response(request: Request) -> Response:
             if callable(body):
                 return StreamingResponse(made(), media_type=kind)
             return Response(body, media_type=kind)
 
-        return answer
+        return response
 
     async def of_events(request: Request) -> Response:
         async def made() -> AsyncIterator[bytes]:

@@ -40,9 +40,9 @@ async def _ask(task: Task, seen: Counter[str], times_ms: list[float]) -> None:
             reader, writer = await asyncio.open_connection(*task.address)
             try:
                 host = task.address[0]
-                head = f"GET {task.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-                writer.write(head.encode())
-                answer = await reader.read()
+                headers = f"GET {task.path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                writer.write(headers.encode())
+                response = await reader.read()
             finally:
                 writer.close()
     except TimeoutError:
@@ -51,7 +51,7 @@ async def _ask(task: Task, seen: Counter[str], times_ms: list[float]) -> None:
     except OSError:
         seen["failed"] += 1
         return
-    status = answer[9:12].decode("latin-1")
+    status = response[9:12].decode("latin-1")
     seen[status] += 1
     if status == "200":
         times_ms.append((time.monotonic() - began) * 1e3)

@@ -44,7 +44,7 @@ GROWTH_BYTES = 1024
 
 
 def _leaves(sent: bytes = b"", *, answered: bool = False) -> Kind:
-    """:param answered: it waits for the first bytes of the answer before it leaves."""
+    """:param answered: it waits for the first bytes of the response before it leaves."""
     return Kind(sent, receive_bytes_per_s=answered << 20, leaves=True)
 
 
@@ -133,7 +133,7 @@ def measure(
     """
     states = _states(tls=task.tls)
     kinds = states.values()
-    # They wait for no answer, as threads may all be busy, and leave when the crowd ends.
+    # They wait for no response, as threads may all be busy, and leave when the crowd ends.
     together = [
         replace(kind, leaves=False, receive_bytes_per_s=0)
         for name, kind in states.items()
@@ -201,7 +201,7 @@ def growth(counts: Sequence[Count]) -> dict[str, float]:
     }
 
 
-def kept(counts: Sequence[Count], spare_threads: int) -> list[str]:
+def leaked(counts: Sequence[Count], spare_threads: int) -> list[str]:
     """Return the leaks of a server at the end, a sentence each.
 
     :param spare_threads: of a bounded pool that it makes when it first needs them. 0 for none.
@@ -236,7 +236,7 @@ def _abandoning(spare_threads: int, timers_s: float = 0.0) -> Client:
     def run(task: Task) -> Load:
         begun = time.monotonic()
         counts = list(measure(task, idle_s=timers_s))
-        found = kept(counts, spare_threads) + grown(counts)
+        found = leaked(counts, spare_threads) + grown(counts)
         first, last = counts[0], counts[-1]
         facts = {
             "descriptors": float(last.descriptors), "before": float(first.descriptors),

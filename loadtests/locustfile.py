@@ -42,7 +42,7 @@ class Shapes(DownloadUser):
 
 
 class Asgi(DownloadUser):
-    """A Starlette app: a file, a stream of crumbs, and a small answer."""
+    """A Starlette app: a file, a stream of crumbs, and a small response."""
 
     host = "http://127.0.0.1:8003"
     wait_time = constant(0)

@@ -44,7 +44,7 @@ from wsgifast.commands.bench.processes import (
 from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .bench import APP, FAST, row, table
-from .clients import BadAnswer, Connection, NoAnswer
+from .clients import BadResponse, Connection, NoResponse
 from .harness.tables import Client, Row, Task, Unit
 from .payloads import payload, payload_file
 from .servers import granian
@@ -66,7 +66,7 @@ _BOOT_S = 2.0
 IMPORT_S = 8.0
 # Until the last of two processes, one after the other, has imported the app and serves.
 _RELOADED_S = 2 * IMPORT_S + 8.0
-# Clients of an app with a slow import, and a pause after each answer.
+# Clients of an app with a slow import, and a pause after each response.
 _IMPORT_CLIENTS, _IMPORT_PAUSE_S = 4, 0.01
 
 
@@ -99,7 +99,7 @@ class Asking:
         if not offset:
             self._begun = time.monotonic()
         if piece != memoryview(self._body)[offset : offset + len(piece)]:
-            raise BadAnswer("other bytes")
+            raise BadResponse("other bytes")
         if self._bytes_per_s:
             due = self._begun + (offset + len(piece)) / self._bytes_per_s
             time.sleep(max(0.0, due - time.monotonic()))
@@ -118,12 +118,12 @@ class Asking:
             was_used = self._connection.is_open
             try:
                 self._connection.ask()
-            except NoAnswer:
+            except NoResponse:
                 if not was_used:
                     raise
                 self._connection.ask()
                 self._outcome.done["repeated"] += 1
-        except (BadAnswer, OSError) as error:
+        except (BadResponse, OSError) as error:
             late = isinstance(error, TimeoutError)
             self._outcome.lost["no byte in time" if late else str(error)] += 1
             return False
@@ -171,7 +171,7 @@ def _asking(
 ) -> Iterator[None]:
     """Ask in threads, until the end of the block.
 
-    :param pause_s: after each answer.
+    :param pause_s: after each response.
     """
     over = threading.Event()
     lock = threading.Lock()
@@ -301,7 +301,7 @@ def _slow(server: Server) -> Server:
 
 
 def _row(key: str, title: str, name: str, client: Client) -> Row:
-    return row(f"replaced.{key}", title, {name: client}, unit=_ANSWERED, rounds=1)
+    return row(f"replaced.{key}", title, {name: client}, unit=_RESPONDED, rounds=1)
 
 
 def _replaced_row(name: str, server: Server, *deeds: signal.Signals) -> Row:
@@ -320,7 +320,7 @@ def _gunicorn(worker_class: str) -> Server:
     return replace(server, argv=(script, *server.argv[3:]))
 
 
-_ANSWERED = Unit("requests", lambda m: m.requests)
+_RESPONDED = Unit("requests", lambda m: m.requests)
 _HUP = signal.SIGHUP
 _ALL = (_HUP, _HUP, _HUP, signal.SIGTTIN, signal.SIGTTOU, _HUP, signal.SIGUSR2)
 FAST_SERVER = _gunicorn(FAST)

@@ -177,10 +177,10 @@ def _receive(sock: socket.socket) -> None:
     """Take Content-Length bytes behind each head, forget them, and say how many they were and by
     how many receives, as the load tests' ASGI app does."""
     buffer = memoryview(bytearray(_RECEIVE_BYTES))
-    while head := sock.recv(65_536):
-        while b"\r\n\r\n" not in head:
-            head += sock.recv(65_536)
-        start, _, body = head.partition(b"\r\n\r\n")
+    while received := sock.recv(65_536):
+        while b"\r\n\r\n" not in received:
+            received += sock.recv(65_536)
+        start, _, body = received.partition(b"\r\n\r\n")
         found = re.search(rb"(?i)content-length: ?([0-9]+)", start)
         size = int(found[1]) if found else 0
         left, messages = size - len(body), int(bool(body))
@@ -196,7 +196,7 @@ def _sendfile_loop(port: int, file: str) -> None:
     once = select.EPOLLONESHOT
     fd = os.open(file, os.O_RDONLY)
     size = os.fstat(fd).st_size
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
+    received = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
     listener = socket.create_server((HOST, port))
     epoll = select.epoll()
     epoll.register(listener.fileno(), select.EPOLLIN)
@@ -216,7 +216,7 @@ def _sendfile_loop(port: int, file: str) -> None:
                 if number not in offsets:
                     if not sock.recv(65_536):
                         raise ConnectionError("the client is done")
-                    sock.send(head, socket.MSG_MORE)
+                    sock.send(received, socket.MSG_MORE)
                     offsets[number] = 0
                 offsets[number] += os.sendfile(number, fd, offsets[number], size - offsets[number])
             except BlockingIOError:

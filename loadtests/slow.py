@@ -308,9 +308,9 @@ def _beside_upload(locust: Locust) -> Client:
                     most = max(most, resident_bytes(task.pid))
                 seconds = time.monotonic() - begun
                 curl.terminate()
-                answer = curl.communicate()[0]
+                response = curl.communicate()[0]
             reported = crowd.end()
-        good = answer.startswith(b"%d " % size)
+        good = response.startswith(b"%d " % size)
         times = [each for one in seen for each in one.times_ms]
         return Load(
             requests=len(times),
@@ -318,7 +318,7 @@ def _beside_upload(locust: Locust) -> Client:
             body_bytes=size if good else 0,
             seconds=seconds,
             latency_ms=percentiles(times),
-            errors={} if good else {f"the upload: {answer[:80]!r}": 1},
+            errors={} if good else {f"the upload: {response[:80]!r}": 1},
             facts={
                 "MiB before": before / MIB,
                 "MiB more": (most - before) / MIB,

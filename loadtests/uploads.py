@@ -65,9 +65,9 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
             [*command, *reported, *body, url], capture_output=True, text=True, timeout=GIVE_UP_S
         )
         cpu, more = children_cpu_s() - cpu, _most_memory(task.pid) - memory
-        answer, _, figures = ran.stdout.rpartition("\n")
+        response, _, figures = ran.stdout.rpartition("\n")
         spoken, status, seconds = figures.split()
-        received, _, messages = answer.partition(" ")
+        received, _, messages = response.partition(" ")
         good = (spoken, status, received) == (version, "200", str(size))
         return Load(
             requests=int(good),
@@ -75,7 +75,7 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
             body_bytes=size if good else 0,
             seconds=float(seconds),
             latency_ms=dict.fromkeys((50, 95, 99), float(seconds) * 1000.0),
-            errors={} if good else {f"HTTP/{spoken} {status} {ran.stderr or answer[:80]}": 1},
+            errors={} if good else {f"HTTP/{spoken} {status} {ran.stderr or response[:80]}": 1},
             client_cpu_s=cpu,
             facts={
                 "messages": float(messages) if good else float("nan"),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import gunicorn, servers_with
-from tests.support.coded import decoded
-from tests.support.gunicorn import may_end_head_with_bare_lf
+from tests.support.decoders import decoded
+from tests.support.gunicorn import may_end_headers_with_bare_lf
 from tests.support.http import Connection, Response, reset_on_close
 from tests.support.servers import LiveServer, live_server, wait_for
 from tests.support.shapes import BROKEN_NAMES, FAILING_NAMES, SHAPES
@@ -67,16 +67,16 @@ def test_every_shape_compressed_decodes_to_the_same(compressing_server: LiveServ
             continue
         compressed.add(name)
         assert response.header("Vary") == "Accept-Encoding", name
-        head = compressing_server.get(f"/{name}", method="HEAD", headers=accepted)
+        received = compressing_server.get(f"/{name}", method="HEAD", headers=accepted)
         # It has GET's coding where that is known, and never a length of other bytes.
-        assert head.header("Content-Encoding") in (None, used), f"{name}: {head}"
-        if (length := head.header("Content-Length")) is None:
+        assert received.header("Content-Encoding") in (None, used), f"{name}: {received}"
+        if (length := received.header("Content-Length")) is None:
             continue
         if length != response.header("Content-Length"):  # a copy of a large file has been made
             response = compressing_server.get(f"/{name}", headers=accepted)
-            assert response.header("ETag") == head.header("ETag"), name
+            assert response.header("ETag") == received.header("ETag"), name
             assert decoded(used, response.body) == shape.expected, f"{name}: {response}"
-        assert response.header("Content-Length") == length, f"{name}: {head}"
+        assert response.header("Content-Length") == length, f"{name}: {received}"
     assert len(compressed) > len(SHAPES) / 4
 
 
@@ -85,11 +85,11 @@ def test_compressed_body_that_breaks_off_fails(compressing_server: LiveServer) -
         with Connection(compressing_server.address) as connection:
             headers = [("Accept-Encoding", "gzip"), *leaving(compressing_server)]
             connection.send_request(f"/failing/{name}", headers=headers)
-            head = connection.read_head()
-            if head.status == 500:
+            received = connection.read_headers()
+            if received.status == 500:
                 continue
             rest = connection.read_to_end()
-            if head.header("Transfer-Encoding") is not None:
+            if received.header("Transfer-Encoding") is not None:
                 assert not rest.endswith(b"0\r\n\r\n"), f"{name}: a last chunk after an error"
 
 
@@ -132,7 +132,7 @@ def test_response_poisons_no_next_one(server: LiveServer) -> None:
                     if SHAPES[name].sized and SHAPES[name].expected and not theirs:
                         length = response.header("Content-Length")
                         assert length == str(len(SHAPES[name].expected)), f"{name}: {response}"
-                if method == "HEAD" and ends_head_with_a_last_chunk(server, response):
+                if method == "HEAD" and ends_headers_with_a_last_chunk(server, response):
                     assert connection.read(5) == b"0\r\n\r\n"
                     connection.close()
                     connection = Connection(server.address)
@@ -145,7 +145,7 @@ def test_response_poisons_no_next_one(server: LiveServer) -> None:
         connection.close()
 
 
-def ends_head_with_a_last_chunk(server: LiveServer, response: Response) -> bool:
+def ends_headers_with_a_last_chunk(server: LiveServer, response: Response) -> bool:
     """waitress's and pywsgi's own mistake, if the app sets no Content-Length."""
     unsized = response.header("Transfer-Encoding") == "chunked"
     return unsized and runs(server, "waitress", "pywsgi")
@@ -175,9 +175,9 @@ def test_statuses_without_a_body(server: LiveServer) -> None:
 
 
 def test_body_that_cannot_be_repaired_is_a_500(server: LiveServer) -> None:
-    bare_lf = may_end_head_with_bare_lf(server)
+    bare_lf = may_end_headers_with_bare_lf(server)
     for name in BROKEN_NAMES:
-        told = server.log().count(APPS_NAME)
+        logged = server.log().count(APPS_NAME)
         if runs(server, "uwsgi"):  # where an app raises, it closes the connection
             with Connection(server.address) as connection:
                 connection.send_request(f"/broken/{name}")
@@ -188,7 +188,7 @@ def test_body_that_cannot_be_repaired_is_a_500(server: LiveServer) -> None:
         # The log names the app, so that its author finds it.
         if name != "raises":
             wait_for(
-                lambda told=told: server.log().count(APPS_NAME) > told,  # type: ignore[misc]
+                lambda logged=logged: server.log().count(APPS_NAME) > logged,  # type: ignore[misc]
                 f"the log of /broken/{name} names the app",
             )
 
@@ -197,13 +197,13 @@ def test_body_that_breaks_off_never_looks_whole(server: LiveServer) -> None:
     for name in FAILING_NAMES:
         with Connection(server.address) as connection:
             connection.send_request(f"/failing/{name}", headers=leaving(server))
-            head = connection.read_head()
-            if head.status == 500:
+            received = connection.read_headers()
+            if received.status == 500:
                 continue  # the server had not sent the headers yet
             rest = connection.read_to_end()  # hangs, and times out, if the connection stays open
-            if head.header("Content-Length") is not None:
-                assert len(rest) < 1000, f"{name}: {head}"
-            elif head.header("Transfer-Encoding") is not None:
+            if received.header("Content-Length") is not None:
+                assert len(rest) < 1000, f"{name}: {received}"
+            elif received.header("Transfer-Encoding") is not None:
                 assert not rest.endswith(b"0\r\n\r\n"), f"{name}: a last chunk after an error"
 
 
@@ -220,7 +220,7 @@ def test_close_is_called_once_for_each_body(server: LiveServer) -> None:
         connection.request("/closing/whole", method="HEAD")
     with Connection(server.address) as connection:
         connection.send_request("/closing/endless")
-        connection.read_head()
+        connection.read_headers()
         connection.read(100_000)  # and then the client is gone
     wait_for(
         lambda: counts() == [opened + 4, closed + 4],
@@ -236,7 +236,7 @@ def test_clients_that_leave_leave_no_file_open(server: LiveServer) -> None:
     for target, range_ in itertools.product(targets, ["", *ranges] * 3):
         with Connection(server.address, receive_buffer=4096) as connection:
             connection.send_request(target, headers=[("Range", range_)] if range_ else [])
-            connection.read_head()
+            connection.read_headers()
             reset_on_close(connection.sock)
     wait_for(
         lambda: not server.open_files("*wsgifast-shapes-*"),

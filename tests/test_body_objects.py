@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import servers_with
 from tests.support.body_objects import BASES, CONTENTS, METHODS, OTHERS, TRANSFORMS, WRAPS, Spec
-from tests.support.body_objects import answer as answer_with
+from tests.support.body_objects import respond as respond_with
 from tests.support.effort import effort
 from tests.support.http import Connection
 from tests.support.servers import LiveServer
@@ -35,13 +35,13 @@ specs = st.builds(
 )
 
 
-class Answer:
+class Response:
     """Return the reference: the response of wsgiref's handler for an app."""
 
     def __init__(self, app: Any, method: str = "GET", **extra: str) -> None:
         sent, self.errors = by_wsgiref(app, new_environ(method, **extra))
-        head, _, self.body = sent.partition(b"\r\n\r\n")
-        status, *lines = head.decode("latin-1").split("\r\n")
+        block, _, self.body = sent.partition(b"\r\n\r\n")
+        status, *lines = block.decode("latin-1").split("\r\n")
         self.status = int(status.split()[1]) if status else 0
         self.headers = {
             name.lower(): value.strip(" ")
@@ -65,61 +65,63 @@ class App:
         self.body: object = None
 
     def __call__(self, environ: Any, start_response: Any) -> Any:
-        self.body = answer_with(self.spec, environ, start_response, self.closed)
+        self.body = respond_with(self.spec, environ, start_response, self.closed)
         return self.body
 
 
 def check(spec: Spec, method: str, range_: str | None, tagged: bool) -> None:
     raw_app, app = App(spec), App(spec)
-    raw = Answer(raw_app)
+    raw = Response(raw_app)
     if raw.status != 200 or raw.errors:
         return  # it does not work alone
     if spec.size is not None:
         spec = replace(spec, size=len(raw.body))
         app = App(spec)
     wrapped_app = WSGIFast(app)
-    whole = Answer(wrapped_app)
-    told = f"{spec}\nraw: {raw}\nwrapped: {whole}"
-    assert (whole.status, whole.body) == (200, raw.body), told
-    assert whole.length in (None, len(raw.body)), told
+    whole = Response(wrapped_app)
+    details = f"{spec}\nraw: {raw}\nwrapped: {whole}"
+    assert (whole.status, whole.body) == (200, raw.body), details
+    assert whole.length in (None, len(raw.body)), details
     for name in ("content-type", "x-spec"):
-        assert whole.headers[name] == raw.headers[name], told
-    assert raw_app.closed == app.closed, told
-    coded = Answer(WSGIFast(App(spec), compress=True, coalesce=True), HTTP_ACCEPT_ENCODING="gzip")
-    is_coded = coded.headers.get("content-encoding") == "gzip"
-    content = gzip.decompress(coded.body) if is_coded else coded.body
-    assert (coded.status, content) == (200, raw.body), f"{told}\ncompressed: {coded}"
+        assert whole.headers[name] == raw.headers[name], details
+    assert raw_app.closed == app.closed, details
+    compressed = Response(
+        WSGIFast(App(spec), compress=True, coalesce=True), HTTP_ACCEPT_ENCODING="gzip"
+    )
+    is_compressed = compressed.headers.get("content-encoding") == "gzip"
+    content = gzip.decompress(compressed.body) if is_compressed else compressed.body
+    assert (compressed.status, content) == (200, raw.body), f"{details}\ncompressed: {compressed}"
     extra = {}
     if range_ is not None:
         extra["HTTP_RANGE"] = range_
     if tagged:
         extra["HTTP_IF_NONE_MATCH"] = whole.headers.get("etag", '"x"')
-    answer = Answer(WSGIFast(App(spec)), method, **extra)
-    told += f"\n{method} {extra}: {answer}"
-    if answer.status != 200:
-        assert spec.is_plain_file, told
-        assert method in ("GET", "HEAD"), told
-    if answer.status == 304:
-        assert tagged, told
-        assert "etag" in whole.headers, told
-    elif answer.status == 416:
-        assert len(raw.body) in (0, 1, 2, 3, 4, 5), told
-    elif answer.status == 206:
-        first, _, rest = answer.headers["content-range"].removeprefix("bytes ").partition("-")
+    response = Response(WSGIFast(App(spec)), method, **extra)
+    details += f"\n{method} {extra}: {response}"
+    if response.status != 200:
+        assert spec.is_plain_file, details
+        assert method in ("GET", "HEAD"), details
+    if response.status == 304:
+        assert tagged, details
+        assert "etag" in whole.headers, details
+    elif response.status == 416:
+        assert len(raw.body) in (0, 1, 2, 3, 4, 5), details
+    elif response.status == 206:
+        first, _, rest = response.headers["content-range"].removeprefix("bytes ").partition("-")
         last, _, size = rest.partition("/")
-        assert answer.body == raw.body[int(first) : int(last) + 1], told
-        assert int(size) == len(raw.body), told
+        assert response.body == raw.body[int(first) : int(last) + 1], details
+        assert int(size) == len(raw.body), details
     elif method == "HEAD" and spec.wrap == "response":
         pass  # Werkzeug leaves the body out by itself
     elif method == "HEAD":
         # The same headers as to GET.
-        assert (answer.status, answer.body) == (200, b""), told
+        assert (response.status, response.body) == (200, b""), details
         for name in whole.headers.keys() - {"date"}:
             # A body that is empty for HEAD may be another one for GET.
             unknown = name == "content-length" and whole.body == b""
-            assert unknown or answer.headers.get(name) == whole.headers[name], told
+            assert unknown or response.headers.get(name) == whole.headers[name], details
     else:
-        assert (answer.status, answer.body) == (200, raw.body), told
+        assert (response.status, response.body) == (200, raw.body), details
 
 
 @settings(max_examples=effort(400), suppress_health_check=[HealthCheck.too_slow])
@@ -144,7 +146,7 @@ server = servers_with(
 @settings(max_examples=effort(60), suppress_health_check=[HealthCheck.too_slow])
 @given(spec=specs, sized=st.booleans())
 def test_our_servers_send_what_wsgiref_sends(server: LiveServer, spec: Spec, sized: bool) -> None:
-    meant = Answer(App(spec))
+    meant = Response(App(spec))
     if meant.status != 200 or meant.errors:
         return
     if sized:
@@ -152,6 +154,6 @@ def test_our_servers_send_what_wsgiref_sends(server: LiveServer, spec: Spec, siz
     for path in ("/raw", "/wrapped"):
         with Connection(server.address) as connection:
             response = connection.request(f"{path}?{spec.query()}")
-        told = f"{path} {spec}\nmeant: {meant}\nreceived: {response}"
-        assert (response.status, response.body) == (200, meant.body), told
-        assert response.header("X-Spec") == spec.kind, told
+        details = f"{path} {spec}\nmeant: {meant}\nreceived: {response}"
+        assert (response.status, response.body) == (200, meant.body), details
+        assert response.header("X-Spec") == spec.kind, details

@@ -88,14 +88,14 @@ class Server:
         self.spilt = b""
         self.error: Exception | None = None
         self.close_error: CloseError | None = None
-        self._head: tuple[str, list[tuple[str, str]]] | None = None
+        self._headers: tuple[str, list[tuple[str, str]]] | None = None
         environ = environ_with(wsgiref.util.FileWrapper, method)
         result: Any = None
         try:
             result = app(environ, self._start_response)
             for chunk in result:
                 self._send(chunk)
-            self._send_head()
+            self._send_headers()
         except EXPECTED as error:
             self.error = error
         try:
@@ -127,21 +127,21 @@ class Server:
         if exc_info is not None:
             if self.status is not None:
                 raise exc_info[1]
-        elif self._head is not None:
+        elif self._headers is not None:
             raise AssertionError("start_response was called twice without exc_info")
-        self._head = (status, list(headers))
+        self._headers = (status, list(headers))
         return self._send
 
-    def _send_head(self) -> None:
+    def _send_headers(self) -> None:
         if self.status is None:
-            assert self._head is not None, "start_response was not called"
-            self.status, self.headers = self._head
+            assert self._headers is not None, "start_response was not called"
+            self.status, self.headers = self._headers
 
     def _send(self, chunk: bytes) -> None:
         assert type(chunk) is bytes
         if not chunk:
             return
-        self._send_head()
+        self._send_headers()
         room = len(chunk)
         if self.bodiless:
             room = 0
@@ -213,19 +213,19 @@ def test_client_sees_what_the_app_meant(script: Script, coalesce: bool, nested: 
     assert not seen.spilt
     assert app.closed == [threading.get_ident()] * app.closable
     assert (seen.close_error is None) == (not app.closed or script.close != "raises")
-    told = f"{vars(seen)}\nwas meant to be\n{vars(meant)}"
-    assert seen.body == meant.body, told
+    details = f"{vars(seen)}\nwas meant to be\n{vars(meant)}"
+    assert seen.body == meant.body, details
     if isinstance(seen.error, BodyTooShort) and not meant.body:
         # The server can still answer 500 instead of half a response.
-        assert seen.status is None, told
+        assert seen.status is None, details
         return
-    assert seen.status == meant.status, told
+    assert seen.status == meant.status, details
     assert [header for header in seen.headers if header[0] != "Content-Length"] == [
         header for header in meant.headers if header[0] != "Content-Length"
-    ], told
-    assert seen.complete == meant.complete, told
+    ], details
+    assert seen.complete == meant.complete, details
     if not meant.complete and meant.error is not None:
-        assert type(seen.error) is type(meant.error), told
+        assert type(seen.error) is type(meant.error), details
 
 
 # The same apps over the servers' own code: the bytes on the wire
@@ -258,21 +258,21 @@ def test_wire_has_what_the_app_meant(script: Script, coalesce: bool, serve: Serv
     app = ScriptedApp(script)
     stream = Received(serve(WSGIFast(app, coalesce=coalesce), script.method))
     assert app.closed == [threading.get_ident()] * app.closable
-    told = f"{stream.getvalue()!r} was meant to be {vars(meant)}"
+    details = f"{stream.getvalue()!r} was meant to be {vars(meant)}"
     if not stream.getvalue():
-        assert not meant.complete, told
+        assert not meant.complete, details
         return
     response = http.client.HTTPResponse(stream, method=script.method)  # type: ignore[arg-type]
     response.begin()
     if response.status == 500 and not meant.complete and not meant.body:
         return
-    assert f"{response.status} {response.reason}" == meant.status, told
+    assert f"{response.status} {response.reason}" == meant.status, details
     length = response.getheader("Content-Length")
     framed = meant.bodiless or length is not None or response.chunked
     try:
         body, whole = response.read(), True
     except http.client.IncompleteRead as error:
         body, whole = error.partial, False
-    assert stream.read() == b"", told
-    assert body == meant.body, told
-    assert whole == meant.complete or not framed, told
+    assert stream.read() == b"", details
+    assert body == meant.body, details
+    assert whole == meant.complete or not framed, details

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.conftest import WSGI_SERVERS, wsgi_server
 from tests.support.effort import effort
-from tests.support.gunicorn import may_end_head_with_bare_lf
+from tests.support.gunicorn import may_end_headers_with_bare_lf
 from tests.support.http import Connection
 from tests.support.scripts import Script, ScriptedApp, lawful, target_of
 from tests.support.servers import LiveServer
@@ -18,7 +18,7 @@ from tests.test_differential import Server, is_for_real_servers, scripts, withou
 pytestmark = pytest.mark.long
 
 # They end a response to HEAD, or with 204, by a last chunk where the app gave no Content-Length.
-ENDS_HEAD_WITH_A_CHUNK = ("waitress", "pywsgi")
+ENDS_HEADERS_WITH_A_CHUNK = ("waitress", "pywsgi")
 
 
 class Client:
@@ -27,24 +27,24 @@ class Client:
     def __init__(self, server: LiveServer, name: str) -> None:
         self.server_name = name
         self._address = server.address
-        self._bare_lf = may_end_head_with_bare_lf(server)
+        self._bare_lf = may_end_headers_with_bare_lf(server)
         self._connection: Connection | None = None
 
     def check(self, script: Script) -> None:
         """Request a script. Compare the response with that of its lawful form."""
         meant = Server(ScriptedApp(lawful(script)), script.method)
-        if self.server_name in ENDS_HEAD_WITH_A_CHUNK and meant.bodiless:
+        if self.server_name in ENDS_HEADERS_WITH_A_CHUNK and meant.bodiless:
             return
         connection = self._connection or Connection(self._address, bare_lf=self._bare_lf)
         self._connection = None
-        told = f"{script} was meant to be {vars(meant)}"
+        details = f"{script} was meant to be {vars(meant)}"
         try:
             response = connection.request(
                 target_of(script), method=script.method, headers=self._leaving(meant)
             )
         except EOFError:
             connection.close()
-            assert not meant.complete, told
+            assert not meant.complete, details
             return
         if response.keep_alive and meant.error is None:
             self._connection = connection
@@ -52,10 +52,10 @@ class Client:
             connection.close()
         if not meant.complete and not meant.body:
             # cheroot sends the app's headers, and the others an error page.
-            assert response.status == 500 or not response.body, f"{response}\n{told}"
+            assert response.status == 500 or not response.body, f"{response}\n{details}"
             return
-        assert str(response.status) == (meant.status or "")[:3], f"{response}\n{told}"
-        assert response.body == meant.body, f"{response}\n{told}"
+        assert str(response.status) == (meant.status or "")[:3], f"{response}\n{details}"
+        assert response.body == meant.body, f"{response}\n{details}"
 
     def _leaving(self, meant: Server) -> list[tuple[str, str]]:
         """Apache keeps a connection for 5 s behind a body that broke off."""

@@ -43,7 +43,7 @@ def echo_server() -> Iterator[tuple[str, int]]:
     [("simple", mode) for mode in MODES]
     + [(sender, mode) for sender in ("threaded", "async") for mode in MODES[:3]],
 )
-def test_every_sender_gets_an_answer_to_each_message(
+def test_every_sender_gets_a_response_to_each_message(
     echo_server: tuple[str, int], sender: str, mode: str
 ) -> None:
     latencies = SENDERS[sender](echo_server, mode, MESSAGES)
@@ -52,7 +52,7 @@ def test_every_sender_gets_an_answer_to_each_message(
 
 
 @pytest.mark.parametrize("sender", SENDERS)
-def test_sender_ends_where_no_more_answers_come(sender: str) -> None:
+def test_sender_ends_where_no_more_responses_come(sender: str) -> None:
     """With all of its threads."""
     before = threading.active_count()
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:

@@ -75,8 +75,8 @@ def test_send_file_max_age_default(
 ) -> None:
     client = make_app(max_age).test_client()
     for path in ("/static/style.css", "/shop/static/style.css"):
-        told = client.get(path, buffered=True).cache_control
-        assert told.max_age == seconds or (not seconds and told.no_cache)
+        cache_control = client.get(path, buffered=True).cache_control
+        assert cache_control.max_age == seconds or (not seconds and cache_control.no_cache)
 
 
 def test_flask_run() -> None:

@@ -48,13 +48,13 @@ def client(
 def test_baseline_adds_the_query_and_the_body(client: httpx.Client) -> None:
     url = "/baseline11?a=13&b=42"
     text = {"Content-Type": "text/plain"}
-    answers = [
+    responses = [
         client.get(url),
         client.post(url, content=b"20", headers=text),
         client.post(url, content=iter([b"2", b"0"]), headers=text),
     ]
-    assert [answer.text for answer in answers] == ["55", "75", "75"]
-    assert all(answer.headers["Content-Type"].startswith("text/plain") for answer in answers)
+    assert [response.text for response in responses] == ["55", "75", "75"]
+    assert all(response.headers["Content-Type"].startswith("text/plain") for response in responses)
 
 
 def test_request_in_fragments_is_answered(client: httpx.Client) -> None:
@@ -70,27 +70,30 @@ def test_request_in_fragments_is_answered(client: httpx.Client) -> None:
 
 
 def test_pipeline_answers_ok(client: httpx.Client) -> None:
-    answer = client.get("/pipeline")
-    assert (answer.text, answer.headers["Content-Type"].partition(";")[0]) == ("ok", "text/plain")
+    response = client.get("/pipeline")
+    assert (response.text, response.headers["Content-Type"].partition(";")[0]) == (
+        "ok",
+        "text/plain",
+    )
 
 
 @pytest.mark.parametrize(("count", "factor"), [(1, 3), (12, 3), (31, 2), (50, 5)])
 def test_json_has_as_many_items_with_their_totals(
     client: httpx.Client, count: int, factor: int
 ) -> None:
-    answer = client.get(f"/json/{count}?m={factor}", headers={"Accept-Encoding": "identity"})
-    assert answer.headers["Content-Type"] == "application/json"
-    assert "Content-Encoding" not in answer.headers
-    found = answer.json()
+    response = client.get(f"/json/{count}?m={factor}", headers={"Accept-Encoding": "identity"})
+    assert response.headers["Content-Type"] == "application/json"
+    assert "Content-Encoding" not in response.headers
+    found = response.json()
     assert found["count"] == len(found["items"]) == count
     assert all(i["total"] == i["price"] * i["quantity"] * factor for i in found["items"])
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br"])
 def test_json_is_compressed_for_who_asks(client: httpx.Client, coding: str) -> None:
-    answer = client.get("/json/50?m=2", headers={"Accept-Encoding": coding})
-    assert answer.headers["Content-Encoding"] == coding
-    assert answer.json()["count"] == 50
+    response = client.get("/json/50?m=2", headers={"Accept-Encoding": coding})
+    assert response.headers["Content-Encoding"] == coding
+    assert response.json()["count"] == 50
 
 
 def test_upload_counts_the_bytes(client: httpx.Client) -> None:

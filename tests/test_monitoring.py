@@ -70,9 +70,9 @@ def test_every_query_has_known_metrics_and_labels() -> None:
 
 
 def test_dashboard_shows_every_group_of_metrics() -> None:
-    asked = {metric_of(name) for query in queries() for name in _NAME.findall(query)}
+    requested = {metric_of(name) for query in queries() for name in _NAME.findall(query)}
     # What is left out has a panel that says the same.
-    assert CATALOGUE.keys() - asked == set()
+    assert CATALOGUE.keys() - requested == set()
 
 
 def test_prometheus_accepts_configuration_and_alerts() -> None:
@@ -162,9 +162,9 @@ def server_and_prometheus(folder: Path) -> Iterator[tuple[LiveServer, LiveServer
     environment = {"WSGIFAST_METRICS": f"127.0.0.1:{metrics_port}"}
     with (
         live_server(argv, env=environment) as server,
-        live_server(prometheus, cwd=folder, forked=False) as asked,
+        live_server(prometheus, cwd=folder, forked=False) as requested,
     ):
-        yield server, asked
+        yield server, requested
 
 
 def ask_for_everything(server: LiveServer) -> None:
@@ -178,9 +178,9 @@ def ask_for_everything(server: LiveServer) -> None:
 
 def api(prometheus: LiveServer, path: str, **query: str) -> Any:
     target = f"/api/v1/{path}?{urllib.parse.urlencode(query)}"
-    answer = json.loads(prometheus.get(target).body)
-    assert answer["status"] == "success", f"{query}: {answer.get('error')}\n{prometheus.log()}"
-    return answer["data"]
+    response = json.loads(prometheus.get(target).body)
+    assert response["status"] == "success", f"{query}: {response.get('error')}\n{prometheus.log()}"
+    return response["data"]
 
 
 def result(prometheus: LiveServer, query: str) -> list[Any]:
@@ -207,8 +207,8 @@ def test_prometheus_answers_every_query_about_a_server(tmp_path: Path) -> None:
 
         def without_samples() -> set[str]:
             empty = {query for query in dashboard if not result(prometheus, query)}
-            asked = {metric_of(name) for query in empty for name in _NAME.findall(query)}
-            return asked & CATALOGUE.keys() - _OF_TROUBLE
+            requested = {metric_of(name) for query in empty for name in _NAME.findall(query)}
+            return requested & CATALOGUE.keys() - _OF_TROUBLE
 
         wait_for(lambda: not without_samples(), "each query has samples", interval=0.5)
         by_route = result(

@@ -68,11 +68,11 @@ def test_tests_of_missing_server_skip_or_fail_in_ci(tmp_path: Path, ci: str) -> 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on which one program is missing: the file with the commands that installed it."""
-    told = tmp_path / "commands"
-    told.touch()
+    written = tmp_path / "commands"
+    written.touch()
     for name in ("apt-get", "sudo"):
         path = tmp_path / name
-        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {told}\n')
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {written}\n')
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setattr(programs, "PACKAGES", {"sh": "dash", "no-such-server": "its-package"})
@@ -80,7 +80,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # Python's headers are installed, whatever this machine has.
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(programs, "_PYTHON_H", tmp_path / "Python.h")
-    return told
+    return written
 
 
 def test_root_installs_what_is_missing(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_failure_of_go_is_reported(
     assert "no-such-tool cannot be made here: its tests are skipped." in capsys.readouterr().out
 
 
-def test_without_go_it_is_told_what_is_skipped(
+def test_without_go_the_skipped_tests_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(programs, "MODULES", {"no-such-tool": "example.com/tool@v1"})

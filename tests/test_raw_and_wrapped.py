@@ -20,7 +20,7 @@ from tests.conftest import WSGI_SERVERS
 from tests.support import asgi_scripts, scripts
 from tests.support.asgi_scripts import MessageScript
 from tests.support.effort import LONG, effort
-from tests.support.gunicorn import may_end_head_with_bare_lf
+from tests.support.gunicorn import may_end_headers_with_bare_lf
 from tests.support.scripts import Script, may_write, without_repairs
 from tests.support.seen import Seen, ask, differences
 from tests.support.servers import LiveServer, live_server
@@ -135,7 +135,7 @@ def test_wsgi_app_raw_and_wrapped_is_the_same(
     server, reference = running[stack], running[WSGI_STACKS[stack]]
     accepted = [("Accept-Encoding", coding)]
     right = without_repairs(script)
-    bare_lf = may_end_head_with_bare_lf(reference)
+    bare_lf = may_end_headers_with_bare_lf(reference)
 
     def ask_for(server: LiveServer, script: Script, way: str) -> Seen:
         target = scripts.target_of(script, way)
@@ -179,8 +179,8 @@ def test_asgi_app_raw_and_wrapped_is_the_same(
         number = next(_numbers)
         target = asgi_scripts.target_of(script, way, number)
         seen = ask(on.address, target, script.method, accepted)
-        asked = script.listens  # else nothing cancels it
-        return seen, ask(on.address, f"/outcome?{number}", "GET").body if asked else b""
+        requested = script.listens  # else nothing cancels it
+        return seen, ask(on.address, f"/outcome?{number}", "GET").body if requested else b""
 
     raw, outcome = play(reference, "raw")
     ways = [way for way in asgi_scripts.WAYS if way != "raw" or server is not reference]

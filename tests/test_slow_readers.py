@@ -109,7 +109,7 @@ def stream_readers(server: LiveServer, target: str, *, count: int = READERS) -> 
         client = Connected(sock, window=4096, reads=False)
         client.begin()
         streams = [client.send(target) for _ in range(count)]
-        while not all(client.answers[stream].received for stream in streams):
+        while not all(client.responses[stream].received for stream in streams):
             client.receive()
         yield
 

@@ -281,7 +281,7 @@ def test_top_of_another_server_is_an_error(capsys: pytest.CaptureFixture[str]) -
         for said in (
             "answers 200 without a view", "answers 200 without a view",
             "answers 404 without a view", "answers 500: The disk is full",
-            "the answer is not HTTP (no HTTP",
+            "the response is not HTTP (no HTTP",
         ):  # fmt: skip
             assert cli.main(["top", "{}:{}".format(*address)]) == 2
             assert said in capsys.readouterr().err

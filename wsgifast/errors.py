@@ -81,7 +81,7 @@ class RequestError(WSGIFastError, OSError):
         """The status's phrase. See :func:`reason_phrase`."""
         return reason_phrase(self.status)
 
-    def answer(
+    def response(
         self, replaced: Iterable[tuple[str, str]] = ()
     ) -> tuple[str, list[tuple[str, str]], bytes]:
         """Return a response's status line, headers and body, which is the message.
@@ -107,7 +107,7 @@ class BodyTooLarge(RequestError):
         )
 
 
-class HeadTooLarge(RequestError):
+class HeadersTooLarge(RequestError):
     """A request's headers are over a limit (RFC 6585 section 5)."""
 
     def __init__(self, limit_bytes: int) -> None:

@@ -21,7 +21,7 @@ from .bodies.body import (
 )
 from .bodies.chunks import excerpt, few_chunks
 from .bodies.classify import classify
-from .bodies.entity_tags import answer_by_tag
+from .bodies.entity_tags import respond_by_tag
 from .bodies.file_responses import FileResponses, send_nothing, send_segments
 from .bodies.files import close_body
 from .bodies.request_ids import request_ids_stage
@@ -171,9 +171,9 @@ class WSGIFast:
         self._call = app
         check_rate(report_slow_shapes)
         if report_slow_shapes:
-            mended = {"WF001", "WF003"} if coalesce else {"WF001"}
+            fixed = {"WF001", "WF003"} if coalesce else {"WF001"}
             self._call = Examined(
-                app, Reports(report_slow_shapes, mended=frozenset(mended)), call_noting_pattern
+                app, Reports(report_slow_shapes, fixed=frozenset(fixed)), call_noting_pattern
             )
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = _with_dictionary(self._call, self.compression.dictionary)
@@ -187,7 +187,7 @@ class WSGIFast:
             stages.append(partial(within_limits, self.body_limits, _refuse))
         # Called in their order with a response in memory, before it may be compressed. The first
         # that returns an iterable answers.
-        self._whole_steps: list[WholeStep] = [answer_by_tag] if etag else []
+        self._whole_steps: list[WholeStep] = [respond_by_tag] if etag else []
         self._respond: Respond = self._call_app
         for stage in reversed(stages):
             self._respond = stage(self._respond)
@@ -197,57 +197,61 @@ class WSGIFast:
             self._set_nodelay(environ)
         return self._respond(AppResponse(self.app, environ, start_response))
 
-    def _call_app(self, head: AppResponse) -> Iterable[bytes]:
+    def _call_app(self, response: AppResponse) -> Iterable[bytes]:
         """Call the app, and return the object that the server iterates."""
         body: Any = None
         if self.compression is not None:  # not a stage: that would be one more call
-            head.enable_compression(self.compression)
+            response.enable_compression(self.compression)
         try:
-            if RECORDER in head.environ:
-                body = call_noting_pattern(self._call, head.environ, head.start)
+            if RECORDER in response.environ:
+                body = call_noting_pattern(self._call, response.environ, response.start)
             else:
-                body = self._call(head.environ, head.start)
-            head.holds = False
+                body = self._call(response.environ, response.start)
+            response.holds = False
             kind = type(body)
-            if (kind is list or kind is tuple) and head.status is not None and not head.forwarded:
-                return self._send_whole(head, body)
-            return self._send(head, classify(body, head.environ.get("wsgi.file_wrapper")))
+            if (
+                (kind is list or kind is tuple)
+                and response.status is not None
+                and not response.forwarded
+            ):
+                return self._send_whole(response, body)
+            return self._send(response, classify(body, response.environ.get("wsgi.file_wrapper")))
         except BaseException as error:
-            head.exc_info = None
+            response.exc_info = None
             close_body(body)
-            if not isinstance(error, Exception) or not head.is_over():
+            if not isinstance(error, Exception) or not response.is_over():
                 raise
-            return ConvertedStream(head, (), coalesce=False)
+            return ConvertedStream(response, (), coalesce=False)
 
-    def _send(self, head: AppResponse, body: Body) -> Iterable[bytes]:
+    def _send(self, response: AppResponse, body: Body) -> Iterable[bytes]:
         """Send a body that has been classified."""
-        if type(body) is Whole and head.status is not None and not head.forwarded:
-            return self._send_wrapped(head, body)
+        if type(body) is Whole and response.status is not None and not response.forwarded:
+            return self._send_wrapped(response, body)
         if isinstance(body, Stream):
-            return self._send_stream(head, body.owner)
+            return self._send_stream(response, body.owner)
         if isinstance(body, Refusal):
             shown = f"{type(body.owner).__name__} as its body: {excerpt(body.owner)}"
-            raise BodyError(f"{head.app_name} returned {shown}; {body.advice}")
-        if head.status is None:
-            raise head.not_started()
+            raise BodyError(f"{response.app_name} returned {shown}; {body.advice}")
+        if response.status is None:
+            raise response.not_started()
         if isinstance(body, File):
-            return self._files.send(head, body)
+            return self._files.send(response, body)
         if isinstance(body, Segments):
-            if head.forwarded and head.compression is not None:
-                return self._send_stream(head, body.content)
-            return send_segments(head, body.content)
+            if response.forwarded and response.compression is not None:
+                return self._send_stream(response, body.content)
+            return send_segments(response, body.content)
         if isinstance(body, Passed):
-            return self._pass_on(head, body)
+            return self._pass_on(response, body)
         if not isinstance(body, Bare):
-            return self._send_stream(head, body.iterate())
-        chunks = [head.convert(body.content)]  # alone it would be an iterable of its elements
-        if head.forwarded:  # write() was used, and may have sent a part
-            return self._send_stream(head, chunks)
-        return self._send_whole(head, chunks, "rescued")
+            return self._send_stream(response, body.iterate())
+        chunks = [response.convert(body.content)]  # alone it would be an iterable of its elements
+        if response.forwarded:  # write() was used, and may have sent a part
+            return self._send_stream(response, chunks)
+        return self._send_whole(response, chunks, "rescued")
 
     def _send_whole(
         self,
-        head: AppResponse,
+        response: AppResponse,
         chunks: list[Any] | tuple[Any, ...],
         sent_as: str = "as-is",
     ) -> Iterable[bytes]:
@@ -257,63 +261,65 @@ class WSGIFast:
             few: Iterable[bytes] = chunks
             size = len(chunks[0])
         else:
-            few, size = few_chunks(chunks, head.convert)
+            few, size = few_chunks(chunks, response.convert)
             if few is not chunks:
                 sent_as = "joined" if count > 1 else "rescued"
-        if head.length != size and (size or not head.no_body):
-            if head.length is not None:
-                head.correct_length(size)
+        if response.length != size and (size or not response.no_body):
+            if response.length is not None:
+                response.correct_length(size)
             else:
-                head.set_length(size)
+                response.set_length(size)
         for step in self._whole_steps:
-            answer = step(head, few, size)
-            if answer is not None:
-                return answer
-        if head.compression is not None:
-            decision = head.decide_whole(size)
+            blocks = step(response, few, size)
+            if blocks is not None:
+                return blocks
+        if response.compression is not None:
+            decision = response.decide_whole(size)
             if decision is not None:
-                few = head.compress_whole(decision, few, size)
-        if head.no_body:
-            return send_nothing(head, chunks)
-        head.forward()
-        environ = head.environ
+                few = response.compress_whole(decision, few, size)
+        if response.no_body:
+            return send_nothing(response, chunks)
+        response.forward()
+        environ = response.environ
         environ[SENT_AS] = sent_as
         environ[CHUNKS] = count
         return few
 
-    def _send_wrapped(self, head: AppResponse, body: Whole) -> Iterable[bytes]:
+    def _send_wrapped(self, response: AppResponse, body: Whole) -> Iterable[bytes]:
         """Send a list or tuple that is in wrappers with a close() of their own."""
         wrapped = body.owner
         chunks = body.content
-        if head.no_body or not _is_one_block(chunks, head.length):
+        if response.no_body or not _is_one_block(chunks, response.length):
             # By the wrappers' own iteration, which may encode or count each chunk.
             chunks = list(wrapped)
-        sent = self._send_whole(head, chunks)
+        sent = self._send_whole(response, chunks)
         return wrapped if sent is body.content else ClosedWith(sent, wrapped)
 
-    def _pass_on(self, head: AppResponse, body: Passed) -> Iterable[bytes]:
+    def _pass_on(self, response: AppResponse, body: Passed) -> Iterable[bytes]:
         """Pass on an object that the server itself recognises, unless it is compressed."""
-        if head.coding is not None:
-            if not head.forwarded:
-                head.decision = head.coding.decide_page(head.code, head.headers)
-            if head.forwarded or (head.decision is not None and head.decision.coding is not None):
-                return self._send_stream(head, body.owner)
-            if head.decision is not None:
-                head.headers = head.decision.apply(head.headers)
-        if head.no_body:
-            return send_nothing(head, body)
-        if not head.forwarded:
-            head.forward()
-        head.environ[SENT_AS] = "file"
+        if response.coding is not None:
+            if not response.forwarded:
+                response.decision = response.coding.decide_page(response.code, response.headers)
+            if response.forwarded or (
+                response.decision is not None and response.decision.coding is not None
+            ):
+                return self._send_stream(response, body.owner)
+            if response.decision is not None:
+                response.headers = response.decision.apply(response.headers)
+        if response.no_body:
+            return send_nothing(response, body)
+        if not response.forwarded:
+            response.forward()
+        response.environ[SENT_AS] = "file"
         return body.iterate()
 
-    def _send_stream(self, head: AppResponse, body: Iterable[Any]) -> Iterable[bytes]:
+    def _send_stream(self, response: AppResponse, body: Iterable[Any]) -> Iterable[bytes]:
         """Pass chunks on as they come."""
-        if not head.forwarded:
-            head.codes_stream = head.compression is not None
-            if head.status is not None:
-                head.forward()
-        return ConvertedStream(head, body, coalesce=self.coalesce)
+        if not response.forwarded:
+            response.codes_stream = response.compression is not None
+            if response.status is not None:
+                response.forward()
+        return ConvertedStream(response, body, coalesce=self.coalesce)
 
     def _set_nodelay(self, environ: WSGIEnvironment) -> None:
         """Set TCP_NODELAY once for each connection."""
@@ -344,27 +350,27 @@ def _is_one_block(chunks: Any, length: int | None) -> bool:
 
 
 def _refuse(
-    head: AppResponse, error: RequestError, exc_info: OptExcInfo | None = None
+    response: AppResponse, error: RequestError, exc_info: OptExcInfo | None = None
 ) -> Iterable[bytes]:
     """Answer a request that is refused, in place of the app."""
-    status, headers, answer = error.answer(head.headers)
-    head.status = head.exc_info = None
-    head.forwarded = head.codes_stream = False
-    head.holds = True
-    head.start(status, headers, exc_info)
+    status, headers, page = error.response(response.headers)
+    response.status = response.exc_info = None
+    response.forwarded = response.codes_stream = False
+    response.holds = True
+    response.start(status, headers, exc_info)
     exc_info = None  # it refers to this frame
-    head.forward()
-    head.environ[SENT_AS] = "as-is"
-    head.environ[CHUNKS] = 1
-    return send_nothing(head, None) if head.no_body else [answer]
+    response.forward()
+    response.environ[SENT_AS] = "as-is"
+    response.environ[CHUNKS] = 1
+    return send_nothing(response, None) if response.no_body else [page]
 
 
 def _with_dictionary(app: WSGIApplication, dictionary: PagesDictionary) -> WSGIApplication:
     """Have the dictionary of pages answered in front of an app."""
 
     def call(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        is_asked = environ.get("PATH_INFO") == dictionary.url
-        if not is_asked or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+        is_requested = environ.get("PATH_INFO") == dictionary.url
+        if not is_requested or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return app(environ, start_response)
         compress_response(environ, True)
         start_response("200 OK", dictionary.headers(environ.get("SCRIPT_NAME", "")))

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .bodies.files import SegmentedBody, file_body, in_file_wrapper, request_facts
+from .bodies.files import SegmentedBody, file_body, in_file_wrapper, request_conditions
 from .files import Plan
 from .files.site import NOT_ALLOWED, StaticFilesBase
 
@@ -28,21 +28,23 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
-        answer = None
+        response = None
         if method == "GET" or method == "HEAD":
             path = environ.get("PATH_INFO") or _mount_point(environ)
             if not path.isascii():
                 path = _decoded(path)
-            facts = request_facts(environ)
-            answer = self.answer_kept(facts, path)
-            if answer is None:
+            conditions = request_conditions(environ)
+            response = self.answer_from_cache(conditions, path)
+            if response is None:
                 mount = _decoded(environ.get("SCRIPT_NAME", ""))
-                answer = self.look_up_or_miss(facts, path, environ.get("QUERY_STRING", ""), mount)
-        if answer is None:
+                response = self.look_up_or_miss(
+                    conditions, path, environ.get("QUERY_STRING", ""), mount
+                )
+        if response is None:
             if self.app is not None:
                 return self.app(environ, start_response)
-            answer = NOT_ALLOWED, None
-        plan, fd = answer
+            response = NOT_ALLOWED, None
+        plan, fd = response
         if fd is not None:
             return _send_file(plan, fd, environ, start_response)
         start_response(plan.status_line, list(plan.headers))

@@ -18,14 +18,14 @@ COALESCED_BYTES = 64 * 1024
 LONE_TURNS = 4
 # For at most so many turns (Starlette's BaseHTTPMiddleware takes three for a message, and five with
 # another one around it), and so many seconds, as a turn is long where the loop is busy.
-HELD_TURNS = 16
-HELD_S = 0.001
+DELAY_TURNS = 16
+DELAY_S = 0.001
 # If no other message arrived in these turns, this many of the next ones are passed on at once,
 # which is cheaper for an app that waits before each message. The one after them is delayed again.
 PASSED_ON = 17
 
 
-class Held:
+class DelayedMessages:
     """The small body messages of one response that wait to be sent as one.
 
     The owner sends them when the loop's turn ends, unless :meth:`end_turn` returns that another
@@ -58,8 +58,8 @@ class Held:
             if not is_lone:
                 self._lone_turns = 0
                 return False
-            self._until = monotonic() + HELD_S
-        elif self._turns == HELD_TURNS or monotonic() > self._until:
+            self._until = monotonic() + DELAY_S
+        elif self._turns == DELAY_TURNS or monotonic() > self._until:
             if is_lone:
                 self.to_pass_on = PASSED_ON
             return False
@@ -94,7 +94,8 @@ class Coalescer:
     """
 
     __slots__ = (
-        "_held", "_loop", "_offer", "_order", "_send", "_task", "_turn_scheduled", "holds", "room",
+        "_delayed", "_loop", "_offer", "_order", "_send", "_task", "_turn_scheduled", "holds",
+        "room",
     )  # fmt: skip
 
     def __init__(self, send: Send, order: SendOrder, *, holds: bool) -> None:
@@ -103,7 +104,7 @@ class Coalescer:
         # Our own protocols' delay small messages, too.
         self._offer = offer_of(send)
         self._order = order
-        self._held = Held()
+        self._delayed = DelayedMessages()
         self._turn_scheduled = False
         self._task: BackgroundTask | None = None
         self.holds = holds
@@ -125,19 +126,19 @@ class Coalescer:
         if not self.holds:
             offer = self._offer
             return False if offer is None else offer(body)
-        held = self._held
+        delayed = self._delayed
         size = len(body)
         if size > self.room:
             return None
-        if held.to_pass_on:
-            held.to_pass_on -= 1
+        if delayed.to_pass_on:
+            delayed.to_pass_on -= 1
             self.room -= size
             return False
-        if size > SMALL_MESSAGE_BYTES or held.size + size >= COALESCED_BYTES:
+        if size > SMALL_MESSAGE_BYTES or delayed.size + size >= COALESCED_BYTES:
             return None
         self.room -= size
-        held.chunks.append(body)
-        held.size += size
+        delayed.chunks.append(body)
+        delayed.size += size
         if not self._turn_scheduled:
             self._schedule()
         return True
@@ -145,11 +146,11 @@ class Coalescer:
     async def add(self, body: bytes) -> None:
         """Send a small message, mostly later."""
         await self.sent()
-        is_held = self.offer(body, in_order=True)
-        if is_held is None:  # there are many
+        is_delayed = self.offer(body, in_order=True)
+        if is_delayed is None:  # there are many
             await self.flush()
-            is_held = self.offer(body, in_order=True)
-        if not is_held:
+            is_delayed = self.offer(body, in_order=True)
+        if not is_delayed:
             await self._send(response_body(body, more_body=True))
 
     async def end(self, message: Message, body: bytes) -> None:
@@ -163,17 +164,17 @@ class Coalescer:
         size = len(body)
         # A send() that is cancelled while it waits must not lose delayed messages.
         may_wait = has_to_wait(self._send) is not False
-        if may_wait or size > COALESCED_BYTES or size > self.room or not self._held.chunks:
+        if may_wait or size > COALESCED_BYTES or size > self.room or not self._delayed.chunks:
             await self.flush()
         else:
             # A task that is about to send the delayed messages finds none.
-            message = {**message, "body": self._held.take(body)}
+            message = {**message, "body": self._delayed.take(body)}
         await self._send(message)
 
     async def flush(self) -> None:
         """Send the delayed messages."""
-        if self._task is None and self._held.chunks:
-            self._task = self._loop.create_task(self._send_held())
+        if self._task is None and self._delayed.chunks:
+            self._task = self._loop.create_task(self._send_delayed())
         await self.sent()
 
     def send_apart(self, message: Message) -> None:
@@ -192,7 +193,7 @@ class Coalescer:
 
     def cancel(self) -> None:
         """Send nothing more."""
-        self._held.clear()
+        self._delayed.clear()
         if self._task is not None:
             self._task.cancel()
 
@@ -202,16 +203,16 @@ class Coalescer:
 
     def _on_turn_end(self) -> None:
         self._turn_scheduled = False
-        if self._task is not None or not self._held.chunks:
+        if self._task is not None or not self._delayed.chunks:
             return
-        if self._held.end_turn():
+        if self._delayed.end_turn():
             self._schedule()
         else:
-            self._task = self._loop.create_task(self._send_held())
+            self._task = self._loop.create_task(self._send_delayed())
 
-    async def _send_held(self) -> None:
-        if self._held.chunks:
-            await self._send(response_body(self._held.take(), more_body=True))
+    async def _send_delayed(self) -> None:
+        if self._delayed.chunks:
+            await self._send(response_body(self._delayed.take(), more_body=True))
 
 
 async def _sending(send: Send, message: Message) -> None:

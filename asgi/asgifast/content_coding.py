@@ -13,7 +13,7 @@ from wsgifast.compression.policy import Compression, compress_response
 from wsgifast.compression.response import Decision, ResponseCoding
 from wsgifast.errors import BodyError, BodyTooShort
 from wsgifast.files import RequestFacts
-from wsgifast.http.head import raw_headers
+from wsgifast.http.fields import raw_headers
 from wsgifast.http.headers import Headers
 
 from .loops import in_thread, running_loop
@@ -122,7 +122,7 @@ class ContentCoding(ResponseCoding):
         if preconditions:
             self._restore_tags()
 
-    def uncoded_head(self, start: Message, message: Message) -> Message | None:
+    def uncompressed_start(self, start: Message, message: Message) -> Message | None:
         """Return the start of a response that is sent unchanged, or None if it may be compressed.
 
         The decision is stored for :meth:`whole`.
@@ -161,12 +161,12 @@ class ContentCoding(ResponseCoding):
         changed = decision.apply(headers)
         if decision.coding is not None:
             compressor = self.compressor_for(decision, decision.coding, len(body))
-            coded = await self._compressed(compressor.whole, body)
-            if len(coded) >= len(body):
+            compressed = await self._compressed(compressor.whole, body)
+            if len(compressed) >= len(body):
                 changed = headers.with_vary(decision.vary)
             elif not is_head:
-                changed.append(("content-length", str(len(coded))))
-                message = {**message, "body": coded}
+                changed.append(("content-length", str(len(compressed))))
+                message = {**message, "body": compressed}
         return {**start, "headers": changed.raw()}, message
 
     def _decide_whole(self, start: Message, size: int | None) -> Decision | None:
@@ -177,7 +177,7 @@ class ContentCoding(ResponseCoding):
     def stream(self, send: Send) -> Send:
         """Return a send() that compresses messages and passes them on to `send`."""
         self._send = send
-        return self._send_coded
+        return self._send_compressed
 
     def expect_file(self) -> None:
         """The next body is a file."""
@@ -195,12 +195,12 @@ class ContentCoding(ResponseCoding):
             self._file = self.decide(start["status"], Headers.from_raw(start["headers"]), size)
         return self._file
 
-    def restored_facts(self, facts: RequestFacts) -> RequestFacts:
+    def restored_conditions(self, conditions: RequestFacts) -> RequestFacts:
         """Return the client's preconditions, with the app's own tags."""
         if self._restored is None:
-            return facts
+            return conditions
         if_none_match, if_match = self._restored
-        return facts._replace(if_none_match=if_none_match, if_match=if_match)
+        return conditions._replace(if_none_match=if_none_match, if_match=if_match)
 
     @property
     def flow(self) -> Any:
@@ -216,7 +216,7 @@ class ContentCoding(ResponseCoding):
             self.compressor = None
             await self._send(response_body())
 
-    async def _send_coded(self, message: Message) -> None:
+    async def _send_compressed(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.body" and self.compressor is not None:
             await self._send_body(message, self.compressor)
@@ -305,9 +305,9 @@ class ContentCoding(ResponseCoding):
         app_if = None if condition is None else self.app_if(condition)
         if (*restored, app_if) != (*sent, condition):
             changed = {"if-none-match": restored[0], "if-match": restored[1], "if": app_if}
-            kept = Headers.from_raw(self._headers).without(changed)
-            kept += [(name, value) for name, value in changed.items() if value is not None]
-            self.app_headers = kept.raw()
+            headers = Headers.from_raw(self._headers).without(changed)
+            headers += [(name, value) for name, value in changed.items() if value is not None]
+            self.app_headers = headers.raw()
 
 
 def _ended(compressor: Compressor, block: bytes) -> bytes:
@@ -320,8 +320,8 @@ def with_dictionary(app: ASGIApp, dictionary: PagesDictionary) -> ASGIApp:
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         mount = scope.get("root_path") or ""
-        is_asked = scope["path"] in (dictionary.url, mount + dictionary.url)
-        if not is_asked or scope["method"] not in ("GET", "HEAD"):
+        is_requested = scope["path"] in (dictionary.url, mount + dictionary.url)
+        if not is_requested or scope["method"] not in ("GET", "HEAD"):
             await app(scope, receive, send)
             return
         compress_response(scope, True)

@@ -24,13 +24,13 @@ from wsgifast.django.middleware import PlannedResponse
 from wsgifast.django.settings import compression
 from wsgifast.files import ByteRange
 from wsgifast.files.app_files import plan_file_body
+from wsgifast.http.fields import parse_length
 from wsgifast.http.framing import has_body
-from wsgifast.http.head import parse_length
 from wsgifast.metrics.instrumented import note_django_pattern
 from wsgifast.metrics.requests import Recorder
 from wsgifast.sockets import FileSegment
 
-from .files import FileSender, Received, request_facts
+from .files import FileSender, Received, request_conditions
 from .instrumented import INSTRUMENTED
 from .messages import Message, Receive, Scope, Send, response_start, text_headers
 from .middleware import ASGIFast
@@ -146,7 +146,7 @@ class _Handler(ASGIHandler):
         # A slice is of a file with an answered request.
         if status == 200 and method in ("GET", "HEAD") and type(file) is not FileSlice:
             plan = plan_file_body(
-                request_facts(channel.scope),
+                request_conditions(channel.scope),
                 text_headers(headers),
                 file,
                 segment,

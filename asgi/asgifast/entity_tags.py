@@ -22,8 +22,11 @@ def tagged(scope: Scope, start: Message, message: Message) -> tuple[Message, Mes
         return start, message
     tag = weak_tag((body,))
     headers.append((b"etag", tag.encode()))
-    asked = b", ".join(value for name, value in scope["headers"] if name == b"if-none-match")
-    if not asked or evaluate("GET", tag, None, if_none_match=asked.decode("latin-1")) != 304:
+    requested = b", ".join(value for name, value in scope["headers"] if name == b"if-none-match")
+    if (
+        not requested
+        or evaluate("GET", tag, None, if_none_match=requested.decode("latin-1")) != 304
+    ):
         return {**start, "headers": headers}, message
-    kept = [each for each in headers if each[0].decode("latin-1").lower() not in NOT_IN_304]
-    return {**start, "status": 304, "headers": kept}, {**message, "body": b""}
+    remaining = [each for each in headers if each[0].decode("latin-1").lower() not in NOT_IN_304]
+    return {**start, "status": 304, "headers": remaining}, {**message, "body": b""}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wsgifast.compression.dictionaries import client_dictionary
 from wsgifast.files import ByteRange, Plan, RequestFacts
-from wsgifast.files.app_files import is_made_for_one_answer, plan_file_body
-from wsgifast.files.coded_copies import COPIES, MAX_FILE_BYTES, copy_key
+from wsgifast.files.app_files import is_made_for_one_response, plan_file_body
+from wsgifast.files.compressed_copies import COPIES, MAX_FILE_BYTES, copy_key
 from wsgifast.files.directory import identity_of
 from wsgifast.files.plan import UNCONDITIONAL
 from wsgifast.sockets import FileSegment, FileTruncated
@@ -51,8 +51,8 @@ _NO_PATH = "/dev/null/asgifast.planned"
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
 # How much of a request body is stored while a file is sent. Beyond it the disconnect is not
 # noticed, because to receive more would load an upload of any size into memory.
-_KEPT_BYTES = 64 * 1024
-_KEPT_MESSAGES = 64
+_STORED_BYTES = 64 * 1024
+_STORED_MESSAGES = 64
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
 
 
@@ -64,17 +64,17 @@ class Received:
     :ivar is_awaited: the app is waiting for a message. Two may not wait at once.
     """
 
-    __slots__ = ("_kept", "_receive", "is_awaited")
+    __slots__ = ("_receive", "_stored", "is_awaited")
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._kept: Sequence[Message] = ()
+        self._stored: Sequence[Message] = ()
         self.is_awaited = False
 
     async def receive(self) -> Message:
         """The receive() that the app is given."""
-        if self._kept:
-            message, *self._kept = self._kept
+        if self._stored:
+            message, *self._stored = self._stored
             return message
         self.is_awaited = True
         try:
@@ -83,17 +83,17 @@ class Received:
             self.is_awaited = False
 
     def has_disconnected(self) -> bool:
-        return bool(self._kept) and self._kept[-1]["type"] == "http.disconnect"
+        return bool(self._stored) and self._stored[-1]["type"] == "http.disconnect"
 
     async def listen_for_disconnect(self) -> None:
         """Receive until the client disconnects, or until the limit of stored bytes."""
         while (
             not self.has_disconnected()
-            and len(self._kept) < _KEPT_MESSAGES
-            and sum(len(message.get("body", b"")) for message in self._kept) < _KEPT_BYTES
+            and len(self._stored) < _STORED_MESSAGES
+            and sum(len(message.get("body", b"")) for message in self._stored) < _STORED_BYTES
         ):
             message = await self._receive()
-            self._kept = (*self._kept, message)  # the app may have taken some meanwhile
+            self._stored = (*self._stored, message)  # the app may have taken some meanwhile
 
 
 class FileSender:
@@ -227,51 +227,57 @@ class FileSender:
         else:
             await self._send_path(parse_pathsend(message))
 
-    async def _send_path(self, asked: RequestedPath) -> None:
+    async def _send_path(self, requested: RequestedPath) -> None:
         start, coding = self.start, self._coding
-        if start is None or not asked.is_whole:
-            await self._send_as_asked(asked)
+        if start is None or not requested.is_whole:
+            await self._send_as_requested(requested)
             return
-        facts = self._facts_to_plan(start)
+        conditions = self._conditions_to_plan(start)
         declared = declared_length(self._headers)
         may_code = coding is not None and (
             declared is None or coding.file_coding(start, declared) is not None
         )
-        if facts is None and not may_code:
-            await self._send_as_asked(asked)
+        if conditions is None and not may_code:
+            await self._send_as_requested(requested)
             return
-        path = asked.path
+        path = requested.path
         fd, size = open_for_pathsend(path)
         try:
             segment = FileSegment(fd, 0, size if declared is None else declared)
-            if may_code and segment.size <= size and await self._send_coded_file(path, segment):
+            if (
+                may_code
+                and segment.size <= size
+                and await self._send_compressed_file(path, segment)
+            ):
                 return
             plan = None
-            if facts is not None:
+            if conditions is not None:
                 headers = text_headers(self._headers)
-                plan = plan_file_body(facts, headers, _NamedFile(path), segment, **self._options)
+                plan = plan_file_body(
+                    conditions, headers, _NamedFile(path), segment, **self._options
+                )
             if plan is None:
-                await self._send_as_asked(asked)
+                await self._send_as_requested(requested)
             else:
                 await self._send_plan(start, plan, fd, path)
         finally:
             os.close(fd)
 
-    def _facts_to_plan(self, start: Message) -> RequestFacts | None:
+    def _conditions_to_plan(self, start: Message) -> RequestFacts | None:
         """Return the request's conditions and range, or None if they cannot change the response."""
         is_read = self._scope["method"] in ("GET", "HEAD") and start.get("status") == 200
         if not is_read or not any(self._options.values()):
             return None
-        facts = request_facts(self._scope)
+        conditions = request_conditions(self._scope)
         names = {name.lower() for name, _ in self._headers}
-        if facts[2:8] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
+        if conditions[2:8] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
             return None  # the plan would be the same
-        return facts
+        return conditions
 
     async def _send_plan(
         self, start: Message, plan: Plan, fd: int | None = None, path: str | None = None
     ) -> None:
-        """Send a plan in place of the app's answer."""
+        """Send a plan in place of the app's response."""
         headers = list(plan.raw_headers)
         await self._forward_start({**start, "status": plan.status, "headers": headers})
         if path is not None and plan.status == 200 and plan.segments and self.offers(PATHSEND):
@@ -279,7 +285,7 @@ class FileSender:
         else:
             await self.send_segments(plan.segments, fd, path)
 
-    async def _send_coded_file(self, path: str | None, segment: FileSegment) -> bool:
+    async def _send_compressed_file(self, path: str | None, segment: FileSegment) -> bool:
         """Send a whole file compressed, from a copy or while it is read.
 
         Return False to send it uncompressed.
@@ -290,27 +296,29 @@ class FileSender:
         name = coding.file_coding(start, segment.size)
         if name is None or segment.size > MAX_FILE_BYTES:
             return False
-        facts = request_facts(self._scope)
+        conditions = request_conditions(self._scope)
         file, headers = _NamedFile(path or ""), text_headers(start["headers"])
-        may_plan = start.get("status") == 200 and facts.method in ("GET", "HEAD")
-        if may_plan and not is_made_for_one_answer(file, segment.fd, coding.began_ns):
+        may_plan = start.get("status") == 200 and conditions.method in ("GET", "HEAD")
+        if may_plan and not is_made_for_one_response(file, segment.fd, coding.began_ns):
             identity = identity_of(os.fstat(segment.fd))
-            copy = COPIES.kept(copy_key(identity, segment.offset, segment.size, name))
+            copy = COPIES.cached(copy_key(identity, segment.offset, segment.size, name))
             if copy is None:
                 copy = await in_thread(COPIES.get, segment, name)
             if copy is not None and copy.body is None:
                 return False
             if copy is not None:
-                plan = plan_file_body(facts, headers, file, segment, copy=copy, **self._options)
+                plan = plan_file_body(
+                    conditions, headers, file, segment, copy=copy, **self._options
+                )
                 if plan is None:
                     return False
                 note_sent_as(self._scope, "copy")
                 await self._send_plan(start, plan)
                 return True
         if may_plan:
-            asked = coding.restored_facts(facts)._replace(range=None)
+            requested = coding.restored_conditions(conditions)._replace(range=None)
             plan = plan_file_body(
-                asked, headers, file, segment, began_ns=coding.began_ns, **self._options
+                requested, headers, file, segment, began_ns=coding.began_ns, **self._options
             )
             if plan is not None and plan.status != 200:
                 await self._send_plan(start, plan)
@@ -318,31 +326,31 @@ class FileSender:
         coding.is_file = False
         note_sent_as(self._scope, "blocks")
         await self._forward_start()
-        if facts.method == "HEAD":
+        if conditions.method == "HEAD":
             await self._send(response_body())
         else:
             await self.send_file(*segment)
         return True
 
-    async def _send_as_asked(self, asked: RequestedPath) -> None:
+    async def _send_as_requested(self, requested: RequestedPath) -> None:
         """Send the file and the headers unchanged."""
         is_head = self._scope["method"] == "HEAD"
-        if self.offers(PATHSEND) if asked.is_whole else self.offers_ranges():
+        if self.offers(PATHSEND) if requested.is_whole else self.offers_ranges():
             if not self.offers(PLANNED) and not is_head:
                 # Other servers send the headers before they open the file.
-                os.close(open_for_pathsend(asked.path)[0])
+                os.close(open_for_pathsend(requested.path)[0])
             await self._forward_start()
-            await self.send_path(asked.path, asked.offset, asked.count)
+            await self.send_path(requested.path, requested.offset, requested.count)
             return
         if is_head:
             await self._forward_start()
             await self._send(response_body())
             return
         note_sent_as(self._scope, "blocks")
-        fd, size = open_for_pathsend(asked.path)
+        fd, size = open_for_pathsend(requested.path)
         try:
             await self._forward_start()
-            run = asked.byte_range(size, declared_length(self._headers))
+            run = requested.byte_range(size, declared_length(self._headers))
             await self.send_file(fd, run.offset, run.size)
         finally:
             os.close(fd)
@@ -352,7 +360,7 @@ class FileSender:
         try:
             if self._coding is not None and self.start is not None and len(segments) == 1:
                 run = segments[0]
-                if isinstance(run, ByteRange) and await self._send_coded_file(
+                if isinstance(run, ByteRange) and await self._send_compressed_file(
                     path, FileSegment(file.fileno(), run.offset, run.size)
                 ):
                     return
@@ -400,7 +408,7 @@ _FIELDS = {
 } | {b"available-dictionary": "dictionary"}
 
 
-def request_facts(scope: Scope) -> RequestFacts:
+def request_conditions(scope: Scope) -> RequestFacts:
     """Return the method, Range, preconditions and dictionary of an http scope.
 
     Headers of the same name are joined (RFC 9110, section 5.3).

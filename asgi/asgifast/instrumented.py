@@ -11,7 +11,13 @@ from wsgifast.bodies.access_log import PATTERN
 from wsgifast.bodies.chunks import is_event_stream
 from wsgifast.bodies.slow_shapes import EXAMINED_CHUNKS, BodySeen, Chunks, Reports
 from wsgifast.http.framing import has_body
-from wsgifast.metrics.requests import Asked, LengthError, Recorder, Recording, asked_of_scope
+from wsgifast.metrics.requests import (
+    LengthError,
+    Recorder,
+    Recording,
+    RequestLabels,
+    labels_of_scope,
+)
 
 from .messages import (
     COALESCING,
@@ -70,13 +76,13 @@ class Instrumented:
             recording = self._tracing  # by a server of ours, or by an ASGIFast around this one
         if recording.recorder is None and span is None:
             return await self._app(scope, receive, send)
-        asked = asked_of_scope(scope)
-        active = recording.begin(asked)
+        labels = labels_of_scope(scope)
+        active = recording.begin(labels)
         # Attribute by attribute: a constructor would be one more call for every request, and a
         # class with defaults cannot have slots, which are faster.
         request = Request()
         request.recording = recording
-        request.asked = asked
+        request.labels = labels
         request.active = active
         request.span = span
         request.began = perf_counter()
@@ -114,13 +120,28 @@ class Request:
     """
 
     __slots__ = (
-        "active", "app_scope", "asked", "began", "chunks", "headers", "is_complete",
-        "is_handed_over", "is_returned", "left", "pattern", "recording", "sent_as",
-        "server_receive", "server_send", "size", "span", "status",
+        "active",
+        "app_scope",
+        "began",
+        "chunks",
+        "headers",
+        "is_complete",
+        "is_handed_over",
+        "is_returned",
+        "labels",
+        "left",
+        "pattern",
+        "recording",
+        "sent_as",
+        "server_receive",
+        "server_send",
+        "size",
+        "span",
+        "status",
     )  # fmt: skip
 
     recording: Recording
-    asked: Asked
+    labels: RequestLabels
     active: list[None] | None
     span: object | None
     pattern: str | None
@@ -205,7 +226,7 @@ class Request:
         except (TypeError, ValueError):
             pass  # the server has refused headers that are not a list
         self.recording.end(
-            self.asked,
+            self.labels,
             self.active,
             self.status,
             self.pattern,
@@ -221,7 +242,7 @@ class Request:
 
     def _length_error(self) -> LengthError | None:
         """Return whether the body broke its Content-Length. False if the client has left."""
-        if not self.is_complete or self.left or not has_body(self.asked[0], self.status):
+        if not self.is_complete or self.left or not has_body(self.labels[0], self.status):
             return None
         declared = declared_length(self.headers)
         if declared is None or declared == self.size:

@@ -95,8 +95,8 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """
     loop = running_loop()
     if isinstance(loop, _TrioLoop):
-        answer: T = await loop.trio.to_thread.run_sync(function, *args)
-        return answer
+        response: T = await loop.trio.to_thread.run_sync(function, *args)
+        return response
     future = asyncio.get_running_loop().run_in_executor(None, function, *args)
     try:
         return await asyncio.shield(future)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wsgifast.errors import BodyError
 from wsgifast.files import ByteRange
-from wsgifast.http.head import parse_length
+from wsgifast.http.fields import parse_length
 from wsgifast.sockets import FileSegment, file_segment
 from wsgifast.sockets.sending import open_regular
 
@@ -82,7 +82,7 @@ def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more_body}
 
 
-def copied_head(start: Message) -> tuple[Message, list[tuple[bytes, bytes]], bool]:
+def copied_start(start: Message) -> tuple[Message, list[tuple[bytes, bytes]], bool]:
     """Return a copy of a start message, since the app may go on to change its own.
 
     :returns: the copy, its headers and whether Content-Length is among them. The headers are a

@@ -33,7 +33,7 @@ from .messages import (
     Scope,
     Send,
     SendOrder,
-    copied_head,
+    copied_start,
     declared_length,
     drops_body,
     forward_start,
@@ -140,8 +140,8 @@ class ASGIFast:
         self._call = app
         check_rate(report_slow_shapes)
         if report_slow_shapes:
-            mended = frozenset({"WF030"} if coalesce else ())
-            self._call = Examined(app, Reports(report_slow_shapes, mended=mended))
+            fixed = frozenset({"WF030"} if coalesce else ())
+            self._call = Examined(app, Reports(report_slow_shapes, fixed=fixed))
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = with_dictionary(self._call, self.compression.dictionary)
         # What is around this middleware: times and ids of requests, and metrics.
@@ -183,8 +183,8 @@ class ASGIFast:
             if len(extensions) != len(FILE_EXTENSIONS):
                 inner = {**scope, "extensions": {**without_files(offered), **extensions}}
         elif extensions or self._is_hidden:  # else the app has the server's, as without ASGIFast
-            kept = without_files(offered) if self._is_hidden else offered
-            inner = {**scope, "extensions": {**kept, **extensions}}
+            remaining = without_files(offered) if self._is_hidden else offered
+            inner = {**scope, "extensions": {**remaining, **extensions}}
         coding = None
         if self.compression is not None:
             coding = ContentCoding(self.compression, scope)
@@ -274,11 +274,11 @@ class _Exchange:
                 start, message = tagged(scope, start, message)
                 self.start = start
             if coding is not None and not self._is_examined:
-                head = coding.uncoded_head(start, message)
-                if head is None:
-                    await self._in_order(self._send_coded, message)
+                uncompressed = coding.uncompressed_start(start, message)
+                if uncompressed is None:
+                    await self._in_order(self._send_compressed, message)
                     return
-                self.start = start = head
+                self.start = start = uncompressed
             send = self._server_send
             send_whole = whole_sender_for(send)
             if send_whole is not None and not self._is_examined:
@@ -298,10 +298,10 @@ class _Exchange:
             and type(body := message["body"]) is bytes
             and message["type"] == "http.response.body"
         ):
-            is_held = offer(body)
-            if is_held:
+            is_delayed = offer(body)
+            if is_delayed:
                 return
-            if is_held is not None:
+            if is_delayed is not None:
                 await self._in_order(self._server_send, message)
                 return
         await self._in_order(self._send_next, message)
@@ -336,7 +336,7 @@ class _Exchange:
             self._examine()
         await self._send_examined(message)
 
-    async def _send_coded(self, message: Message) -> None:
+    async def _send_compressed(self, message: Message) -> None:
         """Send a start and the message after it, compressed if they are a whole response."""
         start = self.start
         if start is None or self._is_examined or whole_body(message) is None:
@@ -454,7 +454,7 @@ class _Exchange:
     async def finish(self) -> None:
         """The app has returned: send the delayed messages."""
         if self._order is None or not self._order.is_taken:  # else nothing is
-            await self._in_order(self._send_held)
+            await self._in_order(self._send_delayed)
 
     async def failed(self, error: BaseException) -> None:
         """The app has raised: send its delayed messages, unless it was cancelled."""
@@ -469,7 +469,7 @@ class _Exchange:
             return
         self._coalescer.cancel()
 
-    async def _send_held(self) -> None:
+    async def _send_delayed(self) -> None:
         if self._is_examined:
             await self._coalescer.flush()
             if self._coding is not None:
@@ -481,7 +481,7 @@ class _Exchange:
 
         Without a Content-Length it is delayed until the turn's end.
         """
-        start, headers, is_declared = copied_head(message)
+        start, headers, is_declared = copied_start(message)
         if "status" in start and start["status"] in STATUSES_WITHOUT_BODY:
             start["headers"] = headers = without_framing(headers)
         self.start = start

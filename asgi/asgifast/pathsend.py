@@ -105,18 +105,18 @@ class Offer:
 
     :param app: any ASGI app. Starlette makes its middleware at the first request, or at the
         lifespan's start. Before that its classes are examined.
-    :param asked: the option `pathsend`, which decides if it is not None.
+    :param requested: the option `pathsend`, which decides if it is not None.
     :param always: extensions that the app is offered anyway.
     """
 
     def __init__(
         self,
         app: Any,
-        asked: bool | None = None,
+        requested: bool | None = None,
         always: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     ) -> None:
         self._app = app
-        self._asked = asked
+        self._requested = requested
         self._always = always
         self._decision: PathsendDecision | None = None
         self._extensions: Mapping[str, dict[str, Any]] = always
@@ -153,7 +153,7 @@ class Offer:
         decision = self._decided(layers)
         self._lists, self._stacks = layers.lists, layers.stacks
         # An ASGIFast inside logs its own.
-        is_logged = self._asked is None and not (decision.offered and layers.has_asgifast)
+        is_logged = self._requested is None and not (decision.offered and layers.has_asgifast)
         if is_logged and decision != self._decision:
             _log(decision)
         self._decision = decision
@@ -164,10 +164,10 @@ class Offer:
         return decision
 
     def _decided(self, layers: _Layers) -> PathsendDecision:
-        asked = self._asked
-        if asked is None:
+        requested = self._requested
+        if requested is None:
             return layers.decide(self._app)
-        return PathsendDecision(asked, asked, f"pathsend={asked} was given")
+        return PathsendDecision(requested, requested, f"pathsend={requested} was given")
 
 
 def _log(decision: PathsendDecision) -> None:

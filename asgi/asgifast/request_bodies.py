@@ -31,7 +31,7 @@ from wsgifast.checks import is_count
 from wsgifast.compression.decoding import BodyLimits, RequestDecoder
 from wsgifast.errors import BodyTooLarge, ConfigurationError, RequestError, without_frames
 from wsgifast.files.temporary import Budget, TemporaryFile, no_room
-from wsgifast.http.head import parse_length, raw_headers
+from wsgifast.http.fields import parse_length, raw_headers
 from wsgifast.sockets.closing import Lingering
 from wsgifast.sockets.sending import BLOCK_BYTES
 
@@ -62,12 +62,12 @@ IN_MEMORY = Budget(64 * 1024 * 1024)
 ON_DISK = Budget(4 * 1024 * 1024 * 1024)
 # Of the file system of temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
-_OF_THE_CODED = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
+_CONTENT_HEADERS = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 
 
 async def send_refusal(send: Send, error: RequestError) -> None:
     """Answer a request in place of the app. Its connection ends."""
-    _, headers, body = error.answer()
+    _, headers, body = error.response()
     raw = raw_headers([*headers, ("Connection", "close")])
     await send(response_start(error.status, raw))
     await send(response_body(body))
@@ -172,9 +172,11 @@ async def _call_decoded(
             await _refuse(refused, scope, receive, send, is_unread=is_unread)
         elif is_complete:
             if decoding.has_content:
-                kept = [header for header in scope["headers"] if header[0] not in _OF_THE_CODED]
-                kept.append((b"content-length", b"%d" % body.size))
-                scope = {**scope, "headers": kept}
+                headers = [
+                    header for header in scope["headers"] if header[0] not in _CONTENT_HEADERS
+                ]
+                headers.append((b"content-length", b"%d" % body.size))
+                scope = {**scope, "headers": headers}
             await app(scope, body.receive, send)
     finally:
         await body.close()
@@ -321,7 +323,7 @@ class _LimitedBody:
     async def _answer(self, replaced: RawHeaders) -> None:
         assert self.refused is not None
         self._has_answered = True
-        _, headers, body = self.refused.answer(text_headers(replaced))
+        _, headers, body = self.refused.response(text_headers(replaced))
         if self.is_unread and self._is_http1():
             headers.append(("Connection", "close"))
         await self._send(response_start(self.refused.status, raw_headers(headers)))

@@ -10,7 +10,7 @@ from wsgifast.files import Plan, RequestFacts, describe, stat_etag
 from wsgifast.hosts import STARLETTE
 from wsgifast.sockets.sending import NotAFile, open_regular
 
-from .files import FileSender, Received, request_facts
+from .files import FileSender, Received, request_conditions
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start, text_headers
 
@@ -56,9 +56,9 @@ class FileResponse(responses.FileResponse):
         ):
             await super().__call__(scope, receive, send)
             return
-        fd, facts = await _open(self.path)
+        fd, stat_result = await _open(self.path)
         try:
-            plan = self._plan(request_facts(scope), facts)
+            plan = self._plan(request_conditions(scope), stat_result)
             await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
             del plan  # a kilobyte of headers, for as long as the slowest client reads
@@ -70,8 +70,8 @@ class FileResponse(responses.FileResponse):
         if self.background is not None:
             await self.background()
 
-    def _plan(self, request: RequestFacts, facts: os.stat_result) -> Plan:
-        size, mtime_ns = facts.st_size, facts.st_mtime_ns
+    def _plan(self, request: RequestFacts, stat_result: os.stat_result) -> Plan:
+        size, mtime_ns = stat_result.st_size, stat_result.st_mtime_ns
         representation = describe(
             size=size,
             mtime_ns=mtime_ns,

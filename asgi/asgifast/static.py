@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from wsgifast.files.site import NOT_ALLOWED, Answer, StaticFilesBase
+from wsgifast.files.site import NOT_ALLOWED, Response, StaticFilesBase
 
-from .files import FileSender, Received, request_facts
+from .files import FileSender, Received, request_conditions
 from .loops import in_thread
 from .messages import (
     ASGIApp,
@@ -45,14 +45,14 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
             path = _path_below_mount(scope)
             if type(scope["headers"]) is not list:
                 scope = with_listed_headers(scope)
-            facts = request_facts(scope)
-            answer = self.answer_kept(facts, path)
-            if answer is None:
+            conditions = request_conditions(scope)
+            response = self.answer_from_cache(conditions, path)
+            if response is None:
                 query = scope["query_string"].decode("latin-1")
                 mount = scope.get("root_path") or ""
-                answer = await in_thread(self.look_up_or_miss, facts, path, query, mount)
-            if answer is not None:
-                await _send(answer, scope, receive, send)
+                response = await in_thread(self.look_up_or_miss, conditions, path, query, mount)
+            if response is not None:
+                await _send(response, scope, receive, send)
                 return
         if self.app is not None:
             await self.app(scope, receive, send)
@@ -85,8 +85,8 @@ def _path_below_mount(scope: Scope) -> str:
     return path or "/"
 
 
-async def _send(answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-    plan, fd = answer
+async def _send(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    plan, fd = response
     try:
         await send(response_start(plan.status, plan.raw_headers))
         segments = plan.segments

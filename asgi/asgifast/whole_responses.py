@@ -52,7 +52,7 @@ _NOT_PLAIN = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 # may be secrets.
 _lines: dict[tuple[bytes, bytes], bytes] = {}
 _MAX_LINES = 512
-_MAX_KEPT_BYTES = 256
+_MAX_CACHED_BYTES = 256
 _status_lines: dict[int, bytes] = {}
 # uvicorn's own headers, Date among them, and their lines. It makes a new list every second.
 _own: tuple[object, bytes] = None, b""
@@ -237,7 +237,7 @@ def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
     name, value = header
     if type(name) is not bytes or type(value) is not bytes:
         return  # another type may keep more than its bytes
-    if len(line) <= _MAX_KEPT_BYTES and not line.startswith(b"set-cookie:"):
+    if len(line) <= _MAX_CACHED_BYTES and not line.startswith(b"set-cookie:"):
         if len(_lines) >= _MAX_LINES:
             _lines.clear()
         _lines[name, value] = line

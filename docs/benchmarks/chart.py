@@ -70,8 +70,8 @@ _FONT = 'font-family: system-ui, -apple-system, "Segoe UI", sans-serif'
 def _picture(bars: Sequence[Drawn], title: str, theme: str) -> str:
     """Bars as an SVG file, as wide as the page that shows it."""
     style = re.sub(r"var\(--(\w+)\)", lambda match: THEMES[theme][match[1]], CHART_STYLE)
-    head = f"<title>{escaped(title)}</title><style>{style}text {{ {_FONT}; }}</style>"
-    return ratio_chart(bars, 'xmlns="http://www.w3.org/2000/svg" role="img"', head) + "\n"
+    before = f"<title>{escaped(title)}</title><style>{style}text {{ {_FONT}; }}</style>"
+    return ratio_chart(bars, 'xmlns="http://www.w3.org/2000/svg" role="img"', before) + "\n"
 
 
 def _shown(ratio: Ratio) -> str:

@@ -57,10 +57,10 @@ class Project(DownloadUser):
         headers = {"Content-Type": content_type, "X-CSRFToken": token or ""}
         post: Any = self.client.post
         name = re.sub(r"^/\d+/$", "/question/", path)
-        with post(path, name=name, data=body, headers=headers, catch_response=True) as answer:
-            location: str | None = (answer.headers or {}).get("Location")
-            if answer.status_code != 302 or location is None:
-                answer.failure(f"status {answer.status_code} in place of a redirection")
+        with post(path, name=name, data=body, headers=headers, catch_response=True) as response:
+            location: str | None = (response.headers or {}).get("Location")
+            if response.status_code != 302 or location is None:
+                response.failure(f"status {response.status_code} in place of a redirection")
                 return None
         return location
 
@@ -75,15 +75,17 @@ class Project(DownloadUser):
     @task(2)
     def vote(self) -> None:
         question = random.choice(self._questions)
-        answer = self.client.get(question, name="/question/")
-        choices = re.findall(r'name="choice" value="(\d+)"', answer.text or "")
+        response = self.client.get(question, name="/question/")
+        choices = re.findall(r'name="choice" value="(\d+)"', response.text or "")
         if choices:
             self._post(question, f"choice={random.choice(choices)}".encode(), FORM)
 
     @task(1)
     def upload(self) -> None:
-        head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="data.bin"'
-        body = b"".join((head.encode(), b"\r\n\r\n", UPLOAD, f"\r\n--{BOUNDARY}--\r\n".encode()))
+        headers = (
+            f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="data.bin"'
+        )
+        body = b"".join((headers.encode(), b"\r\n\r\n", UPLOAD, f"\r\n--{BOUNDARY}--\r\n".encode()))
         form = f"multipart/form-data; boundary={BOUNDARY}"
         self._document = self._post("/documents/", body, form) or self._document
 

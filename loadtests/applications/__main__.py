@@ -34,7 +34,7 @@ from wsgifast.commands.terminal import show, table
 from ..payloads import REPORTS
 from .catalogue import APPLICATIONS, Application, Ask
 from .environment import AGAIN, RAW, ROOT, Environment, NotRunning
-from .exchanges import ANSWER_S, PLAIN, Exchange, Key, ask_all, compare, links
+from .exchanges import PLAIN, RESPONSE_S, Exchange, Key, ask_all, compare, links
 
 _SHOWN = 8
 _MAY_END_S = 20.0
@@ -89,7 +89,7 @@ def tried(application: Application, folder: Path, limit_s: float) -> dict[str, A
         result["failed"]["it"] = str(error)
         return result
     began = time.monotonic()
-    answers: dict[str, dict[Key, Exchange]] = {}
+    responses: dict[str, dict[Key, Exchange]] = {}
     asks = [ask if isinstance(ask, Ask) else Ask(ask) for ask in application.paths]
     tracebacks: dict[str, int] = {}
     for name in environment.contenders():
@@ -98,7 +98,7 @@ def tried(application: Application, folder: Path, limit_s: float) -> dict[str, A
             continue
         try:
             with environment.serving(name) as server:
-                client = HTTPClient(HOST, server.address[1], limit_s=ANSWER_S)
+                client = HTTPClient(HOST, server.address[1], limit_s=RESPONSE_S)
                 found = ask_all(client, asks, environment.names())
                 if name == RAW:
                     more = list(links(found))
@@ -116,16 +116,16 @@ def tried(application: Application, folder: Path, limit_s: float) -> dict[str, A
             continue
         tracebacks[name] = log.count("Traceback (most recent call last)")
         if name in (RAW, AGAIN):
-            answers[name] = found
+            responses[name] = found
             continue
-        outcome = compare(answers[RAW], answers.get(AGAIN, answers[RAW]), found)
+        outcome = compare(responses[RAW], responses.get(AGAIN, responses[RAW]), found)
         outcome.tracebacks = tracebacks[name] - max(tracebacks.get(n, 0) for n in (RAW, AGAIN))
         if outcome.tracebacks > 0:
             outcome.worse.append(f"{outcome.tracebacks} more tracebacks in the log: {_last(log)}")
         result["contenders"][name] = asdict(outcome)
     result["statuses"] = {
         f"{path} [{variant}]": one.error or one.status
-        for (path, variant), one in answers[RAW].items()
+        for (path, variant), one in responses[RAW].items()
         if variant == PLAIN
     }
     return result

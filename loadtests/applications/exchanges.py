@@ -9,11 +9,11 @@ from html import unescape
 from urllib.parse import urljoin, urlsplit
 
 from wsgifast.commands.client import BROWSER_ACCEPT_ENCODING as BROWSER
-from wsgifast.commands.client import HTTPClient, NoAnswer, decoded
+from wsgifast.commands.client import HTTPClient, NoResponse, decoded
 
 from .catalogue import Ask
 
-ANSWER_S = 60.0
+RESPONSE_S = 60.0
 _MOST_LINKS = 16
 _TOKEN_BYTES = 16  # by which one may be longer than another
 _AROUND = 30  # bytes, of a difference that is shown
@@ -24,8 +24,8 @@ _OF_CONNECTIONS = {
 }  # fmt: skip
 _TIMES = {"server-timing", "x-process-time", "x-response-time", "x-runtime"}
 _OF_CODINGS = {"content-encoding", "etag"}
-# What a HEAD may leave out where GET's body is coded or might be: a server need not make a body to
-# learn its coded length or tag (RFC 9110, section 9.3.2).
+# What a HEAD may leave out where GET's body is compressed or might be: a server need not make a
+# body to learn its compressed length or tag (RFC 9110, section 9.3.2).
 _CHANGED_BY_CODING = {
     "accept-ranges", "content-digest", "content-encoding", "content-length", "content-md5",
     "digest", "etag", "repr-digest",
@@ -128,19 +128,19 @@ def _ask(
     method: str | None = None,
 ) -> Exchange:
     try:
-        answer = client.ask(
+        response = client.ask(
             path, method=method or ask.method, headers=[*ask.headers, *headers], body=ask.body
         )
-    except NoAnswer as error:
+    except NoResponse as error:
         return Exchange(error=re.sub(r"127\.0\.0\.1:\d+: ", "", str(error)))
-    if answer.missing:
-        return Exchange(answer.status, error=f"{answer.missing} bytes of the body are missing")
-    body: bytes | None = answer.body
-    if body and answer.status != 206:
-        body = decoded(body, answer.header("Content-Encoding") or "")
+    if response.missing:
+        return Exchange(response.status, error=f"{response.missing} bytes of the body are missing")
+    body: bytes | None = response.body
+    if body and response.status != 206:
+        body = decoded(body, response.header("Content-Encoding") or "")
     if body is None:
-        return Exchange(answer.status, answer.headers, error="the body cannot be decoded")
-    return Exchange(answer.status, answer.headers, body, len(answer.body), sent=answer.body)
+        return Exchange(response.status, response.headers, error="the body cannot be decoded")
+    return Exchange(response.status, response.headers, body, len(response.body), sent=response.body)
 
 
 _LINK = re.compile(rb"<(?:script|link|img|source)\b[^>]*?\b(?:src|href)\s*=\s*[\"']([^\"'#]+)")
@@ -180,15 +180,15 @@ def compare(
     outcome = Outcome()
     for key, one in ours.items():
         path, variant = key
-        asked = _get(ours, key)
+        requested = _get(ours, key)
         if key not in raw:
             # A validator that only ours has.
-            if one.status == 304 or (one.status == asked.status and one.body == asked.body):
+            if one.status == 304 or (one.status == requested.status and one.body == requested.body):
                 outcome.better.append(f"{path} [{variant}]: {one.status}")
             else:
                 outcome.worse.append(f"{path} [{variant}]: {one.error or one.status}")
             continue
-        worse, better, varies = _compared(raw, again, key, one, asked)
+        worse, better, varies = _compared(raw, again, key, one, requested)
         outcome.worse += [f"{path} [{variant}]: {text}" for text in worse]
         outcome.better += [f"{path} [{variant}]: {text}" for text in better]
         outcome.same += not (worse or better or varies)
@@ -210,7 +210,7 @@ def _compared(
     ours: Exchange,
     full: Exchange,
 ) -> tuple[list[str], list[str], bool]:
-    """What is worse, what is better, and whether the app itself changes its answer.
+    """What is worse, what is better, and whether the app itself changes its response.
 
     :param full: what the contender answers to a GET with the same codings.
     """
@@ -225,7 +225,7 @@ def _compared(
             return [], [], True
         whole = exchanges[key[0], PLAIN].body
         if ours.header("content-encoding"):
-            whole = full.sent  # the range is one of the coded body
+            whole = full.sent  # the range is one of the compressed body
         start, end = _RANGE
         part = ours.status == 206 and ours.body == whole[start : end + 1]
         if variant.startswith("Range") and (part or ours.status == 416):
@@ -239,7 +239,7 @@ def _compared(
             or "accept-encoding" in _tokens(full.header("vary"))
         )
         raw_full = _get(exchanges, key)
-        worse, better = _compared_heads(raw, raw_full, again, ours, full, may_omit=may_omit)
+        worse, better = _compared_with_get(raw, raw_full, again, ours, full, may_omit=may_omit)
     else:
         worse, better = _compared_headers(raw, again, ours, full)
     varies = _normal(raw.body) != _normal(again.body)
@@ -262,7 +262,7 @@ def _difference(before: bytes, now: bytes) -> str:
     return f"{one[start : at + _AROUND]!r} became {other[start : at + _AROUND]!r}"
 
 
-def _compared_heads(
+def _compared_with_get(
     raw: Exchange,
     raw_full: Exchange,
     again: Exchange,
@@ -271,13 +271,14 @@ def _compared_heads(
     *,
     may_omit: bool,
 ) -> tuple[list[str], list[str]]:
-    """What is worse and better in an answer to HEAD, which is to say what the same side's GET says.
+    """What is worse and better in a response to HEAD, which is to say what the same side's GET
+    says.
 
     If its status is another one, it is to say what the app's own says.
 
     :param raw_full: what the app as it is answers to a GET.
     :param full: what the contender does.
-    :param may_omit: its GET is coded, or might be.
+    :param may_omit: its GET is compressed, or might be.
     """
     worse, better = [], []
     names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
@@ -306,11 +307,11 @@ def _compared_headers(
 ) -> tuple[list[str], list[str]]:
     """:param full: what the contender answers to a GET with the same codings."""
     worse, better = [], []
-    # A 304 names no coding, but has the tag of what is coded.
+    # A 304 names no coding, but has the tag of what is compressed.
     coding = full.header("content-encoding") if ours.status == 304 else ""
     coding = ours.header("content-encoding") or coding
-    is_coded = bool(coding and not raw.header("content-encoding"))
-    if is_coded and ours.header("content-encoding"):
+    is_compressed = bool(coding and not raw.header("content-encoding"))
+    if is_compressed and ours.header("content-encoding"):
         better.append(f"content-encoding: {ours.header('content-encoding')}")
         if "accept-encoding" not in _tokens(ours.header("vary")):
             worse.append("a coded body without Vary: Accept-Encoding")
@@ -323,8 +324,8 @@ def _compared_headers(
             better.append(f"{name}: {ours.header(name)}")
         elif name == "vary" and _tokens(before) <= _tokens(now):
             better.append(f"vary: {now}")
-        elif is_coded and (name == "accept-ranges" or (now and name in _OF_CODINGS)):
-            continue  # a coded body has a tag of its own, and may have no ranges
+        elif is_compressed and (name == "accept-ranges" or (now and name in _OF_CODINGS)):
+            continue  # a compressed body has a tag of its own, and may have no ranges
         else:
             worse.append(f"{name}: {now or 'none'} in place of {before or 'none'}")
     length, own = raw.header("content-length"), ours.header("content-length")

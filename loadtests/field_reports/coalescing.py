@@ -1,8 +1,8 @@
 """Field report 4: Nagle's algorithm, TCP_NODELAY and coalescing by hand, compared.
 
 Messages are sent to an echo server by one thread, by several threads and under asyncio, each with
-any writer. Every sender keeps a bounded number of messages without an answer, notes when it handed
-over each message and when the answer was back, and gives the latencies of all.
+any writer. Every sender keeps a bounded number of messages without a response, notes when it handed
+over each message and when the response was back, and gives the latencies of all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from wsgifast.sockets import AsyncCoalescingWriter, CoalescingWriter, SharedCoal
 from ..harness.tables import Client, Task, Unit
 
 MESSAGE_BYTES = 32
-# Messages without an answer, in all: enough to keep both processes busy, few enough that the
+# Messages without a response, in all: enough to keep both processes busy, few enough that the
 # latency is that of the way and not of a queue.
 DEPTH = 256
 _SENDERS = 4
@@ -94,7 +94,7 @@ def run_async(address: Address, mode: str, messages: int) -> list[int]:
 
 
 class _Arrivals:
-    """How many bytes of answers had come at which time."""
+    """How many bytes of responses had come at which time."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -143,7 +143,7 @@ class _Sender:
                 return
 
     def end(self) -> None:
-        """Wait for no more answers."""
+        """Wait for no more responses."""
         self._is_over = True
         self._room.set()
 
@@ -206,7 +206,7 @@ async def _run_async(address: Address, mode: str, messages: int) -> list[int]:
     ended = loop.create_future()
     expected = messages * MESSAGE_BYTES
 
-    class Answers(asyncio.Protocol):
+    class ResponseReader(asyncio.Protocol):
         def data_received(self, data: bytes) -> None:
             arrivals.add(len(data), time.monotonic_ns())
             for future in waiting:
@@ -220,7 +220,7 @@ async def _run_async(address: Address, mode: str, messages: int) -> list[int]:
                 ended.set_exception(exc or ConnectionError("the echo server closed"))
 
     # The transport sets TCP_NODELAY by itself: the option is set again behind it.
-    transport, _ = await loop.create_connection(Answers, *address)
+    transport, _ = await loop.create_connection(ResponseReader, *address)
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, int(mode != "nagle"))
     write: Callable[[bytes], object] = transport.write

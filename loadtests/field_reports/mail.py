@@ -115,10 +115,10 @@ class DataOnly(SMTP):
 
 @cache
 def attachment(size: int) -> bytes:
-    """A message as mail clients make them: a head, and base64 in lines of 76."""
-    head = b"From: a@example.com\r\nTo: b@example.com\r\nSubject: A file.\r\n\r\n"
+    """A message as mail clients make them: headers, and base64 in lines of 76."""
+    headers = b"From: a@example.com\r\nTo: b@example.com\r\nSubject: A file.\r\n\r\n"
     body = base64.encodebytes(os.urandom(size * 3 // 4)).replace(b"\n", b"\r\n")
-    return (head + body)[: size - 2] + b"\r\n"
+    return (headers + body)[: size - 2] + b"\r\n"
 
 
 @cache

@@ -27,9 +27,9 @@ class Uploader(Visitor):
 
 def _form(field: str, size: int) -> tuple[bytes, str]:
     """A form with a file of this size, and its Content-Type (RFC 7578)."""
-    head = f'Content-Disposition: form-data; name="{field}"; filename="file.bin"'
+    disposition = f'Content-Disposition: form-data; name="{field}"; filename="file.bin"'
     kind = "Content-Type: application/octet-stream"
-    body = f"--between\r\n{head}\r\n{kind}\r\n\r\n".encode() + bytes(size)
+    body = f"--between\r\n{disposition}\r\n{kind}\r\n\r\n".encode() + bytes(size)
     return body + b"\r\n--between--\r\n", "multipart/form-data; boundary=between"
 
 

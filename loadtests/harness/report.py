@@ -52,9 +52,9 @@ def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
 def _cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
     """A contender's cells by the titles of their columns."""
     found: dict[str, object] = {}
-    coded = any(each.get("body", {}).get("coding") for each in contenders.values())
+    compressed = any(each.get("body", {}).get("coding") for each in contenders.values())
     for title, cell in report.contender_cells(name, contenders).items():
-        if title != "body bytes" or coded:
+        if title != "body bytes" or compressed:
             found[title] = cell
         if title == "ratio":
             found["difference"] = shown(Difference, contenders[name].get("difference"))

@@ -77,12 +77,12 @@ def _task(servers: Servers, contender: Contender, row: Row, profile: Profile, fo
 
 def _look(servers: Servers, row: Row, tasks: Mapping[str, Task]) -> tuple[dict[str, Seen], bool]:
     """Request the contenders that the row's client loads."""
-    asked = {
+    requested = {
         c.name: c.server
         for c in row.contenders
         if c.server is not None and not c.fresh and c.client is None
     }
-    return servers.look(asked, tasks)
+    return servers.look(requested, tasks)
 
 
 def _measure(servers: Servers, contender: Contender, row: Row, task: Task) -> Load:

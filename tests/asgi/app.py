@@ -18,7 +18,7 @@ from asgifast import ASGIFast
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
 from .blocking import watch
-from .support import Step, body, head, length, raising, sending, zerocopy
+from .support import Step, body, length, raising, sending, start_message, zerocopy
 
 FAIL = raising(LookupError, "the app failed on purpose")
 # The app's own events, one line each, for tests that ask what an app received.
@@ -31,7 +31,7 @@ if BLOCKING and "asgifast.uvicorn.protocol" in sys.modules:
     sys.modules["asgifast.uvicorn.protocol"].FileSending.pathsend = True
 
 if EVENTS:
-    # Whether the kernel sent a file, or reads did, shows in no answer.
+    # Whether the kernel sent a file, or reads did, shows in no response.
     _sendfile = os.sendfile
 
     def sendfile(out: int, fd: int, offset: int, count: int) -> int:
@@ -67,22 +67,24 @@ async def sleep(seconds: float) -> None:
 
 # What needs neither the request nor its query.
 SENT = {
-    "hello": sending(head((b"content-type", b"text/plain"), length(5)), body(b"hello", False)),
-    "crumbs": sending(head(), *map(body, crumbs()), body(b"end", False)),
-    "sized_crumbs": sending(
-        head(length(sum(map(len, crumbs())))), *map(body, crumbs()), body(b"", False)
+    "hello": sending(
+        start_message((b"content-type", b"text/plain"), length(5)), body(b"hello", False)
     ),
-    "large": sending(head(length(3_000_000)), body(b"L" * 3_000_000, False)),
+    "crumbs": sending(start_message(), *map(body, crumbs()), body(b"end", False)),
+    "sized_crumbs": sending(
+        start_message(length(sum(map(len, crumbs())))), *map(body, crumbs()), body(b"", False)
+    ),
+    "large": sending(start_message(length(3_000_000)), body(b"L" * 3_000_000, False)),
     "mixed": sending(
-        head(),
+        start_message(),
         *(body(b"m" * size) for size in (10, 100_000, 0, 7, 70_000, 1)),
         body(b"!", False),
     ),
-    "raises": sending(head(), body(b"sent before it failed"), FAIL),
+    "raises": sending(start_message(), body(b"sent before it failed"), FAIL),
     "raises_first": sending(FAIL),
-    "raises_behind_its_head": sending(head(), FAIL),
+    "raises_behind_its_head": sending(start_message(), FAIL),
     "returns": sending(),
-    "returns_midway": sending(head(), body(b"sent before it returned")),
+    "returns_midway": sending(start_message(), body(b"sent before it returned")),
 }
 
 
@@ -114,12 +116,12 @@ class Exchange:
 
     async def slow_crumbs(self) -> None:
         """Goes on when the test has written the file `go`: what came before must have left."""
-        messages = head(), body(b"before"), self.go, body(b"after"), body(b"", False)
+        messages = start_message(), body(b"before"), self.go, body(b"after"), body(b"", False)
         await self.take(*messages)
 
     async def late(self) -> None:
         """Head first. The body when the test has written the file `go`."""
-        start = head((b"content-type", b"text/event-stream"))
+        start = start_message((b"content-type", b"text/event-stream"))
         await self.take(start, self.go, body(b"late", False))
 
     async def goes_on(self) -> None:
@@ -137,7 +139,7 @@ class Exchange:
             headers.append((b"content-type", self.query["type"].encode()))
         if "etag" in self.query:
             headers.append((b"etag", self.query["etag"].encode()))
-        await self.send(head(*headers))
+        await self.send(start_message(*headers))
         path = os.path.relpath(self.path) if "relative" in self.query else self.path
         run = {name: self.number(name) for name in ("offset", "count") if name in self.query}
         await self.send({"type": PATHSEND, "path": path, **run})
@@ -146,7 +148,7 @@ class Exchange:
     async def zerocopy(self) -> None:
         assert self.has(ZEROCOPYSEND), "no zerocopysend here"
         declared = [] if "chunked" in self.query else [length(3 + 1000 + 200_000 + 4)]
-        await self.take(head(*declared), body(b"<1>"))
+        await self.take(start_message(*declared), body(b"<1>"))
         with open(self.path, "rb") as file:
             file.read(500)  # the descriptor is far ahead of the file object
             for count in (1000, 150_000, 50_000):
@@ -157,7 +159,7 @@ class Exchange:
     async def zerocopy_fd(self) -> None:
         fd = os.open(self.path, os.O_RDONLY)
         offset = os.stat(self.path).st_size - 100_000
-        await self.take(head(), zerocopy(fd, offset=offset))
+        await self.take(start_message(), zerocopy(fd, offset=offset))
         assert os.lseek(fd, 0, os.SEEK_CUR) == 0
         os.close(fd)
 
@@ -168,7 +170,7 @@ class Exchange:
 
     async def watch(self) -> None:
         """Send without end until the client leaves; say so."""
-        await self.take(head(), self.receive, body(b"watched"))
+        await self.take(start_message(), self.receive, body(b"watched"))
         message = await self.receive()
         note(message["type"])
 
@@ -179,7 +181,7 @@ class Exchange:
             data += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        await self.take(head(length(len(data))), body(data, False))
+        await self.take(start_message(length(len(data))), body(data, False))
 
     async def shape(self) -> None:
         """Bodies of the wrong type, which ASGIFast repairs."""
@@ -190,7 +192,7 @@ class Exchange:
             "none": None,
             "int": 7,
         }
-        start = head((b"content-type", b"text/plain; charset=utf-8"))
+        start = start_message((b"content-type", b"text/plain; charset=utf-8"))
         await self.take(start, body(shapes[self.query["kind"]], False))
 
 

@@ -70,7 +70,7 @@ ALLOWED = (
         "made here only if the same path was opened within the last minute, else in a thread",
     ),
     AllowedCalls(
-        "wsgifast.files.site.answer_kept",
+        "wsgifast.files.site.answer_from_cache",
         ("os.open", "os.stat"),
         "the file was served before: its inode is in memory (its pages need not be)",
     ),

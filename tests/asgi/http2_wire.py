@@ -15,7 +15,7 @@ import uvicorn
 from asgifast.messages import ASGIApp
 from uvicorn.server import ServerState
 
-from tests.support.http2 import Answer, Client
+from tests.support.http2 import Client, Response
 
 pytest.importorskip("zttp", reason="zttp is not installed: pip install zttp")
 pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl", reason="this uvicorn has no zttp")
@@ -101,17 +101,17 @@ class Wire:
                 self.pump()
                 await asyncio.sleep(0)
 
-    async def answer(self, stream: int) -> Answer:
+    async def response(self, stream: int) -> Response:
         """Go on until a response has ended."""
-        answer = self.client.answers[stream]
-        await self.until(lambda: answer.ended)
-        return answer
+        response = self.client.responses[stream]
+        await self.until(lambda: response.ended)
+        return response
 
-    async def reset(self, stream: int) -> Answer:
+    async def reset(self, stream: int) -> Response:
         """Go on until a stream is reset."""
-        answer = self.client.answers[stream]
-        await self.until(lambda: answer.reset is not None)
-        return answer
+        response = self.client.responses[stream]
+        await self.until(lambda: response.reset is not None)
+        return response
 
 
 @asynccontextmanager

@@ -79,8 +79,8 @@ async def passes_it_to_a_helper(request: Request, call_next: RequestResponseEndp
 async def reads_it_by_another_name(
     request: Request, call_next: RequestResponseEndpoint
 ) -> Response:
-    answer = response = await call_next(request)
-    parts = getattr(answer, "body_" + "iterator")
+    received = response = await call_next(request)
+    parts = getattr(received, "body_" + "iterator")
     headers = {**response.headers}
     return StreamingResponse((bytes(part) async for part in parts), response.status_code, headers)
 
@@ -120,8 +120,8 @@ class Deflating(Counting):
 
         async def deflated(message: Message) -> None:
             if message["type"] == "http.response.start":
-                kept = [each for each in message["headers"] if each[0] != b"content-length"]
-                await send({**message, "headers": [*kept, (b"x-deflated", b"1")]})
+                remaining = [each for each in message["headers"] if each[0] != b"content-length"]
+                await send({**message, "headers": [*remaining, (b"x-deflated", b"1")]})
             elif message["type"] == "http.response.body":
                 body = coder.compress(message.get("body", b""))
                 more = message.get("more_body", False)

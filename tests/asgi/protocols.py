@@ -101,8 +101,8 @@ class Client:
     async def hello(self) -> None:
         """What went before has left the connection as it should be."""
         await self.send(HELLO)
-        answer = await self.until(b"hello")
-        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        response = await self.until(b"hello")
+        assert response.startswith(b"HTTP/1.1 200 "), response
 
 
 PROTOCOLS: dict[str, Any] = {"h11": H11Protocol, "httptools": HttpToolsProtocol}
@@ -188,9 +188,9 @@ async def served(
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     async with serving(protocol, app, pathsend=None) as client:
         await client.send("\r\n".join([*lines, "", ""]).encode())
-        answer = await asyncio.wait_for(client.to_end(), 60)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    status, *fields = head.decode("latin-1").split("\r\n")
+        response = await asyncio.wait_for(client.to_end(), 60)
+    start_message, _, body = response.partition(b"\r\n\r\n")
+    status, *fields = start_message.decode("latin-1").split("\r\n")
     found = {name.lower(): value.strip() for name, _, value in (f.partition(":") for f in fields)}
     if "transfer-encoding" in found:
         data, left = b"", body
@@ -221,7 +221,7 @@ async def body(send: Send, data: bytes, more: bool = False) -> None:
 
 
 async def two_bytes(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app whose response is a head and one message."""
+    """An app whose response is headers and one message."""
     await start(send, length=2)
     await body(send, b"ok")
 

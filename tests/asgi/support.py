@@ -23,7 +23,7 @@ _BODY_TYPES = {"http.response.body", PATHSEND, ZEROCOPYSEND}
 
 
 @dataclass
-class Answer:
+class Received:
     """What an app sent."""
 
     messages: list[Message] = field(default_factory=list)
@@ -88,7 +88,7 @@ def raising(error: type[BaseException], *said: object) -> Callable[..., Any]:
     return fail
 
 
-def head(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
+def start_message(*headers: tuple[bytes, bytes], status: int = 200) -> Message:
     return {"type": "http.response.start", "status": status, "headers": list(headers)}
 
 
@@ -180,20 +180,20 @@ def call(
     left: bool = False,
     whole: bool = True,
     body: bytes | None = None,
-) -> Answer:
+) -> Received:
     """Run an app for one request on a new event loop.
 
     :param on_send: called with each message; may raise, as a server's send() does.
     :param left: the client has left: receive() says so.
     :param body: of the request, for an app that reads it; None for one that must not wait for it.
-    :param whole: the answer must be as ASGI has it: one start, then a body that ends once.
+    :param whole: the response must be as ASGI has it: one start, then a body that ends once.
     """
-    answer = Answer()
+    response = Received()
 
     async def send(message: Message) -> None:
         if on_send is not None:
             on_send(message)
-        answer.messages.append(message)
+        response.messages.append(message)
         await asyncio.sleep(0)
 
     received = [] if body is None else [{"type": "http.request", "body": body}]
@@ -207,9 +207,9 @@ def call(
 
     asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
     if whole and scope["type"] == "http" and not left:
-        first, *bodies, last = answer.types
-        assert first == "http.response.start", answer.types
-        assert {*bodies, last} <= _BODY_TYPES, answer.types
-        more = [bool(message.get("more_body")) for message in answer.messages[1:]]
+        first, *bodies, last = response.types
+        assert first == "http.response.start", response.types
+        assert {*bodies, last} <= _BODY_TYPES, response.types
+        more = [bool(message.get("more_body")) for message in response.messages[1:]]
         assert more == [True] * len(bodies) + [False], more
-    return answer
+    return response

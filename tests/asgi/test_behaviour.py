@@ -23,9 +23,9 @@ each_and_bare = pytest.mark.parametrize("server", [*sorted(SERVERS), *BARE], ind
 
 @each_and_bare
 def test_whole_body_arrives_with_its_length(server: LiveServer) -> None:
-    answer = server.get("/hello")
-    assert (answer.status, answer.body) == (200, b"hello")
-    assert answer.header("content-length") == "5"
+    response = server.get("/hello")
+    assert (response.status, response.body) == (200, b"hello")
+    assert response.header("content-length") == "5"
 
 
 @each_and_bare
@@ -48,23 +48,23 @@ def test_message_leaves_while_the_app_waits(
     go = tmp_path / "go"
     with Connection(server.address) as connection:
         connection.send_request(f"/slow_crumbs?file={go}")
-        head = connection.read_head()
-        assert head.status == 200
+        start_message = connection.read_headers()
+        assert start_message.status == 200
         assert connection.read(len(b"6\r\nbefore\r\n")) == b"6\r\nbefore\r\n"
         go.touch()
         assert connection.read(len(b"5\r\nafter\r\n")) == b"5\r\nafter\r\n"
 
 
 @each_and_bare
-def test_head_of_a_stream_leaves_before_its_body(
+def test_headers_of_a_stream_leave_before_its_body(
     server: LiveServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     go = tmp_path / "go"
     if "gunicorn-asgi" in request.node.name or "daphne" in request.node.name:
-        go.touch()  # these send no head alone
+        go.touch()  # these send no headers alone
     with Connection(server.address) as connection:
         connection.send_request(f"/late?file={go}")
-        assert connection.read_head().status == 200
+        assert connection.read_headers().status == 200
         go.touch()
         assert connection.read_to_end_of_chunks() == b"late"
 
@@ -73,9 +73,9 @@ def test_head_of_a_stream_leaves_before_its_body(
 def test_files_of_every_size_arrive(server: LiveServer, files: Path) -> None:
     with Connection(server.address) as connection:
         for file in sorted(files.iterdir()):
-            answer = connection.request(f"/pathsend?file={file.name}")
-            assert answer.body == file.read_bytes(), file.name
-            assert answer.header("content-length") == str(file.stat().st_size)
+            response = connection.request(f"/pathsend?file={file.name}")
+            assert response.body == file.read_bytes(), file.name
+            assert response.header("content-length") == str(file.stat().st_size)
         large = (files / "large").read_bytes()
         assert connection.request("/pathsend?chunked=1").body == large
         assert connection.request("/pathsend?relative=1").body == large
@@ -107,9 +107,9 @@ def test_parts_of_a_file_by_its_path_arrive(server: LiveServer, files: Path) -> 
 @each_and_bare
 def test_head_of_a_file_has_its_length_and_no_body(server: LiveServer, files: Path) -> None:
     with Connection(server.address) as connection:
-        answer = connection.request("/pathsend", method="HEAD")
-        assert (answer.status, answer.body) == (200, b"")
-        assert answer.header("content-length") == str((files / "large").stat().st_size)
+        response = connection.request("/pathsend", method="HEAD")
+        assert (response.status, response.body) == (200, b"")
+        assert response.header("content-length") == str((files / "large").stat().st_size)
         assert connection.request("/hello").body == b"hello", "the next answer is not poisoned"
 
 
@@ -120,8 +120,8 @@ def test_range_unknown_to_the_app_is_answered(server: LiveServer, files: Path) -
     with Connection(server.address) as connection:
 
         def ask(value: str, *more: tuple[str, str]) -> tuple[int, bytes, str | None]:
-            answer = connection.request("/pathsend", headers=[("Range", value), *more])
-            return answer.status, answer.body, answer.header("content-range")
+            response = connection.request("/pathsend", headers=[("Range", value), *more])
+            return response.status, response.body, response.header("content-range")
 
         assert ask("bytes=0-0") == (206, data[:1], f"bytes 0-0/{size}")
         assert ask("bytes=1000000-2999999") == (
@@ -139,12 +139,12 @@ def test_range_unknown_to_the_app_is_answered(server: LiveServer, files: Path) -
 def test_several_ranges_are_answered_multipart(server: LiveServer, files: Path) -> None:
     data = (files / "large").read_bytes()
     headers = [("Range", "bytes=5-9,100000-299999")]
-    answer = server.get("/pathsend?type=text/plain", headers=headers)
-    assert answer.status == 206
-    content_type = answer.header("content-type") or ""
+    response = server.get("/pathsend?type=text/plain", headers=headers)
+    assert response.status == 206
+    content_type = response.header("content-type") or ""
     assert content_type.startswith("multipart/byteranges; boundary=")
     boundary = content_type.partition("boundary=")[2].encode()
-    _, first, second, end = answer.body.split(b"--" + boundary)
+    _, first, second, end = response.body.split(b"--" + boundary)
     assert first.partition(b"\r\n\r\n")[2] == data[5:10] + b"\r\n"
     assert second.partition(b"\r\n\r\n")[2] == data[100_000:300_000] + b"\r\n"
     assert b"Content-Type: text/plain" in first
@@ -186,21 +186,21 @@ def test_files_and_ranges_of_frameworks_arrive(
     with Connection(server.address) as connection:
         whole = connection.request(target)
         assert (whole.status, whole.body) == (200, data)
-        head = connection.request(target, method="HEAD")
-        assert (head.status, head.body) == (200, b"")
-        for asked, start, stop in (
+        start_message = connection.request(target, method="HEAD")
+        assert (start_message.status, start_message.body) == (200, b"")
+        for requested, start, stop in (
             ("0-1", 0, 2),  # WhiteNoise refuses 0-0
             ("100000-399999", 100_000, 400_000),
             ("-500", len(data) - 500, len(data)),
             (f"{len(data) - 9}-", len(data) - 9, len(data)),
         ):
-            part = connection.request(target, headers=[("Range", f"bytes={asked}")])
+            part = connection.request(target, headers=[("Range", f"bytes={requested}")])
             if answers_ranges:
-                assert (part.status, part.body) == (206, data[start:stop]), asked
+                assert (part.status, part.body) == (206, data[start:stop]), requested
                 expected = f"bytes {start}-{stop - 1}/{len(data)}"
                 assert part.header("content-range") == expected
             else:
-                assert (part.status, part.body) == (200, data), asked
+                assert (part.status, part.body) == (200, data), requested
         beyond = connection.request(target, headers=[("Range", f"bytes={len(data)}-")])
         assert beyond.status == (416 if answers_ranges else 200)
         modified = whole.header("last-modified") or ""
@@ -282,6 +282,6 @@ def test_files_and_streams_of_other_frameworks_arrive(name: str, files: Path) ->
             assert part.body in (large[5:10], large)  # Quart answers ranges
         with Connection(server.address) as leaver:
             leaver.send_request("/file")
-            assert leaver.read_head().status == 200
+            assert leaver.read_headers().status == 200
         assert server.get("/stream").body == payload(MIB)
         assert "Traceback" not in server.log()

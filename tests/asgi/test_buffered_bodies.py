@@ -138,8 +138,8 @@ def test_client_leaving_before_body_starts_no_app(pieces: int) -> None:
     called: list[str] = []
     app = ASGIFast(noting(called, "method", echo), buffer_bodies=True)
     received = messages([b"x" * PIECE] * (pieces + 1))[:-1]
-    answer = asyncio.run(talk(app, sized([b"x" * PIECE] * 30), received))
-    assert answer.messages == []
+    response = asyncio.run(talk(app, sized([b"x" * PIECE] * 30), received))
+    assert response.messages == []
     assert called == []
 
 
@@ -235,11 +235,11 @@ def test_files_are_written_and_closed_by_other_threads(monkeypatch: pytest.Monke
 def test_buffered_body_is_decoded_and_limited() -> None:
     limited = ASGIFast(echo, buffer_bodies=True, decompress=True, body_limit_bytes=2000)
     for size, status in ((2000, 200), (2001, 413)):
-        coded = gzip.compress(b"x" * size)
-        scope = sized([coded])
+        compressed = gzip.compress(b"x" * size)
+        scope = sized([compressed])
         scope["headers"].append((b"content-encoding", b"gzip"))
-        answer = asyncio.run(talk(limited, scope, messages([coded[:9], coded[9:]])))
-        assert answer.status == status
+        response = asyncio.run(talk(limited, scope, messages([compressed[:9], compressed[9:]])))
+        assert response.status == status
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "1", None])
@@ -274,8 +274,8 @@ server = servers_with("tests.asgi.limited_app:buffered")
 @pytest.mark.long
 def test_live_body_is_whole_and_was_received_first(server: LiveServer) -> None:
     for size in (1, PIECE, 3 * MIB, BUFFERED + 1):
-        answer = server.get("/whole", method="POST", body=b"x" * size)
-        assert answer.body == str(size).encode(), answer
+        response = server.get("/whole", method="POST", body=b"x" * size)
+        assert response.body == str(size).encode(), response
     with Connection(server.address) as connection:
         connection.send_request("/whole", method="POST", headers=[("Content-Length", "1000000")])
         connection.send(bytes(600_000))

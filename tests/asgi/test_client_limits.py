@@ -26,15 +26,15 @@ from wsgifast.errors import ConfigurationError, RequestError
 
 from .servers import asgi_server
 from .support import body as part
-from .support import chunk, head
+from .support import chunk, start_message
 from .support import length as declared
 
 LIMIT_BYTES = 20_000
-HEAD_BYTES = 30_000
+HEADER_BYTES = 30_000
 TIMEOUT_S = 1.0
 LIMITS = {
     "WSGIFAST_BODY_LIMIT_BYTES": str(LIMIT_BYTES),
-    "WSGIFAST_HEAD_LIMIT_BYTES": str(HEAD_BYTES),
+    "WSGIFAST_HEAD_LIMIT_BYTES": str(HEADER_BYTES),
     "WSGIFAST_HEAD_TIMEOUT_S": str(TIMEOUT_S),
     "WSGIFAST_BODY_TIMEOUT_S": str(TIMEOUT_S),
 }
@@ -46,7 +46,7 @@ SERVERS = {
 if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     SERVERS["zttp"] = "ours-ZttpProtocol-asyncio"
     SERVERS["auto"] = "ours-AutoZttpProtocol-uvloop"
-SLOW_HEAD = [bytes([each]) for each in b"GET /" + b"a" * 500]
+SLOW_HEADERS = [bytes([each]) for each in b"GET /" + b"a" * 500]
 
 called: list[str] = []
 errors: list[str] = []
@@ -68,7 +68,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if "/late" in path:  # the app begins to receive when a client would be late
             await asyncio.sleep(2.5 * TIMEOUT_S)
         if "/started" in path:
-            await send(head(declared(5)))
+            await send(start_message(declared(5)))
             await send(part(b"1"))
         while "/unread" not in path:
             message: Message = await receive()
@@ -88,7 +88,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _answer(send: Send, body: bytes) -> None:
-    await send(head(declared(len(body))))
+    await send(start_message(declared(len(body))))
     await send(part(body, False))
 
 
@@ -113,8 +113,15 @@ class Peer(Connection):
     """A client that a test controls."""
 
     def post(self, path: str, framing: bytes, *lines: bytes, data: bytes = b"") -> None:
-        head = [b"POST %b HTTP/1.1" % path.encode(), b"Host: x", framing, *lines, b"", data]
-        self.send(b"\r\n".join(head))
+        start_message = [
+            b"POST %b HTTP/1.1" % path.encode(),
+            b"Host: x",
+            framing,
+            *lines,
+            b"",
+            data,
+        ]
+        self.send(b"\r\n".join(start_message))
 
     def trickle(self, pieces: Iterable[bytes]) -> None:
         """Send pieces one by one, until the server sends something, or has ended its side."""
@@ -123,7 +130,7 @@ class Peer(Connection):
             if select.select([self.sock], [], [], 0.05)[0]:
                 break
 
-    def answer(self) -> tuple[int, bytes]:
+    def received(self) -> tuple[int, bytes]:
         """The status and the body of the next response."""
         response = self.read_response()
         return response.status, response.body
@@ -168,7 +175,7 @@ def test_declared_body_over_limit_is_413_without_app(
     refused = count(server, "refused", "413")
     lines = [b"Expect: 100-continue"] if expects else []
     peer.post(path, length(LIMIT_BYTES + 1), *lines)
-    status, body = peer.answer()
+    status, body = peer.received()
     assert (status, body) == (413, b"The request body is longer than 20000 bytes\n")
     assert peer.is_closed()
     assert path not in seen(server)["called"]
@@ -178,19 +185,20 @@ def test_declared_body_over_limit_is_413_without_app(
 @pytest.mark.parametrize("size", [0, 1, LIMIT_BYTES])
 def test_body_within_the_limit_is_received(peer: Peer, size: int) -> None:
     peer.post("/whole", length(size), data=bytes(size))
-    assert peer.answer() == (200, b"%d" % size)
+    assert peer.received() == (200, b"%d" % size)
     peer.post("/whole", CHUNKED, data=(chunk(bytes(size)) if size else b"") + b"0\r\n\r\n")
-    assert peer.answer() == (200, b"%d" % size), "and the connection goes on"
+    assert peer.received() == (200, b"%d" % size), "and the connection goes on"
 
 
 def test_chunks_over_the_limit_are_413_in_mid_body(server: LiveServer, peer: Peer) -> None:
-    """The client reads the answer when it has sent all: far more than the kernel's buffers take."""
+    """The client reads the response when it has sent all: far more than the kernel's buffers
+    take."""
     peer.post("/chunks", CHUNKED)
     wait_for(lambda: "/chunks" in seen(server)["called"], "the app")
     for _ in range(100):
         peer.send(chunk(bytes(100_000)))
     peer.send(b"0\r\n\r\n")
-    assert peer.answer()[0] == 413
+    assert peer.received()[0] == 413
     assert peer.is_closed()
     assert "/chunks 413" in seen(server)["errors"]
     assert "Traceback" not in server.log()
@@ -198,13 +206,13 @@ def test_chunks_over_the_limit_are_413_in_mid_body(server: LiveServer, peer: Pee
 
 def test_chunks_over_the_limit_in_one_packet_are_413(peer: Peer) -> None:
     peer.post("/packet", CHUNKED, data=chunk(bytes(LIMIT_BYTES + 1)) + b"0\r\n\r\n")
-    assert peer.answer()[0] == 413
+    assert peer.received()[0] == 413
     assert peer.is_closed()
 
 
 def test_response_begun_breaks_off_over_the_limit(peer: Peer) -> None:
     peer.post("/started", CHUNKED)
-    peer.read_head()
+    peer.read_headers()
     assert peer.read(1) == b"1"
     peer.send(chunk(bytes(2 * LIMIT_BYTES)))
     assert peer.is_closed()
@@ -213,35 +221,35 @@ def test_response_begun_breaks_off_over_the_limit(peer: Peer) -> None:
 # Too slow
 
 
-def test_head_byte_by_byte_is_408(server: LiveServer, name: str, peer: Peer) -> None:
+def test_headers_byte_by_byte_are_408(server: LiveServer, name: str, peer: Peer) -> None:
     peer.post("/first", length(0))
-    assert peer.answer()[0] == 200
+    assert peer.received()[0] == 200
     timeouts = count(server, "timeouts", "head")
     began = time.monotonic()
-    peer.trickle(SLOW_HEAD)
-    status, body = peer.answer()
+    peer.trickle(SLOW_HEADERS)
+    status, body = peer.received()
     assert (status, body) == (408, b"The request did not come in time\n")
     assert peer.is_closed()
     assert time.monotonic() - began >= 0.9 * TIMEOUT_S
     assert count(server, "timeouts", "head") == timeouts + 1
 
 
-def test_head_behind_an_unread_body_is_408(peer: Peer) -> None:
+def test_headers_behind_an_unread_body_are_408(peer: Peer) -> None:
     peer.post("/unread", length(5))
-    assert peer.answer() == (200, b"0")
+    assert peer.received() == (200, b"0")
     peer.send(b"12345")
-    peer.trickle(SLOW_HEAD)
-    assert peer.answer()[0] == 408
+    peer.trickle(SLOW_HEADERS)
+    assert peer.received()[0] == 408
 
 
-@pytest.mark.parametrize("pieces", [SLOW_HEAD, [b"P"]], ids=["slow", "may be HTTP/2"])
-def test_first_head_too_late_is_408(peer: Peer, pieces: list[bytes]) -> None:
+@pytest.mark.parametrize("pieces", [SLOW_HEADERS, [b"P"]], ids=["slow", "may be HTTP/2"])
+def test_first_headers_too_late_are_408(peer: Peer, pieces: list[bytes]) -> None:
     peer.trickle(pieces)
-    assert peer.answer()[0] == 408
+    assert peer.received()[0] == 408
     assert peer.is_closed()
 
 
-def test_silent_connections_close_without_an_answer(server: LiveServer) -> None:
+def test_silent_connections_close_without_a_response(server: LiveServer) -> None:
     timeouts = count(server, "timeouts", "head")
     peers = [Peer(server.address) for _ in range(20)]
     for peer in peers:
@@ -252,10 +260,10 @@ def test_silent_connections_close_without_an_answer(server: LiveServer) -> None:
 
 def test_idle_connection_is_not_late(peer: Peer) -> None:
     peer.post("/idle", length(0))
-    assert peer.answer()[0] == 200
+    assert peer.received()[0] == 200
     time.sleep(2 * TIMEOUT_S)  # uvicorn's keep-alive is 5 s
     peer.post("/idle", length(0))
-    assert peer.answer()[0] == 200
+    assert peer.received()[0] == 200
 
 
 @pytest.mark.parametrize("framing", [length(LIMIT_BYTES), CHUNKED])
@@ -263,7 +271,7 @@ def test_body_that_stops_is_408(server: LiveServer, peer: Peer, framing: bytes) 
     path = "/stops-chunked" if framing == CHUNKED else "/stops"
     timeouts = count(server, "timeouts", "body")
     peer.post(path, framing, data=chunk(b"12345"))
-    status, body = peer.answer()
+    status, body = peer.received()
     assert (status, body) == (408, b"The request body did not come in time\n")
     assert peer.is_closed()
     assert f"{path} 408" in seen(server)["errors"]
@@ -273,7 +281,7 @@ def test_body_that_stops_is_408(server: LiveServer, peer: Peer, framing: bytes) 
 def test_one_byte_chunks_are_late(peer: Peer) -> None:
     peer.post("/dribbles", CHUNKED)
     peer.trickle([chunk(b"x")] * 1000)
-    assert peer.answer()[0] == 408
+    assert peer.received()[0] == 408
 
 
 def test_slow_but_steady_body_is_not_late(peer: Peer) -> None:
@@ -282,7 +290,7 @@ def test_slow_but_steady_body_is_not_late(peer: Peer) -> None:
     for _ in range(100):
         peer.send(bytes(100))
         time.sleep(0.03)
-    assert peer.answer() == (200, b"10000")
+    assert peer.received() == (200, b"10000")
     assert time.monotonic() - began > 2 * TIMEOUT_S
 
 
@@ -290,19 +298,19 @@ def test_nobody_is_late_while_the_app_does_not_receive(peer: Peer) -> None:
     peer.post("/late", length(10), data=b"12345")
     time.sleep(2 * TIMEOUT_S)
     peer.send(b"67890")
-    assert peer.answer() == (200, b"10")
+    assert peer.received() == (200, b"10")
 
 
 def test_body_of_a_begun_response_is_waited_for(peer: Peer) -> None:
     peer.post("/started", length(5))
     time.sleep(2 * TIMEOUT_S)
     peer.send(b"12345")
-    assert peer.answer() == (200, b"12345")
+    assert peer.received() == (200, b"12345")
 
 
 def test_unread_slow_body_ends_the_connection(peer: Peer) -> None:
     peer.post("/unread", length(LIMIT_BYTES))
-    assert peer.answer() == (200, b"0")
+    assert peer.received() == (200, b"0")
     peer.trickle([b"x"] * 1000)
     assert peer.is_closed()
 
@@ -324,20 +332,20 @@ def test_limits_hold_over_tls(name: str, tmp_path: Path) -> None:
 
         with peer() as first:
             first.post("/tls", length(LIMIT_BYTES + 1))
-            assert first.answer()[0] == 413
+            assert first.received()[0] == 413
         with peer() as second:
             second.post("/tls", CHUNKED)
             for _ in range(20):
                 second.send(chunk(bytes(100_000)))
-            assert second.answer()[0] == 413
+            assert second.received()[0] == 413
         with peer() as third:
             third.post("/tls", length(10), data=b"12345")
-            assert third.answer()[0] == 408
+            assert third.received()[0] == 408
         with peer() as fourth:
             fourth.post("/tls", length(0))
-            assert fourth.answer()[0] == 200
-            fourth.trickle(SLOW_HEAD)
-            assert fourth.answer()[0] == 408
+            assert fourth.received()[0] == 200
+            fourth.trickle(SLOW_HEADERS)
+            assert fourth.received()[0] == 408
 
 
 # Options
@@ -381,12 +389,12 @@ def test_environment_comes_before_the_class(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_expect_continue_is_answered_within_the_limit(peer: Peer) -> None:
     peer.post("/expected", length(5), b"Expect: 100-continue")
-    assert peer.read_head().status == 100
+    assert peer.read_headers().status == 100
     peer.send(b"12345")
-    assert peer.answer() == (200, b"5")
+    assert peer.received() == (200, b"5")
 
 
-def long_head(path: str, size: int) -> bytes:
+def long_headers(path: str, size: int) -> bytes:
     """A request of about `size` bytes without a body."""
     line = b"X-%05d: " + b"a" * 990 + b"\r\n"
     fields = b"".join(line % number for number in range(size // 1000))
@@ -395,14 +403,14 @@ def long_head(path: str, size: int) -> bytes:
 
 @pytest.mark.parametrize("step", [1 << 20, 4000], ids=["whole", "pieces"])
 @pytest.mark.parametrize("number", [1, 2])
-def test_head_over_the_limit_gets_431(server: LiveServer, step: int, number: int) -> None:
+def test_headers_over_the_limit_get_431(server: LiveServer, step: int, number: int) -> None:
     with closing(Peer(server.address)) as peer:
         for _ in range(number - 1):
-            peer.send(long_head("/first", 12_000))
-            assert peer.answer() == (200, b"0")
-        data = long_head("/too-long", HEAD_BYTES + 5000)
+            peer.send(long_headers("/first", 12_000))
+            assert peer.received() == (200, b"0")
+        data = long_headers("/too-long", HEADER_BYTES + 5000)
         peer.trickle(data[start : start + step] for start in range(0, len(data), step))
-        status, text = peer.answer()
+        status, text = peer.received()
         assert status == 431, text
         assert peer.is_closed()
     assert "/too-long" not in json.loads(server.get("/seen").body)["called"]
@@ -412,15 +420,15 @@ def test_endless_header_is_refused_soon(server: LiveServer) -> None:
     with closing(Peer(server.address)) as peer:
         peer.send(b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
         peer.trickle([b"a" * 4000] * 30)
-        assert peer.answer()[0] == 431
+        assert peer.received()[0] == 431
 
 
 @pytest.mark.parametrize("step", [1 << 20, 1000], ids=["whole", "pieces"])
-def test_long_upload_is_no_long_head(server: LiveServer, step: int) -> None:
+def test_long_upload_does_not_count_as_headers(server: LiveServer, step: int) -> None:
     body = b"a" * (LIMIT_BYTES - 1)
     with closing(Peer(server.address)) as peer:
         for _ in range(3):
             peer.post("/", b"Content-Length: %d" % len(body))
             for start in range(0, len(body), step):
                 peer.send(body[start : start + step])
-            assert peer.answer() == (200, b"%d" % len(body))
+            assert peer.received() == (200, b"%d" % len(body))

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.support.coded import Decoder, decoded
+from tests.support.decoders import Decoder, decoded
 from tests.support.files import write_settled
 from tests.support.http import Connection
 from tests.support.process import open_descriptors
@@ -32,15 +32,14 @@ from tests.support.servers import LiveServer
 from wsgifast import Compression
 from wsgifast.compression.codings import compressor
 from wsgifast.compression.response import decide
-from wsgifast.files import coded_copies
+from wsgifast.files import compressed_copies
 
 from .protocols import turns
 from .servers import servers_with
 from .support import (
-    Answer,
+    Received,
     body,
     call,
-    head,
     length,
     nothing,
     offering,
@@ -49,6 +48,7 @@ from .support import (
     recording,
     scope_of,
     sending,
+    start_message,
     zerocopy,
 )
 
@@ -60,11 +60,11 @@ CSV = (b"content-type", b"text/csv")
 
 def ask(
     app: Any, coding: str = "gzip", *, method: str = "GET", options: Any = True, **headers: str
-) -> tuple[Answer, dict[str, str]]:
+) -> tuple[Received, dict[str, str]]:
     scope = scope_of(method=method, accept_encoding=coding, **headers)
-    answer = call(ASGIFast(app, compress=options), scope)
-    assert len(dict(answer.headers)) == len(answer.headers), answer.headers
-    return answer, dict(answer.headers)
+    response = call(ASGIFast(app, compress=options), scope)
+    assert len(dict(response.headers)) == len(response.headers), response.headers
+    return response, dict(response.headers)
 
 
 BLOCKS = st.lists(
@@ -84,17 +84,19 @@ def test_any_messages_decode_to_the_same(
         messages.append(body(b""))
     messages[-1]["more_body"] = False
     steps = [step for message in messages for step in ((None, message) if waits else (message,))]
-    answer, sent = ask(sending(head(CSV, *[length(len(whole))] * declares), *steps), coding)
+    response, sent = ask(
+        sending(start_message(CSV, *[length(len(whole))] * declares), *steps), coding
+    )
     used = sent.get("content-encoding")
     assert used in (None, coding)
-    assert decoded(used, answer.body) == whole
-    assert sent.get("content-length") in (None, str(len(answer.body)))
+    assert decoded(used, response.body) == whole
+    assert sent.get("content-length") in (None, str(len(response.body)))
     if used is not None:
         assert sent["vary"] == "Accept-Encoding"
     if len(whole) >= 1000:
         assert used == coding
     if len(whole) >= 1000 and len(blocks) == 1 and not ends_apart and not waits:
-        assert sent["content-length"] == str(len(answer.body))
+        assert sent["content-length"] == str(len(response.body))
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -107,7 +109,7 @@ def test_each_event_leaves_before_the_next_is_made(coding: str, declared: bool) 
         came.append(decoder.add(message.get("body", b"")))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head((b"content-type", b"text/plain"), *[length(50)] * declared))
+        await send(start_message((b"content-type", b"text/plain"), *[length(50)] * declared))
         for number in range(5):
             await send(body(b"event %03d\n" % number))
             # asgifast holds a lone message for a turn of the loop, or for a few.
@@ -121,13 +123,13 @@ def test_each_event_leaves_before_the_next_is_made(coding: str, declared: bool) 
 
 def test_messages_of_one_turn_share_a_flush() -> None:
     rows = [body(b"%d,%d\n" % (n, n * n)) for n in range(1000)]
-    answer, _ = ask(sending(head(CSV), *rows, body(b"", False)))
-    assert len(answer.messages) < 10
-    assert len(answer.body) < 10_000
+    response, _ = ask(sending(start_message(CSV), *rows, body(b"", False)))
+    assert len(response.messages) < 10
+    assert len(response.body) < 10_000
 
 
 def test_compressed_asgi_stream_that_fails_has_no_end() -> None:
-    app = sending(head(CSV), body(TEXT), raising(RuntimeError, "midway"))
+    app = sending(start_message(CSV), body(TEXT), raising(RuntimeError, "midway"))
     sent: list[Message] = []
     with pytest.raises(RuntimeError, match="midway"):
         call(ASGIFast(app, compress=True), scope_of(accept_encoding="gzip"), on_send=sent.append)
@@ -139,9 +141,9 @@ def test_compressed_asgi_stream_that_fails_has_no_end() -> None:
 def test_large_body_is_compressed_in_a_thread_in_order() -> None:
     large = TEXT * 400
     for messages in ([body(large, False)], [body(large), body(TEXT), body(large, False)]):
-        answer, headers = ask(sending(head(CSV), *messages), "zstd")
+        response, headers = ask(sending(start_message(CSV), *messages), "zstd")
         expected = b"".join(message["body"] for message in messages)
-        assert decoded(headers["content-encoding"], answer.body) == expected
+        assert decoded(headers["content-encoding"], response.body) == expected
 
 
 async def page(request: Request) -> Response:
@@ -152,16 +154,16 @@ def at_level(level: int, content: bytes) -> bytes:
     return compressor("br", level=level, size=len(content)).whole(content)
 
 
-def asked(content: bytes) -> Callable[[], Coroutine[Any, Any, bytes]]:
+def get(content: bytes) -> Callable[[], Coroutine[Any, Any, bytes]]:
     """An app of this body under ASGIFast: a function that requests it."""
     options = Compression(padding=False)
-    app = ASGIFast(sending(head(CSV), body(content, False)), compress=options)
+    app = ASGIFast(sending(start_message(CSV), body(content, False)), compress=options)
     scope = scope_of(accept_encoding="br")
 
     async def one() -> bytes:
-        answer = Answer()
-        await app(dict(scope), pytest.fail, recording(answer.messages))
-        return answer.body
+        response = Received()
+        await app(dict(scope), pytest.fail, recording(response.messages))
+        return response.body
 
     return one
 
@@ -171,7 +173,7 @@ def test_level_is_halved_in_a_long_turn(
 ) -> None:
     clock = iter([0.0, 0.003, 0.006, 0.009, 0.010, 100.0])
     monkeypatch.setattr(content_coding, "monotonic", lambda: next(clock))
-    one = asked(ROWS)
+    one = get(ROWS)
 
     async def several() -> list[bytes]:
         found = [*await asyncio.gather(one(), one(), one()), await one(), await one()]
@@ -191,7 +193,7 @@ def test_level_is_halved_while_all_processors_compress(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(content_coding, "in_thread", slowly_in_thread)
     content = ROWS * 20
-    one = asked(content)
+    one = get(content)
 
     async def several() -> list[bytes]:
         return [*await asyncio.gather(one(), one(), one(), one()), await one()]
@@ -201,10 +203,10 @@ def test_level_is_halved_while_all_processors_compress(monkeypatch: pytest.Monke
 
 def test_head_omits_the_length_of_a_compressed_body() -> None:
     app = Starlette(routes=[Route("/", page)])
-    answer, headers = ask(app, "br")
-    assert decoded("br", answer.body) == TEXT
-    head_answer, head_headers = ask(app, "br", method="HEAD")
-    assert head_answer.body == b""
+    response, headers = ask(app, "br")
+    assert decoded("br", response.body) == TEXT
+    response_to_head, head_headers = ask(app, "br", method="HEAD")
+    assert response_to_head.body == b""
     assert head_headers == {k: v for k, v in headers.items() if k != "content-length"}
 
 
@@ -214,19 +216,19 @@ def test_head_omits_the_length_of_a_compressed_body() -> None:
 def test_head_of_body_that_does_not_shrink_is_gets(size: int, declared: bool, coding: str) -> None:
     content = random.Random(size).randbytes(size)
     given = [CSV, (b"etag", b'"abc"'), (b"accept-ranges", b"bytes"), *[length(size)] * declared]
-    app = sending(head(*given), body(content, False))
-    answer, headers = ask(app, coding)
-    assert answer.body == content
+    app = sending(start_message(*given), body(content, False))
+    response, headers = ask(app, coding)
+    assert response.body == content
     assert headers.get("etag") == '"abc"'
-    head_answer, head_headers = ask(app, coding, method="HEAD")
-    assert (head_answer.body, head_headers) == (b"", headers)
+    response_to_head, head_headers = ask(app, coding, method="HEAD")
+    assert (response_to_head.body, head_headers) == (b"", headers)
 
 
 @pytest.mark.parametrize("content", [b"", TEXT[:2000]])
 def test_head_without_the_body_of_get_omits_its_coding(content: bytes) -> None:
-    app = sending(head(CSV, (b"etag", b'"abc"'), length(len(TEXT))), body(content, False))
-    answer, headers = ask(app, method="HEAD")
-    assert answer.body == b""
+    app = sending(start_message(CSV, (b"etag", b'"abc"'), length(len(TEXT))), body(content, False))
+    response, headers = ask(app, method="HEAD")
+    assert response.body == b""
     assert headers == {"content-type": "text/csv", "vary": "Accept-Encoding"}
 
 
@@ -236,9 +238,9 @@ def test_file_behind_a_message_is_compressed_with_it(tmp_path: Path, coding: str
     file.write_bytes(TEXT)
     with file.open("rb") as opened:
         run = zerocopy(opened, more_body=True)
-        app = sending(head(CSV), body(b"<1>"), run, body(b"</1>", False))
-        answer, headers = ask(app, coding)
-    assert decoded(headers.get("content-encoding"), answer.body) == b"<1>" + TEXT + b"</1>"
+        app = sending(start_message(CSV), body(b"<1>"), run, body(b"</1>", False))
+        response, headers = ask(app, coding)
+    assert decoded(headers.get("content-encoding"), response.body) == b"<1>" + TEXT + b"</1>"
 
 
 # Files
@@ -259,12 +261,12 @@ def apps(text: Path) -> list[Any]:
     return [
         Starlette(routes=[Route("/", starlettes)]),
         Starlette(routes=[Route("/", ours)]),
-        sending(head((b"content-type", b"text/plain")), pathsend(str(text))),
+        sending(start_message((b"content-type", b"text/plain")), pathsend(str(text))),
     ]
 
 
-def test_head_claims_no_coding_if_the_app_codes(text: Path) -> None:
-    """GZipMiddleware sees no bytes of a file in an answer to HEAD, and leaves that as it is."""
+def test_headers_claim_no_coding_if_the_app_codes(text: Path) -> None:
+    """GZipMiddleware sees no bytes of a file in a response to HEAD, and leaves that as it is."""
     app = apps(text)[0]
     app.add_middleware(GZipMiddleware)
     assert ask(app, "gzip, zstd")[1]["content-encoding"] == "gzip"
@@ -272,11 +274,11 @@ def test_head_claims_no_coding_if_the_app_codes(text: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [b"text/plain", b"image/png"])
-def test_file_without_coded_copy_goes_to_the_server(text: Path, kind: bytes) -> None:
+def test_file_without_compressed_copy_goes_to_server(text: Path, kind: bytes) -> None:
     """It is too large for a copy, or of another type."""
     if kind == b"text/plain":
-        os.truncate(text, coded_copies.MAX_FILE_BYTES + 1)
-    app = sending(head((b"content-type", kind)), pathsend(str(text)))
+        os.truncate(text, compressed_copies.MAX_FILE_BYTES + 1)
+    app = sending(start_message((b"content-type", kind)), pathsend(str(text)))
     scope = offering("http.response.pathsend", accept_encoding="gzip")
     assert call(ASGIFast(app, compress=True), scope).messages[-1]["path"] == str(text)
 
@@ -309,7 +311,7 @@ def test_compression_is_decided_once(
 
     monkeypatch.setattr("wsgifast.compression.response.decide", counted)
     with text.open("rb") as file:
-        app = sending(head((b"content-type", kind)), *SHAPES[shape](text, file))
+        app = sending(start_message((b"content-type", kind)), *SHAPES[shape](text, file))
         ask(app, coding, method=method)
     assert len(decisions) == 1
 
@@ -323,7 +325,7 @@ async def test_hundred_requests_compress_once_off_the_loop(
         made.append(threading.current_thread())
         return compressor(coding, **options)
 
-    monkeypatch.setattr("wsgifast.files.coded_copies.compressor", counted)
+    monkeypatch.setattr("wsgifast.files.compressed_copies.compressor", counted)
     sent: list[Message] = []
 
     async def one() -> None:
@@ -338,7 +340,7 @@ async def test_hundred_requests_compress_once_off_the_loop(
     assert {decoded("br", body) for body in bodies} == {TEXT * 10}
 
 
-def test_descriptors_of_coded_files_are_closed(text: Path) -> None:
+def test_descriptors_of_compressed_files_are_closed(text: Path) -> None:
     before = open_descriptors()
     for app in apps(text):
         for coding in ("identity", "gzip"):
@@ -384,16 +386,16 @@ server = servers_with(
 
 
 @pytest.mark.long
-def test_live_answers_decode_to_the_same(server: LiveServer) -> None:
+def test_live_responses_decode_to_the_same(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         for target in ("/data", "/rows", "/page", "/file", "/data"):
             plain = connection.request(target, headers=[("Accept-Encoding", "identity")])
             for coding in CODINGS:
                 for _ in range(2):
-                    answer = connection.request(target, headers=[("Accept-Encoding", coding)])
-                    used = answer.header("Content-Encoding")
-                    assert decoded(used, answer.body) == plain.body, (target, coding)
-                    assert answer.header("Vary") == "Accept-Encoding", target
+                    response = connection.request(target, headers=[("Accept-Encoding", coding)])
+                    used = response.header("Content-Encoding")
+                    assert decoded(used, response.body) == plain.body, (target, coding)
+                    assert response.header("Vary") == "Accept-Encoding", target
                     if target != "/file":
                         assert used == coding, target
-                        assert len(answer.body) < len(plain.body) / 2
+                        assert len(response.body) < len(plain.body) / 2

@@ -12,9 +12,9 @@ from asgifast.content_coding import ContentCoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.asgi.support import app_of, call, head, scope_of
+from tests.asgi.support import app_of, call, scope_of, start_message
 from tests.asgi.support import body as message_of
-from tests.support.coded import decoded
+from tests.support.decoders import decoded
 from wsgifast import Compression
 from wsgifast.compression.codings import Totals
 
@@ -56,7 +56,7 @@ def sent(start: Any, message: Any) -> Any:
     wish=st.sampled_from([None, True, False]),
     has_dictionary=st.booleans(),
 )
-def test_uncoded_head_is_that_of_the_whole_response(
+def test_uncompressed_headers_are_of_whole_response(
     dictionary: Path,
     method: str,
     accepted: str,
@@ -71,17 +71,17 @@ def test_uncoded_head_is_that_of_the_whole_response(
     coding.wish[:] = [] if wish is None else [wish]
     start = {"type": "http.response.start", "status": status, "headers": [*headers]}
     message = {"type": "http.response.body", "body": body}
-    head = coding.uncoded_head(start, message)
-    if head is not None:
+    start_message = coding.uncompressed_start(start, message)
+    if start_message is not None:
         assert start["headers"] == headers, "the app's own head has been changed"
-        assert sent(head, message) == sent(*asyncio.run(coding.whole(start, message)))
+        assert sent(start_message, message) == sent(*asyncio.run(coding.whole(start, message)))
 
 
-def test_uncoded_head_of_stream_or_file_is_undecided() -> None:
+def test_uncompressed_headers_of_streams_are_undecided() -> None:
     coding = ContentCoding(Compression(), scope_of())
     start = {"type": "http.response.start", "status": 200, "headers": []}
     for message in ({"body": b"first", "more_body": True}, {"body": "text"}, {"path": "/file"}):
-        assert coding.uncoded_head(start, message) is None
+        assert coding.uncompressed_start(start, message) is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_uncoded_head_of_stream_or_file_is_undecided() -> None:
         ("gzip", b"image/png", BODIES[-1]),
     ],
 )
-def test_uncoded_head_is_known_without_the_long_way(
+def test_uncompressed_headers_need_no_long_way(
     accepted: str, content_type: bytes, body: bytes
 ) -> None:
     coding = ContentCoding(Compression(), scope_of(accept_encoding=accepted))
@@ -101,7 +101,9 @@ def test_uncoded_head_is_known_without_the_long_way(
         "status": 200,
         "headers": [(b"content-type", content_type)],
     }
-    assert coding.uncoded_head(start, {"type": "http.response.body", "body": body}) is not None
+    assert (
+        coding.uncompressed_start(start, {"type": "http.response.body", "body": body}) is not None
+    )
 
 
 @pytest.mark.parametrize(("coding", "level"), [("br", 11), ("zstd", 19), ("gzip", 9)])
@@ -115,12 +117,12 @@ def test_high_level_never_works_on_the_event_loop(
     part = b"some text " * 200
     messages = [message_of(part, number < parts - 1) for number in range(parts)]
     app = app_of(
-        head((b"content-type", b"text/plain")),
+        start_message((b"content-type", b"text/plain")),
         *messages,
         compress=Compression(levels={coding: level}),
     )
-    answer = call(app, scope_of(accept_encoding=coding))
-    assert dict(answer.headers)["content-encoding"] == coding
-    assert decoded(coding, answer.body) == part * parts
+    response = call(app, scope_of(accept_encoding=coding))
+    assert dict(response.headers)["content-encoding"] == coding
+    assert decoded(coding, response.body) == part * parts
     assert threads
     assert threading.main_thread() not in threads

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from wsgifast.errors import BodyError
 
 from .protocols import GET, each_protocol, serving
-from .support import body, head, length
+from .support import body, length, start_message
 
 HINTS = (
     b"HTTP/1.1 103 Early Hints\r\nlink: </a.css>; rel=preload\r\nlink: </b.js>; rel=preload\r\n\r\n"
@@ -38,9 +38,9 @@ async def test_hints_of_starlette_precede_the_response(protocol: Any, wrap: Any)
         for _ in range(2):
             await client.send(GET)
             assert await client.until(b"\r\n\r\n") == HINTS
-            answer = await client.until(b"page")
-            assert answer.startswith(b"HTTP/1.1 200 ")
-            assert b"content-length: 4\r\n" in answer
+            response = await client.until(b"page")
+            assert response.startswith(b"HTTP/1.1 200 ")
+            assert b"content-length: 4\r\n" in response
         await client.send(GET.replace(b"1.1", b"1.0"))
         assert (await client.to_end()).startswith(b"HTTP/1.1 200 ")
 
@@ -49,7 +49,7 @@ def _sending_hints() -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(LINKS)
         await send({"type": EARLY_HINT, "links": []})
-        await send(head(length(2)))
+        await send(start_message(length(2)))
         await send(LINKS)
         await send(body(b"o"))
         await send(LINKS)
@@ -77,7 +77,7 @@ async def test_hint_with_a_line_break_is_refused(protocol: Any) -> None:
         with pytest.raises(BodyError) as caught:
             await send({"type": EARLY_HINT, "links": [b"</a>\r\nX: 1"]})
         seen.append(str(caught.value))
-        await send(head(length(2)))
+        await send(start_message(length(2)))
         await send(body(b"ok", more=False))
 
     async with serving(protocol, app) as client:

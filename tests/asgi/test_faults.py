@@ -71,10 +71,10 @@ def environment(events: Path) -> dict[str, str]:
 
 
 def download(server: LiveServer, target: str, range_: str = "") -> Connection:
-    """Begin a download; its head is read, and little of its body has found room."""
+    """Begin a download; its headers are read, and little of its body has found room."""
     connection = Connection(server.address, receive_buffer=SMALL_WINDOW)
     connection.send_request(target, headers=[("Range", range_)] if range_ else [])
-    assert connection.read_head().status in (200, 206)
+    assert connection.read_headers().status in (200, 206)
     return connection
 
 
@@ -150,19 +150,21 @@ def test_pipelined_responses_stay_in_order(server: LiveServer, is_bare: bool) ->
 
 
 @each
-def test_upload_that_waits_to_be_asked_for(server: LiveServer) -> None:
-    head = b" HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
+def test_upload_that_waits_for_100_continue(server: LiveServer) -> None:
+    start_message = b" HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\n"
     with Connection(server.address) as connection:
-        connection.send(b"POST /echo" + head)
-        assert connection.read_head().status == 100
+        connection.send(b"POST /echo" + start_message)
+        assert connection.read_headers().status == 100
         connection.send(b"12345")
         assert connection.read_response().body == b"12345"
     with Connection(server.address) as connection:
-        connection.send(b"POST /pathsend?file=huge" + head)  # asked for or not, the file is whole
-        answer = connection.read_head()
-        if answer.status == 100:
-            answer = connection.read_head()
-        assert answer.status == 200
+        connection.send(
+            b"POST /pathsend?file=huge" + start_message
+        )  # asked for or not, the file is whole
+        response = connection.read_headers()
+        if response.status == 100:
+            response = connection.read_headers()
+        assert response.status == 200
         assert not connection.read(HUGE_BYTES - 3).strip(b"\0")
         assert connection.read(3) == b"end"
 
@@ -182,13 +184,13 @@ def test_app_that_fails_before_its_body(server: LiveServer) -> None:
 def test_app_that_fails_midway(server: LiveServer, target: str, sent: bytes) -> None:
     with Connection(server.address) as connection:
         connection.send_request(target)
-        answer = connection.read_to_end()
-    assert sent in answer
-    assert not answer.endswith(b"0\r\n\r\n"), "the body must not look complete"
+        response = connection.read_to_end()
+    assert sent in response
+    assert not response.endswith(b"0\r\n\r\n"), "the body must not look complete"
 
 
 @each
-def test_app_that_goes_on_behind_its_answer(server: LiveServer, tmp_path: Path) -> None:
+def test_app_that_goes_on_behind_its_response(server: LiveServer, tmp_path: Path) -> None:
     go = tmp_path / "go"
     try:
         assert server.get(f"/goes_on?file={go}").body == b"hello"
@@ -202,7 +204,7 @@ def test_websocket_is_served(server: LiveServer, is_bare: bool) -> None:
         if is_bare:
             assert connection.request("/pathsend?file=huge").status == 200, "sent by the protocol"
         connection.send(WEBSOCKET)
-        assert connection.read_head().status == 101
+        assert connection.read_headers().status == 101
         connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
         assert connection.read(5) == b"\x81\x03cba", "the app answers with its reverse"
 
@@ -265,7 +267,7 @@ def test_response_reaches_a_client_that_still_sends(
             target = "/hello" if pipelined else "/pathsend?file=huge"
             upload = threading.Thread(target=_upload, args=[connection, target, close])
             upload.start()
-            assert connection.read_head().status == 200
+            assert connection.read_headers().status == 200
             for at in range(0, len(data), 1 << 18):
                 assert connection.read(1 << 18) == data[at : at + (1 << 18)]
                 time.sleep(0.001)

@@ -31,13 +31,13 @@ from .support import (
     app_of,
     bytes_of,
     call,
-    head,
     noting,
     offering,
     pathsend,
     raising,
     scope_of,
     sending,
+    start_message,
     zerocopy,
 )
 
@@ -46,35 +46,37 @@ pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 @pytest.mark.parametrize("status", [203, 404])
 def test_file_behind_another_status_is_sent_as_it_is(path: str, status: int) -> None:
-    app = app_of(head((b"content-length", b"5"), status=status), pathsend(path))
-    answer = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
-    assert (answer.status, answer.body) == (status, DATA[:5])
-    assert answer.headers == [("content-length", "5")]
+    app = app_of(start_message((b"content-length", b"5"), status=status), pathsend(path))
+    response = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
+    assert (response.status, response.body) == (status, DATA[:5])
+    assert response.headers == [("content-length", "5")]
     assert call(app, offering(PATHSEND)).types == ["http.response.start", PATHSEND]
 
 
 @pytest.mark.parametrize("status", [200, 203])
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("extensions", [(), (PATHSEND,)])
-def test_missing_file_leaves_the_head_to_the_server(
+def test_missing_file_leaves_the_headers_to_the_server(
     path: str, status: int, ranges: bool, extensions: tuple[str, ...]
 ) -> None:
-    """A server with pathsend of its own would send the head before it looks."""
+    """A server with pathsend of its own would send the headers before it looks."""
     sent: list[Message] = []
-    app = app_of(head(status=status), pathsend(path + "x"), ranges=ranges, conditional=ranges)
+    app = app_of(
+        start_message(status=status), pathsend(path + "x"), ranges=ranges, conditional=ranges
+    )
     with pytest.raises(FileNotFoundError):
         call(app, offering(*extensions), on_send=sent.append)
     assert not sent
 
 
-def test_file_without_head_is_refused_by_the_server(path: str) -> None:
-    answer = call(app_of(pathsend(path)), offering(PATHSEND), whole=False)
-    assert answer.types == [PATHSEND]
+def test_file_without_headers_is_refused_by_the_server(path: str) -> None:
+    response = call(app_of(pathsend(path)), offering(PATHSEND), whole=False)
+    assert response.types == [PATHSEND]
 
 
 def test_post_has_no_ranges(path: str) -> None:
-    answer = call(app_of(START, pathsend(path)), scope_of(method="POST", range="bytes=0-1"))
-    assert (answer.status, answer.headers, answer.body) == (200, [], DATA)
+    response = call(app_of(START, pathsend(path)), scope_of(method="POST", range="bytes=0-1"))
+    assert (response.status, response.headers, response.body) == (200, [], DATA)
 
 
 @pytest.mark.parametrize("extensions", [(), (PATHSEND,), (PATHSEND, ZEROCOPYSEND)])
@@ -83,16 +85,16 @@ def test_head_sends_no_byte_of_a_file(path: str, extensions: tuple[str, ...]) ->
     with open(path, "rb") as file:
         descriptors = zerocopy(file, count=3, more_body=True), zerocopy(file, count=4)
         for messages in ((pathsend(path),), (part,), descriptors):
-            answer = call(app_of(START, *messages), offering(*extensions, method="HEAD"))
-            assert answer.body == b""
-            assert answer.types == ["http.response.start", "http.response.body"]
-    other = app_of(head(status=203), pathsend(path))
+            response = call(app_of(START, *messages), offering(*extensions, method="HEAD"))
+            assert response.body == b""
+            assert response.types == ["http.response.start", "http.response.body"]
+    other = app_of(start_message(status=203), pathsend(path))
     assert call(other, offering(*extensions, method="HEAD")).body == b""
 
 
 def test_app_that_knows_ranges_is_not_corrected(path: str) -> None:
     headers = ((b"ETag", b'"x"'), (b"Accept-Ranges", b"bytes"))
-    app = app_of(head(*headers), pathsend(path))
+    app = app_of(start_message(*headers), pathsend(path))
     assert call(app, scope_of()).messages[0]["headers"] == list(headers)
     part = call(app, scope_of(range="bytes=1-2"))
     assert (part.status, part.body, dict(part.headers)["etag"]) == (206, DATA[1:3], '"x"')
@@ -100,7 +102,7 @@ def test_app_that_knows_ranges_is_not_corrected(path: str) -> None:
 
 
 def test_condition_in_several_lines_is_one(path: str) -> None:
-    app = app_of(head((b"etag", b'"x"')), pathsend(path))
+    app = app_of(start_message((b"etag", b'"x"')), pathsend(path))
     lines = [(b"if-none-match", tag) for tag in (b'"w"', b'"x"', b'"y"')]
     assert call(app, {**scope_of(), "headers": lines}).status == 304
     assert call(app, {**scope_of(), "headers": [lines[0], lines[2]]}).status == 200
@@ -109,30 +111,35 @@ def test_condition_in_several_lines_is_one(path: str) -> None:
 @pytest.mark.parametrize("name", ["if_match", "if_none_match", "if_range"])
 @pytest.mark.parametrize("sent", ["x", '"x"', '"y"'])
 def test_tag_without_quotes_is_not_compared(path: str, name: str, sent: str) -> None:
-    app = app_of(head((b"etag", b"x")), pathsend(path))
-    facts: dict[str, Any] = {name: sent}
-    answer = call(app, scope_of(range="bytes=1-2", **facts))
-    assert (answer.status, answer.body, dict(answer.headers)["etag"]) == (200, DATA, "x")
+    app = app_of(start_message((b"etag", b"x")), pathsend(path))
+    conditions: dict[str, Any] = {name: sent}
+    response = call(app, scope_of(range="bytes=1-2", **conditions))
+    assert (response.status, response.body, dict(response.headers)["etag"]) == (200, DATA, "x")
 
 
 def test_missing_etag_and_accept_ranges_are_added(path: str) -> None:
-    with_etag = dict(call(app_of(head((b"etag", b'"x"')), pathsend(path)), scope_of()).headers)
+    with_etag = dict(
+        call(app_of(start_message((b"etag", b'"x"')), pathsend(path)), scope_of()).headers
+    )
     assert with_etag["accept-ranges"] == "bytes"
-    with_ranges = call(app_of(head((b"accept-ranges", b"bytes")), pathsend(path)), scope_of())
+    with_ranges = call(
+        app_of(start_message((b"accept-ranges", b"bytes")), pathsend(path)), scope_of()
+    )
     assert "etag" in dict(with_ranges.headers)
 
 
 def test_apps_own_part_is_sent_as_it_is(path: str) -> None:
     app = app_of(
-        head((b"content-range", b"bytes 0-9/10"), (b"content-length", b"10")), pathsend(path)
+        start_message((b"content-range", b"bytes 0-9/10"), (b"content-length", b"10")),
+        pathsend(path),
     )
-    answer = call(app, scope_of(range="bytes=0-1"))
-    assert (answer.status, answer.body) == (200, DATA[:10])
+    response = call(app, scope_of(range="bytes=0-1"))
+    assert (response.status, response.body) == (200, DATA[:10])
 
 
 @pytest.mark.parametrize("name", [b"content-length", b"Content-Length"])
 def test_file_is_cut_at_its_declared_length(path: str, name: bytes) -> None:
-    app = app_of(head((name, b"5")), pathsend(path))
+    app = app_of(start_message((name, b"5")), pathsend(path))
     assert call(app, scope_of()).body == DATA[:5]
     part = call(app, scope_of(range="bytes=-2"))
     assert (part.body, dict(part.headers)["content-range"]) == (DATA[3:5], "bytes 3-4/5")
@@ -140,15 +147,15 @@ def test_file_is_cut_at_its_declared_length(path: str, name: bytes) -> None:
 
 @pytest.mark.parametrize("length", [b"+5", b"5_0", b"\xb2", b""])
 def test_malformed_length_is_left_to_the_server(path: str, length: bytes) -> None:
-    app = app_of(head((b"content-length", length), status=203), pathsend(path))
+    app = app_of(start_message((b"content-length", length), status=203), pathsend(path))
     assert call(app, scope_of()).body == DATA
 
 
 def test_headers_of_any_iterable_are_read(path: str) -> None:
     start: Message = {**START, "headers": iter([(b"content-length", b"5")])}
-    answer = call(app_of(start, pathsend(path)), scope_of())
-    assert dict(answer.headers)["content-length"] == "5"
-    assert answer.body == DATA[:5]
+    response = call(app_of(start, pathsend(path)), scope_of())
+    assert dict(response.headers)["content-length"] == "5"
+    assert response.body == DATA[:5]
 
 
 @pytest.mark.parametrize("extensions", [(), (ZEROCOPYSEND,), (PATHSEND,), (PATHSEND, ZEROCOPYSEND)])
@@ -156,18 +163,18 @@ def test_empty_file_is_one_empty_body(tmp_path: Path, extensions: tuple[str, ...
     (tmp_path / "empty").touch()
     for app in (
         app_of(START, pathsend(str(tmp_path / "empty"))),
-        app_of(head(status=203), pathsend(str(tmp_path / "empty"))),
+        app_of(start_message(status=203), pathsend(str(tmp_path / "empty"))),
         FileResponse(tmp_path / "empty"),
     ):
-        answer = call(app, offering(*extensions))
-        assert answer.body == b""
-        assert ZEROCOPYSEND not in answer.types
+        response = call(app, offering(*extensions))
+        assert response.body == b""
+        assert ZEROCOPYSEND not in response.types
 
 
 def test_server_that_fails_leaves_no_descriptor(path: str) -> None:
     for app in (
         app_of(START, pathsend(path)),
-        app_of(head(status=203), pathsend(path)),
+        app_of(start_message(status=203), pathsend(path)),
         FileResponse(path),
     ):
         with pytest.raises(OSError, match="gone"):
@@ -184,8 +191,8 @@ def test_ranges_are_sent_by_descriptor(path: str, ranges: list[tuple[int, int]])
             parts.append(bytes_of(message))
 
     app = app_of(START, pathsend(path))
-    asked = "bytes=" + ",".join(f"{first}-{last}" for first, last in ranges)
-    scope = offering(PATHSEND, ZEROCOPYSEND, range=asked)
+    requested = "bytes=" + ",".join(f"{first}-{last}" for first, last in ranges)
+    scope = offering(PATHSEND, ZEROCOPYSEND, range=requested)
     assert call(app, scope, on_send=read).status == 206
     assert parts == [DATA[first : last + 1] for first, last in ranges]
 
@@ -211,10 +218,10 @@ def test_file_response_in_asgifast_answers_its_range(
 def test_planned_body_may_be_sent_after_its_sender(path: str) -> None:
     """Starlette's BaseHTTPMiddleware passes messages on through a queue."""
     scope = offering(PLANNED, PATHSEND, ZEROCOPYSEND, range="bytes=5-9")
-    answer = call(FileResponse(path), scope)
-    assert answer.types == ["http.response.start", PATHSEND]
-    with answer.messages[1][PLANNED].file as file:
-        [part] = answer.messages[1][PLANNED].segments
+    response = call(FileResponse(path), scope)
+    assert response.types == ["http.response.start", PATHSEND]
+    with response.messages[1][PLANNED].file as file:
+        [part] = response.messages[1][PLANNED].segments
         assert os.pread(file.fileno(), part.size, part.offset) == DATA[5:10]
 
 
@@ -244,8 +251,8 @@ def test_planned_body_is_closed_by_whoever_sends_it(path: str, extensions: tuple
     assert message[PLANNED].file.closed
 
     message = planned()
-    answer = call(app_of(START, message), offering(PLANNED, PATHSEND))
-    assert answer.messages[1] is message
+    response = call(app_of(START, message), offering(PLANNED, PATHSEND))
+    assert response.messages[1] is message
     assert not message[PLANNED].file.closed, "the server sends it, whenever it does"
     message[PLANNED].file.close()
 
@@ -319,7 +326,7 @@ def test_part_by_path_is_the_same_on_every_server(
     path: str, run: dict[str, int], expected: bytes, status: int
 ) -> None:
     length = (b"content-length", b"%d" % len(expected))
-    app = app_of(head(length, status=status), {**pathsend(path), **run})
+    app = app_of(start_message(length, status=status), {**pathsend(path), **run})
     read: list[bytes] = []
 
     def note(message: Message) -> None:
@@ -327,9 +334,9 @@ def test_part_by_path_is_the_same_on_every_server(
 
     for scope in (scope_of(range="bytes=0-1"), offering(PATHSEND), offering(ZEROCOPYSEND)):
         read.clear()
-        answer = call(app, scope, on_send=note)
-        assert (answer.status, b"".join(read)) == (status, expected)
-        assert answer.headers == [("content-length", str(len(expected)))]
+        response = call(app, scope, on_send=note)
+        assert (response.status, b"".join(read)) == (status, expected)
+        assert response.headers == [("content-length", str(len(expected)))]
     [_, message] = call(app, RANGES).messages
     offset = run.get("offset", 0)
     count = message.get("count")
@@ -339,7 +346,9 @@ def test_part_by_path_is_the_same_on_every_server(
 
 
 def test_part_by_path_is_cut_at_its_declared_length(path: str) -> None:
-    app = app_of(head((b"content-length", b"3")), {**pathsend(path), "offset": 5, "count": 7})
+    app = app_of(
+        start_message((b"content-length", b"3")), {**pathsend(path), "offset": 5, "count": 7}
+    )
     assert call(app, scope_of()).body == DATA[5:8]
 
 
@@ -356,7 +365,7 @@ def test_range_is_a_part_by_path_if_possible(path: str, kind: str) -> None:
     app = {
         "response": response,
         "response inside": ASGIFast(response),
-        "middleware": app_of(head((b"content-length", b"%d" % len(DATA))), pathsend(path)),
+        "middleware": app_of(start_message((b"content-length", b"%d" % len(DATA))), pathsend(path)),
     }[kind]
     [start, message] = call(app, with_range(RANGES, "bytes=5-9")).messages
     assert start["status"] == 206
@@ -390,8 +399,8 @@ def test_server_of_descriptors_gets_offset_and_count(path: str) -> None:
 def test_server_of_ours_gets_the_message_unchanged(path: str) -> None:
     with open(path, "rb") as file:
         message = zerocopy(file, count=3)
-        answer = call(app_of(START, message), offering(PLANNED, PATHSEND, ZEROCOPYSEND))
-        assert answer.messages[1] is message
+        response = call(app_of(START, message), offering(PLANNED, PATHSEND, ZEROCOPYSEND))
+        assert response.messages[1] is message
         assert file.tell() == 0, "the server moves it"
 
 
@@ -404,14 +413,14 @@ def test_descriptor_moves_on_where_no_offset_is_given(path: str) -> None:
             zerocopy(file, count=4, offset=100, more_body=True),
             zerocopy(file, more_body=True),
         )
-        answer = call(app_of(START, *messages, END), scope_of())
-        assert answer.body == DATA[2:5] + DATA[100:104] + DATA[5:] + b"."
+        response = call(app_of(START, *messages, END), scope_of())
+        assert response.body == DATA[2:5] + DATA[100:104] + DATA[5:] + b"."
         assert file.tell() == len(DATA)
     fd = os.open(path, os.O_RDONLY)
     try:
         os.lseek(fd, 7, os.SEEK_SET)
-        answer = call(app_of(START, zerocopy(fd, count=3, more_body=True), END), scope_of())
-        assert answer.body == DATA[7:10] + b"."
+        response = call(app_of(START, zerocopy(fd, count=3, more_body=True), END), scope_of())
+        assert response.body == DATA[7:10] + b"."
         assert os.lseek(fd, 0, os.SEEK_CUR) == 10
         call(app_of(START, zerocopy(fd, count=3, offset=50)), scope_of())
         assert os.lseek(fd, 0, os.SEEK_CUR) == 10

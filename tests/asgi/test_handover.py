@@ -22,7 +22,7 @@ from tests.support.process import uncollected
 from wsgifast.files import ByteRange
 
 from .protocols import HELLO, LARGE_BYTES, body, refusal_of, serving, start, turns
-from .support import head, length, pathsend, raising, sending
+from .support import length, pathsend, raising, sending, start_message
 
 GET = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
 RANGES = b"GET /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
@@ -64,7 +64,7 @@ async def test_app_returns_before_its_client_reads_the_file(
 
     remove = BackgroundTask(large.unlink)
     inner: dict[str, ASGIApp] = {
-        "pathsend": sending(head(length(LARGE_BYTES)), pathsend(large)),
+        "pathsend": sending(start_message(length(LARGE_BYTES)), pathsend(large)),
         "starlette": responses.FileResponse(large, background=remove),
         "ours": FileResponse(large, media_type="text/plain", background=remove),
         "static": StaticFiles(directory=large.parent),
@@ -78,9 +78,9 @@ async def test_app_returns_before_its_client_reads_the_file(
     async with serving(protocol, app) as client:
         await client.send(RANGES % ranges if ranges else GET)
         await returned.wait()  # and not a byte was read
-        answer = await client.until(b"\r\n\r\n")
-        assert answer.startswith(b"HTTP/1.1 206 " if ranges else b"HTTP/1.1 200 ")
-        size = int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        response = await client.until(b"\r\n\r\n")
+        assert response.startswith(b"HTTP/1.1 206 " if ranges else b"HTTP/1.1 200 ")
+        size = int(response.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         body = await client.exactly(size)
         for part in ranges.split(b",") if ranges else [b"0-%d" % (LARGE_BYTES - 1)]:
             first, last = map(int, part.split(b"-"))
@@ -90,23 +90,23 @@ async def test_app_returns_before_its_client_reads_the_file(
         assert descriptors_of(large) == 0
 
 
-class Held:
+class DelayedMessages:
     """Stands for what a framework puts into a request's scope."""
 
 
 async def test_download_does_not_keep_its_request(protocol: Any, large: Path) -> None:
-    held: list[weakref.ref[Held]] = []
+    delayed: list[weakref.ref[DelayedMessages]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"]["held"] = there = Held()
-        held.append(weakref.ref(there))
+        scope["state"]["held"] = there = DelayedMessages()
+        delayed.append(weakref.ref(there))
         await FileResponse(large)(scope, receive, send)
 
     async with serving(protocol, app) as client:
         with uncollected():
             await client.ask()
             await turns()
-            assert held[0]() is None
+            assert delayed[0]() is None
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
         await client.ask(GET + HELLO)
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
@@ -118,7 +118,7 @@ async def test_app_goes_on_while_its_file_is_sent(protocol: Any, large: Path) ->
     """The client has the file, and another answer, while the app is still at it."""
     go_on = asyncio.Event()
     over = asyncio.Event()
-    app = sending(head(length(LARGE_BYTES)), pathsend(large), go_on.wait, over.set)
+    app = sending(start_message(length(LARGE_BYTES)), pathsend(large), go_on.wait, over.set)
     async with serving(protocol, app) as client:
         await client.ask()
         assert await client.exactly(LARGE_BYTES) == large.read_bytes()
@@ -144,7 +144,7 @@ async def test_error_of_the_app_does_not_cut_the_file(
     protocol: Any, large: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fail = raising(ValueError, "in the background task")
-    app = sending(head(length(LARGE_BYTES)), pathsend(large), fail)
+    app = sending(start_message(length(LARGE_BYTES)), pathsend(large), fail)
     with caplog.at_level(logging.ERROR, "uvicorn.error"):
         async with serving(protocol, app) as client:
             await client.send(GET)
@@ -231,7 +231,7 @@ async def test_task_with_later_message_outlives_the_request(protocol: Any, large
 
 
 async def test_requests_behind_a_file_wait_for_it(protocol: Any, large: Path) -> None:
-    app = sending(head(length(LARGE_BYTES)), pathsend(large))
+    app = sending(start_message(length(LARGE_BYTES)), pathsend(large))
     async with serving(protocol, app) as client:
         await client.send(GET * 3)
         for _ in range(3):
@@ -245,7 +245,7 @@ async def test_file_that_is_not_sent_to_its_end_is_closed(
 ) -> None:
     """A client that leaves is no error. A file that shrinks is one, and ends the connection."""
     returned = asyncio.Event()
-    app = sending(head(length(LARGE_BYTES)), pathsend(large), returned.set)
+    app = sending(start_message(length(LARGE_BYTES)), pathsend(large), returned.set)
     with caplog.at_level(logging.ERROR):
         async with serving(protocol, app) as client:
             await client.send(GET)
@@ -296,7 +296,7 @@ async def test_cancelled_request_ends_its_file(
 
 async def test_shutdown_waits_for_a_file_that_is_handed_over(protocol: Any, large: Path) -> None:
     returned = asyncio.Event()
-    app = sending(head(length(LARGE_BYTES)), pathsend(large), returned.set)
+    app = sending(start_message(length(LARGE_BYTES)), pathsend(large), returned.set)
     async with serving(protocol, app) as client:
         await client.send(GET)
         await returned.wait()
@@ -316,7 +316,7 @@ async def test_small_file_is_sent_before_the_app_goes_on(
     seen: list[Any] = []
     app = sending(
         lambda: seen.append(asyncio.all_tasks()),
-        head(length(size)),
+        start_message(length(size)),
         pathsend(large),
         lambda: seen.extend([asyncio.all_tasks(), descriptors_of(large)]),
     )

@@ -13,14 +13,14 @@ from wsgifast.sockets import closing
 
 from .protocols import Client, serving, serving_over_tls, turns
 from .support import body as message
-from .support import head, length, sending
+from .support import length, sending, start_message
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 UPLOAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n"
 
 
-refusing = sending(head(length(2)), message(b"no", False))
+refusing = sending(start_message(length(2)), message(b"no", False))
 
 
 async def send_until_closed(client: Client) -> int:
@@ -68,7 +68,7 @@ UPLOADED = 20_000_000
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)
 @pytest.mark.usefixtures("loop")
-async def test_early_tls_answer_arrives_behind_the_upload(protocol: Any) -> None:
+async def test_early_tls_response_arrives_behind_the_upload(protocol: Any) -> None:
     """Its client reads when it has sent all."""
 
     def upload(address: Any) -> bytes:
@@ -79,18 +79,18 @@ async def test_early_tls_answer_arrives_behind_the_upload(protocol: Any) -> None
             sock.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % UPLOADED)
             for _ in range(UPLOADED // 100_000):
                 sock.sendall(bytes(100_000))
-            answer = b""
-            while not answer.endswith(b"too large"):
+            response = b""
+            while not response.endswith(b"too large"):
                 part = sock.recv(10_000)
-                assert part, answer
-                answer += part
-            return answer
+                assert part, response
+                response += part
+            return response
 
     headers = length(9), (b"connection", b"close")
-    app = sending(head(*headers, status=413), message(b"too large", False))
+    app = sending(start_message(*headers, status=413), message(b"too large", False))
     async with serving_over_tls(protocol, app) as (address, _):
-        answer = await asyncio.get_running_loop().run_in_executor(None, upload, address)
-        assert answer.startswith(b"HTTP/1.1 413 ")
+        response = await asyncio.get_running_loop().run_in_executor(None, upload, address)
+        assert response.startswith(b"HTTP/1.1 413 ")
 
 
 async def test_tls_connection_closes_without_an_error(protocol: Any) -> None:

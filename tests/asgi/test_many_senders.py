@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 from asgifast import ASGIFast
-from asgifast.coalescing import HELD_TURNS, LONE_TURNS
+from asgifast.coalescing import DELAY_TURNS, LONE_TURNS
 from asgifast.messages import Message, Receive, Scope, Send
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -54,12 +54,14 @@ def sent_by(messages: list[Message]) -> list[bytes]:
 
 
 # Of a message behind one that was held: still held, about to be sent, or sent.
-BEHIND_HELD = [[[HELD_TURNS + 5] * (LONE_TURNS + 1) + [wait]] for wait in range(HELD_TURNS + 5)]
-WAITS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, 3, HELD_TURNS + 2]), max_size=60)
+BEHIND_DELAYED = [
+    [[DELAY_TURNS + 5] * (LONE_TURNS + 1) + [wait]] for wait in range(DELAY_TURNS + 5)
+]
+WAITS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, 3, DELAY_TURNS + 2]), max_size=60)
 
 
 def with_examples(test: Test) -> Test:
-    for tasks in BEHIND_HELD:
+    for tasks in BEHIND_DELAYED:
         test = example(tasks, [])(test)
     return test
 
@@ -99,7 +101,7 @@ def test_messages_of_one_task_keep_their_order() -> None:
     async def app(send: Send, has_room: asyncio.Event) -> None:
         for number in range(LONE_TURNS + 1):
             await send(body(b"<lone %d>" % number))
-            await turns(HELD_TURNS + 5)
+            await turns(DELAY_TURNS + 5)
         has_room.clear()
         other: asyncio.Task[None] = asyncio.create_task(send(body(b"<other>")))  # type: ignore[arg-type]
         await turns(2)
@@ -134,7 +136,7 @@ def test_send_given_up_takes_no_other_with_it(waits: str) -> None:
     assert sent_by(messages) == ([b"<before>"] if waits == "for a message" else []) + [b"<after>"]
 
 
-def test_held_message_does_not_wait_for_the_next_one() -> None:
+def test_delayed_message_does_not_wait_for_the_next() -> None:
     sent: list[Message] = []
 
     async def app(send: Send, has_room: asyncio.Event) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import flask
 import pytest
 from asgifast import ASGIFast
-from asgifast.coalescing import HELD_TURNS, LONE_TURNS
+from asgifast.coalescing import DELAY_TURNS, LONE_TURNS
 from asgifast.instrumented import Instrumented
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
@@ -20,7 +20,18 @@ from tests.support.process import uncollected
 from wsgifast import ConfigurationError
 
 from .protocols import turns
-from .support import START, body, call, head, no_body, noting, raising, recording, scope_of, sending
+from .support import (
+    START,
+    body,
+    call,
+    no_body,
+    noting,
+    raising,
+    recording,
+    scope_of,
+    sending,
+    start_message,
+)
 
 
 def test_messages_alone_are_passed_on_until_more_come() -> None:
@@ -34,18 +45,18 @@ def test_messages_alone_are_passed_on_until_more_come() -> None:
         for number in range(singles):
             await send(body(b"<%d>" % number))
             at_once.append(arrived[-1].get("body") == b"<%d>" % number)
-            for _ in range(HELD_TURNS + 5):
+            for _ in range(DELAY_TURNS + 5):
                 await asyncio.sleep(0)
         for number in range(burst):
             await send(body(b"[%d]" % number))
         await send(body(b"", False))
 
-    answer = call(ASGIFast(app), scope_of(), on_send=arrived.append)
-    held = LONE_TURNS + 1
-    assert at_once == [False] * held + [True] * (singles - held)
+    response = call(ASGIFast(app), scope_of(), on_send=arrived.append)
+    delayed = LONE_TURNS + 1
+    assert at_once == [False] * delayed + [True] * (singles - delayed)
     sent = [b"<%d>" % number for number in range(singles)]
-    assert answer.body == b"".join(sent + [b"[%d]" % number for number in range(burst)])
-    assert len(answer.messages) < singles + 20
+    assert response.body == b"".join(sent + [b"[%d]" % number for number in range(burst)])
+    assert len(response.messages) < singles + 20
 
 
 @pytest.mark.usefixtures("timeless_coalescing")
@@ -53,9 +64,9 @@ def test_asgifast_coalesces_messages_some_turns_apart() -> None:
     """As behind a middleware that has each pass from one task to another."""
     sent = [b"<%d>" % number for number in range(1000)]
     steps = [step for each in sent for step in (body(each), partial(turns, 3))]
-    answer = call(ASGIFast(sending(START, *steps, body(b"", False))), scope_of())
-    assert answer.body == b"".join(sent)
-    assert len(answer.messages) < len(sent) / 4 + 10
+    response = call(ASGIFast(sending(START, *steps, body(b"", False))), scope_of())
+    assert response.body == b"".join(sent)
+    assert len(response.messages) < len(sent) / 4 + 10
 
 
 def test_measured_request_leaves_no_cycle() -> None:
@@ -97,8 +108,8 @@ def test_coalescing_can_be_off() -> None:
 
 def test_coalesced_bytes_are_bounded() -> None:
     app = ASGIFast(sending(START, *[body(b"x" * 1000)] * 1000, body(b"", False)))
-    answer = call(app, scope_of())
-    sizes = [len(m["body"]) for m in answer.messages[1:]]
+    response = call(app, scope_of())
+    sizes = [len(m["body"]) for m in response.messages[1:]]
     assert max(sizes) <= 64 * 1024 + 1000
     assert len(sizes) <= 17, "each is as large as it may be"
     assert sum(sizes) == 1_000_000
@@ -107,27 +118,27 @@ def test_coalesced_bytes_are_bounded() -> None:
 def test_large_messages_keep_their_place() -> None:
     big = b"B" * 100_000
     app = ASGIFast(sending(START, body(b"1"), body(big), body(b"2"), body(big, False)))
-    answer = call(app, scope_of())
-    assert answer.body == b"1" + big + b"2" + big
-    assert sum(m.get("body") is big for m in answer.messages) == 2, "large ones are not copied"
+    response = call(app, scope_of())
+    assert response.body == b"1" + big + b"2" + big
+    assert sum(m.get("body") is big for m in response.messages) == 2, "large ones are not copied"
 
 
-def test_head_waits_for_the_body_and_no_longer() -> None:
-    answer = call(ASGIFast(sending(START)), scope_of(), whole=False)
-    assert answer.types == ["http.response.start"]
+def test_headers_wait_for_the_body_and_no_longer() -> None:
+    response = call(ASGIFast(sending(START)), scope_of(), whole=False)
+    assert response.types == ["http.response.start"]
 
 
 def test_app_that_ends_early_has_sent_its_messages() -> None:
-    answer = call(ASGIFast(sending(START, body(b"a"), body(b"b"))), scope_of(), whole=False)
-    assert [m.get("body") for m in answer.messages] == [None, b"ab"]
+    response = call(ASGIFast(sending(START, body(b"a"), body(b"b"))), scope_of(), whole=False)
+    assert [m.get("body") for m in response.messages] == [None, b"ab"]
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]])
-def test_second_head_is_left_to_the_server_to_refuse(headers: list[tuple[bytes, bytes]]) -> None:
+def test_second_headers_are_refused_by_the_server(headers: list[tuple[bytes, bytes]]) -> None:
     first: Message = {**START, "headers": headers}
     second: Message = {**first, "status": 500}
-    answer = call(ASGIFast(sending(first, second, body(b"", False))), scope_of(), whole=False)
-    assert [m.get("status") for m in answer.messages] == [200, 500, None]
+    response = call(ASGIFast(sending(first, second, body(b"", False))), scope_of(), whole=False)
+    assert [m.get("status") for m in response.messages] == [200, 500, None]
 
 
 def test_other_messages_keep_their_place() -> None:
@@ -139,9 +150,9 @@ def test_other_messages_keep_their_place() -> None:
 
 
 def test_messages_of_the_app_are_not_changed() -> None:
-    head: Message = {"type": "http.response.start", "status": 200, "headers": iter([])}
+    start_message: Message = {"type": "http.response.start", "status": 200, "headers": iter([])}
     text = body("text", False)
-    assert call(ASGIFast(sending(head, text)), scope_of()).messages[0]["headers"] == []
+    assert call(ASGIFast(sending(start_message, text)), scope_of()).messages[0]["headers"] == []
     assert text["body"] == "text"
 
 
@@ -155,8 +166,8 @@ def test_server_that_coalesces_gets_every_message() -> None:
     scope = {**scope_of(), "extensions": {"asgifast.coalescing": {}, "of.the.server": {}}}
     seen: list[Any] = []
     app = noting(seen, "extensions", sending(START, body(b"a"), body(b"b"), body(b"c", False)))
-    answer = call(ASGIFast(app, pathsend=True), scope)
-    assert [m["body"] for m in answer.messages[1:]] == [b"a", b"b", b"c"]
+    response = call(ASGIFast(app, pathsend=True), scope)
+    assert [m["body"] for m in response.messages[1:]] == [b"a", b"b", b"c"]
     assert {"of.the.server", PATHSEND, ZEROCOPYSEND} <= set(seen[0])
     assert set(scope["extensions"]) == {"asgifast.coalescing", "of.the.server"}
 
@@ -181,12 +192,12 @@ def test_error_of_the_app_comes_before_that_of_send() -> None:
 
 @pytest.mark.parametrize("failure", [LookupError, asyncio.CancelledError])
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"2")]])
-async def test_app_failing_before_its_body_leaves_the_head(
+async def test_app_failing_before_its_body_leaves_headers(
     headers: list[tuple[bytes, bytes]], failure: type[BaseException]
 ) -> None:
     """The server can still answer 500."""
     sent: list[Message] = []
-    app = sending(head(*headers), raising(failure))
+    app = sending(start_message(*headers), raising(failure))
     with pytest.raises(failure):
         await ASGIFast(app)(scope_of(), no_body, recording(sent))
     await turns(5)
@@ -197,8 +208,8 @@ def test_text_of_many_messages_has_one_byte_order_mark() -> None:
     start = {**START, "headers": [(b"content-type", b"text/plain; charset=utf-16")]}
     parts = ["", "one, ", "", "two, ", "three"]
     messages = [body(part) for part in parts]
-    answer = call(ASGIFast(sending(start, *messages, body("", False))), scope_of())
-    assert answer.body == "one, two, three".encode("utf-16")
+    response = call(ASGIFast(sending(start, *messages, body("", False))), scope_of())
+    assert response.body == "one, two, three".encode("utf-16")
 
 
 async def test_app_that_raises_cancelled_error_sends_no_more() -> None:

@@ -26,7 +26,7 @@ from wsgifast import BodyError
 from wsgifast.sockets import sending
 
 from .protocols import LARGE_BYTES
-from .support import DATA, START, Answer, app_of, body, call, noting, offering, pathsend, scope_of
+from .support import DATA, START, Received, app_of, body, call, noting, offering, pathsend, scope_of
 from .support import sending as sends
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
@@ -72,10 +72,10 @@ def test_upload_stays_out_of_memory_during_a_file(tmp_path: Path, size: int) -> 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(START)
         await send(pathsend(str(tmp_path / "f")))
-        kept = uploaded
-        assert kept < 100, "much is left to the server"
-        assert kept * size < 300_000
-        for number in range(1, kept + 10):
+        buffered = uploaded
+        assert buffered < 100, "much is left to the server"
+        assert buffered * size < 300_000
+        for number in range(1, buffered + 10):
             assert (await receive())["body"] == b"%d" % number * size, "nothing is lost"
 
     asyncio.run(ASGIFast(app)(scope_of(), receive, send))
@@ -86,8 +86,8 @@ def test_range_answered_by_response_is_passed_on(tmp_path: Path, size: int) -> N
     data = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
     (tmp_path / "f").write_bytes(data)
     for app in (FileResponse(tmp_path / "f"), StaticFiles(directory=tmp_path)):
-        answer = call(ASGIFast(app), scope_of("/f", range="bytes=2-4"))
-        assert (answer.status, answer.body) == (206, data[2:5])
+        response = call(ASGIFast(app), scope_of("/f", range="bytes=2-4"))
+        assert (response.status, response.body) == (206, data[2:5])
 
 
 def test_range_answered_by_stream_is_passed_on(tmp_path: Path) -> None:
@@ -97,16 +97,16 @@ def test_range_answered_by_stream_is_passed_on(tmp_path: Path) -> None:
         await send(body(b"0"))
         await send(body(b"1", more=False))
 
-    answer = call(ASGIFast(app), scope_of(range="bytes=0-1"))
-    assert (answer.status, answer.body) == (206, b"01")
-    assert answer.headers == [("content-range", "bytes 0-1/10")]
+    response = call(ASGIFast(app), scope_of(range="bytes=0-1"))
+    assert (response.status, response.body) == (206, b"01")
+    assert response.headers == [("content-range", "bytes 0-1/10")]
 
 
 def test_ranges_and_preconditions_can_be_off(digits: str) -> None:
     path = pathsend(digits)
     app = app_of(START, path, ranges=False, conditional=False)
-    answer = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
-    assert (answer.status, answer.headers, answer.body) == (200, [], b"0123456789")
+    response = call(app, scope_of(range="bytes=0-1", if_none_match="*"))
+    assert (response.status, response.headers, response.body) == (200, [], b"0123456789")
     no_ranges = app_of(START, path, ranges=False)
     assert call(no_ranges, scope_of(range="bytes=0-1")).status == 200
     assert call(no_ranges, scope_of(if_none_match="*")).status == 304
@@ -134,18 +134,18 @@ def test_gzip_middleware_compresses_files_as_bytes(tmp_path: Path, pathsend: boo
     path = tmp_path / "text.txt"
     path.write_bytes(b"line\n" * 1000)
     app = GZipMiddleware(StarletteFileResponse(path))
-    answer = call(ASGIFast(app, pathsend=pathsend), scope_of(accept_encoding="gzip"))
-    assert answer.status == 200
-    assert (answer.body == path.read_bytes()) is pathsend
-    assert pathsend or gzip.decompress(answer.body) == path.read_bytes()
+    response = call(ASGIFast(app, pathsend=pathsend), scope_of(accept_encoding="gzip"))
+    assert response.status == 200
+    assert (response.body == path.read_bytes()) is pathsend
+    assert pathsend or gzip.decompress(response.body) == path.read_bytes()
 
 
 # The client, while a file is read and sent
 
 
-def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Answer:
+def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Received:
     """Run an app on a server that answers receive() with these, and allows one at a time."""
-    answer = Answer()
+    response = Received()
 
     async def run() -> None:
         receiving = 0
@@ -164,7 +164,7 @@ def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> An
                 receiving -= 1
 
         async def send(message: Message) -> None:
-            answer.messages.append(message)
+            response.messages.append(message)
             await asyncio.sleep(0)
 
         await ASGIFast(app)(scope, receive, send)
@@ -172,7 +172,7 @@ def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> An
         assert not receiving, "nobody listens any more"
 
     asyncio.run(run())
-    return answer
+    return response
 
 
 REQUEST: Message = {"type": "http.request", "body": b"1", "more_body": True}
@@ -222,11 +222,11 @@ def test_small_files_are_sent_without_listening(tmp_path: Path) -> None:
     assert incoming == [GONE]
 
 
-@pytest.mark.parametrize("can_be_asked", [True, False])
+@pytest.mark.parametrize("can_be_requested", [True, False])
 async def test_block_that_is_read_ends_with_the_file(
-    path: str, can_be_asked: bool, monkeypatch: pytest.MonkeyPatch, blocking_calls: list[str]
+    path: str, can_be_requested: bool, monkeypatch: pytest.MonkeyPatch, blocking_calls: list[str]
 ) -> None:
-    if not can_be_asked:
+    if not can_be_requested:
         monkeypatch.setattr(sending, "_NOWAIT", 0)
     with open(path, "rb") as file:
         for offset, size in ((0, 10), (len(DATA) - 3, 10), (len(DATA), 10)):

@@ -74,7 +74,7 @@ async def test_messages_of_one_turn_become_one() -> None:
     assert [message["more_body"] for message in server.sent[1:]] == [True, True, True, False]
 
 
-async def test_head_of_a_stream_leaves_without_a_message() -> None:
+async def test_headers_of_a_stream_leave_without_a_message() -> None:
     server = Server()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +87,7 @@ async def test_head_of_a_stream_leaves_without_a_message() -> None:
     assert server.bodies == [b"late"]
 
 
-async def test_nothing_overtakes_the_head_of_a_stream() -> None:
+async def test_nothing_overtakes_the_headers_of_a_stream() -> None:
     server = Server()
     inside, go_on = anyio.Event(), anyio.Event()
 
@@ -116,7 +116,7 @@ async def test_nothing_overtakes_the_head_of_a_stream() -> None:
     assert sorted(b"".join(server.bodies)) == sorted(b"firstsecond")
 
 
-async def test_stream_that_is_given_up_sends_no_head() -> None:
+async def test_stream_that_is_given_up_sends_no_headers() -> None:
     server = Server()
     with pytest.raises(LookupError):
         await server.call(sending(START, raising(LookupError)))
@@ -124,7 +124,7 @@ async def test_stream_that_is_given_up_sends_no_head() -> None:
     assert server.sent == [], "the server can still answer 500"
 
 
-async def test_error_of_sending_the_head_reaches_the_app() -> None:
+async def test_error_of_sending_the_headers_reaches_the_app() -> None:
     server = Server()
     tried = []
 
@@ -215,7 +215,7 @@ async def test_cancelled_app_sends_no_more() -> None:
     server = Server()
 
     with anyio.CancelScope() as scope_to_cancel:
-        # The head leaves, and the loop is quiet again.
+        # The headers leave, and the loop is quiet again.
         quiet, cancel = partial(checkpoints, 20), scope_to_cancel.cancel
         await server.call(sending(START, quiet, body(b"coalesced"), cancel, checkpoints))
     await checkpoints(20)

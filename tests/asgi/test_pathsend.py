@@ -195,11 +195,11 @@ def test_unknown_mount_alone_is_not_offered_it(texts: Path) -> None:
     decision = Offer(app).decision
     assert decision.withheld == ("/deep", "/raw/", "/unknown")
     assert "below /deep as bytes, since tests.asgi.layers.Counting is not known" in decision.reason
-    asked = ("/unknown/x", "/inner/deep/x", "/raw/x", "/known", "/inner/known")
-    for path in asked:
+    requested = ("/unknown/x", "/inner/deep/x", "/raw/x", "/known", "/inner/known")
+    for path in requested:
         call(ASGIFast(app), {**scope_of(path), "extensions": {}}, whole=False)
         asyncio.run(served(HttpToolsProtocol, app, path, {}))
-    assert seen == [path.endswith("known") for path in asked for _ in range(2)]
+    assert seen == [path.endswith("known") for path in requested for _ in range(2)]
 
 
 def test_frameworks_as_they_come_are_offered_it(texts: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast
-from asgifast.coalescing import HELD_TURNS, LONE_TURNS
+from asgifast.coalescing import DELAY_TURNS, LONE_TURNS
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.protocols.output import OutputQueue
 from asgifast.protocols.response import Response
 
 from .protocols import GET, serving, turns
-from .support import body, head, length, sending, zerocopy
+from .support import body, length, sending, start_message, zerocopy
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -29,7 +29,7 @@ async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path
         (tmp_path / name).write_bytes(content)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await sending(head(), body(b""), turns)(scope, receive, send)
+        await sending(start_message(), body(b""), turns)(scope, receive, send)
         for name in (*sizes, *sizes):
             for piece in (b"be", b"", b"fore"):
                 await send(body(piece))
@@ -47,8 +47,10 @@ async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path
 
 async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
     arrived = asyncio.Event()
-    # The head leaves, and the loop is quiet again.
-    app = sending(head(length(10)), turns, body(b"small"), arrived.wait, body(b"-last", False))
+    # The headers leave, and the loop is quiet again.
+    app = sending(
+        start_message(length(10)), turns, body(b"small"), arrived.wait, body(b"-last", False)
+    )
     async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"\r\n\r\nsmall")
@@ -60,17 +62,17 @@ async def test_empty_message_ends_no_passed_on_stream(
     protocol: Any,
 ) -> None:
     lone = [step for _ in range(LONE_TURNS + 1) for step in (body(b"."), turns)]
-    app = sending(head(), *lone, body(b""), body(b"end", False))
+    app = sending(start_message(), *lone, body(b""), body(b"end", False))
     async with serving(protocol, app) as client:
         await client.send(GET)
         await client.until(b"3\r\nend\r\n0\r\n\r\n")
         await client.hello()
 
 
-async def test_refused_held_message_is_logged_at_the_end(
+async def test_refused_delayed_message_is_logged_at_the_end(
     protocol: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = sending(head(length(2)), body(b"ok"), turns, body(b"too much"))
+    app = sending(start_message(length(2)), body(b"ok"), turns, body(b"too much"))
     async with serving(protocol, app) as client:
         await client.send(GET)
         assert (await client.to_end()).endswith(b"\r\n\r\nok")
@@ -83,7 +85,7 @@ async def test_buffer_reused_by_the_app_is_sent_as_it_was(protocol: Any, size: i
     """No bytes, as ASGI asks for, and sent by uvicorn all the same."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head(length(3 * size)))
+        await send(start_message(length(3 * size)))
         buffer: Any = bytearray(size)
         for letter in b"abc":
             buffer[:] = bytes([letter]) * size
@@ -102,7 +104,7 @@ async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> No
     """As behind a middleware that has each pass from one task to another."""
     sent = [b"<%d>" % number for number in range(200)]
     steps = [step for each in sent for step in (body(each), partial(turns, 3))]
-    app = sending(head(), *steps, body(b"", False))
+    app = sending(start_message(), *steps, body(b"", False))
     async with serving(protocol, app) as client:
         await client.ask()
         chunks = (await client.until(b"\r\n0\r\n\r\n")).split(b"\r\n")[1:-3:2]
@@ -125,7 +127,7 @@ async def test_small_messages_of_asgifast_pass_no_send(
 
     monkeypatch.setattr(Response, "send", noted)
     sent = [b"<%d>" % number for number in range(1000)]
-    app = ASGIFast(sending(head(), *map(body, sent), body(b"end", False)))
+    app = ASGIFast(sending(start_message(), *map(body, sent), body(b"end", False)))
     async with serving(protocol, app) as client:
         await client.ask()
         assert b"".join(await client.chunks()) == b"".join(sent) + b"end"
@@ -149,10 +151,10 @@ async def test_lone_messages_schedule_nothing(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal number
-        await send(head())
+        await send(start_message())
         for number in range(10):
             await send(body(b"<%d>" % number))
-            await turns(HELD_TURNS + 4)
+            await turns(DELAY_TURNS + 4)
         await sending(*[body(b"burst")] * 200, body(b"", False))(scope, receive, send)
 
     async with serving(protocol, app) as client:

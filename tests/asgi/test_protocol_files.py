@@ -29,7 +29,7 @@ from .protocols import (
     turns,
 )
 from .support import body as part
-from .support import head, length, pathsend, raising, sending, zerocopy
+from .support import length, pathsend, raising, sending, start_message, zerocopy
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -40,7 +40,7 @@ async def test_head_of_messages_and_files_has_no_body(
 ) -> None:
     files = zerocopy(opened, more_body=True), zerocopy(opened, count=5, more_body=True)
     end = pathsend(large) if path else part(b"the end", False)
-    app = sending(head(), part(b"small"), turns, *files, end)
+    app = sending(start_message(), part(b"small"), turns, *files, end)
     async with serving(protocol, app) as client:
         first = await client.ask(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n" + HELLO)
         second = await client.until(b"hello")
@@ -52,7 +52,9 @@ async def test_head_of_messages_and_files_has_no_body(
 async def test_client_ending_its_half_gets_the_file(
     protocol: Any, large: Path, opened: io.BufferedReader, kind: str
 ) -> None:
-    app = sending(head(length(LARGE_BYTES)), {"type": kind, "path": str(large), "file": opened})
+    app = sending(
+        start_message(length(LARGE_BYTES)), {"type": kind, "path": str(large), "file": opened}
+    )
     async with serving(protocol, app) as client:
         await client.ask()
         client.sock.shutdown(socket.SHUT_WR)
@@ -66,7 +68,7 @@ async def test_malformed_request_behind_keeps_the_response(
     protocol: Any, large: Path, opened: io.BufferedReader, behind: bytes, read_first: bool
 ) -> None:
     """It is refused behind the responses before it, or the connection ends with these."""
-    start = head(length(LARGE_BYTES + 5))
+    start = start_message(length(LARGE_BYTES + 5))
     app = sending(turns, start, zerocopy(opened, more_body=True), part(b"after", False))
     async with serving(protocol, app) as client:
         get, broken = GET, behind + b"\0no request\r\n\r\n"
@@ -76,12 +78,12 @@ async def test_malformed_request_behind_keeps_the_response(
         await turns()
         assert await client.exactly(LARGE_BYTES + 5) == large.read_bytes() + b"after"
         if behind:
-            answer = await client.until(b"hello")
-            assert answer.startswith(b"HTTP/1.1 200 ")
+            response = await client.until(b"hello")
+            assert response.startswith(b"HTTP/1.1 200 ")
         refused = await client.to_end()
         # httptools' protocol closes the connection, like uvicorn's own behind a response.
-        is_told = protocol.__name__ != "HttpToolsProtocol"
-        assert refused[:13] == (b"HTTP/1.1 400 " if is_told else b"")
+        is_logged = protocol.__name__ != "HttpToolsProtocol"
+        assert refused[:13] == (b"HTTP/1.1 400 " if is_logged else b"")
 
 
 @pytest.mark.parametrize("kind", [PATHSEND, ZEROCOPYSEND])
@@ -115,7 +117,7 @@ async def test_client_gone_before_a_file_does_not_stop_app(
     finished = asyncio.Event()
 
     message = {"type": kind, "path": str(large), "file": opened}
-    app = sending(head(length(LARGE_BYTES)), message, finished.set)
+    app = sending(start_message(length(LARGE_BYTES)), message, finished.set)
     monkeypatch.setattr(os, "sendfile", raising(BrokenPipeError))
     async with serving(protocol, app) as client:
         await client.send(GET)
@@ -123,7 +125,7 @@ async def test_client_gone_before_a_file_does_not_stop_app(
         await finished.wait()
 
 
-async def test_head_with_length_leaves_with_what_follows(protocol: Any, large: Path) -> None:
+async def test_headers_with_length_leave_with_what_follows(protocol: Any, large: Path) -> None:
     """Whatever that is, and however long it takes; alone where nothing follows."""
     may_go_on = asyncio.Event()
 
@@ -148,11 +150,11 @@ async def test_head_with_length_leaves_with_what_follows(protocol: Any, large: P
                 with pytest.raises(BlockingIOError):
                     client.sock.recv(1)
             may_go_on.set()
-            answer = await client.receive()
-            head, _, begun = answer.partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200 "), answer
+            response = await client.receive()
+            start_message, _, begun = response.partition(b"\r\n\r\n")
+            assert start_message.startswith(b"HTTP/1.1 200 "), response
             if first is not None:
-                assert begun == first, answer
+                assert begun == first, response
                 await client.exactly(5 - len(begun))
             else:
                 rest = await client.exactly(LARGE_BYTES - len(begun))
@@ -273,7 +275,7 @@ async def test_file_given_up_by_the_app_closes(
 async def test_headers_of_a_generator_are_read_once(protocol: Any, large: Path) -> None:
     """A generator of headers is read once: by us for the length, and by uvicorn for the headers."""
     headers = (header for header in [length(100_000)])
-    app = sending({**head(), "headers": headers}, pathsend(large))
+    app = sending({**start_message(), "headers": headers}, pathsend(large))
     async with serving(protocol, app) as client:
         assert b"content-length: 100000\r\n" in (await client.ask()).lower()
         assert await client.exactly(100_000) == large.read_bytes()[:100_000]
@@ -339,15 +341,17 @@ async def test_parts_of_a_file_are_sent_and_closed(protocol: Any, large: Path, k
 
         async def ask(method: bytes, range_header: bytes) -> bytes:
             request = b"%b /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
-            head = await client.ask(request % (method, range_header))
-            assert head.startswith(b"HTTP/1.1 200 " if method == b"HEAD" else b"HTTP/1.1 206 ")
-            return head
+            start_message = await client.ask(request % (method, range_header))
+            assert start_message.startswith(
+                b"HTTP/1.1 200 " if method == b"HEAD" else b"HTTP/1.1 206 "
+            )
+            return start_message
 
         for first, last in ((5, 9), (100_000, 399_999), (0, LARGE_BYTES - 1)):
             await ask(b"GET", b"%d-%d" % (first, last))
             assert await client.exactly(last + 1 - first) == data[first : last + 1]
-        head = await ask(b"GET", b"5-9,200000-399999")
-        boundary = head.partition(b"boundary=")[2].partition(b"\r\n")[0]
+        start_message = await ask(b"GET", b"5-9,200000-399999")
+        boundary = start_message.partition(b"boundary=")[2].partition(b"\r\n")[0]
         body = await client.until(b"\r\n--" + boundary + b"--\r\n")
         assert b"\r\n\r\n" + data[5:10] + b"\r\n--" + boundary in body
         assert b"\r\n\r\n" + data[200_000:400_000] + b"\r\n--" + boundary in body
@@ -381,7 +385,7 @@ async def test_file_behind_a_body_that_is_read_late_arrives(
 ) -> None:
     before = b"b" * 500_000
     sent = asyncio.Event()
-    start = head(length(len(before) + LARGE_BYTES))
+    start = start_message(length(len(before) + LARGE_BYTES))
     app = sending(start, part(before), sent.set, zerocopy(opened))
     async with serving(protocol, app) as client:
         await client.send(GET)

@@ -15,7 +15,7 @@ from asgifast.protocols.output import OutputQueue
 from wsgifast.sockets.sending import BLOCK_BYTES
 
 from .protocols import GET, LARGE_BYTES, TOO_MUCH, refuse_sendfile, serving, start, turns
-from .support import head, length, pathsend, sending
+from .support import length, pathsend, sending, start_message
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -30,7 +30,7 @@ def no_sendfile(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_files_are_read_where_there_is_no_sendfile(
     protocol: Any, large: Path, chunked: bool
 ) -> None:
-    app = sending(head(*[] if chunked else [length(LARGE_BYTES)]), pathsend(large))
+    app = sending(start_message(*[] if chunked else [length(LARGE_BYTES)]), pathsend(large))
     async with serving(protocol, app) as client:
         for _ in range(2):
             await client.ask()
@@ -123,7 +123,7 @@ async def test_client_that_does_not_read_holds_up_reading(
         read += size
         return pread(fd, size, offset)
 
-    app = sending(head(length(TOO_MUCH)), pathsend(sparse), finished.set)
+    app = sending(start_message(length(TOO_MUCH)), pathsend(sparse), finished.set)
     monkeypatch.setattr(os, "preadv", counted_preadv)
     monkeypatch.setattr(os, "pread", counted_pread)
     async with serving(protocol, app) as client:
@@ -143,7 +143,7 @@ async def test_client_that_does_not_read_holds_up_reading(
 
 @pytest.mark.usefixtures("no_sendfile")
 async def test_file_ending_early_closes_without_sendfile(protocol: Any, large: Path) -> None:
-    app = sending(head(length(LARGE_BYTES + 1)), pathsend(large))
+    app = sending(start_message(length(LARGE_BYTES + 1)), pathsend(large))
     async with serving(protocol, app) as client:
         await client.ask()
         assert await client.to_end() == large.read_bytes()

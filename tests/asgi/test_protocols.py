@@ -29,7 +29,7 @@ from .protocols import (
     two_bytes,
 )
 from .support import body as part
-from .support import head, length, pathsend, sending
+from .support import length, pathsend, sending, start_message
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -68,10 +68,10 @@ async def test_client_that_does_not_read_holds_up_the_app(
 async def test_message_beyond_the_length_is_refused_alone(protocol: Any, more: bool) -> None:
     """Small messages are held and joined. What came before the mistake is sent."""
     seen: list[str] = []
-    held = sending(head(length(3)), part(b"a"), part(b"b"))
+    delayed = sending(start_message(length(3)), part(b"a"), part(b"b"))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await held(scope, receive, send)
+        await delayed(scope, receive, send)
         try:
             await body(send, b"cdef", more=more)
         except Exception as error:
@@ -125,7 +125,7 @@ async def test_message_behind_the_last_is_refused(protocol: Any, message: Messag
     ],
     ids=["body", "path", "large", "file"],
 )
-async def test_message_before_the_head_is_refused(
+async def test_message_before_the_headers_is_refused(
     protocol: Any, message: Message, large: Path
 ) -> None:
     seen: list[str] = []
@@ -178,7 +178,7 @@ async def test_simple_response_leaves_while_its_app_goes_on(
 ) -> None:
     """As an app's background task does; without a body there is but one write."""
     arrived = asyncio.Event()
-    app = sending(head(length(len(data))), part(data, False), arrived.wait)
+    app = sending(start_message(length(len(data))), part(data, False), arrived.wait)
     async with serving(protocol, app) as client:
         await client.send(f"{method} / HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await client.until(b"\r\n\r\n" + (b"" if method == "HEAD" else data))
@@ -226,7 +226,7 @@ async def test_small_response_schedules_nothing(
     assert scheduled == []
 
 
-async def test_refused_head_holds_nothing_back(protocol: Any) -> None:
+async def test_refused_headers_hold_nothing_back(protocol: Any) -> None:
     piece = bytes(SMALL_MESSAGE_BYTES + 1)
     may_go_on = asyncio.Event()
 
@@ -265,7 +265,7 @@ async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path)
     """With nothing of ours between, and no descriptor of ours left, though a file went out."""
     transports: list[Any] = []
     Upgraded.transports = transports
-    app = sending(head(length(LARGE_BYTES)), pathsend(large))
+    app = sending(start_message(length(LARGE_BYTES)), pathsend(large))
     async with serving(protocol, app, ws=Upgraded) as client:
         await client.hello()
         before = open_descriptors()

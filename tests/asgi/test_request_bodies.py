@@ -26,7 +26,7 @@ from wsgifast.errors import BodyTooLarge
 from wsgifast.sockets import closing
 
 from .servers import servers_with
-from .support import Answer, no_body, nothing, noting, recording, scope_of
+from .support import Received, no_body, nothing, noting, recording, scope_of
 
 
 def messages(pieces: list[bytes]) -> list[Message]:
@@ -37,24 +37,24 @@ def messages(pieces: list[bytes]) -> list[Message]:
     ]
 
 
-async def talk(app: ASGIApp, scope: Scope, received: list[Message]) -> Answer:
-    """Call an app with these messages. Then the client waits for its answer."""
-    answer = Answer()
+async def talk(app: ASGIApp, scope: Scope, received: list[Message]) -> Received:
+    """Call an app with these messages. Then the client waits for its response."""
+    response = Received()
 
     async def receive() -> Message:
         if received:
             return received.pop(0)
         return await (nothing() if scope.get("silent") else no_body())
 
-    await app(scope, receive, recording(answer.messages))
-    return answer
+    await app(scope, receive, recording(response.messages))
+    return response
 
 
 def chunked(**headers: str) -> Scope:
     return scope_of(method="POST", transfer_encoding="chunked", **headers)
 
 
-def answered(app: ASGIApp, pieces: list[bytes], limit: int = 10, **scope: Any) -> Answer:
+def answered(app: ASGIApp, pieces: list[bytes], limit: int = 10, **scope: Any) -> Received:
     limited = ASGIFast(app, body_limit_bytes=limit)
     return asyncio.run(talk(limited, {**chunked(), **scope}, messages(pieces)))
 
@@ -82,16 +82,16 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 @given(pieces=st.lists(st.binary(max_size=12), min_size=1, max_size=6), limit=st.integers(0, 40))
 def test_any_body_messages_pass_or_are_refused_once(pieces: list[bytes], limit: int) -> None:
-    answer = answered(echo, pieces, limit)
+    response = answered(echo, pieces, limit)
     body = b"".join(pieces)
-    statuses = [m["status"] for m in answer.messages if m["type"] == "http.response.start"]
+    statuses = [m["status"] for m in response.messages if m["type"] == "http.response.start"]
     if len(body) <= limit:
         assert statuses == [200]
-        assert answer.body == body
+        assert response.body == body
     else:
         assert statuses == [413]
-        assert answer.body == f"The request body is longer than {limit} bytes\n".encode()
-    assert [m.get("more_body", False) for m in answer.messages[1:]][-1] is False
+        assert response.body == f"The request body is longer than {limit} bytes\n".encode()
+    assert [m.get("more_body", False) for m in response.messages[1:]][-1] is False
 
 
 def test_asgifast_refuses_declared_body_before_app() -> None:
@@ -99,11 +99,11 @@ def test_asgifast_refuses_declared_body_before_app() -> None:
     limited = ASGIFast(noting(called, "method", echo), body_limit_bytes=5)
     for length, status in ((5, 200), (6, 413)):
         scope = scope_of(method="POST", content_length=str(length))
-        answer = asyncio.run(talk(limited, scope, messages([b"x" * length])))
-        assert answer.status == status
+        response = asyncio.run(talk(limited, scope, messages([b"x" * length])))
+        assert response.status == status
     assert called == ["POST"]
-    assert ("connection", "close") in answer.headers
-    assert answer.body == b"The request body is longer than 5 bytes\n"
+    assert ("connection", "close") in response.headers
+    assert response.body == b"The request body is longer than 5 bytes\n"
 
 
 def test_body_within_its_length_comes_from_the_server() -> None:
@@ -122,17 +122,17 @@ def test_body_within_its_length_comes_from_the_server() -> None:
 
 def test_asgifast_ignores_a_length_beside_chunks() -> None:
     limited = ASGIFast(echo, body_limit_bytes=10)
-    answer = asyncio.run(talk(limited, chunked(content_length="1"), messages([b"x" * 11])))
-    assert answer.status == 413
+    response = asyncio.run(talk(limited, chunked(content_length="1"), messages([b"x" * 11])))
+    assert response.status == 413
 
 
 def test_http2_body_is_counted_and_ends_no_connection() -> None:
     scope = {**scope_of(method="POST"), "http_version": "2"}
     limited = ASGIFast(echo, body_limit_bytes=10)
-    answer = asyncio.run(talk(limited, scope, messages([b"x" * 6, b"x" * 6, b"more"])))
-    assert answer.status == 413
-    assert not any(name == "connection" for name, _ in answer.headers)
-    assert [m.get("more_body") for m in answer.messages[1:]] == [False]
+    response = asyncio.run(talk(limited, scope, messages([b"x" * 6, b"x" * 6, b"more"])))
+    assert response.status == 413
+    assert not any(name == "connection" for name, _ in response.headers)
+    assert [m.get("more_body") for m in response.messages[1:]] == [False]
 
 
 async def caught(scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,18 +178,18 @@ star = Starlette(
 
 
 @pytest.mark.parametrize("app", [caught, caught_in_parts, star])
-def test_asgifast_replaces_any_head_by_413(app: ASGIApp) -> None:
+def test_asgifast_replaces_any_headers_by_413(app: ASGIApp) -> None:
     limited = ASGIFast(app, body_limit_bytes=10)
     received = messages([b"x" * 20, b"y"])
-    answer = asyncio.run(talk(limited, chunked(origin="https://example.org"), received))
-    assert answer.status == 413
-    headers = dict(answer.headers)
+    response = asyncio.run(talk(limited, chunked(origin="https://example.org"), received))
+    assert response.status == 413
+    headers = dict(response.headers)
     assert headers["access-control-allow-origin"] == "*"
     assert headers["content-type"] == "text/plain; charset=utf-8"
     assert headers["connection"] == "close"
     assert "etag" not in headers
-    assert answer.body == b"The request body is longer than 10 bytes\n"
-    assert len([name for name, _ in answer.headers if name == "content-length"]) == 1
+    assert response.body == b"The request body is longer than 10 bytes\n"
+    assert len([name for name, _ in response.headers if name == "content-length"]) == 1
 
 
 def test_app_that_only_raises_is_answered_413() -> None:
@@ -227,13 +227,13 @@ def test_streaming_response_is_whole_within_the_limit() -> None:
         return StreamingResponse(parts())
 
     app = Starlette(routes=[Route("/", stream, methods=["POST"])])
-    answer = answered(app, [b"x" * 5, b"x" * 5], silent=True)
-    assert answer.body == b"part" * 3
+    response = answered(app, [b"x" * 5, b"x" * 5], silent=True)
+    assert response.body == b"part" * 3
 
 
 def test_asgi_413_to_head_has_no_body() -> None:
-    answer = answered(echo, [b"x" * 11], method="HEAD")
-    assert (answer.status, answer.body) == (413, b"")
+    response = answered(echo, [b"x" * 11], method="HEAD")
+    assert (response.status, response.body) == (413, b"")
 
 
 def test_decoded_body_counts_as_well() -> None:
@@ -241,12 +241,12 @@ def test_decoded_body_counts_as_well() -> None:
     for size, status in ((1000, 200), (1001, 413)):
         body = gzip.compress(b"x" * size)
         scope = scope_of(method="POST", content_encoding="gzip", content_length=str(len(body)))
-        answer = asyncio.run(talk(limited, scope, messages([body[:9], body[9:]])))
-        assert answer.status == status
+        response = asyncio.run(talk(limited, scope, messages([body[:9], body[9:]])))
+        assert response.status == status
     wrong = messages([b"nonsense"])
-    answer = asyncio.run(talk(limited, chunked(content_encoding="gzip"), wrong))
-    assert answer.status == 400
-    assert not any(name == "connection" for name, _ in answer.headers), "the body has been read"
+    response = asyncio.run(talk(limited, chunked(content_encoding="gzip"), wrong))
+    assert response.status == 400
+    assert not any(name == "connection" for name, _ in response.headers), "the body has been read"
 
 
 def test_wrong_coding_is_refused_before_the_app_runs() -> None:
@@ -259,10 +259,10 @@ def test_wrong_coding_is_refused_before_the_app_runs() -> None:
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_answer_is_ended_once_the_client_is_silent(
+def test_response_is_ended_once_the_client_is_silent(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head and the whole body are sent at once, so that the client can stop sending."""
+    """The headers and the whole body are sent at once, so that the client can stop sending."""
     monkeypatch.setattr(closing, "LINGER_S", 0.05)
     sent: list[Message] = []
     received_after: list[int] = []
@@ -297,8 +297,8 @@ server = servers_with("tests.asgi.limited_app:limited")
 def test_asgi_server_limits_a_declared_body(server: LiveServer, path: str) -> None:
     for size, status in ((LIMIT, 200), (LIMIT + 1, 413), (30 * LIMIT, 413)):
         with Connection(server.address) as connection:
-            answer = connection.request(path, method="POST", body=bytes(size))
-            assert answer.status == status, answer
+            response = connection.request(path, method="POST", body=bytes(size))
+            assert response.status == status, response
     assert server.get("/whole", method="POST", body=b"12345").body == b"5"
 
 
@@ -310,10 +310,10 @@ def test_asgi_server_limits_a_chunked_body(server: LiveServer, path: str) -> Non
         with Connection(server.address) as connection:
             connection.send_request(path, method="POST", headers=headers)
             connection.send((b"2710\r\n" + b"1" * 10_000 + b"\r\n") * blocks + b"0\r\n\r\n")
-            answer = connection.read_response()
-            assert answer.status == status, answer
+            response = connection.read_response()
+            assert response.status == status, response
             if status == 413:
-                assert answer.body == b"The request body is longer than 100000 bytes\n"
+                assert response.body == b"The request body is longer than 100000 bytes\n"
 
 
 @pytest.mark.long
@@ -325,7 +325,7 @@ def test_asgi_413_reaches_a_client_that_waits_to_send(
     headers = [("Expect", "100-continue"), ("Content-Length", str(LIMIT + 1))]
     with Connection(server.address) as connection:
         connection.send_request("/whole", method="POST", headers=headers)
-        answer = connection.read_response()
-        if answer.status == 100:  # some servers ask for every body
-            answer = connection.read_response()
-        assert answer.status == 413, answer
+        response = connection.read_response()
+        if response.status == 100:  # some servers ask for every body
+            response = connection.read_response()
+        assert response.status == 413, response

@@ -45,8 +45,8 @@ def test_file_response_answers_get_head_and_range(path: Path) -> None:
     assert headers["content-type"] == "text/plain; charset=utf-8"
     assert headers["x-app"] == "1"
     assert len(headers) == len(whole.headers), "no header twice"
-    head = call(FileResponse(path), scope_of(method="HEAD"))
-    assert (head.status, head.body) == (200, b"")
+    start_message = call(FileResponse(path), scope_of(method="HEAD"))
+    assert (start_message.status, start_message.body) == (200, b"")
     part = call(FileResponse(path), scope_of(range="bytes=5-8"))
     assert (part.status, part.body) == (206, DATA[5:9])
     parts = call(FileResponse(path), scope_of(range="bytes=0-1,9000-"))
@@ -78,9 +78,9 @@ def test_post_and_404_are_answered_as_by_starlette(path: Path) -> None:
     for status, method in ((404, "GET"), (200, "POST")):
         scope = scope_of(method=method, range="bytes=0-1")
         theirs = call(responses.FileResponse(path, status_code=status), scope)
-        answer = call(FileResponse(path, status_code=status), scope)
-        assert (answer.status, answer.headers) == (theirs.status, theirs.headers)
-        assert answer.body == theirs.body
+        response = call(FileResponse(path, status_code=status), scope)
+        assert (response.status, response.headers) == (theirs.status, theirs.headers)
+        assert response.body == theirs.body
 
 
 def test_denied_websocket_is_answered_as_by_starlette(path: Path) -> None:
@@ -126,8 +126,8 @@ def test_path_is_opened_in_a_thread_unless_lately(
     def in_thread(name: Path) -> bool:
         opened_in_thread.clear()
         assert call(FileResponse(name), scope_of()).body == DATA
-        [answer] = opened_in_thread
-        return answer
+        [response] = opened_in_thread
+        return response
 
     others = [tmp_path / f"other-{number}" for number in range(3)]
     for other in others:
@@ -150,12 +150,12 @@ def test_slow_download_keeps_no_plan(tmp_path: Path) -> None:
     """Its headers take a kilobyte for as long as the slowest client reads."""
     path = tmp_path / "large"
     path.write_bytes(b"x" * 3_000_000)
-    kept: list[int] = []
+    counted: list[int] = []
 
     async def send(message: Any) -> None:
-        if message.get("body") and not kept:
+        if message.get("body") and not counted:
             gc.collect()
-            kept.append(sum(isinstance(each, Plan) for each in gc.get_objects()))
+            counted.append(sum(isinstance(each, Plan) for each in gc.get_objects()))
 
     async def receive() -> Any:
         await asyncio.Event().wait()
@@ -163,4 +163,4 @@ def test_slow_download_keeps_no_plan(tmp_path: Path) -> None:
     gc.collect()
     before = sum(isinstance(each, Plan) for each in gc.get_objects())
     asyncio.run(FileResponse(path)(scope_of(), receive, send))
-    assert kept == [before]
+    assert counted == [before]

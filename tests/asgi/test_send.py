@@ -24,7 +24,7 @@ from .protocols import (
     two_bytes,
 )
 from .support import body as message
-from .support import head, length, raising, sending
+from .support import length, raising, sending, start_message
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -47,9 +47,9 @@ async def _answer(stack: Stack, app: ASGIApp, end: bytes = b"ok", request: bytes
     """What is sent up to `end`. The connection then answers another request."""
     async with stack(app) as client:
         await client.send(request)
-        answer = await client.until(end)
+        response = await client.until(end)
         await client.hello()
-        return answer
+        return response
 
 
 async def test_whole_body_waits_for_no_end_of_response(stack: Stack) -> None:
@@ -96,14 +96,14 @@ async def test_message_beyond_a_whole_body_is_refused(stack: Stack) -> None:
 async def test_whole_body_without_an_end_is_logged(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with stack(sending(head(length(2)), message(b"ok"))) as client:
+    async with stack(sending(start_message(length(2)), message(b"ok"))) as client:
         await client.send(GET)
         assert (await client.to_end()).endswith(b"\r\n\r\nok")
     assert "without completing response" in caplog.text
 
 
 async def test_empty_body_is_whole(stack: Stack) -> None:
-    app = sending(head(length(0), status=307), message(b"", False))
+    app = sending(start_message(length(0), status=307), message(b"", False))
     assert b"content-length: 0\r\n" in await _answer(stack, app, end=b"\r\n\r\n")
 
 
@@ -116,14 +116,14 @@ async def test_head_taken_for_get_by_app_has_no_body(protocol: Any, wrap: Any) -
         await app({**scope, "method": method}, receive, send)
 
     async with serving(protocol, as_get) as client:
-        answer = await client.ask(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"content-length: 2\r\n" in answer
+        response = await client.ask(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"content-length: 2\r\n" in response
         await client.hello()
 
 
 @pytest.mark.parametrize("status", [204, 304])
 async def test_status_without_a_body_is_answered_at_once(stack: Stack, status: int) -> None:
-    app = sending(head(length(20_000), status=status), message(b"x" * 20_000, False))
+    app = sending(start_message(length(20_000), status=status), message(b"x" * 20_000, False))
     async with stack(app) as client:
         assert b" %d " % status in await client.ask()
 
@@ -141,26 +141,26 @@ async def test_message_of_another_type_is_refused(stack: Stack) -> None:
 
 async def test_headers_changed_later_are_sent_as_they_were(stack: Stack) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        start = head(length(2), (b"x", b"first"))
+        start = start_message(length(2), (b"x", b"first"))
         headers = start["headers"]
         await send(start)
         headers.append((b"y", b"late"))
         start.clear()
         await body(send, b"ok")
 
-    answer = await _answer(stack, app)
-    assert b"x: first\r\n" in answer
-    assert b"late" not in answer
+    response = await _answer(stack, app)
+    assert b"x: first\r\n" in response
+    assert b"late" not in response
 
 
 @pytest.mark.parametrize("declared", [True, False])
 async def test_headers_of_any_iterable_are_sent_by_uvicorn(stack: Stack, declared: bool) -> None:
     """As Sanic's, which are a generator."""
     headers = (each for each in [(b"x", b"y"), *[length(2)] * declared])
-    app = sending({**head(), "headers": headers}, message(b"ok", False))
-    answer = await _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
-    assert b"x: y\r\n" in answer
-    assert (b"content-length: 2\r\n" in answer) == declared
+    app = sending({**start_message(), "headers": headers}, message(b"ok", False))
+    response = await _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
+    assert b"x: y\r\n" in response
+    assert (b"content-length: 2\r\n" in response) == declared
 
 
 async def test_second_response_is_refused_when_it_begins(stack: Stack) -> None:
@@ -175,7 +175,7 @@ async def test_second_response_is_refused_when_it_begins(stack: Stack) -> None:
 
 
 async def test_response_without_the_body_asks_for_none() -> None:
-    """The head is the answer to Expect, held or not (RFC 9110, section 10.1.1)."""
+    """The headers are the response to Expect, held or not (RFC 9110, section 10.1.1)."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=2)
@@ -191,7 +191,7 @@ async def test_response_without_the_body_asks_for_none() -> None:
         assert b"100 Continue" not in await client.until(b"ok")
 
 
-async def test_head_behind_a_head_is_refused(stack: Stack) -> None:
+async def test_headers_behind_headers_are_refused(stack: Stack) -> None:
     refused: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -213,7 +213,7 @@ async def test_headers_that_are_none_are_refused_at_once(stack: Stack, headers: 
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send({**head(), "headers": headers})
+            await send({**start_message(), "headers": headers})
         except (TypeError, ValueError) as error:
             refused.append(error)
 
@@ -224,18 +224,18 @@ async def test_headers_that_are_none_are_refused_at_once(stack: Stack, headers: 
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
-async def test_head_without_body_is_held_until_app_ended(
+async def test_headers_without_body_wait_until_app_ended(
     ends: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Then uvicorn logs what is missing, or sends a 500."""
     fails = [raising(RuntimeError, "of the app")] if ends == "raises" else []
-    app = sending(head(length(2)), *fails)
+    app = sending(start_message(length(2)), *fails)
     async with serving(HttpToolsProtocol, app) as client:
         await client.send(GET)
-        answer = await client.to_end()
+        response = await client.to_end()
     status, logged = {
         "returns": (b"200", "without completing response"),
         "raises": (b"500", "of the app"),
     }[ends]
-    assert answer.startswith(b"HTTP/1.1 %b " % status)
+    assert response.startswith(b"HTTP/1.1 %b " % status)
     assert logged in caplog.text

@@ -69,15 +69,15 @@ async def body_of(client: Client, *, chunked: bool, size: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["declared", "chunked"])
-@pytest.mark.parametrize("head_first", [False, True], ids=["together", "behind the head"])
+@pytest.mark.parametrize("start_first", [False, True], ids=["together", "behind the head"])
 async def test_gathered_messages_keep_their_order(
-    stack: Stack, chunked: bool, head_first: bool
+    stack: Stack, chunked: bool, start_first: bool
 ) -> None:
     """All send() are called before any of them runs."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         sending = [start(send, length=None if chunked else 4)]
-        if head_first:
+        if start_first:
             await sending.pop()
         await asyncio.gather(
             *sending, *(send(part(data, data != b"")) for data in (b"ab", b"cd", b""))
@@ -171,7 +171,7 @@ async def test_cancelled_send_takes_no_earlier_message(stack: Stack, given_up: s
 
 @pytest.mark.parametrize("parts", [(b"okay",), (b"ok", b"ay", b"")], ids=["whole", "in parts"])
 @pytest.mark.parametrize("way", ["tried again", "in tasks"])
-async def test_head_that_waits_is_sent_once(
+async def test_headers_that_wait_are_sent_once(
     stack: Stack, parts: tuple[bytes, ...], way: str
 ) -> None:
     """Its request is pipelined behind one whose response is not read."""

@@ -17,7 +17,7 @@ import wsgifast
 from tests.static.calls import call_with, environ_of
 from tests.support.process import open_descriptors
 
-from .support import body, call, head, noting, raising, recording, scope_of, sending
+from .support import body, call, noting, raising, recording, scope_of, sending, start_message
 
 pytestmark = pytest.mark.long
 
@@ -73,7 +73,7 @@ REQUESTS: list[dict[str, str]] = [
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files, siblings, and what must not be served."""
+    """Files, precompressed files, and what must not be served."""
     root = tmp_path_factory.mktemp("twins") / "site"
     (root / "docs").mkdir(parents=True)
     (root / "index.html").write_text("<h1>home</h1>")
@@ -126,18 +126,18 @@ def test_asgi_static_files_answer_as_wsgi_ones(
                     if method != "GET" and len(headers) > 1:
                         continue
                     scope = scope_of(prefix + path, method, **headers)
-                    answer = call(ours, scope)
+                    response = call(ours, scope)
                     environ = environ_of(prefix + path, method, **headers)
                     del environ["wsgi.file_wrapper"]
                     wsgi = call_with(theirs, environ)
                     what = f"{method} {path!r} {headers}"
-                    assert answer.status == wsgi.status, what
+                    assert response.status == wsgi.status, what
                     fields = [*wsgi.headers.items()]
                     assert len(fields) == len(wsgi.names), what
-                    assert comparable(answer.headers, answer.body) == comparable(
+                    assert comparable(response.headers, response.body) == comparable(
                         fields, wsgi.body
                     ), what
-                    seen.add(answer.status)
+                    seen.add(response.status)
     assert {200, 206, 304, 404, 405, 412, 416} <= seen
 
 
@@ -153,7 +153,7 @@ def test_asgi_static_files_answer_as_wsgi_ones(
         ("/a.txt", "POST", {}, b"Method Not Allowed\n"),
     ],
 )
-def test_small_answer_is_two_messages(
+def test_small_response_is_two_messages(
     site: Path, path: str, method: str, headers: dict[str, str], body: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -162,9 +162,9 @@ def test_small_answer_is_two_messages(
 
     (site / "404.html").unlink(missing_ok=True)
     monkeypatch.setattr("asgifast.static.FileSender", refuse)
-    answer = call(asgifast.StaticFiles(directory=site), scope_of(path, method, **headers))
-    assert answer.types == ["http.response.start", "http.response.body"]
-    assert answer.body == body
+    response = call(asgifast.StaticFiles(directory=site), scope_of(path, method, **headers))
+    assert response.types == ["http.response.start", "http.response.body"]
+    assert response.body == body
 
 
 def test_static_files_in_starlette_redirect_and_404(site: Path) -> None:
@@ -216,9 +216,9 @@ def test_root_path_is_taken_off_where_it_is_there(
 def test_asgi_mount_point_without_its_slash_redirects(site: Path, root: str, location: str) -> None:
     for method in ("GET", "HEAD"):
         scope = {**scope_of(root, method), "root_path": root, "query_string": b"a=b&c"}
-        answer = call(asgifast.StaticFiles(directory=site), scope)
-        assert (answer.status, dict(answer.headers)["location"]) == (302, location)
-        assert answer.body == b""
+        response = call(asgifast.StaticFiles(directory=site), scope)
+        assert (response.status, dict(response.headers)["location"]) == (302, location)
+        assert response.body == b""
 
 
 def test_file_in_memory_needs_no_thread(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_file_in_memory_needs_no_thread(site: Path, monkeypatch: pytest.MonkeyPa
 
 def test_static_files_before_an_app_pass_on_the_others(site: Path) -> None:
     seen: list[str] = []
-    app = noting(seen, "type", sending(head(status=299), body(b"the app", False)))
+    app = noting(seen, "type", sending(start_message(status=299), body(b"the app", False)))
     both = asgifast.StaticFiles(app, directory=site)
     assert call(both, scope_of("/a.txt")).status == 200
     assert call(both, scope_of("/other")).body == b"the app"
@@ -264,7 +264,7 @@ def test_no_look_at_a_path_blocks_the_loop(site: Path, blocking_calls: list[str]
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
-def test_kept_file_that_has_changed_blocks_no_loop(
+def test_cached_file_that_has_changed_blocks_no_loop(
     tmp_path: Path, size: int, blocking_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read anew: for its body if it is small, for its entity tag if that is of the bytes."""

@@ -30,7 +30,7 @@ async def test_writes_of_one_turn_are_one() -> None:
         assert await read(client, 6) == b"abcabc"
 
 
-async def test_head_leaves_with_its_body_in_any_turn() -> None:
+async def test_headers_leave_with_their_body_in_any_turn() -> None:
     async with connected() as (transport, client):
         transport.flush_follows = True
         transport.write(b"head")
@@ -145,7 +145,7 @@ class Keeping:
         self.transport.write(self.message)
 
 
-async def test_held_message_leaves_at_the_turns_end() -> None:
+async def test_delayed_message_leaves_at_the_turns_end() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held")
         await asyncio.sleep(0)
@@ -153,7 +153,7 @@ async def test_held_message_leaves_at_the_turns_end() -> None:
         assert await read(client, 4) == b"held"
 
 
-async def test_held_message_leaves_with_a_later_write() -> None:
+async def test_delayed_message_leaves_with_a_later_write() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held", 2)
         await turns(2)
@@ -168,7 +168,7 @@ async def test_held_message_leaves_with_a_later_write() -> None:
         assert await read(client, 13) == b"written, held"
 
 
-async def test_message_held_by_a_response_is_its_own() -> None:
+async def test_message_delayed_by_a_response_is_its_own() -> None:
     """Over HTTP/2: it leaves when one of them has held long enough, in one write."""
 
     async with connected() as (transport, _client):
@@ -183,7 +183,7 @@ async def test_message_held_by_a_response_is_its_own() -> None:
         assert written == [b"<one><two>"]
 
 
-async def test_held_message_leaves_before_closing() -> None:
+async def test_delayed_message_leaves_before_closing() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held", 100)
         transport.close()
@@ -205,7 +205,7 @@ async def test_writes_behind_a_failing_message_are_flushed() -> None:
         assert await read(client, 4) == b"next"
 
 
-async def test_held_message_is_dropped_with_the_connection() -> None:
+async def test_delayed_message_is_dropped_with_connection() -> None:
     async with connected() as (transport, _client):
         Keeping(transport, b"held", 100).release = pytest.fail  # type: ignore[method-assign]
         await turns(2)

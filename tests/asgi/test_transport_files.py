@@ -143,11 +143,11 @@ async def test_unknown_file_system_is_not_read_on_the_loop(
     assert not any(on_loop)
 
 
-async def test_head_taken_in_pieces_waits_for_the_file(
+async def test_headers_taken_in_pieces_wait_for_the_file(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each piece waits in the kernel for what follows: no packet leaves with the head alone."""
-    head = b"head" * 100
+    """Each piece waits in the kernel for what follows: no packet leaves with the headers alone."""
+    start_message = b"head" * 100
     pieces: list[int] = []
     send = socket.socket.send
 
@@ -162,13 +162,15 @@ async def test_head_taken_in_pieces_waits_for_the_file(
         async with connected() as (transport, client):
 
             async def in_one_turn() -> None:
-                transport.write(head)
+                transport.write(start_message)
                 await send_file(transport, FileSegment(fd, 0, 100_000))
 
             monkeypatch.setattr(socket.socket, "send", piece, raising=False)
             socket.setdefaulttimeout(30)
             sending = asyncio.create_task(in_one_turn())
-            assert await read(client, len(head) + 100_000) == head + os.pread(fd, 100_000, 0)
+            assert await read(client, len(start_message) + 100_000) == start_message + os.pread(
+                fd, 100_000, 0
+            )
             await sending
     finally:
         socket.setdefaulttimeout(None)

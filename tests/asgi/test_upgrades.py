@@ -38,7 +38,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": data})
 
 
-async def asked(
+async def exchanged(
     protocol: Any, pieces: list[bytes], ends: list[bytes], app: ASGIApp = echo
 ) -> list[bytes]:
     async with serving(protocol, app, pathsend=None, ws="none") as client:
@@ -49,7 +49,7 @@ async def asked(
 
 
 @pytest.mark.parametrize(
-    ("head", "data"),
+    ("start_message", "data"),
     [
         (POST + b"Content-Length: 5\r\n\r\n", b"hello"),
         (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n0\r\n\r\n"),
@@ -58,12 +58,12 @@ async def asked(
 )
 @pytest.mark.parametrize("cut", [0, 2, 5, None])
 def test_request_for_h2c_keeps_its_body(
-    protocol: Any, head: bytes, data: bytes, cut: int | None
+    protocol: Any, start_message: bytes, data: bytes, cut: int | None
 ) -> None:
-    whole = head + data + NEXT
-    at = len(head) + (cut or 0)
+    whole = start_message + data + NEXT
+    at = len(start_message) + (cut or 0)
     pieces = [whole] if cut is None else [whole[:at], whole[at:]]
-    asyncio.run(asked(protocol, pieces, [b"/upload=hello", b"/next="]))
+    asyncio.run(exchanged(protocol, pieces, [b"/upload=hello", b"/next="]))
 
 
 @settings(max_examples=40, deadline=None)
@@ -74,19 +74,19 @@ def test_body_behind_h2c_is_never_a_request(cuts: list[int], data: bytes) -> Non
     whole = POST + b"Content-Length: %d\r\n\r\n" % len(data) + data + NEXT
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
     pieces = [whole[a:b] for a, b in itertools.pairwise(places)]
-    answers = asyncio.run(asked(HttpToolsProtocol, pieces, [b"/next="]))
-    assert answers[0].count(b"HTTP/1.1 200 OK") == 2
-    assert b"/upload=" + data in answers[0]
+    responses = asyncio.run(exchanged(HttpToolsProtocol, pieces, [b"/next="]))
+    assert responses[0].count(b"HTTP/1.1 200 OK") == 2
+    assert b"/upload=" + data in responses[0]
 
 
 def test_request_for_h2c_without_a_body_is_answered(protocol: Any) -> None:
     get = b"GET /first HTTP/1.1\r\n" + H2C + b"\r\n"
-    asyncio.run(asked(protocol, [get + NEXT, get], [b"/first=", b"/next=", b"/first="]))
+    asyncio.run(exchanged(protocol, [get + NEXT, get], [b"/first=", b"/next=", b"/first="]))
 
 
 async def test_many_h2c_requests_at_once_are_answered(protocol: Any) -> None:
     get = b"GET /first HTTP/1.1\r\n" + H2C + b"\r\n"
-    await asked(protocol, [get * 600 + NEXT], [b"/next="])
+    await exchanged(protocol, [get * 600 + NEXT], [b"/next="])
 
 
 async def test_error_behind_h2c_is_logged_once(
@@ -110,12 +110,12 @@ async def test_app_that_starts_at_once_sees_upgrade() -> None:
     eager: Any = asyncio.eager_task_factory  # type: ignore[attr-defined, unused-ignore]
     asyncio.get_running_loop().set_task_factory(eager)
     request = POST + b"Content-Length: 2\r\n\r\nhi"
-    answers = await asked(HttpToolsProtocol, [request], [b"=hi"], app)
-    assert answers[0].startswith(b"HTTP/1.1 200 OK")
+    responses = await exchanged(HttpToolsProtocol, [request], [b"=hi"], app)
+    assert responses[0].startswith(b"HTTP/1.1 200 OK")
     assert (b"upgrade", b"h2c") in seen[0]["headers"]
 
 
-async def test_head_of_no_http_without_upgrade_is_refused() -> None:
+async def test_headers_of_no_http_without_upgrade_refused() -> None:
     async with serving(HttpToolsProtocol, echo, pathsend=None, ws="none") as client:
         await client.send(b"DESCRIBE /x RTSP/1.0\r\n" + H2C + b"\r\n")
         assert b" 400 " in await client.to_end()

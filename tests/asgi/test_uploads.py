@@ -31,7 +31,7 @@ from .protocols import (
     turns,
 )
 from .support import body as part
-from .support import chunk, head, length, sending
+from .support import chunk, length, sending, start_message
 
 # More than what may wait for an app, and than any buffer of the kernel's between the two ends.
 UPLOAD = os.urandom(3_000_000)
@@ -67,7 +67,7 @@ async def all_of(receive: Receive) -> bytes:
             return bytes(data)
 
 
-async def answer(send: Send, data: bytes = b"ok") -> None:
+async def response(send: Send, data: bytes = b"ok") -> None:
     await start(send, length=len(data))
     await body(send, data)
 
@@ -75,7 +75,7 @@ async def answer(send: Send, data: bytes = b"ok") -> None:
 async def whole(scope: Scope, receive: Receive, send: Send) -> None:
     """An app that receives UPLOAD."""
     assert await all_of(receive) == UPLOAD
-    await answer(send, b"whole")
+    await response(send, b"whole")
 
 
 @each_loop
@@ -107,7 +107,7 @@ async def test_pieces_for_a_busy_app_are_one_message(protocol: Any) -> None:
         messages.append(await receive())
         await busy.wait()
         messages.append(await receive())
-        await answer(send)
+        await response(send)
 
     async with serving(protocol, app) as client:
         await client.send(post(21 * PIECE_BYTES))
@@ -242,7 +242,7 @@ async def test_expect_continue_is_answered_when_app_receives(protocol: Any, rece
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         data = await all_of(receive) if receives else b""
-        await answer(send, b"%d" % len(data))
+        await response(send, b"%d" % len(data))
 
     async with serving(protocol, app) as client:
         first = await client.ask(post(300_000, b"Expect: 100-continue"))
@@ -260,7 +260,7 @@ async def test_app_ignoring_the_body_keeps_the_connection(protocol: Any) -> None
     """The rest is read and forgotten. The connection keeps nothing of it, and goes on."""
     arrived = asyncio.Event()
 
-    app = sending(arrived.wait, head(length(13)), part(b"no, thank you", False))
+    app = sending(arrived.wait, start_message(length(13)), part(b"no, thank you", False))
     async with serving(protocol, app) as client:
         await client.send(post(len(UPLOAD)))
         await turns()
@@ -308,7 +308,7 @@ async def test_form_with_a_file_is_parsed(protocol: Any) -> None:
             assert isinstance(file, UploadFile)
             assert await file.read() == UPLOAD
             assert fields["word"] == "yes"
-        await answer(send, b"whole")
+        await response(send, b"whole")
 
     async with serving(protocol, app) as client:
         await client.send(post(len(form), b"Content-Type: multipart/form-data; boundary=end"))

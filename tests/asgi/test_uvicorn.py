@@ -37,14 +37,14 @@ def tls(tmp_path: Path) -> tuple[str, ...]:
 
 
 @ours
-def test_head_and_body_leave_in_one_packet(server: LiveServer) -> None:
+def test_headers_and_body_leave_in_one_packet(server: LiveServer) -> None:
     def first_packet(target: str) -> bytes:
         with Connection(server.address) as connection:
             connection.send_request(target)
             return connection.sock.recv(64 * 1024)
 
     for target in ("/hello", "/pathsend?file=size-1024", "/crumbs", "/pathsend"):
-        # The head of a file that must come from the disk first may leave alone: ask again.
+        # The headers of a file that must come from the disk first may leave alone: ask again.
         packets = (first_packet(target) for _ in range(3))
         assert any(len(packet.partition(b"\r\n\r\n")[2]) > 4 for packet in packets), target
 
@@ -52,8 +52,8 @@ def test_head_and_body_leave_in_one_packet(server: LiveServer) -> None:
 @ours
 def test_http_1_0_client_gets_a_whole_file(server: LiveServer, files: Path) -> None:
     with Connection(server.address) as connection:
-        answer = connection.request("/pathsend", version="1.0")
-        assert answer.body == (files / "large").read_bytes()
+        response = connection.request("/pathsend", version="1.0")
+        assert response.body == (files / "large").read_bytes()
 
 
 @ours
@@ -62,7 +62,7 @@ def test_file_shorter_than_declared_is_logged(server: LiveServer, files: Path, s
     declared = size + 100_000
     with Connection(server.address) as connection:
         connection.send_request(f"/pathsend?file=size-{size}&declared={declared}")
-        assert connection.read_head().status == 200
+        assert connection.read_headers().status == 200
         assert connection.read_to_end() == (files / f"size-{size}").read_bytes()
     wait_for(lambda: f"where its head says {declared}" in server.log(), "the log says why")
 
@@ -92,7 +92,7 @@ def test_aborted_downloads_leave_no_trace(server: LiveServer, files: Path) -> No
 
 
 @ours
-def test_many_clients_at_once_get_what_they_asked_for(server: LiveServer, files: Path) -> None:
+def test_many_clients_at_once_get_their_own_responses(server: LiveServer, files: Path) -> None:
     large = (files / "large").read_bytes()
     middle = (files / "size-262145").read_bytes()
     failures: list[BaseException] = []

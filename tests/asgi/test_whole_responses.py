@@ -242,20 +242,20 @@ def test_response_that_is_not_plain_is_not_sent_whole(headers: list[Any]) -> Non
 
 
 @is_sent_whole
-def test_kept_header_lines_are_bounded_without_cookies() -> None:
+def test_cached_header_lines_are_bounded_no_cookies() -> None:
     def send(name: bytes, value: bytes) -> None:
-        head = response_start(200, [(name, value), (b"content-length", b"2")])
-        assert _sample(True, head, b"ok") == _sample(False, head, b"ok")
+        start_message = response_start(200, [(name, value), (b"content-length", b"2")])
+        assert _sample(True, start_message, b"ok") == _sample(False, start_message, b"ok")
 
-    kept = whole_responses._lines
-    kept.clear()
+    cached = whole_responses._lines
+    cached.clear()
     send(b"set-cookie", b"secret")
     send(b"Set-Cookie", b"secret")
     send(b"x", b"long" * 100)
-    assert not kept
+    assert not cached
     for number in range(2 * whole_responses._MAX_LINES):
         send(b"x", b"%d" % number)
-    assert 0 < len(kept) <= whole_responses._MAX_LINES
+    assert 0 < len(cached) <= whole_responses._MAX_LINES
 
 
 @is_sent_whole
@@ -313,7 +313,7 @@ async def _two_bytes_of_unknown_length(scope: Scope, receive: Receive, send: Sen
 @pytest.mark.parametrize(
     "protocol", [httptools_impl.HttpToolsProtocol, HttpToolsProtocol], ids=["uvicorn's", "ours"]
 )
-async def test_head_and_its_body_leave_in_one_write(
+async def test_headers_and_their_body_leave_in_one_write(
     protocol: Any, wrap: Any, app: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Recorded] = []
@@ -365,7 +365,7 @@ async def test_plain_response_is_not_examined(app: Any, monkeypatch: pytest.Monk
     assert given == ["http.response.body"] * (2 if app is _two_bytes_and_an_end else 0)
 
 
-def test_head_refused_by_the_server_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_refused_by_server_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Message] = []
 
     class Cycle:

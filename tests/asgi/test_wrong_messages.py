@@ -27,7 +27,7 @@ from uvicorn.protocols.http import h11_impl, httptools_impl
 
 from .layers import adds_a_header
 from .protocols import GET, PROTOCOLS, TOO_MUCH, each_protocol, serving
-from .support import head, length, pathsend, sending
+from .support import length, pathsend, sending, start_message
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
@@ -47,7 +47,7 @@ LENGTH = length(3)
 
 
 def start(**other: Any) -> dict[str, Any]:
-    return {**head(LENGTH), **other}
+    return {**start_message(LENGTH), **other}
 
 
 def body(data: Any = b"abc", more: Any = False) -> dict[str, Any]:
@@ -58,13 +58,13 @@ WRONG: dict[str, list[Any]] = {
     "a str": [start(), body("abc")],
     "a str in two": [start(), body("a", True), body(b"bc")],
     "a str behind bytes": [start(), body(b"a", True), body("bc")],
-    "a str in chunks": [head(), body("abc")],
-    "a str behind a chunk": [head(), body(b"a", True), body("abc")],
+    "a str in chunks": [start_message(), body("abc")],
+    "a str behind a chunk": [start_message(), body(b"a", True), body("abc")],
     "None": [start(), body(None)],
-    "None behind a chunk": [head(), body(b"a", True), body(None)],
+    "None behind a chunk": [start_message(), body(b"a", True), body(None)],
     "an int": [start(), body(7)],
     "a list": [start(), body([b"abc"])],
-    "an empty dict": [head(), body({})],
+    "an empty dict": [start_message(), body({})],
     "no type": [{"status": 200}],
     "no status": [{"type": "http.response.start", "headers": [LENGTH]}, body()],
     "no status or length": [{"type": "http.response.start", "headers": []}, body()],
@@ -76,12 +76,12 @@ WRONG: dict[str, list[Any]] = {
     "body first": [body(), start()],
     "only a body": [body()],
     "two starts": [start(), start(), body()],
-    "two starts in chunks": [head(), head(), body()],
+    "two starts in chunks": [start_message(), start_message(), body()],
     "a start behind the body": [start(), body(), start()],
     "a body behind the end": [start(), body(), body()],
-    "a chunk behind the end": [head(), body(), body()],
+    "a chunk behind the end": [start_message(), body(), body()],
     "only a start": [start()],
-    "only a start in chunks": [head()],
+    "only a start in chunks": [start_message()],
     "an unknown type": [start(), {"type": "http.nonsense"}, body()],
     "None as a message": [None],
     "too long": [start(), body(b"abcd")],
@@ -93,12 +93,12 @@ WRONG: dict[str, list[Any]] = {
     "NUL in a value": [start(headers=[LENGTH, (b"x", b"a\0evil: 1")]), body()],
     "CR LF in a name": [start(headers=[LENGTH, (b"x\r\nevil", b"1")]), body()],
     "a blank in a name": [start(headers=[LENGTH, (b"evil x", b"1")]), body()],
-    "LF in chunks": [head((b"x", b"a\nevil: 1")), body(b"a", True), body()],
+    "LF in chunks": [start_message((b"x", b"a\nevil: 1")), body(b"a", True), body()],
 }
 if not httptools_impl.HEADER_RE.search(b"x\r\n"):  # the oldest uvicorns let such a name pass
     del WRONG["CR LF in a name"], WRONG["a blank in a name"]
-# What uvicorn answers with nothing, or a head alone, and we with a 500.
-BROKEN_HEADS: dict[str, list[Any]] = {
+# What uvicorn answers with nothing, or headers alone, and we with a 500.
+BROKEN_HEADERS: dict[str, list[Any]] = {
     "None as headers": [start(headers=None), body()],
     "a header of three": [start(headers=[(b"a", b"b", b"c")]), body()],
     "an int as headers": [start(headers=5), body()],
@@ -122,11 +122,11 @@ async def outcome(protocol: Any, messages: list[Any], wrap: Any = None) -> Any:
     served = wrap(app) if wrap is not None else app
     async with serving(protocol, served, pathsend=None, timeout_keep_alive=1) as client:
         await client.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        answer = await asyncio.wait_for(client.to_end(), 30)
-    head, _, data = answer.partition(b"\r\n\r\n")
-    lines = head.split(b"\r\n")
-    kept = [line for line in lines if not line.lower().startswith((b"date:", b"server:"))]
-    return sorted(kept), data, raised
+        response = await asyncio.wait_for(client.to_end(), 30)
+    start_message, _, data = response.partition(b"\r\n\r\n")
+    lines = start_message.split(b"\r\n")
+    remaining = [line for line in lines if not line.lower().startswith((b"date:", b"server:"))]
+    return sorted(remaining), data, raised
 
 
 @pairs
@@ -140,9 +140,9 @@ async def test_wrong_messages_end_as_on_uvicorn(name: str, wrong: str) -> None:
 
 
 @each_protocol
-@pytest.mark.parametrize("wrong", BROKEN_HEADS)
-async def test_heads_that_cannot_be_sent_are_a_500(protocol: Any, wrong: str) -> None:
-    lines, data, raised = await outcome(protocol, BROKEN_HEADS[wrong])
+@pytest.mark.parametrize("wrong", BROKEN_HEADERS)
+async def test_headers_that_cannot_be_sent_are_a_500(protocol: Any, wrong: str) -> None:
+    lines, data, raised = await outcome(protocol, BROKEN_HEADERS[wrong])
     assert b"HTTP/1.1 500 Internal Server Error" in lines
     assert b"Internal Server Error" in data
     assert raised
@@ -174,7 +174,7 @@ VALUES: Any = st.one_of(
     st.binary(max_size=3).map(bytearray), st.just({}), st.booleans(),
 )  # fmt: skip
 MESSAGES: Any = st.one_of(
-    st.just(start()), st.just(head()), st.just(body()), st.just(body(b"a", True)),
+    st.just(start()), st.just(start_message()), st.just(body()), st.just(body(b"a", True)),
     st.fixed_dictionaries({"type": st.just("http.response.start")},
                           optional={"status": VALUES, "headers": VALUES}),
     st.fixed_dictionaries({"type": st.just("http.response.body")},
@@ -241,7 +241,7 @@ async def test_malformed_chunk_ends_a_begun_response(protocol: Any, reads: bool)
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if reads:
             await receive()
-        await send(head())
+        await send(start_message())
         await send(body(b"first", True))
         await broken.wait()
         for _ in range(50):
@@ -285,9 +285,9 @@ async def test_malformed_chunk_before_the_response_is_a_400(
         for part in parts:
             await client.send(part)
             await asyncio.sleep(0)
-        answer = await client.to_end()
-        assert answer.startswith(b"HTTP/1.1 400 ")
-        assert answer.count(b"HTTP/1.1") == 1
+        response = await client.to_end()
+        assert response.startswith(b"HTTP/1.1 400 ")
+        assert response.count(b"HTTP/1.1") == 1
     if len(parts) == 2:
         assert seen == ["http.disconnect"]
 
@@ -302,7 +302,7 @@ async def test_malformed_request_is_refused_after_response(
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         paths.append(scope["path"])
-        await send(head())
+        await send(start_message())
         await send(body(b"first", True))
         await go.wait()
         await send(body(b"last"))
@@ -326,11 +326,11 @@ def gone_app(folder: Path, *, base: bool) -> Starlette:
     (folder / "directory").mkdir()
     large = folder / "large"
     large.write_bytes(bytes(300_000))
-    facts = large.stat()
+    stat_result = large.stat()
     made: dict[str, Callable[[], Response]] = {
         "/missing": lambda: FileResponse(folder / "nothing"),
-        "/vanished": lambda: FileResponse(folder / "nothing", stat_result=facts),
-        "/directory": lambda: FileResponse(folder / "directory", stat_result=facts),
+        "/vanished": lambda: FileResponse(folder / "nothing", stat_result=stat_result),
+        "/directory": lambda: FileResponse(folder / "directory", stat_result=stat_result),
         "/our_own": lambda: asgifast.FileResponse(folder / "nothing"),
         "/forbidden": lambda: FileResponse(large),
     }
@@ -361,9 +361,9 @@ async def test_file_that_cannot_be_opened_is_a_500(
     monkeypatch.setattr("asgifast.files.open_for_pathsend", _open_all_but_large)
     async with serving(protocol, ASGIFast(app) if wrapped else app, pathsend=None) as client:
         await client.send(b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n" % why.encode())
-        answer = await client.to_end()
-    assert answer.startswith(b"HTTP/1.1 500 "), answer
-    assert b"Internal Server Error" in answer.partition(b"\r\n\r\n")[2]
+        response = await client.to_end()
+    assert response.startswith(b"HTTP/1.1 500 "), response
+    assert b"Internal Server Error" in response.partition(b"\r\n\r\n")[2]
 
 
 # The server's end
@@ -373,7 +373,7 @@ async def test_file_that_cannot_be_opened_is_a_500(
 async def test_download_cut_by_shutdown_is_one_log_line(
     protocol: Any, sparse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app = sending(head(length(TOO_MUCH)), pathsend(sparse))
+    app = sending(start_message(length(TOO_MUCH)), pathsend(sparse))
     caplog.set_level(logging.INFO)
     async with serving(protocol, app) as client:
         await client.ask()

@@ -19,7 +19,7 @@ from asgifast import ASGIFast, FileResponse
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
 from tests.support.http import Connection
-from tests.support.http2 import Answer, Connected
+from tests.support.http2 import Connected, Response
 from tests.support.process import open_descriptors
 from tests.support.servers import LiveServer
 from tests.support.tls import client_context, write_certificate
@@ -28,7 +28,7 @@ from .app import crumbs
 from .http2_wire import connected, stands_still
 from .protocols import LARGE_BYTES, serving
 from .servers import asgi_server
-from .support import body, head, length, pathsend, sending
+from .support import body, length, pathsend, sending, start_message
 
 AUTO = "ours-AutoZttpProtocol-uvloop"
 wrapped_or_bare = pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[LiveServer]
         yield running
 
 
-def get(client: Connected, target: str, method: str = "GET", **options: Any) -> Answer:
+def get(client: Connected, target: str, method: str = "GET", **options: Any) -> Response:
     stream = client.ask(target, method, **options)
     client.flush()
-    return client.answer(stream)
+    return client.response(stream)
 
 
 def test_app_is_served_over_http2_by_prior_knowledge(server: LiveServer, files: Path) -> None:
@@ -96,7 +96,7 @@ def test_http2_is_negotiated_by_alpn(files: Path, tmp_path: Path, loop: str) -> 
 async def test_head_of_large_file_is_as_of_a_small_one(large: Path, close: bool) -> None:
     """zttp makes that of a small one."""
     headers = (b"x-Transfer-Encoding", b"chunked"), length(LARGE_BYTES)
-    app = sending(head(*headers), pathsend(str(large)))
+    app = sending(start_message(*headers), pathsend(str(large)))
     async with serving(asgifast.uvicorn.ZttpProtocol, app) as client:
         request = b"GET / HTTP/1.1\r\nHost: x\r\n"
         found = await client.ask(request + b"Connection: close\r\n" * close + b"\r\n")
@@ -134,9 +134,9 @@ def test_metrics_may_look_at_a_busy_connection() -> None:
 
 def file_messages(path: Path, kind: str) -> list[Message]:
     if kind == PATHSEND:
-        return [head(length(LARGE_BYTES)), pathsend(str(path))]
+        return [start_message(length(LARGE_BYTES)), pathsend(str(path))]
     return [
-        head(length(LARGE_BYTES + 2)),
+        start_message(length(LARGE_BYTES + 2)),
         body(b"<"),
         {"type": ZEROCOPYSEND, "file": path.open("rb"), "more_body": True},
         body(b">", False),
@@ -151,12 +151,12 @@ async def test_file_arrives_whole_over_http2(
 ) -> None:
     messages = file_messages(large, kind)
     async with connected(wrap(sending(*messages)), window=window) as (wire, client):
-        answer = await wire.answer(client.ask())
+        response = await wire.response(client.ask())
         expected = large.read_bytes()
         if kind == ZEROCOPYSEND:
             expected = b"<" + expected + b">"
             messages[2]["file"].close()
-        assert answer.body == expected
+        assert response.body == expected
 
 
 async def test_slow_http2_client_holds_no_app_little_memory(large: Path) -> None:
@@ -170,14 +170,14 @@ async def test_slow_http2_client_holds_no_app_little_memory(large: Path) -> None
     async with connected(app, window=5000, reads=False) as (wire, client):
         slow = client.ask()
         await wire.until(lambda: returned)
-        await wire.until(lambda: len(client.answers[slow].body) >= 5000)
-        assert await stands_still(lambda: len(client.answers[slow].body)) == 5000
+        await wire.until(lambda: len(client.responses[slow].body) >= 5000)
+        assert await stands_still(lambda: len(client.responses[slow].body)) == 5000
         [cycle] = wire.protocol.cycles.values()
         assert cycle.stream.pending_bytes <= 16 * 1024, "no more was read than one frame"
         client.reads = True
         client.open(LARGE_BYTES)
         client.open(LARGE_BYTES, slow)
-        assert (await wire.answer(slow)).body == large.read_bytes()
+        assert (await wire.response(slow)).body == large.read_bytes()
 
 
 @pytest.mark.parametrize("how", ["reset", "left"])
@@ -187,7 +187,7 @@ async def test_file_is_closed_if_http2_client_stops(large: Path, how: str) -> No
     async with connected(app, window=5000, reads=False) as (wire, client):
         stream = client.ask()
         wire.pump()
-        await stands_still(lambda: len(client.answers[stream].body))
+        await stands_still(lambda: len(client.responses[stream].body))
         if how == "reset":
             client.state.reset_stream(stream)
             wire.pump()
@@ -198,15 +198,15 @@ async def test_file_is_closed_if_http2_client_stops(large: Path, how: str) -> No
 
 
 async def test_file_that_ends_early_resets_its_stream_alone(large: Path) -> None:
-    short = sending(head(length(LARGE_BYTES + 1)), pathsend(str(large)))
-    hello = sending(head(length(5)), body(b"hello", False))
+    short = sending(start_message(length(LARGE_BYTES + 1)), pathsend(str(large)))
+    hello = sending(start_message(length(5)), body(b"hello", False))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (short if scope["path"] == "/file" else hello)(scope, receive, send)
 
     async with connected(app) as (wire, client):
         assert not (await wire.reset(client.ask("/file"))).ended
-        assert (await wire.answer(client.ask())).body == b"hello"
+        assert (await wire.response(client.ask())).body == b"hello"
         assert not wire.is_closed
 
 
@@ -215,7 +215,7 @@ async def test_early_hints_and_trailers_surround_http2_file(large: Path, wrap: A
     offered: list[object] = []
     messages = sending(
         {"type": "http.response.early_hint", "links": [b"</a.css>; rel=preload"]},
-        {**head(length(LARGE_BYTES)), "trailers": True},
+        {**start_message(length(LARGE_BYTES)), "trailers": True},
         pathsend(str(large)),
         {"type": "http.response.trailers", "headers": [(b"x-sum", b"7")]},
     )
@@ -225,15 +225,15 @@ async def test_early_hints_and_trailers_surround_http2_file(large: Path, wrap: A
         await messages(scope, receive, send)
 
     async with connected(wrap(app)) as (wire, client):
-        answer = await wire.answer(client.ask(headers=[("te", "trailers")]))
+        response = await wire.response(client.ask(headers=[("te", "trailers")]))
         assert "http.response.early_hint" in offered
-        assert answer.early == [{":status": "103", "link": "</a.css>; rel=preload"}]
-        assert answer.body == large.read_bytes()
-        assert answer.trailers == {"x-sum": "7"}
+        assert response.early == [{":status": "103", "link": "</a.css>; rel=preload"}]
+        assert response.body == large.read_bytes()
+        assert response.trailers == {"x-sum": "7"}
 
 
 async def test_head_and_304_have_no_file_bytes_over_http2(large: Path) -> None:
-    not_modified = sending(head(status=304), body(b"x"), pathsend(str(large)))
+    not_modified = sending(start_message(status=304), body(b"x"), pathsend(str(large)))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         response: Any = not_modified if scope["path"] == "/304" else FileResponse(large)
@@ -241,21 +241,21 @@ async def test_head_and_304_have_no_file_bytes_over_http2(large: Path) -> None:
 
     async with connected(app) as (wire, client):
         for path, method, status in (("/", "HEAD", 200), ("/304", "GET", 304)):
-            answer = await wire.answer(client.ask(path, method))
-            assert (answer.status, answer.body) == (status, b"")
+            response = await wire.response(client.ask(path, method))
+            assert (response.status, response.body) == (status, b"")
 
 
 @wrapped_or_bare
 async def test_file_that_has_gone_is_a_500_over_http2(large: Path, wrap: Any) -> None:
-    app = sending(head(length(LARGE_BYTES)), pathsend(str(large.parent / "gone")))
+    app = sending(start_message(length(LARGE_BYTES)), pathsend(str(large.parent / "gone")))
     async with connected(wrap(app)) as (wire, client):
-        answer = await wire.answer(client.ask())
-        assert (answer.status, answer.body) == (500, b"Internal Server Error")
+        response = await wire.response(client.ask())
+        assert (response.status, response.body) == (500, b"Internal Server Error")
 
 
 @pytest.mark.parametrize("value", [b"a\r\nevil: 1", b"a\nb", b"a\rb", b"a\0b"])
 async def test_header_value_with_line_end_resets_stream(value: bytes) -> None:
-    app = sending(head(length(2), (b"x", value)), body(b"ok", False))
+    app = sending(start_message(length(2), (b"x", value)), body(b"ok", False))
     async with connected(app) as (wire, client):
         assert not (await wire.reset(client.ask())).headers
 

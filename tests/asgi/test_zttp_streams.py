@@ -16,13 +16,13 @@ from tests.support.http2 import Client
 
 from .http2_wire import connected, stands_still
 from .protocols import turns
-from .support import body, head, length, raising, sending
+from .support import body, length, raising, sending, start_message
 
 # Behind http2_wire, which has the tests skipped where zttp is not installed.
 from asgifast.uvicorn import AutoZttpProtocol, ZttpH2Protocol  # isort: skip
 
 
-EMPTY = head(length(0)), body(b"", False)
+EMPTY = start_message(length(0)), body(b"", False)
 
 
 async def until_ended(receive: Receive) -> list[int]:
@@ -38,7 +38,7 @@ async def until_ended(receive: Receive) -> list[int]:
 async def counting(scope: Scope, receive: Receive, send: Send) -> None:
     """An app that returns the size of a body."""
     size = b"%d" % sum(await until_ended(receive))
-    await sending(head(length(len(size))), body(size, False))(scope, receive, send)
+    await sending(start_message(length(len(size))), body(size, False))(scope, receive, send)
 
 
 async def test_app_awaiting_a_missing_body_gets_its_end() -> None:
@@ -50,7 +50,7 @@ async def test_app_awaiting_a_missing_body_gets_its_end() -> None:
         await sending(*EMPTY)(scope, receive, send)
 
     async with connected(app) as (wire, client):
-        await wire.answer(client.ask())
+        await wire.response(client.ask())
     assert messages == [{"type": "http.request", "body": b"", "more_body": False}]
 
 
@@ -67,7 +67,7 @@ async def test_http2_app_of_an_eager_task_sees_all() -> None:
     asyncio.get_running_loop().set_task_factory(eager)
     async with connected(app) as (wire, client):
         for _ in range(2):
-            await wire.answer(client.ask(headers=[("cookie", "a=1"), ("cookie", "b=2")]))
+            await wire.response(client.ask(headers=[("cookie", "a=1"), ("cookie", "b=2")]))
     end = {"type": "http.request", "body": b"", "more_body": False}
     assert seen == [[b"a=1; b=2"], end] * 2
 
@@ -90,7 +90,7 @@ async def test_http2_pieces_for_a_busy_app_are_one_message() -> None:
         client.state.end_stream(stream)
         wire.pump()
         busy.set()
-        await wire.answer(stream)
+        await wire.response(stream)
     assert [len(message["body"]) for message in messages] == [5, size]
     assert [message["more_body"] for message in messages] == [True, False]
 
@@ -134,7 +134,7 @@ async def test_unreceived_uploads_hold_their_client_up() -> None:
             sent += await wire.upload(streams, min(1_000_000, (10_000_000 - sent) // 10))
         for stream in streams:
             client.state.end_stream(stream)
-            await wire.answer(stream)
+            await wire.response(stream)
         assert sum(received) == sent
 
 
@@ -148,19 +148,19 @@ TRICKLE = [step for message in SMALL for step in (body(message), partial(turns, 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_http2_app_ending_early_has_sent_all(fails: bool) -> None:
     ends = [raising(RuntimeError, "on purpose")] if fails else []
-    app = sending(head(), *TRICKLE, *ends)
+    app = sending(start_message(), *TRICKLE, *ends)
     async with connected(app) as (wire, client):
         assert (await wire.reset(client.ask())).body == b"".join(SMALL)
 
 
 @pytest.mark.usefixtures("timeless_coalescing")
 async def test_small_messages_of_each_stream_are_coalesced() -> None:
-    async with connected(sending(head(), *TRICKLE, body(b"", False))) as (wire, client):
+    async with connected(sending(start_message(), *TRICKLE, body(b"", False))) as (wire, client):
         streams = [client.ask() for _ in range(3)]
         for stream in streams:
-            answer = await wire.answer(stream)
-            assert answer.body == b"".join(SMALL)
-            assert answer.frames < len(SMALL) / 2
+            response = await wire.response(stream)
+            assert response.body == b"".join(SMALL)
+            assert response.frames < len(SMALL) / 2
 
 
 async def test_streams_in_one_turn_wait_for_nobody() -> None:
@@ -168,7 +168,7 @@ async def test_streams_in_one_turn_wait_for_nobody() -> None:
     event, end = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head())
+        await send(start_message())
         await event.wait()
         await send(body(scope["path"].encode()))
         await end.wait()
@@ -176,19 +176,19 @@ async def test_streams_in_one_turn_wait_for_nobody() -> None:
 
     async with connected(app) as (wire, client):
         streams = {client.ask(path): path.encode() for path in ("/1", "/2", "/3")}
-        await wire.until(lambda: all(client.answers[s].headers for s in streams))
+        await wire.until(lambda: all(client.responses[s].headers for s in streams))
         event.set()
-        await wire.until(lambda: all(client.answers[s].body for s in streams))
+        await wire.until(lambda: all(client.responses[s].body for s in streams))
         end.set()
-        assert {s: (await wire.answer(s)).body for s in streams} == streams
+        assert {s: (await wire.response(s)).body for s in streams} == streams
 
 
-async def test_cancelled_end_takes_no_held_message_with_it() -> None:
+async def test_cancelled_end_takes_no_delayed_message() -> None:
     """Another stream has filled what the client does not read, between a message and the end."""
     goes_on = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await sending(head(), *TRICKLE)(scope, receive, send)
+        await sending(start_message(), *TRICKLE)(scope, receive, send)
         wire.protocol.pause_writing()
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(send(body(b"<end>", False)), 0.05)
@@ -198,9 +198,9 @@ async def test_cancelled_end_takes_no_held_message_with_it() -> None:
 
     async with connected(app) as (wire, client):
         stream = client.ask()
-        await wire.until(lambda: len(client.answers[stream].body) == len(b"".join(SMALL)))
+        await wire.until(lambda: len(client.responses[stream].body) == len(b"".join(SMALL)))
         goes_on.set()
-        assert (await wire.answer(stream)).body == b"".join(SMALL) + b"<given up>"
+        assert (await wire.response(stream)).body == b"".join(SMALL) + b"<given up>"
 
 
 @pytest.mark.parametrize("size", [100, 20_000])
@@ -209,7 +209,7 @@ async def test_window_that_does_not_open_holds_up_the_app(size: int) -> None:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal sent
-        await send(head())
+        await send(start_message())
         while True:
             await send(body(bytes(size)))
             sent += size
@@ -218,12 +218,12 @@ async def test_window_that_does_not_open_holds_up_the_app(size: int) -> None:
     async with connected(app, window=5000, reads=False) as (wire, client):
         stream = client.ask()
         wire.pump()
-        held_at = await stands_still(lambda: sent)
-        assert held_at < 300_000
+        stopped_at = await stands_still(lambda: sent)
+        assert stopped_at < 300_000
         client.open(100_000)
         client.open(100_000, stream)
         wire.pump()
-        assert await stands_still(lambda: sent) > held_at
+        assert await stands_still(lambda: sent) > stopped_at
         client.state.reset_stream(stream)
         wire.pump()
         # uvicorn ignores what is sent after that. The app is not held any more.
@@ -236,7 +236,7 @@ async def test_window_that_does_not_open_holds_up_the_app(size: int) -> None:
 async def test_http2_message_beyond_length_is_refused() -> None:
     errors: list[str] = []
 
-    too_long = sending(head(length(3)), body(b"ab"), body(b"cd"), body(b"", False))
+    too_long = sending(start_message(length(3)), body(b"ab"), body(b"cd"), body(b"", False))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -263,11 +263,11 @@ async def test_upload_over_limit_is_413_other_streams_go_on(
         if not declares:
             await asyncio.sleep(0)
             client.state.send_data(stream, bytes(1000))
-        answer = await wire.reset(stream)
-        assert (answer.status, answer.reset) == (413, ErrorCodes.NO_ERROR)
-        assert answer.ended
+        response = await wire.reset(stream)
+        assert (response.status, response.reset) == (413, ErrorCodes.NO_ERROR)
+        assert response.ended
         client.state.end_stream(other)
-        assert (await wire.answer(other)).body == b"5"
+        assert (await wire.response(other)).body == b"5"
 
 
 async def test_upload_that_stops_is_408_another_goes_on(
@@ -282,19 +282,19 @@ async def test_upload_that_stops_is_408_another_goes_on(
             wire.pump()
             await asyncio.sleep(0.05)
         client.state.end_stream(later)
-        assert (await wire.answer(later)).body == b"20001"
-        assert client.answers[stream].headers == {}
-        assert (await wire.answer(stream)).status == 408
+        assert (await wire.response(later)).body == b"20001"
+        assert client.responses[stream].headers == {}
+        assert (await wire.response(stream)).status == 408
 
 
 @pytest.mark.parametrize("frames", ["none", "pings", "heads"])
 async def test_connection_without_a_request_is_closed(
     monkeypatch: pytest.MonkeyPatch, frames: str
 ) -> None:
-    """Whatever frames come, and however slowly those of a head do."""
+    """Whatever frames come, and however slowly those of headers do."""
     monkeypatch.setattr(ZttpH2Protocol, "head_timeout_s", 0.3)
     async with connected(counting) as (wire, client):
-        await wire.answer(client.ask(method="POST", body=b"12345"))
+        await wire.response(client.ask(method="POST", body=b"12345"))
         client.ask()
         request = client.state.data_to_send()
         for index in range(len(request) - 1):
@@ -331,21 +331,21 @@ async def test_cookies_reach_the_app_as_one_header() -> None:
     async with connected(app) as (wire, client):
         for cookies in (["a=1"], ["a=1", "b=2"], ["a=1", "b=2", "a=3"]):
             headers = [("x-before", "1"), *(("cookie", each) for each in cookies), ("x-after", "2")]
-            await wire.answer(client.ask(headers=headers))
+            await wire.response(client.ask(headers=headers))
             assert found == ["; ".join(cookies).encode()]
             found.clear()
 
 
 async def test_websockets_over_http2_are_not_offered() -> None:
     async with connected(sending(*EMPTY)) as (wire, client):
-        await wire.answer(client.ask())
+        await wire.response(client.ask())
         settings = client.state.remote_settings
         assert settings.enable_connect_protocol == 0
         assert (settings.max_concurrent_streams, settings.initial_window_size) == (128, 65_535)
         extended = [(":protocol", "websocket"), ("sec-websocket-version", "13")]
         refused = await wire.reset(client.ask(method="CONNECT", headers=extended))
         assert refused.reset == ErrorCodes.PROTOCOL_ERROR
-        assert (await wire.answer(client.ask())).status == 200
+        assert (await wire.response(client.ask())).status == 200
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
@@ -363,12 +363,12 @@ async def test_many_requests_end_gracefully_when_idle(monkeypatch: pytest.Monkey
     async with connected(sending(*EMPTY)) as (wire, client):
         for _ in range(3):
             assert not client.goaways
-            await wire.answer(client.ask())
+            await wire.response(client.ask())
         await wire.until(lambda: client.goaways)
         assert not wire.is_closed
         goes_on(client)
         late = client.ask()
-        assert (await wire.answer(late)).status == 200
+        assert (await wire.response(late)).status == 200
         await wire.until(lambda: wire.is_closed)
         assert client.goaways == [(2**31 - 1, 0), (late, 0)]
 
@@ -376,10 +376,10 @@ async def test_many_requests_end_gracefully_when_idle(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("limit", ["max_requests", "max_resets"])
 async def test_busy_connection_ends_gracefully(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     limited(monkeypatch, **{limit: 4}, close_after_goaway_s=0)
-    answers = asyncio.Event()
+    responses = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await answers.wait()
+        await responses.wait()
         await sending(*EMPTY)(scope, receive, send)
 
     async with connected(app) as (wire, client):
@@ -389,8 +389,8 @@ async def test_busy_connection_ends_gracefully(monkeypatch: pytest.MonkeyPatch, 
             client.state.reset_stream(streams.pop(), ErrorCodes.CANCEL)
         await wire.until(lambda: client.goaways)
         goes_on(client)
-        answers.set()
+        responses.set()
         for stream in streams:
-            assert (await wire.answer(stream)).status == 200
+            assert (await wire.response(stream)).status == 200
         await wire.until(lambda: wire.is_closed)
         assert [code for _, code in client.goaways] == [ErrorCodes.NO_ERROR] * 2

@@ -7,8 +7,8 @@ import random
 
 
 def _request(line: str, *fields: str, body: bytes = b"") -> bytes:
-    head = "\r\n".join([line, "Host: localhost", *fields, "", ""])
-    return head.encode("latin-1") + body
+    headers = "\r\n".join([line, "Host: localhost", *fields, "", ""])
+    return headers.encode("latin-1") + body
 
 
 _SECOND = _request("GET /second?x=1 HTTP/1.1", "X-Second: yes")

@@ -159,7 +159,7 @@ def test_readers_that_stop_reading_cost_bounded_memory() -> None:
         process = _worker(server)
         before = process.memory_info().rss
 
-        def held() -> int:
+        def buffered() -> int:
             return int(process.memory_info().rss - before)
 
         def in_files() -> int:
@@ -169,8 +169,8 @@ def test_readers_that_stop_reading_cost_bounded_memory() -> None:
         with slow_clients(kind, _port(server), clients=count, path=path) as crowd:
             assert crowd.gathered == count
             wait_for(
-                lambda: in_files() > count * size / 2 > held(),
-                lambda: f"{held()} bytes are held of {count * size}, {in_files()} are in files",
+                lambda: in_files() > count * size / 2 > buffered(),
+                lambda: f"{buffered()} bytes are held of {count * size}, {in_files()} are in files",
             )
 
 

@@ -27,7 +27,7 @@ from tests.asgi.servers import asgi_server
 from tests.attacks.requests import SEEDS, cuts, mutated
 from tests.conftest import wsgi_server
 from tests.support.effort import LONG, effort
-from tests.support.http import Address, Answers
+from tests.support.http import Address, ResponseReader
 from tests.workers.serving import fast_worker
 
 pytestmark = pytest.mark.long
@@ -85,19 +85,19 @@ def attack(address: Address, packets: list[bytes], gap_s: float = _GAP_S) -> Out
 
 
 def _parse(data: bytes) -> Outcome:
-    outcome, answers = Outcome(), Answers(io.BufferedReader(io.BytesIO(data)))
-    while (at := answers.stream.tell()) < len(data):
+    outcome, responses = Outcome(), ResponseReader(io.BufferedReader(io.BytesIO(data)))
+    while (at := responses.stream.tell()) < len(data):
         try:
-            answer = answers.read_head()
-            is_the_apps = answer.header("X-Method") is not None
-            answers.read_body(answer, answer.header("X-Method") or "GET")
+            response = responses.read_headers()
+            is_the_apps = response.header("X-Method") is not None
+            responses.read_body(response, response.header("X-Method") or "GET")
         except (AssertionError, EOFError, ValueError):
             outcome.loose = re.sub(rb"\r\nDate: [^\r]*", b"", data[at:])
             break
         if is_the_apps:
-            outcome.understood.append(json.loads(answer.body) if answer.body else "HEAD")
-        elif answer.status >= 200:
-            outcome.refused = answer.status
+            outcome.understood.append(json.loads(response.body) if response.body else "HEAD")
+        elif response.status >= 200:
+            outcome.refused = response.status
     return outcome
 
 

@@ -22,7 +22,7 @@ ASGI = "tests.doctor.apps:asgi_app"
 SHORT = ("--rounds=1", "--seconds=0.5")
 
 
-def bench(*arguments: str) -> int:
+def stepped(*arguments: str) -> int:
     return cli.main(["bench", *arguments])
 
 
@@ -49,7 +49,7 @@ def bench(*arguments: str) -> int:
 def test_impossible_options_are_refused_in_a_sentence(
     arguments: tuple[str, ...], status: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(*arguments) == status
+    assert stepped(*arguments) == status
     out, err = capfd.readouterr()
     assert said in err
     assert len(err.strip().splitlines()) == 1, err
@@ -65,19 +65,19 @@ def test_missing_extra_is_named(
         return None if name == "locust" else find(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_locust)
-    assert bench(APP) == 2
+    assert stepped(APP) == 2
     assert "pip install 'wsgifast[bench]'" in capsys.readouterr().err
 
 
 def test_body_that_differs_by_process_is_not_compared(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(APP, "/process", *SHORT, f"--report={tmp_path / 'report'}") == 0
+    assert stepped(APP, "/process", *SHORT, f"--report={tmp_path / 'report'}") == 0
     assert "/process: the body changes with each request or start" in capfd.readouterr().out
 
 
 # As it is it compresses, and wrapped it does not, if KEPT is false.
-CODED = """\
+COMPRESSED = """\
 import gzip, json, os
 
 KEPT, PLAIN = {kept}, b"// text\\n" * 20_000
@@ -96,20 +96,20 @@ def app(environ, start_response):
 
 
 @pytest.mark.parametrize(
-    ("kept", "raw_codes", "status", "said"),
+    ("cached", "raw_codes", "status", "said"),
     [
         (False, True, 1, "in gzip, WSGIFast on gthread 160,000 bytes, WSGIFast on FastWorker"),
         (False, False, 0, "(gzip of 160,000)"),
         (True, True, 0, ""),
     ],
 )
-def test_coded_bodies_are_compared_decoded(
-    kept: bool, raw_codes: bool, status: int, said: str,
+def test_compressed_bodies_are_compared_decoded(
+    cached: bool, raw_codes: bool, status: int, said: str,
     tmp_path: Path, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     app, report = (tmp_path / name for name in ("coded.py", "report"))
-    app.write_text(CODED.format(kept=kept, raw_codes=raw_codes))
-    assert bench(str(app), "/", *SHORT, f"--report={report}") == status
+    app.write_text(COMPRESSED.format(cached=cached, raw_codes=raw_codes))
+    assert stepped(str(app), "/", *SHORT, f"--report={report}") == status
     out, _ = capfd.readouterr()
     assert said in out
     (row,) = json.loads(report.with_suffix(".json").read_text())["rows"].values()
@@ -133,7 +133,7 @@ def test_compressing_wrapper_shows_bytes_and_link_time(
     app, report = tmp_path / "text.py", tmp_path / "report"
     app.write_text(TEXT)
     options = ("--compress", "--link=20mbit", "--worker-class=FastWorker", f"--report={report}")
-    assert bench(str(app), "/", *SHORT, *options) == 0
+    assert stepped(str(app), "/", *SHORT, *options) == 0
     out, _ = capfd.readouterr()
     assert "ms at 20 Mbit/s are computed, not measured" in out
     (row,) = json.loads(report.with_suffix(".json").read_text())["rows"].values()
@@ -146,7 +146,7 @@ def test_compressing_wrapper_shows_bytes_and_link_time(
 @pytest.mark.parametrize("rate", ["20", "20m", "0mbit", "-1mbit", "infmbit", "mbit"])
 def test_link_of_no_rate_is_refused(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        bench(APP, f"--link={rate}")
+        stepped(APP, f"--link={rate}")
     assert "expected a rate such as 20mbit" in capsys.readouterr().err
 
 
@@ -155,7 +155,7 @@ def test_wsgi_app_over_budget_ends_with_1(
 ) -> None:
     report = tmp_path / "report"
     options = ("--worker-class=FastWorker", f"--report={report}")
-    assert bench(APP, "/new", "/crumbs", *SHORT, *options, "--budget=p99=0.001,ratio=0.001") == 1
+    assert stepped(APP, "/new", "/crumbs", *SHORT, *options, "--budget=p99=0.001,ratio=0.001") == 1
     out, err = capfd.readouterr()
     assert "over budget: /new, WSGIFast on FastWorker: p99 is" in err
     assert "ratio is" not in err
@@ -179,7 +179,7 @@ def test_asgi_app_is_loaded_by_master_and_two_workers(
     try:
         report = f"--report={tmp_path / 'asgi'}"
         options = ("--master", "--expect-workers=2", "--users=2")
-        assert bench(ASGI, "/messages", *SHORT, *options, master, report) == 0
+        assert stepped(ASGI, "/messages", *SHORT, *options, master, report) == 0
         for worker in workers:
             assert worker.wait(STOP_S) == 0
     finally:

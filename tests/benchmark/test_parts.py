@@ -104,13 +104,13 @@ def test_look_reports_size_and_success(
     assert at("/secret", "Cookie: a=b") == (6, True)
     assert at("/away") == (0, True)
     assert not at("/str")[1]
-    monkeypatch.setattr("wsgifast.commands.bench.loads.LOOK_S", 0.2)
+    monkeypatch.setattr("wsgifast.commands.stepped.loads.LOOK_S", 0.2)
     with pytest.raises(ConfigurationError, match="/forever: the response did not end"):
         at("/forever")
     assert not look(Task(address=(HOST, free_port()))).ok
 
 
-def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
+def test_locust_load_counts_responses_and_errors(server: RunningServer) -> None:
     def seen(
         path: str, *headers: str, seconds: float = 0.5, size: int | None = None, **posts: Any
     ) -> tuple[float | None, dict[str, int]]:
@@ -128,11 +128,11 @@ def test_locust_load_counts_answers_and_errors(server: RunningServer) -> None:
         assert seen("/secret", "Cookie: a=b") == (6, {})
         assert seen("/none", seconds=30) == (None, {"status 404": 20})  # it ends
         assert seen("/away") == (0, {})  # and no other server gets a request
-        for form, answer in (
+        for form, response in (
             ("", f"application/octet-stream 10000 100 {bytes(13)!r}"),
             ("file", f"multipart/form-data 10152 100 {b'--between--' + bytes((13, 10))!r}"),
         ):
-            assert seen("/read", posts=10_000, form=form) == (len(answer), {})
+            assert seen("/read", posts=10_000, form=form) == (len(response), {})
         several = locust.client(users=3)(Task("/", 0.1, server.address))
         assert several.requests > 0
         assert 0 < several.latency_ms[50] <= several.latency_ms[99] < 10_000
@@ -158,19 +158,19 @@ _CODERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @given(st.binary(), st.lists(st.sampled_from(sorted(_CODERS)), max_size=3))
-def test_coded_body_is_decoded(body: bytes, codings: list[str]) -> None:
-    coded = body
+def test_compressed_body_is_decoded(body: bytes, codings: list[str]) -> None:
+    compressed = body
     for coding in codings:
-        coded = _CODERS[coding](coded)
-    assert decoded(coded, ", ".join(codings)) == body
+        compressed = _CODERS[coding](compressed)
+    assert decoded(compressed, ", ".join(codings)) == body
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
 def test_cut_off_body_or_unknown_coding_is_not_decoded(coding: str) -> None:
-    coded = _CODERS[coding](b"a body" * 100)
-    assert decoded(coded[:-1], coding) is None
+    compressed = _CODERS[coding](b"a body" * 100)
+    assert decoded(compressed[:-1], coding) is None
     assert decoded(b"no such thing", coding) is None
-    assert decoded(coded, f"{coding}, aes128gcm") is None
+    assert decoded(compressed, f"{coding}, aes128gcm") is None
 
 
 def test_look_digests_decoded_bodies(server: RunningServer) -> None:

@@ -90,14 +90,14 @@ def test_bytes_of_bodies_show_coding_and_link_time() -> None:
     plain = compared({"a": (9, 9, 9), "b": (9, 9, 9)})
     seen = {"a": Seen(800_000, "x", True, decoded_bytes=800_000)}
     same = replace(plain, seen={**seen, "b": seen["a"]})
-    coded = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, "zstd", 800_000)})
+    compressed = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, "zstd", 800_000)})
     unknown = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, "aes", None)})
     assert "body bytes" not in results_text([plain])
     assert "body bytes" not in results_text([same])
     assert "800,000" in report.results_text([report.grid({"a.key": same.figures()})], [same])
-    assert "45,000 (zstd of 800,000)" in results_text([coded])
+    assert "45,000 (zstd of 800,000)" in results_text([compressed])
     assert "45,000 (aes of unknown)" in results_text([unknown])
-    linked = replace(coded, link_mbit=20.0)
+    linked = replace(compressed, link_mbit=20.0)
     figures = json.loads(as_json("a title", rows_figures([linked], Profile(1.0), now())))["rows"]
     contenders = figures["a.key"]["contenders"]
     assert contenders["a"]["body"]["link"] == {"20 Mbit/s": 320.0}
@@ -139,7 +139,7 @@ def test_columns_have_different_names() -> None:
 
 
 @pytest.mark.parametrize("control", ["bbr", None])
-def test_machine_facts_name_the_congestion_control(
+def test_machine_details_name_the_congestion_control(
     control: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = tmp_path / "tcp_congestion_control"
@@ -150,7 +150,7 @@ def test_machine_facts_name_the_congestion_control(
 
 
 @pytest.mark.parametrize(("enabled", "suffix"), [(True, ", JIT"), (False, "")])
-def test_machine_facts_name_a_jit_that_is_on(
+def test_machine_details_name_a_jit_that_is_on(
     monkeypatch: pytest.MonkeyPatch, enabled: bool, suffix: str
 ) -> None:
     jit = SimpleNamespace(is_enabled=lambda: enabled)
@@ -233,8 +233,8 @@ def test_failed_row_leaves_the_others_as_they_are(
             sides[0])
         for key, sides in (("good", good), ("bad", bad), ("later", good))
     ]  # fmt: skip
-    kept, status = measure([Table("one", "One", rows)], Profile(1.0, 1), folder=tmp_path)
-    assert ([result.row.key for result in kept], status) == (["good", "later"], 3)
+    stored, status = measure([Table("one", "One", rows)], Profile(1.0, 1), folder=tmp_path)
+    assert ([result.row.key for result in stored], status) == (["good", "later"], 3)
     assert "error: One, bad: no such tool" in capsys.readouterr().err
     assert [*json.loads((tmp_path / "one.json").read_text())["rows"]] == ["good", "later"]
 

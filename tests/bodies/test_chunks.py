@@ -155,7 +155,7 @@ def test_quick_stream_is_joined_into_blocks() -> None:
     assert max(map(len, sent)) < bodies.LARGE_CHUNK_BYTES + 100
 
 
-def test_slow_stream_is_never_held_back() -> None:
+def test_slow_stream_is_never_delayed() -> None:
     clock = Clock()
     made = 0
 
@@ -208,7 +208,7 @@ def test_slow_server_does_not_make_a_stream_slow() -> None:
     assert blocks < 100
 
 
-def test_held_bytes_are_sent_within_the_limit() -> None:
+def test_delayed_bytes_are_sent_within_the_limit() -> None:
     clock = Clock()
 
     def app() -> Iterator[bytes]:

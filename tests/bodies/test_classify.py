@@ -232,7 +232,7 @@ def test_known_wrappers_are_unwrapped(name: str, file: IO[bytes]) -> None:
     assert classified(WRAPPERS[name](file), WRAPPERS[name]) == (File, file)
 
 
-# An app's own answer to Range: bytes 100 to 299 of the file.
+# An app's own response to Range: bytes 100 to 299 of the file.
 RANGES: dict[str, Callable[[Any], Any]] = {
     "whitenoise": lambda file: whitenoise.responders.SlicedFile(file, 100, 299),
     "servestatic": lambda file: servestatic.responders.SlicedFile(file, 100, 299),

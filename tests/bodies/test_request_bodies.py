@@ -97,7 +97,7 @@ def test_limited_input_is_read_as_text_like_any_file() -> None:
 def test_app_gets_413_once_for_a_longer_body(size: int, limit: int, step: int) -> None:
     app = answering(lambda environ: [*iter(lambda: environ["wsgi.input"].read(step), b"")])
     server = served(app, b"x" * size, limit)
-    assert [head[0] for head in server.heads] == [
+    assert [start[0] for start in server.starts] == [
         "200 OK" if size <= limit else "413 Content Too Large"
     ]
     if size <= limit:
@@ -117,24 +117,24 @@ def test_declared_body_over_limit_precedes_the_app() -> None:
         environ = new_environ("POST", CONTENT_LENGTH=length)
         environ["wsgi.input"] = body
         server = Server(limited, environ)
-        answer = server.finish()
-        assert server.head[0] == status
+        response = server.finish()
+        assert server.start[0] == status
         assert environ["wsgi.input"] is body, "within its length the server's own is left"
     assert calls == ["POST"]
-    assert answer == b"The request body is longer than 5 bytes\n"
-    assert server.header("Content-Length") == str(len(answer))
+    assert response == b"The request body is longer than 5 bytes\n"
+    assert server.header("Content-Length") == str(len(response))
 
 
 def test_websockets_keep_the_servers_own_input() -> None:
     environ = chunked(b"frames")
     environ["HTTP_UPGRADE"] = "websocket"
     plain = {name: value for name, value in environ.items() if name != "HTTP_TRANSFER_ENCODING"}
-    kept = plain["wsgi.input"]
+    original = plain["wsgi.input"]
     Server(WSGIFast(returning(b"", status="200 OK"), body_limit_bytes=0), plain)
-    assert plain["wsgi.input"] is kept
+    assert plain["wsgi.input"] is original
     server = Server(WSGIFast(echo, body_limit_bytes=0), environ)
     server.finish()
-    assert server.head[0].startswith("413"), "a body that came with the header is limited"
+    assert server.start[0].startswith("413"), "a body that came with the header is limited"
 
 
 def test_content_length_beside_chunks_is_ignored() -> None:
@@ -142,7 +142,7 @@ def test_content_length_beside_chunks_is_ignored() -> None:
     environ["CONTENT_LENGTH"] = "1"
     server = Server(WSGIFast(echo, body_limit_bytes=10), environ)
     server.finish()
-    assert server.head[0].startswith("413")
+    assert server.start[0].startswith("413")
 
 
 def caught_whole(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -196,7 +196,7 @@ def empty_block_first(environ: WSGIEnvironment, start_response: StartResponse) -
 @pytest.mark.parametrize("options", [{}, {"compress": True, "coalesce": True}], ids=str)
 def test_head_of_wsgi_app_that_read_too_much_is_413(app: App, options: dict[str, Any]) -> None:
     server = served(app, b"x" * 2000, **options)
-    status, headers = server.head
+    status, headers = server.start
     assert status == "413 Content Too Large"
     assert ("Access-Control-Allow-Origin", "*") in headers
     assert server.header("ETag") is None
@@ -206,7 +206,7 @@ def test_head_of_wsgi_app_that_read_too_much_is_413(app: App, options: dict[str,
 
 def test_wsgi_app_raising_at_the_limit_gets_413() -> None:
     server = served(echo, b"x" * 2000)
-    assert server.head[0] == "413 Content Too Large"
+    assert server.start[0] == "413 Content Too Large"
 
 
 def test_wsgi_app_with_begun_response_gets_the_error() -> None:
@@ -224,7 +224,7 @@ def test_wsgi_app_with_begun_response_gets_the_error() -> None:
     server = Server(WSGIFast(begun, body_limit_bytes=10), chunked(b"x" * 2000))
     with pytest.raises(BodyTooLarge):
         server.finish()
-    assert [head[0] for head in server.heads] == ["200 OK"]
+    assert [start[0] for start in server.starts] == ["200 OK"]
     assert server.sent == [b"begun"]
 
 
@@ -245,13 +245,13 @@ def test_body_that_is_replaced_is_closed() -> None:
         start_response("200 OK", [])
         return body
 
-    assert served(app, b"x" * 2000).head[0].startswith("413")
+    assert served(app, b"x" * 2000).start[0].startswith("413")
     assert body.closed == 1
 
 
 def test_413_to_head_has_no_body() -> None:
     server = served(echo, b"x" * 2000, method="HEAD")
-    assert server.head[0] == "413 Content Too Large"
+    assert server.start[0] == "413 Content Too Large"
     assert b"".join(server.sent) == b""
 
 
@@ -298,8 +298,8 @@ chunked_server = servers_with(APP, CHUNKED)
 def test_declared_body_is_limited_on_wsgi_servers(server: LiveServer, path: str) -> None:
     for size, status in ((LIMIT, 200), (LIMIT + 1, 413)):
         with Connection(server.address) as connection:
-            answer = connection.request(path, method="POST", body=bytes(size))
-            assert answer.status == status, answer
+            response = connection.request(path, method="POST", body=bytes(size))
+            assert response.status == status, response
     assert server.get("/whole", method="POST", body=b"12345").body == b"5"
 
 
@@ -311,7 +311,7 @@ def test_chunked_body_is_limited_on_wsgi_servers(chunked_server: LiveServer, pat
         with Connection(chunked_server.address) as connection:
             connection.send_request(path, method="POST", headers=headers)
             connection.send((b"2710\r\n" + bytes(10_000) + b"\r\n") * blocks + b"0\r\n\r\n")
-            answer = connection.read_response()
-            assert answer.status == status, answer
+            response = connection.read_response()
+            assert response.status == status, response
             if status == 413:
-                assert answer.body == b"The request body is longer than 100000 bytes\n"
+                assert response.body == b"The request body is longer than 100000 bytes\n"

@@ -90,7 +90,7 @@ def call(app: Any, path: str = "/") -> tuple[str, list[tuple[str, str]], bytes]:
     """A response: its status, headers and body."""
     server = Server(app, new_environ(path=path))
     body = server.finish()
-    return *server.head, body
+    return *server.start, body
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
@@ -227,7 +227,7 @@ def test_endless_body_is_examined_up_to_a_limit() -> None:
 
 def test_share_of_examined_responses_is_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("random.random", iter([0.0, 0.009, 0.01, 0.5]).__next__)
-    reports = Reports(0.01, mended=frozenset())
+    reports = Reports(0.01, fixed=frozenset())
     assert [reports.picks() for _ in range(4)] == [True, True, False, False]
 
 
@@ -236,7 +236,7 @@ def test_endpoint_is_logged_once_an_hour(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    reports = Reports(1, mended=frozenset())
+    reports = Reports(1, fixed=frozenset())
     seen = BodySeen(Chunks([10] * 20), "list")
 
     def report(pattern: str) -> int:
@@ -249,8 +249,8 @@ def test_endpoint_is_logged_once_an_hour(
     assert report("/a") == 0
     now += 1
     assert [report("/a"), report("/a")] == [1, 0]
-    told = sum(report(f"/{number}") for number in range(2000))
-    assert told == 999
+    reported = sum(report(f"/{number}") for number in range(2000))
+    assert reported == 999
     now += 3600
     assert report("/late") == 1
 

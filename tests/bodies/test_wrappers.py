@@ -95,7 +95,7 @@ def test_flask_file_response_answers_ranges_and_closes(path: Path) -> None:
     environ["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
     server = Server(WSGIFast(flask_app(lambda: file)), environ)
     assert server.finish() == CONTENT[5:9]
-    assert server.head[0] == "206 Partial Content"
+    assert server.start[0] == "206 Partial Content"
     assert closed == ["first", threading.get_ident()]
     assert file.closed
 
@@ -288,9 +288,9 @@ def test_framework_bodies_are_sent_as_they_wrap(
     raw, expected, _ = ask(app(lambda: make(path)), "GET", server_wrapper)
     wrapped, body, _ = ask(WSGIFast(app(lambda: make(path))), "GET", server_wrapper)
     assert body == expected
-    assert wrapped.head[0] == raw.head[0]
+    assert wrapped.start[0] == raw.start[0]
     # Bottle tells the time, which goes on from one to the other.
-    assert {field for field in raw.head[1] if field[0] != "Date"} <= {*wrapped.head[1]}
+    assert {field for field in raw.start[1] if field[0] != "Date"} <= {*wrapped.start[1]}
     blocks = sent_as == "file" and server_wrapper is None
     assert wrapped.environ["wsgifast.sent_as"] == ("blocks" if blocks else sent_as)
     opened = [file.path for file in psutil.Process().open_files()]

@@ -101,12 +101,12 @@ def test_django_looks_up_no_charset_for_each_chunk() -> None:
             return StreamingHttpResponse((c for c in chunks), content_type=content_type)
 
         check(django_app(make), "stream-small")
-    asked: list[object] = []
+    requested: list[object] = []
 
     class Counted(StreamingHttpResponse):
         @property
         def charset(self) -> Any:
-            asked.append(self)
+            requested.append(self)
             return super().charset
 
         @charset.setter
@@ -114,7 +114,7 @@ def test_django_looks_up_no_charset_for_each_chunk() -> None:
 
     app = django_app(lambda: Counted(("zwölf" for _ in range(99)), content_type="text/csv"))
     Server(WSGIFast(app), new_environ()).finish()
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def test_django_model_files_are_sent_as_they_wrap(path: Path) -> None:

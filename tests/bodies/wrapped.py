@@ -55,10 +55,10 @@ def check(
     raw, expected, closers = ask(app, method, server_wrapper)
     wrapped, body, wrapped_closers = ask(WSGIFast(app), method, server_wrapper)
     assert body == (b"" if method == "HEAD" else expected)
-    assert wrapped.head[0] == raw.head[0]
+    assert wrapped.start[0] == raw.start[0]
     # A second may have passed between the two.
-    own = {name: value for name, value in raw.head[1] if name != "Date"}
-    assert {**dict(wrapped.head[1]), **own} == dict(wrapped.head[1])
+    own = {name: value for name, value in raw.start[1] if name != "Date"}
+    assert {**dict(wrapped.start[1]), **own} == dict(wrapped.start[1])
     assert wrapped_closers == closers
     assert closers[-2:] == ["first", threading.get_ident()]
     assert wrapped.environ["wsgifast.sent_as"] == sent_as

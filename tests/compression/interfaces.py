@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asgifast import ASGIFast
 
 from tests.asgi.support import body as message
-from tests.asgi.support import call, head, pathsend, scope_of, sending
+from tests.asgi.support import call, pathsend, scope_of, sending, start_message
 from tests.support.wsgi import Server, new_environ
 from wsgifast import WSGIFast, compress_response
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = ["INTERFACES", "TEXT", "Answer", "Ask", "Site", "ask_asgi", "ask_wsgi"]
+__all__ = ["INTERFACES", "TEXT", "Ask", "Received", "Site", "ask_asgi", "ask_wsgi"]
 
 TEXT = b"All work and no play makes Jack a dull boy.\n" * 2000
 PLAIN = ("Content-Type", "text/plain")
 
 
-class Answer(NamedTuple):
+class Received(NamedTuple):
     status: int
     headers: dict[str, str]  # by their names in lower case, none of them twice
     body: bytes
@@ -35,7 +35,7 @@ class Site:
 
     :param body: bytes, or blocks for a stream, or the path of a file.
     :param tag: the app's own entity tag. The app evaluates its preconditions.
-    :param asked: the argument of compress_response(), or None for no call.
+    :param requested: the argument of compress_response(), or None for no call.
     :param before: called for each request, before the response.
     """
 
@@ -45,7 +45,7 @@ class Site:
         *headers: tuple[str, str],
         status: int = 200,
         tag: str | None = None,
-        asked: bool | None = None,
+        requested: bool | None = None,
         before: Callable[[], object] = lambda: None,
     ) -> None:
         self.body = body
@@ -54,16 +54,18 @@ class Site:
         if not any(name == "Content-Type" for name, _ in headers):
             self.headers.insert(0, PLAIN)
         self.tag = tag
-        self.asked = asked
+        self.requested = requested
         self.before = before
         self.seen: tuple[str | None, str | None] = (None, None)
         self.webdav_if: str | None = None
 
-    def _answered(self, facts: Any, none_match: str | None, match: str | None) -> int:
+    def _answered(self, conditions: Any, none_match: str | None, match: str | None) -> int:
         self.before()
         self.seen = none_match, match
-        if self.asked is not None:
-            compress_response({**facts}, self.asked)  # some middleware copies environ or scope
+        if self.requested is not None:
+            compress_response(
+                {**conditions}, self.requested
+            )  # some middleware copies environ or scope
         if self.tag is not None and none_match == self.tag:
             return 304
         if self.tag is not None and match not in (None, self.tag):
@@ -87,9 +89,9 @@ class Site:
         return iter(self.body) if isinstance(self.body, list) else [self.body]
 
     async def asgi(self, scope: Any, receive: Any, send: Any) -> None:
-        asked = {name.decode(): value.decode() for name, value in scope["headers"]}
-        self.webdav_if = asked.get("if")
-        status = self._answered(scope, asked.get("if-none-match"), asked.get("if-match"))
+        requested = {name.decode(): value.decode() for name, value in scope["headers"]}
+        self.webdav_if = requested.get("if")
+        status = self._answered(scope, requested.get("if-none-match"), requested.get("if-match"))
         headers = [(name.lower().encode(), value.encode()) for name, value in self._headers(status)]
         messages = [message(b"", False)]
         if status not in (304, 412):
@@ -99,38 +101,38 @@ class Site:
                 messages = [*map(message, self.body), *messages]
             else:
                 messages = [message(self.body, False)]
-        await sending(head(*headers, status=status), *messages)(scope, receive, send)
+        await sending(start_message(*headers, status=status), *messages)(scope, receive, send)
 
 
 # What a client gets of a site, by a request's further headers.
-Ask = Callable[..., Answer]
+Ask = Callable[..., Received]
 
 
 def ask_wsgi(
     site: Any, compress: Any = True, path: str = "/", method: str = "GET", **headers: str
-) -> Answer:
+) -> Received:
     """Behind wsgiref.validate. The site may also be a WSGI app."""
     app: Any = WSGIFast(getattr(site, "wsgi", site), compress=compress)
     extra: dict[str, Any] = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     extra["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
     server = Server(wsgiref.validate.validator(app), new_environ(method, path, **extra))
     body = server.finish()
-    return _answer(int(server.head[0][:3]), server.head[1], body)
+    return _answer(int(server.start[0][:3]), server.start[1], body)
 
 
 def ask_asgi(
     site: Any, compress: Any = True, path: str = "/", method: str = "GET", **headers: str
-) -> Answer:
+) -> Received:
     """The site may also be an ASGI app."""
     app = ASGIFast(getattr(site, "asgi", site), compress=compress)
-    answer = call(app, scope_of(path, method, **headers))
-    return _answer(answer.status, answer.headers, answer.body)
+    response = call(app, scope_of(path, method, **headers))
+    return _answer(response.status, response.headers, response.body)
 
 
-def _answer(status: int, headers: list[tuple[str, str]], body: bytes) -> Answer:
+def _answer(status: int, headers: list[tuple[str, str]], body: bytes) -> Received:
     found = {name.lower(): value for name, value in headers}
     assert len(found) == len(headers), headers
-    return Answer(status, found, body)
+    return Received(status, found, body)
 
 
 INTERFACES: dict[str, Ask] = {"wsgi": ask_wsgi, "asgi": ask_asgi}

@@ -40,8 +40,8 @@ def curl(url: str, headers: dict[str, str]) -> bytes:
     library = {"br": "brotli", "gzip": "zlib"}.get(headers["Accept-Encoding"], "zstd")
     if library not in version.stdout:
         pytest.skip(f"curl is built without {library}")
-    asked = "Accept-Encoding: " + headers["Accept-Encoding"]
-    command = [path, "--silent", "--compressed", "--header", asked, url]
+    requested = "Accept-Encoding: " + headers["Accept-Encoding"]
+    command = [path, "--silent", "--compressed", "--header", requested, url]
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 

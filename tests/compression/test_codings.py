@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.coded import Decoder, decoded
+from tests.support.decoders import Decoder, decoded
 from wsgifast import Compression, ConfigurationError
 from wsgifast.compression import codings
 from wsgifast.compression.codings import (
@@ -83,9 +83,9 @@ def test_gzip_of_whole_body_uses_libdeflate(
     made = compressor("gzip", size=len(content), padding=padding).whole(content)
     monkeypatch.setattr(codings, "_libdeflate", lambda: None)
     zlibs = compressor("gzip", size=len(content), padding=padding).whole(content)
-    for coded in (made, zlibs):
-        assert type(coded) is bytes  # as servers ask of a body
-        assert decoded("gzip", coded) == content
+    for compressed in (made, zlibs):
+        assert type(compressed) is bytes  # as servers ask of a body
+        assert decoded("gzip", compressed) == content
     if content == TEXT and not padding:
         assert made != zlibs
 
@@ -140,16 +140,20 @@ def test_gzip_alone_is_available_without_packages() -> None:
 
 def test_totals_count_what_is_compressed() -> None:
     options = Compression(padding=False)
-    before = TOTALS.uncoded_bytes["br"], TOTALS.coded_bytes["br"], TOTALS.cpu_seconds["br"]
+    before = (
+        TOTALS.uncompressed_bytes["br"],
+        TOTALS.compressed_bytes["br"],
+        TOTALS.cpu_seconds["br"],
+    )
     whole = options.compressor("br", "text/plain", 5000).whole(b"x" * 5000)
     stream = options.compressor("br", "text/plain", None)
     parts = [stream.add(b"a" * 10), stream.flush(), stream.flushed(b"b" * 20), stream.finish()]
-    assert TOTALS.uncoded_bytes["br"] - before[0] == 5030
-    assert TOTALS.coded_bytes["br"] - before[1] == len(whole) + sum(map(len, parts))
+    assert TOTALS.uncompressed_bytes["br"] - before[0] == 5030
+    assert TOTALS.compressed_bytes["br"] - before[1] == len(whole) + sum(map(len, parts))
     assert TOTALS.cpu_seconds["br"] > before[2]
     found = {
         (point.metric.name, *point.labels): point.value for point in RequestMetrics().collect()
     }
-    assert found["wsgifast_uncoded_bytes_total", "br"] == TOTALS.uncoded_bytes["br"]
-    assert found["wsgifast_coded_bytes_total", "br"] == TOTALS.coded_bytes["br"]
+    assert found["wsgifast_uncoded_bytes_total", "br"] == TOTALS.uncompressed_bytes["br"]
+    assert found["wsgifast_coded_bytes_total", "br"] == TOTALS.compressed_bytes["br"]
     assert found["wsgifast_compression_cpu_seconds_total", "br"] == TOTALS.cpu_seconds["br"]

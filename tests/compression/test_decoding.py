@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.asgi.support import END, START, call, scope_of, sending
-from tests.support.coded import zstd
+from tests.support.decoders import zstd
 from tests.support.django_project import set_up
 from tests.support.wsgi import Server, new_environ
 from wsgifast import ConfigurationError, WSGIFast
@@ -41,7 +41,7 @@ CODINGS = ("zstd", "br", "gzip")
 MIB = 1024 * 1024
 
 
-def coded(coding: str, content: bytes) -> bytes:
+def compress(coding: str, content: bytes) -> bytes:
     return compressor(coding, size=len(content)).whole(content)
 
 
@@ -57,7 +57,7 @@ def decoded(coding: str, data: bytes, *, step: int = 1000, max_bytes: int = 64 *
 def test_long_runs_come_out_whole() -> None:
     for coding in CODINGS:
         for step in (1, 7, 100_000):
-            assert decoded(coding, coded(coding, b"a" * 300_000), step=step) == b"a" * 300_000
+            assert decoded(coding, compress(coding, b"a" * 300_000), step=step) == b"a" * 300_000
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -66,7 +66,7 @@ def test_long_runs_come_out_whole() -> None:
     step=st.sampled_from([1, 2, 7, 100, 100_000]),
 )
 def test_body_in_any_pieces_is_decoded(coding: str, content: bytes, step: int) -> None:
-    assert decoded(coding, coded(coding, content), step=step) == content
+    assert decoded(coding, compress(coding, content), step=step) == content
 
 
 @pytest.mark.parametrize("step", [1, 13, 100_000])
@@ -79,7 +79,7 @@ def test_members_and_frames_in_a_row_are_one_body(step: int) -> None:
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_wrong_incomplete_and_followed_data_is_400(coding: str) -> None:
-    right = coded(coding, b"content" * 1000)
+    right = compress(coding, b"content" * 1000)
     for wrong in (
         b"nonsense" * 10,
         right[:-1],
@@ -155,13 +155,13 @@ def test_body_of_empty_parts_is_400(kind: str, step: int) -> None:
 def test_log_of_small_members_is_decoded() -> None:
     lines = [f"{number} {os.urandom(150).hex()}\n".encode() for number in range(3000)]
     for coding in ("gzip", "zstd"):
-        body = b"".join(coded(coding, line) for line in lines)
+        body = b"".join(compress(coding, line) for line in lines)
         assert decoded(coding, body, step=len(body)) == b"".join(lines)
 
 
 def test_decoded_size_is_limited() -> None:
     content = bytes(range(256)) * 40
-    data = coded("gzip", content)
+    data = compress("gzip", content)
     assert decoded("gzip", data, max_bytes=len(content)) == content
     with pytest.raises(BodyTooLarge):
         decoded("gzip", data, max_bytes=len(content) - 1)
@@ -220,25 +220,27 @@ def post_wsgi(data: bytes, coding: str, **options: Any) -> tuple[int, dict[str, 
     environ["wsgi.input"] = io.BytesIO(data + b"the next request")
     server = Server(WSGIFast(web.wsgi_app, **options), environ)
     body = server.finish()
-    return int(server.head[0][:3]), {n.lower(): v for n, v in server.head[1]}, body
+    return int(server.start[0][:3]), {n.lower(): v for n, v in server.start[1]}, body
 
 
 def post_asgi(data: bytes, coding: str, **options: Any) -> tuple[int, dict[str, str], bytes]:
     scope = scope_of(method="POST", content_encoding=coding, content_length=str(len(data)))
-    answer = call(asgifast.ASGIFast(star, **options), scope, body=data)
-    return answer.status, dict(answer.headers), answer.body
+    response = call(asgifast.ASGIFast(star, **options), scope, body=data)
+    return response.status, dict(response.headers), response.body
 
 
 @pytest.mark.parametrize("post", [post_wsgi, post_asgi])
 def test_apps_get_decoded_bodies_clients_their_errors(post: Any) -> None:
     data = b'{"name": "%s"}' % (b"n" * 30_000)
     for coding in CODINGS:
-        status, _, body = post(coded(coding, data), coding, decompress=True)
+        status, _, body = post(compress(coding, data), coding, decompress=True)
         assert status == 200
         assert flask.json.loads(body)["coding"] is None
         assert flask.json.loads(body)["json"] == flask.json.loads(data)
-        assert post(coded(coding, data), coding, decompress=True, body_limit_bytes=1000)[0] == 413
-        assert post(coded(coding, data)[:-3], coding, decompress=True)[0] == 400
+        assert (
+            post(compress(coding, data), coding, decompress=True, body_limit_bytes=1000)[0] == 413
+        )
+        assert post(compress(coding, data)[:-3], coding, decompress=True)[0] == 400
         assert post(b"nonsense", coding, decompress=True)[0] == 400
     status, headers, _ = post(data, "lzma", decompress=True)
     assert (status, headers["accept-encoding"]) == (415, "zstd, br, gzip")
@@ -248,18 +250,20 @@ def test_apps_get_decoded_bodies_clients_their_errors(post: Any) -> None:
     assert flask.json.loads(body)["coding"] == "gzip"
 
 
-@pytest.mark.parametrize("sent", [b"", coded("gzip", b"[1, 2]")], ids=["nothing", "a whole member"])
+@pytest.mark.parametrize(
+    "sent", [b"", compress("gzip", b"[1, 2]")], ids=["nothing", "a whole member"]
+)
 def test_body_that_ends_before_its_length_is_400(sent: bytes) -> None:
     """The client has gone, or has ended its half of the connection."""
     environ = new_environ("POST", CONTENT_LENGTH="100", HTTP_CONTENT_ENCODING="gzip")
     environ["wsgi.input"] = io.BytesIO(sent)
     server = Server(WSGIFast(web.wsgi_app, decompress=True), environ)
-    assert server.head[0].startswith("400 ")
+    assert server.start[0].startswith("400 ")
     assert b"before its Content-Length" in server.finish()
 
 
 def test_body_without_length_is_decoded_to_its_end() -> None:
-    data = coded("gzip", b"[1, 2]")
+    data = compress("gzip", b"[1, 2]")
     environ = new_environ("POST", CONTENT_TYPE="application/json", HTTP_CONTENT_ENCODING="gzip")
     environ.pop("CONTENT_LENGTH", None)
     environ.update({"wsgi.input": io.BytesIO(data), "wsgi.input_terminated": True})
@@ -340,7 +344,7 @@ def test_coding_of_no_body_is_not_refused(coding: str) -> None:
         environ = new_environ("PUT", HTTP_CONTENT_ENCODING=coding)
         environ.pop("CONTENT_LENGTH", None)
         environ.update({"wsgi.input": io.BytesIO(), **extra})
-        assert Server(WSGIFast(wsgi, decompress=True), environ).head[0] == "200 OK"
+        assert Server(WSGIFast(wsgi, decompress=True), environ).start[0] == "200 OK"
         assert seen[-1][1] == b""
         assert seen[-1][0] == coding or (coding == "gzip" and "HTTP_TRANSFER_ENCODING" in extra)
 
@@ -362,7 +366,7 @@ def test_asgi_app_gets_the_length_and_small_messages() -> None:
         await sending(START, END)(scope, receive, send)
 
     for coding in CODINGS:
-        data = coded(coding, content)
+        data = compress(coding, content)
         scope = scope_of(method="POST", content_encoding=coding, content_length=str(len(data)))
         assert call(asgifast.ASGIFast(app, decompress=True), scope, body=data).status == 200
     assert seen == [(str(len(content)).encode(), False, len(content))] * 3
@@ -400,7 +404,7 @@ def test_django_form_is_read_under_asgi() -> None:
 def test_decoded_body_without_room_is_503(
     post: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = coded("gzip", b'{"name": "%s"}' % os.urandom(2 * MIB).hex().encode())
+    data = compress("gzip", b'{"name": "%s"}' % os.urandom(2 * MIB).hex().encode())
     assert post(data, "gzip", decompress=True)[0] == 200
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     status, _, body = post(data, "gzip", decompress=True)
@@ -420,6 +424,8 @@ def test_nothing_is_decoded_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(RequestDecoder, "decode", noted)
     for size in (100, 100_000):
-        assert post_asgi(coded("gzip", b"[%b]" % (b" " * size)), "gzip", decompress=True)[0] == 200
+        assert (
+            post_asgi(compress("gzip", b"[%b]" % (b" " * size)), "gzip", decompress=True)[0] == 200
+        )
     assert threads
     assert threading.main_thread() not in threads

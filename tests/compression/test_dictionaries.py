@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.coded import decoded_delta, zstd
+from tests.support.decoders import decoded_delta, zstd
 from wsgifast.compression.dictionaries import (
     ClientDictionary,
     client_dictionary,

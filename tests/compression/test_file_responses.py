@@ -16,12 +16,12 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 import wsgifast
-from tests.support.coded import decoded
+from tests.support.decoders import decoded
 from tests.support.files import settle, write_settled
-from wsgifast.compression.policy import coded_tag
-from wsgifast.files import coded_copies
+from wsgifast.compression.policy import compressed_tag
+from wsgifast.files import compressed_copies
 
-from .interfaces import TEXT, Answer, Ask, Site, ask_asgi, ask_wsgi
+from .interfaces import TEXT, Ask, Received, Site, ask_asgi, ask_wsgi
 
 CODINGS = ("zstd", "br", "gzip")
 
@@ -59,40 +59,40 @@ def way(request: pytest.FixtureRequest) -> str:
 def get(way: str, text: Path) -> Ask:
     ask, make = WAYS[way]
 
-    def get(coding: str, method: str = "GET", *own: tuple[str, str], **headers: str) -> Answer:
+    def get(coding: str, method: str = "GET", *own: tuple[str, str], **headers: str) -> Received:
         app = make(text, *own)
-        answer = ask(app, path="/text.txt", method=method, accept_encoding=coding, **headers)
-        assert answer.status == 412 or answer.headers["vary"] == "Accept-Encoding"
-        return answer
+        response = ask(app, path="/text.txt", method=method, accept_encoding=coding, **headers)
+        assert response.status == 412 or response.headers["vary"] == "Accept-Encoding"
+        return response
 
     return get
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_file_is_sent_from_coded_copy_with_own_tag(get: Ask, way: str, coding: str) -> None:
-    plain, answer = get("identity"), get(coding)
+def test_file_is_sent_from_compressed_copy_with_tag(get: Ask, way: str, coding: str) -> None:
+    plain, response = get("identity"), get(coding)
     assert plain.body == TEXT
-    assert decoded(coding, answer.body) == TEXT
-    assert answer.headers["content-encoding"] == coding
-    assert answer.headers["content-length"] == str(len(answer.body))
-    assert answer.headers["accept-ranges"] == "bytes"
-    tag = answer.headers["etag"]
+    assert decoded(coding, response.body) == TEXT
+    assert response.headers["content-encoding"] == coding
+    assert response.headers["content-length"] == str(len(response.body))
+    assert response.headers["accept-ranges"] == "bytes"
+    tag = response.headers["etag"]
     assert not tag.startswith("W/")
     assert tag != plain.headers["etag"]
-    assert get(coding).body == answer.body
+    assert get(coding).body == response.body
     again = get(coding, if_none_match=tag)
     assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
     part = get(coding, range="bytes=5-9", if_range=tag)
-    assert (part.status, part.body) == (206, answer.body[5:10])
+    assert (part.status, part.body) == (206, response.body[5:10])
     assert part.headers["content-encoding"] == coding
     full = get(coding, range="bytes=5-9", if_range=plain.headers["etag"])
-    assert (full.status, full.body) in ((200, answer.body), (206, TEXT[5:10]))
-    head = get(coding, "HEAD")
-    assert head.body == b""
+    assert (full.status, full.body) in ((200, response.body), (206, TEXT[5:10]))
+    received = get(coding, "HEAD")
+    assert received.body == b""
     if way == "wsgi":
-        assert head.headers == answer.headers
+        assert received.headers == response.headers
     for name in ("content-encoding", "etag", "content-length"):
-        assert head.headers.get(name) in (None, answer.headers[name])
+        assert received.headers.get(name) in (None, response.headers[name])
 
 
 OWN = ("ETag", '"own"'), ("X-Kept", "yes")
@@ -108,16 +108,16 @@ def test_preconditions_use_the_tag_of_the_copy(get: Ask, coding: str) -> None:
     assert not_modified.headers["etag"] == tag
     assert not_modified.headers["x-kept"] == "yes"
     other_coding = next(each for each in CODINGS if each != coding)
-    for asked, header, value, status in (
+    for requested, header, value, status in (
         (coding, "if_none_match", f'"other", W/{tag}', 304),
         (coding, "if_none_match", '"other"', 200),
         (coding, "if_match", tag, 200),
         (coding, "if_match", '"other"', 412),
         (other_coding, "if_none_match", tag, 200),
     ):
-        answer = get(asked, "GET", *OWN, **{header: value})
-        assert answer.status == status, (asked, header, value)
-        assert status != 200 or asked != coding or answer.body == whole.body
+        response = get(requested, "GET", *OWN, **{header: value})
+        assert response.status == status, (requested, header, value)
+        assert status != 200 or requested != coding or response.body == whole.body
 
 
 @pytest.mark.parametrize("way", ["wsgi", "asgi"], indirect=True)
@@ -127,52 +127,54 @@ def test_own_tag_does_not_match_ranges_are_of_the_copy(get: Ask, coding: str) ->
     whole = get(coding, "GET", *OWN)
     tag, body = whole.headers["etag"], whole.body
 
-    def asked(**headers: str) -> tuple[int, bytes]:
-        answer = get(coding, "GET", *OWN, **headers)
-        return answer.status, answer.body
+    def requested(**headers: str) -> tuple[int, bytes]:
+        response = get(coding, "GET", *OWN, **headers)
+        return response.status, response.body
 
-    assert asked(if_none_match='"own"') == (200, body)
-    assert asked(if_match='"own"')[0] == 412
+    assert requested(if_none_match='"own"') == (200, body)
+    assert requested(if_match='"own"')[0] == 412
     part = get(coding, "GET", *OWN, range="bytes=5-9", if_range=tag)
     assert (part.status, part.body) == (206, body[5:10])
     assert part.headers["content-encoding"] == coding
     assert part.headers["content-range"] == f"bytes 5-9/{len(body)}"
-    assert asked(range="bytes=5-9") == (206, body[5:10])
-    assert asked(range="bytes=5-9", if_range='"own"') == (200, body)
-    assert asked(range=f"bytes={len(body)}-")[0] == 416
+    assert requested(range="bytes=5-9") == (206, body[5:10])
+    assert requested(range="bytes=5-9", if_range='"own"') == (200, body)
+    assert requested(range=f"bytes={len(body)}-")[0] == 416
 
 
 def test_file_being_written_is_compressed_uncopied(ask: Ask, tmp_path: Path) -> None:
     path = tmp_path / "report"
     site = Site(path, ("ETag", '"own"'), before=lambda: path.write_bytes(TEXT))
-    answer = ask(site, accept_encoding="gzip", range="bytes=0-9")
-    assert (answer.status, decoded("gzip", answer.body)) == (200, TEXT)
-    coded = coded_tag('"own"', "gzip")
-    assert answer.headers["etag"] == coded
-    assert "accept-ranges" not in answer.headers
-    answer = ask(site, accept_encoding="gzip", if_none_match=coded)
-    assert (answer.status, answer.headers["etag"]) == (304, coded)
+    response = ask(site, accept_encoding="gzip", range="bytes=0-9")
+    assert (response.status, decoded("gzip", response.body)) == (200, TEXT)
+    compressed = compressed_tag('"own"', "gzip")
+    assert response.headers["etag"] == compressed
+    assert "accept-ranges" not in response.headers
+    response = ask(site, accept_encoding="gzip", if_none_match=compressed)
+    assert (response.status, response.headers["etag"]) == (304, compressed)
     if ask is ask_asgi:
-        whole, head = (ask(site, accept_encoding="gzip", method=name) for name in ("GET", "HEAD"))
-        assert head.headers == whole.headers
+        whole, received = (
+            ask(site, accept_encoding="gzip", method=name) for name in ("GET", "HEAD")
+        )
+        assert received.headers == whole.headers
 
 
 @pytest.mark.parametrize(("interface", "halves"), [(ask_wsgi, wsgifast), (ask_asgi, asgifast)])
 def test_static_files_inside_are_compressed_once(text: Path, interface: Ask, halves: Any) -> None:
     app = halves.StaticFiles(directory=text.parent, cache_bytes=0)
 
-    def get(**headers: str) -> Answer:
+    def get(**headers: str) -> Received:
         return interface(app, path="/text.txt", accept_encoding="zstd", **headers)
 
-    answer = get()
-    assert decoded("zstd", answer.body) == TEXT
-    tag = answer.headers["etag"]
+    response = get()
+    assert decoded("zstd", response.body) == TEXT
+    tag = response.headers["etag"]
     assert "+zstd-" in tag
     assert not tag.startswith("W/")
     again = get(if_none_match=tag)
     assert (again.status, again.headers["etag"]) == (304, tag)
     part = get(if_range=tag, range="bytes=3-8")
-    assert (part.status, part.body) == (206, answer.body[3:9])
+    assert (part.status, part.body) == (206, response.body[3:9])
 
 
 @pytest.mark.parametrize(
@@ -183,18 +185,18 @@ def test_static_files_inside_are_compressed_once(text: Path, interface: Ask, hal
         ("text.txt", "application/zip", False),
     ],
 )
-def test_large_file_and_other_type_are_uncoded(
+def test_large_file_and_other_type_are_uncompressed(
     ask: Ask, text: Path, name: str, kind: str, vary: bool
 ) -> None:
     with (text.parent / "large").open("wb") as opened:
-        opened.truncate(coded_copies.MAX_FILE_BYTES + 1)
+        opened.truncate(compressed_copies.MAX_FILE_BYTES + 1)
     write_settled(text.parent / "later", b"")
     path = text.parent / name
-    answer = ask(Site(path, ("Content-Type", kind)), accept_encoding="gzip", range="bytes=0-9")
-    assert answer.body == path.read_bytes()[:10]
-    assert answer.headers["accept-ranges"] == "bytes"
-    assert "content-encoding" not in answer.headers
-    assert ("vary" in answer.headers) is vary
+    response = ask(Site(path, ("Content-Type", kind)), accept_encoding="gzip", range="bytes=0-9")
+    assert response.body == path.read_bytes()[:10]
+    assert response.headers["accept-ranges"] == "bytes"
+    assert "content-encoding" not in response.headers
+    assert ("vary" in response.headers) is vary
 
 
 @pytest.mark.parametrize("ahead_s", [3600, 20 * 365 * 86_400])

@@ -12,12 +12,12 @@ from starlette.authentication import SimpleUser, UnauthenticatedUser
 
 from tests.devservers.serving import serve
 from tests.support.chromium import chromium
-from tests.support.coded import BROWSERS, available, decoded, decoded_delta
+from tests.support.decoders import BROWSERS, available, decoded, decoded_delta
 from tests.support.servers import wait_for
 from wsgifast import Compression, ConfigurationError, WSGIFast
 from wsgifast.commands import cli
 from wsgifast.compression.dictionaries import PagesDictionary, make_delta, train
-from wsgifast.compression.policy import coded_tag
+from wsgifast.compression.policy import compressed_tag
 
 from .interfaces import Ask, Site, ask_asgi, ask_wsgi
 
@@ -58,7 +58,7 @@ def test_page_is_compressed_by_the_clients_dictionary(
         assert decoded_delta(body, content) == PAGES[3]
         assert headers["content-encoding"] == "dcz"
         assert headers["vary"] == VARY
-        assert headers["etag"] == coded_tag('"a"', "dcz")
+        assert headers["etag"] == compressed_tag('"a"', "dcz")
         assert "link" not in headers
     assert len(body) < 150
     # Without it, it gets an ordinary coding. A page names the URL of the dictionary.
@@ -92,7 +92,7 @@ def test_dictionary_is_where_the_link_says(ask: Ask, dictionary: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "asked", "status"),
+    ("sent", "requested", "status"),
     [
         ([HTML, ("Set-Cookie", "a=b")], {}, 200),
         ([HTML, ("Cache-Control", "private")], {}, 200),
@@ -104,8 +104,8 @@ def test_dictionary_is_where_the_link_says(ask: Ask, dictionary: Path) -> None:
         ([("Content-Type", "text/css")], {}, 200),
     ],
 )
-def test_private_answers_ignore_the_dictionary(
-    ask: Ask, dictionary: Path, sent: list[tuple[str, str]], asked: dict[str, str], status: int
+def test_private_responses_ignore_the_dictionary(
+    ask: Ask, dictionary: Path, sent: list[tuple[str, str]], requested: dict[str, str], status: int
 ) -> None:
     content = dictionary.read_bytes()
     compression = Compression(dictionary=dictionary)
@@ -115,7 +115,7 @@ def test_private_answers_ignore_the_dictionary(
             Site(PAGES[3], *sent, status=status),
             compression,
             accept_encoding=BROWSERS,
-            **asked,
+            **requested,
             **extra,
         )
         assert headers["content-encoding"] == "zstd"
@@ -149,7 +149,7 @@ def test_page_of_a_known_user_has_no_dictionary(dictionary: Path, key: str) -> N
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"available_dictionary": available(b"another")},
         {"available_dictionary": "nonsense"},
@@ -158,12 +158,12 @@ def test_page_of_a_known_user_has_no_dictionary(dictionary: Path, key: str) -> N
     ],
 )
 def test_other_clients_get_an_ordinary_coding(
-    ask: Ask, dictionary: Path, asked: dict[str, str]
+    ask: Ask, dictionary: Path, requested: dict[str, str]
 ) -> None:
     given = {
         "accept_encoding": BROWSERS,
         "available_dictionary": available(dictionary.read_bytes()),
-        **asked,
+        **requested,
     }
     _, headers, body = ask(page(), Compression(dictionary=dictionary, padding=False), **given)
     assert headers["content-encoding"] in ("zstd", "br")
@@ -177,10 +177,10 @@ def test_app_keeps_its_304_and_sees_its_own_tag(ask: Ask, dictionary: Path) -> N
         Compression(dictionary=dictionary),
         accept_encoding=BROWSERS,
         available_dictionary=available(dictionary.read_bytes()),
-        if_none_match=coded_tag('"a"', "dcz"),
+        if_none_match=compressed_tag('"a"', "dcz"),
     )
     assert site.seen == ('"a"', None)
-    assert (status, headers["etag"], headers["vary"]) == (304, coded_tag('"a"', "dcz"), VARY)
+    assert (status, headers["etag"], headers["vary"]) == (304, compressed_tag('"a"', "dcz"), VARY)
 
 
 def test_file_is_sent_as_without_the_dictionary(ask: Ask, dictionary: Path, tmp_path: Path) -> None:

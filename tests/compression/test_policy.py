@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wsgifast import Compression, ConfigurationError
 from wsgifast.compression.codings import compressor
-from wsgifast.compression.policy import coded_tag, suffix_check
+from wsgifast.compression.policy import compressed_tag, suffix_check
 from wsgifast.compression.response import ResponseCoding
 from wsgifast.http import headers as http
 
@@ -28,9 +28,9 @@ def coding_of(
     options: Compression | None = None,
     *,
     method: str = "GET",
-    asked: bool | None = None,
+    requested: bool | None = None,
 ) -> ResponseCoding:
-    wish = [] if asked is None else [asked]
+    wish = [] if requested is None else [requested]
     return ResponseCoding(options or Compression(), method, accept_encoding, wish)
 
 
@@ -41,9 +41,9 @@ def decided(
     accept_encoding: str | None = "br",
     code: int = 200,
     size: int | None = None,
-    **facts: Any,
+    **conditions: Any,
 ) -> Decided | None:
-    decision = coding_of(accept_encoding, options, **facts).decide(code, headers, size)
+    decision = coding_of(accept_encoding, options, **conditions).decide(code, headers, size)
     return decision and Decided(decision.coding, decision.apply(http.Headers(headers)))
 
 
@@ -84,7 +84,7 @@ def test_other_type_is_left_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "facts"),
+    ("headers", "conditions"),
     [
         ([*JSON, ("Content-Encoding", "gzip")], {}),
         ([*JSON, ("content-encoding", "identity")], {}),
@@ -97,14 +97,14 @@ def test_other_type_is_left_alone(kind: str) -> None:
         ([("Content-Length", "5000")], {}),
         ([("Content-Type", "text/html"), ("Content-Length", "999")], {}),
         ([("Content-Type", "text/html")], {"size": 999}),
-        (JSON, {"asked": False}),
+        (JSON, {"requested": False}),
     ],
 )
-def test_exception_is_left_alone(headers: Headers, facts: dict[str, Any]) -> None:
-    assert decided(headers, **facts) is None
+def test_exception_is_left_alone(headers: Headers, conditions: dict[str, Any]) -> None:
+    assert decided(headers, **conditions) is None
 
 
-def test_part_made_by_the_app_is_uncoded_with_vary() -> None:
+def test_part_made_by_the_app_is_plain_with_vary() -> None:
     decision = decided(JSON, code=206)
     assert decision is not None
     assert decision.coding is None
@@ -133,7 +133,7 @@ def test_client_without_coding_gets_vary_alone() -> None:
     ]  # fmt: skip
 
 
-def test_headers_of_the_uncoded_body_are_dropped() -> None:
+def test_headers_of_the_uncompressed_body_are_dropped() -> None:
     decision = decided(
         [
             *JSON, ("Content-MD5", "x"), ("Digest", "x"), ("Content-Digest", "x"),
@@ -150,7 +150,7 @@ def test_headers_of_the_uncoded_body_are_dropped() -> None:
     "headers",
     [JSON, [*JSON, ("ETag", '"a"')], [("Content-Type", "text/html"), ("Accept-Ranges", "bytes")]],
 )
-def test_head_without_body_omits_coded_fields(headers: list[tuple[str, str]]) -> None:
+def test_head_without_body_omits_compressed_fields(headers: list[tuple[str, str]]) -> None:
     """An app's own middleware may code GET's body, and see none in HEAD's."""
     content_type = dict(headers)["Content-Type"]
     found = names(decided(headers, method="HEAD"))
@@ -171,8 +171,8 @@ def test_head_with_the_body_has_what_get_would() -> None:
         ("abc", 'W/"abc!br.5aeb4b74"'),
     ],
 )
-def test_tag_is_coded_and_restored(tag: str, sent: str) -> None:
-    assert coded_tag(tag, "br") == sent
+def test_tag_is_made_compressed_and_restored(tag: str, sent: str) -> None:
+    assert compressed_tag(tag, "br") == sent
     assert names(decided([*JSON, ("ETag", tag)]))["etag"] == sent
     coding = coding_of("br")
     assert coding.app_preconditions(f'"other", {sent}', sent) == (f'"other", {tag}', tag)
@@ -192,11 +192,11 @@ def test_tag_that_no_header_can_have_is_dropped(tag: str) -> None:
 def test_tag_of_the_app_with_a_suffix_is_its_own(weak: str, suffix: str) -> None:
     tag = f'{weak}"v7{suffix}"'
     for coding in ("zstd", "br", "gzip"):
-        asked = coding_of(coding)
-        assert asked.app_preconditions(tag, tag) == (tag, tag)
-        assert asked.app_if(f"([{tag}])") == f"([{tag}])"
-        sent = coded_tag(tag, coding)
-        assert asked.app_preconditions(sent, sent) == (tag, tag)
+        requested = coding_of(coding)
+        assert requested.app_preconditions(tag, tag) == (tag, tag)
+        assert requested.app_if(f"([{tag}])") == f"([{tag}])"
+        sent = compressed_tag(tag, coding)
+        assert requested.app_preconditions(sent, sent) == (tag, tag)
 
 
 def test_decoded_tag_brings_no_control_characters() -> None:
@@ -206,7 +206,7 @@ def test_decoded_tag_brings_no_control_characters() -> None:
 
 
 def test_tags_in_webdav_conditions_are_the_apps() -> None:
-    weak, strong = coded_tag('"a"', "gzip"), coded_tag('"b"', "br", checksum=0xFF)
+    weak, strong = compressed_tag('"a"', "gzip"), compressed_tag('"b"', "br", checksum=0xFF)
     given = f'<http://x/a> (<urn:uuid:1> [{weak}]) (Not [{strong}] ["c+gzip"])'
     assert coding_of(None).app_if(given) == (
         '<http://x/a> (<urn:uuid:1> ["a"]) (Not ["b"] ["c+gzip"])'
@@ -214,8 +214,8 @@ def test_tags_in_webdav_conditions_are_the_apps() -> None:
 
 
 def test_tags_of_other_codings_stay_in_if_none_match() -> None:
-    other, own = coded_tag('"a"', "gzip"), coded_tag('"c"', "zstd")
-    copy = coded_tag('"d"', "zstd", checksum=0x0123ABCD)
+    other, own = compressed_tag('"a"', "gzip"), compressed_tag('"c"', "zstd")
+    copy = compressed_tag('"d"', "zstd", checksum=0x0123ABCD)
     given_tags = f'{other}, "b", {own}, {copy}, *'
     none_match, match = coding_of("zstd").app_preconditions(given_tags, given_tags)
     assert none_match == f'{other}, "b", "c", "d", {copy}, *'
@@ -225,7 +225,7 @@ def test_tags_of_other_codings_stay_in_if_none_match() -> None:
 
 
 def test_tag_of_a_copy_is_strong_and_restored() -> None:
-    tag = coded_tag('"abc"', "zstd", checksum=0xFF)
+    tag = compressed_tag('"abc"', "zstd", checksum=0xFF)
     assert tag is not None
     assert tag.startswith('"abc+zstd-000000ff.')
     assert coding_of("zstd").app_preconditions(tag, None)[0] == f'"abc", {tag}'
@@ -240,16 +240,16 @@ def test_preconditions_without_our_tags_are_unchanged(header: str, coding: str |
 def test_unlisted_type_is_compressed_if_the_app_asks() -> None:
     protobuf: Headers = [("Content-Type", "application/x-protobuf"), ("Content-Length", "10")]
     assert decided(protobuf) is None
-    decision = decided(protobuf, asked=True)
+    decision = decided(protobuf, requested=True)
     assert decision is not None
     assert decision.coding == "br"
 
 
-def test_event_stream_is_compressed_only_if_asked() -> None:
+def test_event_stream_is_compressed_only_by_option() -> None:
     stream: Headers = [("Content-Type", "text/event-stream; charset=utf-8")]
     assert decided(stream) is None
     assert decided(stream, Compression(event_streams=True)) is not None
-    assert decided(stream, asked=True) is not None
+    assert decided(stream, requested=True) is not None
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
         for path in ("/chunked", "/sized"):
             with Connection(served.address) as client:
                 client.send_request(path)
-                client.read_head()
+                client.read_headers()
                 received = client.read_to_end()
                 assert b"begin" in received
                 assert not received.endswith(b"0\r\n\r\n")  # it must not look whole
@@ -121,8 +121,8 @@ def test_error_in_close_is_logged_and_ends_connection(kind: str) -> None:
         assert "LookupError: the app's own" in served.log
 
 
-def test_malformed_response_head_is_a_500(kind: str) -> None:
-    heads: list[tuple[Any, Any]] = [
+def test_malformed_response_headers_are_a_500(kind: str) -> None:
+    all_headers: list[tuple[Any, Any]] = [
         ("200", [("Good", "a\r\nEvil: b")]),
         ("200", [("Bad name", "a")]),
         ("200", [("Number", 1)]),
@@ -137,18 +137,18 @@ def test_malformed_response_head_is_a_500(kind: str) -> None:
     ]
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        start_response(*heads[int(environ["PATH_INFO"][1:])])
+        start_response(*all_headers[int(environ["PATH_INFO"][1:])])
         return [b"no"]
 
     with serve(app, kind) as served:
-        for number, head in enumerate(heads):
+        for number, headers in enumerate(all_headers):
             with Connection(served.address) as client:
                 response = client.request(f"/{number}")
-                assert response.status == 500, head
-                assert response.header("Evil") is None, head
+                assert response.status == 500, headers
+                assert response.header("Evil") is None, headers
             wait_for(
                 lambda number=number: served.log.count("BodyError: ") > number,  # type: ignore[misc]
-                f"{head} is logged",
+                f"{headers} is logged",
             )
 
 
@@ -193,7 +193,7 @@ def test_write_keeps_to_the_content_length(kind: str) -> None:
     assert "longer than its Content-Length" in served.log
 
 
-def test_coded_bytes_taken_before_leaving_are_logged(kind: str) -> None:
+def test_compressed_bytes_before_leaving_are_logged(kind: str) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/html")])
         yield os.urandom(LARGE_BYTES // 4)
@@ -260,7 +260,7 @@ def stalling(served: Served, target: str) -> Connection:
     client = Connection(served.address, receive_buffer=4096)
     try:
         client.send_request(target)
-        client.read_head()
+        client.read_headers()
     except BaseException:
         client.close()
         raise
@@ -318,16 +318,16 @@ def test_file_shrinking_ends_the_connection(kind: str, sendfile: bool, tmp_path:
 
 
 def test_request_body_cannot_be_read_after_its_request(kind: str) -> None:
-    kept: list[Any] = []
+    stored: list[Any] = []
 
     def echo(environ: WSGIEnvironment) -> list[bytes]:
         stolen: object = None
-        if kept:
+        if stored:
             try:
-                stolen = kept[0].read()
+                stolen = stored[0].read()
             except ValueError as error:
                 stolen = error
-        kept.append(environ["wsgi.input"])
+        stored.append(environ["wsgi.input"])
         return [repr(stolen).encode(), environ["wsgi.input"].read()]
 
     with talking(answering(echo), kind) as (_, client):

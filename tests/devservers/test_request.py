@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.http import Connection
 from tests.support.wsgi import TEXT, answering
-from wsgifast.devservers.request import CheckedLines, RequestBody, check_head
+from wsgifast.devservers.request import CheckedLines, RequestBody, check_headers
 from wsgifast.errors import ClientGone, RequestError
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 
@@ -168,13 +168,13 @@ def test_broken_request_gets_status_and_ends(kind: str) -> None:
         raise AssertionError("the app was called")
 
     with serve(answering(app), kind) as served:
-        for head, status in BROKEN:
+        for headers, status in BROKEN:
             with Connection(served.address) as client:
-                client.send(head + b"\r\n" + b"GET /smuggled HTTP/1.1\r\n")
+                client.send(headers + b"\r\n" + b"GET /smuggled HTTP/1.1\r\n")
                 response = client.read_response()
                 seen = (response.status, response.header("Connection"))
-                assert seen == (status, "close"), f"{head[:100]!r}: {response}"
-                assert client.read_to_end() == b"", head[:100]
+                assert seen == (status, "close"), f"{headers[:100]!r}: {response}"
+                assert client.read_to_end() == b"", headers[:100]
     assert "smuggled" not in served.log
     assert "Traceback" not in served.log
 
@@ -211,13 +211,13 @@ def test_continue_is_sent_before_the_body(kind: str) -> None:
         assert_alive(client)
 
 
-def checked(head: bytes, line: str = "POST / HTTP/1.1") -> int | None:
-    lines = cast(Any, CheckedLines(io.BytesIO(head + b"\r\n")))
-    return check_head(line, parse_headers(lines))
+def checked(headers: bytes, line: str = "POST / HTTP/1.1") -> int | None:
+    lines = cast(Any, CheckedLines(io.BytesIO(headers + b"\r\n")))
+    return check_headers(line, parse_headers(lines))
 
 
 @pytest.mark.parametrize(
-    ("head", "length"),
+    ("headers", "length"),
     [
         (b"Host: a\r\n", 0),
         (b"Host: a\r\nContent-Length: 12\r\n", 12),
@@ -231,8 +231,8 @@ def checked(head: bytes, line: str = "POST / HTTP/1.1") -> int | None:
         (b"Host: a\r\nContent-Type: message/http\r\nContent-Length: 7\r\n", 7),
     ],
 )
-def test_head_with_framing_gives_the_end_of_the_body(head: bytes, length: int | None) -> None:
-    assert checked(head) == length
+def test_headers_with_framing_give_the_end_of_the_body(headers: bytes, length: int | None) -> None:
+    assert checked(headers) == length
 
 
 AMBIGUOUS = [
@@ -261,9 +261,9 @@ LINES = ["GET /", "GET  / HTTP/1.1", "GET /\x0bHTTP/1.1", "G(T / HTTP/1.1", "GET
 
 
 @pytest.mark.parametrize(
-    ("line", "head", "status"),
+    ("line", "headers", "status"),
     [
-        *[("POST / HTTP/1.1", head, 400) for head in AMBIGUOUS],
+        *[("POST / HTTP/1.1", headers, 400) for headers in AMBIGUOUS],
         *[
             ("POST / HTTP/1.1", b"Host: a\r\nTransfer-Encoding: " + codings + b"\r\n", 501)
             for codings in CODINGS
@@ -272,13 +272,13 @@ LINES = ["GET /", "GET  / HTTP/1.1", "GET /\x0bHTTP/1.1", "G(T / HTTP/1.1", "GET
         ("POST / HTTP/1.0", b"Transfer-Encoding: chunked\r\n", 400),
     ],
 )
-def test_ambiguous_head_is_refused(line: str, head: bytes, status: int) -> None:
+def test_ambiguous_headers_are_refused(line: str, headers: bytes, status: int) -> None:
     with pytest.raises(RequestError) as caught:
-        checked(head, line)
+        checked(headers, line)
     assert caught.value.status == status
 
 
-def test_head_that_is_cut_off_raises() -> None:
+def test_headers_that_are_cut_off_raise() -> None:
     lines = CheckedLines(io.BytesIO(b"Host: a\r\nContent-Le"))
     assert lines.readline() == b"Host: a\r\n"
     with pytest.raises(EOFError):
@@ -288,7 +288,7 @@ def test_head_that_is_cut_off_raises() -> None:
 def test_header_with_underscore_is_removed() -> None:
     lines = cast(Any, CheckedLines(io.BytesIO(b"Host: a\r\nX_Real_Ip: 1\r\nX-A: 2\r\n\r\n")))
     headers = parse_headers(lines)
-    check_head("GET / HTTP/1.1", headers)
+    check_headers("GET / HTTP/1.1", headers)
     assert headers.keys() == ["Host", "X-A"]
 
 
@@ -354,9 +354,9 @@ def test_unread_rest_is_skipped_up_to_a_limit() -> None:
 
 def test_body_after_finish_cannot_be_read() -> None:
     body, stream = received(b"hello" + NEXT, 5)
-    kept = io.BufferedReader(body)
+    buffered = io.BufferedReader(body)
     body.finish()
     with pytest.raises(ValueError, match="over"):
-        kept.read()
+        buffered.read()
     assert body.skip(5)
     assert stream.read() == NEXT

@@ -41,7 +41,7 @@ def test_response_that_has_no_body_sends_none(kind: str, body: Any) -> None:
             assert_alive(client)
 
 
-def test_head_request_gets_the_head_of_get_alone(kind: str, tmp_path: Path) -> None:
+def test_head_request_gets_the_headers_of_get_alone(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)
     apps = {
@@ -220,7 +220,7 @@ class CountingSocket(socket.socket):
         return super().sendmsg(buffers, ancillary, flags, *rest)
 
 
-def test_head_and_first_block_leave_in_one_send(kind: str, tmp_path: Path) -> None:
+def test_headers_and_first_block_leave_in_one_send(kind: str, tmp_path: Path) -> None:
     small, content = sized_file(tmp_path, 1000)
     large, _ = sized_file(tmp_path, 100_000)
     apps = {

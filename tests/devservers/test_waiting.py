@@ -83,13 +83,13 @@ def is_timed_out(served: Served, sent: bytes) -> bool:
     """
     with Connection(served.address) as client, contextlib.suppress(ConnectionError):
         client.send(sent)
-        if answer := client.read_to_end():
-            assert answer.startswith(b"HTTP/1.1 408 "), answer
+        if response := client.read_to_end():
+            assert response.startswith(b"HTTP/1.1 408 "), response
             return True
     return False
 
 
-def test_stalled_head_is_answered_with_408(kind: str) -> None:
+def test_stalled_headers_are_answered_with_408(kind: str) -> None:
     with serve(answering(path_of), kind, timeout=0.1) as served:
         sent = b"GET / HTTP/1.1\r\nHost:"
         wait_for(lambda: is_timed_out(served, sent), "408 is answered")
@@ -97,9 +97,9 @@ def test_stalled_head_is_answered_with_408(kind: str) -> None:
 
 def test_stalled_request_body_is_answered_with_408(kind: str) -> None:
     app = answering(lambda environ: [environ["wsgi.input"].read(5)])
-    for head in (b"Content-Length: 5", b"Transfer-Encoding: chunked"):
+    for framing in (b"Content-Length: 5", b"Transfer-Encoding: chunked"):
         with serve(app, kind, timeout=0.1) as served:
-            sent = b"POST / HTTP/1.1\r\nHost: a\r\n" + head + b"\r\n\r\n3"
+            sent = b"POST / HTTP/1.1\r\nHost: a\r\n" + framing + b"\r\n\r\n3"
             wait_for(functools.partial(is_timed_out, served, sent), "408 is answered")
         assert "Traceback" not in served.log
 

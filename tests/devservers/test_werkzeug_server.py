@@ -156,7 +156,7 @@ def test_hook_for_a_dropped_connection_is_called_once(kind: str, target: str) ->
                 reset_on_close(client.sock)
             else:
                 client.send_request(target)
-                client.read_head()
+                client.read_headers()
                 reset_on_close(client.sock)
         wait_for(lambda: bool(dropped), "the hook is called")
         assert get(served.address, "/small", method="HEAD").status == 200
@@ -172,7 +172,7 @@ def test_app_that_took_the_socket_over_is_left_alone() -> None:
 
     with talking(app, "werkzeug") as (served, client):
         client.send_request("/")
-        assert client.read_head().status == 101
+        assert client.read_headers().status == 101
         assert client.read_to_end() == b"hello"
     assert served.log == ""
 
@@ -205,15 +205,15 @@ def test_errors_pass_through_by_the_option() -> None:
     assert [str(error) for error in caught] == ["through"]
 
 
-def module(folder: Path, answer: str) -> None:
+def module(folder: Path, response: str) -> None:
     (folder / "dev_app.py").write_text(
         "import os\n"
         "def app(environ, start_response):\n"
         "    start_response('200 OK', [])\n"
-        f"    return [b'{answer} %d' % os.getpid()]\n"
+        f"    return [b'{response} %d' % os.getpid()]\n"
     )
     # The reloader and the bytecode cache look at the time in whole seconds.
-    stamp = datetime.datetime.now().timestamp() - (1000 if answer == "first" else 0)
+    stamp = datetime.datetime.now().timestamp() - (1000 if response == "first" else 0)
     os.utime(folder / "dev_app.py", (stamp, stamp))
 
 
@@ -238,13 +238,13 @@ def test_reloader_and_threads_work(run_simple: Any, tmp_path: Path) -> None:
     options = "threaded=True, use_reloader=True, reloader_type='stat', use_debugger=True"
     with run_simple(free_port(), options) as server:
 
-        def answer() -> bytes:
+        def response() -> bytes:
             try:
                 return bytes(get(server.address).body)
             except (OSError, EOFError):
                 return b""  # it is starting again
 
-        wait_for(lambda: answer().startswith(b"first"), "the first version answers")
+        wait_for(lambda: response().startswith(b"first"), "the first version answers")
         module(tmp_path, "second")
 
         def is_seen() -> bool:

@@ -114,7 +114,7 @@ def tree() -> Iterator[Path]:
             yield root
 
 
-def answers(name: str, root: Path) -> dict[str, dict[str, str]]:
+def responses(name: str, root: Path) -> dict[str, dict[str, str]]:
     """What one of MIDDLEWARE answers to each of REQUESTS, as far as it is compared."""
     hashed = next(path.name for path in root.glob("style.*.css"))
     security = "django.middleware.security.SecurityMiddleware"
@@ -134,23 +134,23 @@ def answers(name: str, root: Path) -> dict[str, dict[str, str]]:
         filled = {key: value.format(**validators) for key, value in headers.items()}
         method, path = line.split(" ", 1)
         server, body = ask(method, path, filled)
-        answer = {"status": server.head[0][:3]}
-        if answer["status"] in ("200", "206", "304"):
-            answer["size"] = str(len(body))
+        response = {"status": server.start[0][:3]}
+        if response["status"] in ("200", "206", "304"):
+            response["size"] = str(len(body))
             for key in _HEADERS:
                 value = (server.header(key) or "").replace('"', "")
-                answer[key] = value.partition("; boundary")[0]
-        asked = ", ".join(f"{key}: {value}" for key, value in headers.items())
-        found[f"{line} {asked}".strip()] = answer
+                response[key] = value.partition("; boundary")[0]
+        requested = ", ".join(f"{key}: {value}" for key, value in headers.items())
+        found[f"{line} {requested}".strip()] = response
     return found
 
 
 def differences(root: Path) -> dict[str, dict[str, dict[str, str]]]:
     """Return the responses of the others that differ from ours, for each request."""
-    ours = answers("ours", root)
+    ours = responses("ours", root)
     found: dict[str, dict[str, dict[str, str]]] = {}
     for name in ("WhiteNoise", "ServeStatic"):
-        for request, theirs in answers(name, root).items():
+        for request, theirs in responses(name, root).items():
             same = theirs["status"] == ours[request]["status"]
             differing = {
                 key: value
@@ -164,7 +164,7 @@ def differences(root: Path) -> dict[str, dict[str, dict[str, str]]]:
 
 def as_markdown(root: Path) -> str:
     """The differences as a table."""
-    ours = answers("ours", root)
+    ours = responses("ours", root)
     lines = ["| request | StaticFilesMiddleware | WhiteNoise | ServeStatic |", "|---|---|---|---|"]
     for request, others in differences(root).items():
         names = dict.fromkeys(name for theirs in others.values() for name in theirs)
@@ -174,20 +174,20 @@ def as_markdown(root: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(answer: dict[str, str]) -> str:
+def _cell(response: dict[str, str]) -> str:
     shown = {"size": "{} bytes", "Content-Encoding": "{}", "status": "{}"}
-    cells = [shown.get(key, "`{}`").format(value) for key, value in answer.items() if value]
-    return ", ".join(cells) if answer else "the same"
+    cells = [shown.get(key, "`{}`").format(value) for key, value in response.items() if value]
+    return ", ".join(cells) if response else "the same"
 
 
 def main() -> None:
-    """Print all answers, and the table."""
+    """Print all responses, and the table."""
     django_project.set_up()
     warnings.simplefilter("ignore")
     with tree() as root:
-        ours, others, table = answers("ours", root), differences(root), as_markdown(root)
-    for request, answer in ours.items():
-        print(f"{request}\n    {' | '.join(filter(None, answer.values()))}")
+        ours, others, table = responses("ours", root), differences(root), as_markdown(root)
+    for request, response in ours.items():
+        print(f"{request}\n    {' | '.join(filter(None, response.values()))}")
         for name, theirs in others.get(request, {}).items():
             print(f"    {name}: {', '.join(f'{key} {value}' for key, value in theirs.items())}")
     print(f"\n{table}")

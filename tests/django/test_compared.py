@@ -22,7 +22,7 @@ DIFFERENCES = {
     "GET /static/archive.tar.gz": both(**{"Content-Type": "application/octet-stream"}),
     # RFC 9110, section 14.2: Range is for GET alone.
     "HEAD /static/large.bin Range: bytes=0-9": both(status="206"),
-    # Django's own answer, in its CSRF protection or for want of a view.
+    # Django's own response, in its CSRF protection or for want of a view.
     "POST /static/style.css": both(status="405"),
     "OPTIONS /static/style.css": both(status="405"),
     "GET /static/style.css Accept-Encoding: gzip;q=0, identity": {

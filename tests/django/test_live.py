@@ -117,8 +117,8 @@ def test_project_takes_a_vote_and_exports(browser: Browser) -> None:
 
 def test_project_takes_an_upload_and_sends_it(server: LiveServer, browser: Browser) -> None:
     boundary = secrets.token_hex(8)  # so long that it is not in CONTENT
-    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="data.bin"'
-    body = head.encode() + b"\r\n\r\n" + CONTENT + f"\r\n--{boundary}--\r\n".encode()
+    start = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="data.bin"'
+    body = start.encode() + b"\r\n\r\n" + CONTENT + f"\r\n--{boundary}--\r\n".encode()
     form = {"Content_Type": f"multipart/form-data; boundary={boundary}"}
     sent = browser.ask("/documents/", "POST", body, **form)
     assert sent.status == 302, str(sent)
@@ -152,8 +152,8 @@ def test_database_connection_belongs_to_one_thread(server: LiveServer) -> None:
 
     def ask(_: int) -> int:
         with Connection(server.address) as connection:
-            answers = [connection.request(path) for path in ("/votes.csv", "/") * 5]
-            return sum(answer.status == 200 for answer in answers)
+            responses = [connection.request(path) for path in ("/votes.csv", "/") * 5]
+            return sum(response.status == 200 for response in responses)
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(16))) == [10] * 16

@@ -23,7 +23,7 @@ from django.test import override_settings
 from django.urls import path as url
 
 from tests.asgi.support import call, scope_of
-from tests.support.coded import decoded
+from tests.support.decoders import decoded
 from tests.support.files import write_old, write_settled
 from tests.support.wsgi import Server, new_environ
 from wsgifast import compress_response
@@ -60,7 +60,7 @@ def ask_wsgi(
         environ = new_environ(method, HTTP_HOST="localhost", **extra)
         server = Server(get_wsgi_application(), environ)
         body = server.finish()
-    return int(server.head[0][:3]), {k.lower(): v for k, v in server.head[1]}, body
+    return int(server.start[0][:3]), {k.lower(): v for k, v in server.start[1]}, body
 
 
 def ask_asgi(
@@ -72,14 +72,14 @@ def ask_asgi(
 ) -> tuple[int, dict[str, str], bytes]:
     with settings_of(view, middleware):
         scope = scope_of("/", method, host="localhost", **headers)
-        answer = call(get_asgi_application(), scope, body=b"")
-    return answer.status, {k.lower(): v for k, v in answer.headers}, answer.body
+        response = call(get_asgi_application(), scope, body=b"")
+    return response.status, {k.lower(): v for k, v in response.headers}, response.body
 
 
 @pytest.fixture(params=[ask_wsgi, ask_asgi])
 def ask(request: pytest.FixtureRequest) -> Ask:
-    asked: Ask = request.param
-    return asked
+    requested: Ask = request.param
+    return requested
 
 
 def test_page_is_the_same(ask: Ask) -> None:
@@ -162,8 +162,8 @@ def test_status_of_the_view_is_kept(ask: Ask, file: Path, status: int) -> None:
     def view(request: object) -> FileResponse:
         return FileResponse(file.open("rb"), status=status)
 
-    answer = ask(view, range="bytes=0-1")
-    assert (answer[0], answer[2]) == (status, CONTENT)
+    response = ask(view, range="bytes=0-1")
+    assert (response[0], response[2]) == (status, CONTENT)
 
 
 def test_cookies_and_middleware_are_kept(ask: Ask, file: Path) -> None:

@@ -21,7 +21,7 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.test import AsyncClient, Client, override_settings
 
 from tests.asgi.support import call, scope_of
-from tests.support.coded import available, decoded_delta
+from tests.support.decoders import available, decoded_delta
 from tests.support.files import settle
 from tests.support.servers import wait_for
 from tests.support.wsgi import Server, new_environ
@@ -38,19 +38,19 @@ Ask = Callable[..., tuple[int, dict[str, str], bytes]]
 def ask_wsgi(path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
     extra = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     server = Server(WSGIHandler(), new_environ(method, path, HTTP_HOST="localhost", **extra))
-    return int(server.head[0][:3]), dict(server.head[1]), server.finish()
+    return int(server.start[0][:3]), dict(server.start[1]), server.finish()
 
 
 def ask_asgi(path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    answer = call(ASGIHandler(), scope_of(path, method, host="localhost", **headers), body=b"")
-    return answer.status, dict(answer.headers), answer.body
+    response = call(ASGIHandler(), scope_of(path, method, host="localhost", **headers), body=b"")
+    return response.status, dict(response.headers), response.body
 
 
 @pytest.fixture(params=[ask_wsgi, ask_asgi])
 def ask(request: pytest.FixtureRequest) -> Ask:
     """Django's own handlers, WSGI and ASGI, with the middleware of the settings."""
-    asked: Ask = request.param
-    return asked
+    requested: Ask = request.param
+    return requested
 
 
 @pytest.fixture
@@ -94,10 +94,10 @@ def test_collected_file_is_served(ask: Ask, hashed: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/static/large.bin", "/static/css/a.css"])
-def test_static_file_has_ranges_tags_and_siblings(ask: Ask, root: Path, path: str) -> None:
+def test_static_file_has_ranges_tags_and_precompressed(ask: Ask, root: Path, path: str) -> None:
     content = (root / path.removeprefix("/static/")).read_bytes()
     tag = ask(path)[1]["ETag"]
-    for method, asked, expected in (
+    for method, requested, expected in (
         ("GET", {}, (200, content)),
         ("HEAD", {}, (200, b"")),
         ("GET", {"range": "bytes=10-99"}, (206, content[10:100])),
@@ -105,8 +105,8 @@ def test_static_file_has_ranges_tags_and_siblings(ask: Ask, root: Path, path: st
         ("GET", {"if_none_match": tag}, (304, b"")),
         ("GET", {"if_match": '"other"'}, (412, b"")),
     ):
-        status, headers, body = ask(path, method, **asked)
-        assert (status, body) == expected, asked
+        status, headers, body = ask(path, method, **requested)
+        assert (status, body) == expected, requested
         assert headers["Access-Control-Allow-Origin"] == "*"
         assert ("Content-Type" in headers) == (status != 304)
         size = {304: None, 416: "0", 412: "0", 206: "90"}.get(status, str(len(content)))
@@ -283,11 +283,11 @@ def test_other_middleware_works_in_our_applications(root: Path, middleware: str)
             environ["HTTP_RANGE"] = ranges
             scope["headers"].append((b"range", ranges.encode()))
         server = Server(wsgi, environ)
-        assert (server.head[0][:3], server.finish()) == (str(status), expected)
+        assert (server.start[0][:3], server.finish()) == (str(status), expected)
         sent_as = "file" if "whitenoise" in middleware else "stream-blocks"
         assert server.environ["wsgifast.sent_as"] == sent_as
-        answer = call(asgi, scope, body=b"")
-        assert (answer.status, answer.body) == (status, expected)
+        response = call(asgi, scope, body=b"")
+        assert (response.status, response.body) == (status, expected)
 
 
 def test_answered_static_file_leaves_no_descriptor(ask: Ask, root: Path) -> None:
@@ -314,8 +314,8 @@ def test_django_client_of_old_release_gets_a_delta(ask: Ask, root: Path) -> None
     (root / "css" / "b.0123456789ab.css").write_bytes(old)
     (root / "css" / "b.ba9876543210.css").write_bytes(new)
     settle(*(root / "css").iterdir())
-    asked = {"accept_encoding": "br, dcz", "available_dictionary": available(old)}
-    get = partial(ask, "/static/css/b.ba9876543210.css", **asked)
+    requested = {"accept_encoding": "br, dcz", "available_dictionary": available(old)}
+    get = partial(ask, "/static/css/b.ba9876543210.css", **requested)
 
     with override_settings(WSGIFAST_STATIC={"dictionaries": True, "immutable": r"\.css$"}):
         wait_for(lambda: get()[1].get("Content-Encoding") == "dcz", "the delta is made")

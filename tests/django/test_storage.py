@@ -60,8 +60,8 @@ def test_storage_compresses_collected_files(target: Path) -> None:
     assert {"style.css", "style.css.gz", "style.css.br", "style.css.zst", "photo.jpg"} <= found
     assert "photo.jpg.gz" not in found
     assert gzip.decompress((target / "style.css.gz").read_bytes()) == CSS
-    for sibling in ("style.css.br", "style.css.gz", "style.css.zst"):
-        assert printed.count(f"Post-processed 'style.css' as '{sibling}'") == 1
+    for precompressed in ("style.css.br", "style.css.gz", "style.css.zst"):
+        assert printed.count(f"Post-processed 'style.css' as '{precompressed}'") == 1
     assert "style.css.gz" not in collect("CompressedStaticFilesStorage")
 
 
@@ -73,7 +73,7 @@ def test_changed_file_is_compressed_again(source: Path, target: Path) -> None:
     assert gzip.decompress((target / "style.css.gz").read_bytes()) == CSS + b"/* more */"
 
 
-def test_sibling_of_another_storage_is_made_again(target: Path) -> None:
+def test_precompressed_of_other_storage_is_made_again(target: Path) -> None:
     """As WhiteNoise leaves it where a project moves: older than the files that Django writes."""
     backend = {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"}
     with override_settings(STORAGES={**settings.STORAGES, "staticfiles": backend}):
@@ -83,8 +83,8 @@ def test_sibling_of_another_storage_is_made_again(target: Path) -> None:
             os.utime(path, (1, 1))
     collect("CompressedManifestStaticFilesStorage")
     hashed = target / hashed_names(target)["style.css"]
-    sibling = hashed.with_name(f"{hashed.name}.gz")
-    assert sibling.stat().st_mtime_ns == hashed.stat().st_mtime_ns
+    precompressed = hashed.with_name(f"{hashed.name}.gz")
+    assert precompressed.stat().st_mtime_ns == hashed.stat().st_mtime_ns
     assert "style.css.gz" not in collect("CompressedManifestStaticFilesStorage")
 
 
@@ -118,9 +118,11 @@ def test_keep_only_hashed_removes_the_others(target: Path, setting: dict[str, An
     with override_settings(**setting):
         for _ in range(2):
             collect("CompressedManifestStaticFilesStorage")
-            kept = {name for name in names(target) if not name.endswith((".gz", ".br", ".zst"))}
+            remaining = {
+                name for name in names(target) if not name.endswith((".gz", ".br", ".zst"))
+            }
             manifests = {"staticfiles.json", ".wsgifast-compress.json"}
-            assert kept == {*hashed_names(target).values(), *manifests}
+            assert remaining == {*hashed_names(target).values(), *manifests}
     codings = {name.rpartition(".")[2] for name in names(target)} & {"br", "zst"}
     assert not codings if "WSGIFAST_STATIC" in setting else codings
 

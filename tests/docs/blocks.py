@@ -109,7 +109,9 @@ def patched(block: Block, text: str) -> str:
     """Return a file's text after a diff. ``@@`` separates the hunks."""
     for hunk in block.text.partition("\n")[2].split("@@\n"):
         lines = hunk.splitlines(keepends=True)
-        old, new = ("".join(line[1:] for line in lines if line[0] in kept) for kept in (" -", " +"))
+        old, new = (
+            "".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +")
+        )
         assert text.count(old) == 1, f"{block}: these lines are there once:\n{old}"
         text = text.replace(old, new)
     return text

@@ -41,7 +41,7 @@ class Environment:
         self.bin = folder / "bin"
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         self._packages = folder / "lib" / version / "site-packages"
-        self._asked: set[tuple[str, str]] = set()
+        self._requested: set[tuple[str, str]] = set()
 
     def install(self, line: str) -> None:
         """Install the packages of a shell line with pip.
@@ -54,14 +54,14 @@ class Environment:
             self._add(Requirement(word.partition(" @ ")[0]))
 
     def has(self, name: str) -> bool:
-        return any(asked == name for asked, _ in self._asked)
+        return any(requested == name for requested, _ in self._requested)
 
     def _add(self, requirement: Requirement) -> None:
         name = requirement.name.lower().replace("_", "-")
         for extra in ("", *requirement.extras):
-            if (name, extra) in self._asked:
+            if (name, extra) in self._requested:
                 continue
-            self._asked.add((name, extra))
+            self._requested.add((name, extra))
             try:
                 distribution = metadata.distribution(requirement.name)
             except metadata.PackageNotFoundError:

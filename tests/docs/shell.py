@@ -154,8 +154,8 @@ class Shell(contextlib.ExitStack):
         )
         self._server = self.enter_context(server)
         # gunicorn's arbiter listens before its worker can be ended by a signal.
-        answer = self._server.get("/", tls=unverified_tls() if "--certfile" in words else None)
-        assert answer.status < 500, f"{words}: {answer}\n{self._server.log()}"
+        response = self._server.get("/", tls=unverified_tls() if "--certfile" in words else None)
+        assert response.status < 500, f"{words}: {response}\n{self._server.log()}"
         if "--workers" in words and name == "gunicorn":
             workers = int(words[words.index("--workers") + 1])
             arbiter = self._server.pid

@@ -157,7 +157,7 @@ def test_chart_names_a_row_before_its_first_bar() -> None:
     assert re.findall(r">([^<>]*/ a)<", drawn) == ["a row: b / a", "c / a"]
 
 
-def test_facts_have_columns_short_rows_their_rounds(root: Path, take_in: TakeIn) -> None:
+def test_details_have_columns_short_rows_their_rounds(root: Path, take_in: TakeIn) -> None:
     take_in(base=figures(None, None, pairs=2, facts={"slow ones": 9900.0, "KiB each": None}))
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
     assert "| p50 ms | p99 ms | CPU us/req | slow ones |" in page  # of nobody are KiB known
@@ -173,8 +173,8 @@ def test_title_says_what_is_less_in_a_short_run(root: Path, take_in: TakeIn, ful
 
 def test_published_row_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
     take_in(base=figures(10.123456, None, facts={"KiB each": float("nan")}))
-    kept = json.loads((root / "docs" / "benchmarks" / "bodies.json").read_text())
-    gthread = kept["rows"]["bodies.file"]["contenders"]["gthread"]
+    stored = json.loads((root / "docs" / "benchmarks" / "bodies.json").read_text())
+    gthread = stored["rows"]["bodies.file"]["contenders"]["gthread"]
     assert gthread["requests/s"] == 10.12
     assert gthread["facts"] == {"KiB each": None}
     assert "runs" not in gthread

@@ -151,19 +151,19 @@ def parted(found: Found) -> tuple[list[Endpoint], list[Unreached]]:
 
 
 # What an app answers: its status, headers and body.
-Answer = Callable[[], tuple[str, list[tuple[str, str]], Any]]
+Response = Callable[[], tuple[str, list[tuple[str, str]], Any]]
 
 
-def wsgi(answer: Answer) -> Any:
+def wsgi(response: Response) -> Any:
     def app(environ: dict[str, Any], start_response: Any) -> Any:
-        status, headers, body = answer()
+        status, headers, body = response()
         start_response(status, headers)
         return body
 
     return app
 
 
-def plain(body: bytes = b"page", status: str = "200 OK", **headers: str) -> Answer:
+def plain(body: bytes = b"page", status: str = "200 OK", **headers: str) -> Response:
     fields = [(name.replace("_", "-"), value) for name, value in headers.items()]
     return lambda: (status, [("Content-Type", "text/plain"), *fields], [body])
 

@@ -148,20 +148,20 @@ def adopted(framework: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [("--all",), ("--all", "--https"), ("--all", "--header", "Origin: https://shop.example")],
 )
 @pytest.mark.parametrize("framework", ["Flask", "Django", "FastAPI"])
 def test_doctor_finds_readmes_lines_in_order(
-    framework: str, asked: tuple[str, ...], tmp_path: Path
+    framework: str, requested: tuple[str, ...], tmp_path: Path
 ) -> None:
-    ended = doctor(adopted(framework, tmp_path), *asked, "--format=json", folder=tmp_path)
+    ended = doctor(adopted(framework, tmp_path), *requested, "--format=json", folder=tmp_path)
     report = json.loads(ended.stdout)
     assert {each["url"] for each in report["endpoints"]} >= {"/", "/plain", "/file"}
     assert any(each["url"].startswith("/static/") for each in report["endpoints"])
     # The app's own file response lacks a validator: its wrapper adds one.
-    mended = [f for f in report["findings"] if f["fix"] == "nothing: the app's wrapper fixes it"]
-    assert report["findings"] == mended
+    fixed = [f for f in report["findings"] if f["fix"] == "nothing: the app's wrapper fixes it"]
+    assert report["findings"] == fixed
     assert report["not_reached"] == []
     assert ended.returncode == 0
 
@@ -258,14 +258,14 @@ def test_random_padding_is_no_growth() -> None:
     padding = itertools.cycle([8, 100, 100, 8, 100, 8, 8, 100])
 
     def app(environ: Any, start_response: Any) -> list[bytes]:
-        body, coded = b"page" * 200, [("Vary", "Accept-Encoding")]
+        body, compressed = b"page" * 200, [("Vary", "Accept-Encoding")]
         if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
             # A name in gzip's header, as Django's middleware and ours add it.
             name = secrets.token_hex(next(padding) // 2).encode() + b"\0"
             body = b"\x1f\x8b\x08\x08" + bytes(6) + name + gzip.compress(body)[10:]
-            coded.append(("Content-Encoding", "gzip"))
+            compressed.append(("Content-Encoding", "gzip"))
         length = ("Content-Length", str(len(body)))
-        start_response("200 OK", [*coded, length, ("Content-Type", "text/html")])
+        start_response("200 OK", [*compressed, length, ("Content-Type", "text/html")])
         return [body]
 
     report = examine(app, ["/"])
@@ -311,7 +311,7 @@ def test_app_that_redirects_http_is_reached_by_https(half: str) -> None:
     assert examine(app, ["/"], scheme="https").observations
 
 
-def test_command_requests_https_if_it_is_told(tmp_path: Path) -> None:
+def test_command_requests_https_with_its_option(tmp_path: Path) -> None:
     (tmp_path / "secure.py").write_text(
         "import flask\napp = flask.Flask(__name__)\n"
         "@app.before_request\ndef redirect():\n"

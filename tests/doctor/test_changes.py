@@ -19,7 +19,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, PlainTextResponse
 from starlette.routing import Route
 
-from tests.doctor.apps import Answer, file_path, plain, wsgi, wsgi_app
+from tests.doctor.apps import Response, file_path, plain, wsgi, wsgi_app
 from wsgifast import WSGIFast
 from wsgifast.commands.doctor import Report, as_text, examination, examine
 
@@ -29,7 +29,7 @@ def raising() -> tuple[str, list[tuple[str, str]], Any]:
 
 
 def examined(
-    monkeypatch: pytest.MonkeyPatch, own: Answer, wrapped: Answer, **options: Any
+    monkeypatch: pytest.MonkeyPatch, own: Response, wrapped: Response, **options: Any
 ) -> Report:
     """An app beside which a wrapper answers what it likes."""
     fake = lambda app, **options: WSGIFast(wsgi(own if options else wrapped))  # noqa: E731
@@ -51,7 +51,7 @@ def examined(
     ],
 )
 def test_response_changed_by_wrapping_is_wrong(
-    monkeypatch: pytest.MonkeyPatch, own: Answer, wrapped: Answer, said: str
+    monkeypatch: pytest.MonkeyPatch, own: Response, wrapped: Response, said: str
 ) -> None:
     report = examined(monkeypatch, own, wrapped)
     (finding,) = [each for each in report.findings if each.id == "WF017"]
@@ -86,21 +86,21 @@ def test_headers_added_to_a_file_are_no_change(
     assert not examined(monkeypatch, plain(), added).of("wrong", "slow")
 
 
-def counter(form: str) -> Answer:
+def counter(form: str) -> Response:
     count = itertools.count()
     return lambda: ("200 OK", [("X-Number", str(next(count)))], [form.format(next(count)).encode()])
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         counter("{}"),
         lambda: ("200 OK", [("Set-Cookie", os.urandom(8).hex())], [str(time.time_ns()).encode()]),
         lambda: ("200 OK", [("Date", str(time.time_ns()))], [b"x"]),
     ],
 )
-def test_response_that_changes_by_itself_is_no_change(answer: Answer) -> None:
-    assert not examine(wsgi(answer), ["/"]).of("wrong", "slow")
+def test_response_that_changes_by_itself_is_no_change(response: Response) -> None:
+    assert not examine(wsgi(response), ["/"]).of("wrong", "slow")
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=5))

@@ -28,17 +28,19 @@ TEXT = b"".join(b'{"id": %d, "name": "a name"}, ' % n for n in range(5000))
 NOISE = bytes(range(256)) * 100
 
 
-def answering(coded: dict[str, str], own: dict[str, str] | None = None, body: bytes = TEXT) -> Any:
+def answering(
+    compressed: dict[str, str], own: dict[str, str] | None = None, body: bytes = TEXT
+) -> Any:
     """An app that answers clients that accept gzip in gzip.
 
-    :param coded: the headers of the compressed response, beside those of the other one.
+    :param compressed: the headers of the compressed response, beside those of the other one.
     """
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
         headers = {"Content-Type": "application/json", **(own or {})}
         sent = body
         if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-            headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", **coded}
+            headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding", **compressed}
             sent = gzip.compress(body) if body is TEXT else b"0" * (len(body) + 20)
         fields = [(name, value) for name, value in headers.items() if value]
         start_response("200 OK", [*fields, ("Content-Length", str(len(sent)))])
@@ -69,12 +71,12 @@ def found(report: Report) -> dict[str, Finding]:
         (answering({}, {"ETag": 'W/"a"'}), None),
     ],
 )
-def test_compressed_answer_is_judged_by_its_headers(app: Any, expected: str | None) -> None:
+def test_compressed_response_is_judged_by_its_headers(app: Any, expected: str | None) -> None:
     report = examine(app, ["/"])
     assert list(found(report)) == [expected] * (expected is not None), as_text(report)
 
 
-def test_large_uncoded_text_is_found_with_coded_sizes() -> None:
+def test_large_uncompressed_text_is_found_with_sizes() -> None:
     app = flask.Flask(__name__, static_folder=None)
     app.add_url_rule("/large", "large", lambda: flask.Response(TEXT, mimetype="application/json"))
     app.add_url_rule("/small", "small", lambda: flask.Response(TEXT[:9000], mimetype="text/csv"))
@@ -89,8 +91,8 @@ def test_large_uncoded_text_is_found_with_coded_sizes() -> None:
         for number, coding in enumerate(available_codings())
     ]
     assert re.fullmatch(", ".join([first, *others]), finding.cost), finding.cost
-    (mended,) = found(examine(WSGIFast(app, compress=True), paths)).values()
-    assert (mended.id, mended.fix) == ("WF025", "nothing: the app's wrapper fixes it")
+    (fixed,) = found(examine(WSGIFast(app, compress=True), paths)).values()
+    assert (fixed.id, fixed.fix) == ("WF025", "nothing: the app's wrapper fixes it")
 
 
 def large(request: Request) -> JSONResponse:
@@ -124,7 +126,7 @@ def test_file_behind_compressing_middleware_is_found(tmp_path: Path) -> None:
     assert [(f.id, f.endpoint.url) for f in report.of("wrong")] == [("WF028", "/file")]
 
 
-def test_file_with_sibling_is_not_compressed_anew(tmp_path: Path) -> None:
+def test_file_with_precompressed_is_not_compressed(tmp_path: Path) -> None:
     (tmp_path / "data.json").write_bytes(TEXT)
     (tmp_path / "data.json.gz").write_bytes(gzip.compress(TEXT))
     report = examine(asgifast.StaticFiles(directory=tmp_path), ["/data.json"])

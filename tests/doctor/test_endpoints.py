@@ -192,8 +192,8 @@ def test_app_that_describes_itself_is_started_once() -> None:
     async def described(request: Any) -> JSONResponse:
         if request.headers.get("Authorization") != "Bearer x":
             return JSONResponse({"detail": "who are you?"}, status_code=401)
-        answer = {"description": "", "content": {"application/json": {"schema": {"$ref": "#/x"}}}}
-        return JSONResponse({"paths": {"/described": {"get": {"responses": {"200": answer}}}}})
+        response = {"description": "", "content": {"application/json": {"schema": {"$ref": "#/x"}}}}
+        return JSONResponse({"paths": {"/described": {"get": {"responses": {"200": response}}}}})
 
     app = Starlette(routes=[Route("/describes", described)], lifespan=lifespan)
     report = examine(

@@ -93,15 +93,15 @@ def test_slow_endpoint_is_examined_in_part(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("app", [wsgi_app, asgi_app], ids=["WSGI", "ASGI"])
-def test_head_without_body_has_no_wrong_length(app: Any) -> None:
+def test_headers_without_body_have_no_wrong_length(app: Any) -> None:
     report = examine(app, [Endpoint("/good", "/good", "test", "HEAD")])
     assert not report.of("wrong"), as_text(report)
 
 
 def test_slow_reader_is_tried_on_large_bodies() -> None:
     report = examine(wsgi_app, ["/file-in-generator", "/good"])
-    held = {seen.endpoint.url: seen.raw.held for seen in report.observations}
-    assert held == {"/file-in-generator": True, "/good": None}
+    blocks_thread = {seen.endpoint.url: seen.raw.blocks_thread for seen in report.observations}
+    assert blocks_thread == {"/file-in-generator": True, "/good": None}
 
 
 @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ def test_app_that_does_not_start_is_an_error() -> None:
 
 
 def test_post_is_not_requested_without_unsafe() -> None:
-    asked = [Endpoint("/good", "/good", "test", "POST"), Endpoint("/good", "/good", "test")]
-    report = examine(wsgi_app, asked)
+    requested = [Endpoint("/good", "/good", "test", "POST"), Endpoint("/good", "/good", "test")]
+    report = examine(wsgi_app, requested)
     assert len(report.observations) == 1
     assert [(left.method, "--unsafe" in left.reason) for left in report.unreached] == [
         ("POST", True)
     ]
-    assert len(examine(wsgi_app, asked, unsafe=True).observations) == 2
+    assert len(examine(wsgi_app, requested, unsafe=True).observations) == 2
 
 
 @pytest.mark.parametrize(
@@ -270,21 +270,21 @@ def test_busy_machine_is_no_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> Non
     """The turns of the first two requests take long, and no other."""
     for module in (examination, findings):
         monkeypatch.setattr(module, "BLOCKED_S", 0.4)  # more than this machine may stand still
-    asked = 0
+    requested = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal asked
+        nonlocal requested
         if scope["type"] != "http":
             raise RuntimeError("no lifespan")
-        asked += 1
-        if asked <= 2:
+        requested += 1
+        if requested <= 2:
             time.sleep(0.5)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"x"})
 
     report = examine(app, ["/"])
     assert not report.findings, as_text(report)
-    assert asked > 2
+    assert requested > 2
 
 
 @pytest.mark.parametrize(
@@ -314,10 +314,10 @@ def test_redirect_or_refusal_is_unreached(
 
 
 def test_error_of_several_lines_is_reported_in_one() -> None:
-    def answer() -> Any:
+    def response() -> Any:
         raise ValueError("no such table\n  [SQL: SELECT 1]\n")
 
-    (finding,) = examine(wsgi(answer), ["/"]).findings
+    (finding,) = examine(wsgi(response), ["/"]).findings
     assert finding.what.startswith("ValueError: no such table [SQL: SELECT 1] (")
     assert "\n" not in finding.what
 

@@ -30,13 +30,13 @@ texts = st.lists(st.text(max_size=5) | st.sampled_from(HOSTILE), max_size=6).map
 
 def report_of(text: str) -> Report:
     endpoint = Endpoint(f"/{text}", text, text, evidence=text)
-    answer = Recording(200, [(text, text)], text, error=text)
+    response = Recording(200, [(text, text)], text, error=text)
     finding = Finding("WF015", "wrong", endpoint, text, "", "see its traceback")
     return Report(
         text,
         "WSGI",
         text,
-        observations=[Observation(endpoint, answer, Recording(200))],
+        observations=[Observation(endpoint, response, Recording(200))],
         findings=[finding],
         unreached=[Unreached(text, text)],
     )

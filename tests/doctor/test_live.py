@@ -19,7 +19,7 @@ from tests.support.servers import free_port, live_server
 from tests.workers.serving import fast_worker
 from wsgifast import ConfigurationError
 from wsgifast.commands import cli
-from wsgifast.commands.client import NoAnswer
+from wsgifast.commands.client import NoResponse
 from wsgifast.commands.doctor import as_text
 from wsgifast.commands.doctor.live import look_at
 
@@ -27,12 +27,12 @@ pytestmark = pytest.mark.long
 
 # What a server of one fault answers: (method, headers in lower case, and ":path") -> packets, with
 # pauses.
-Answer = Callable[[str, dict[str, str]], list[bytes]]
+Response = Callable[[str, dict[str, str]], list[bytes]]
 _SOON_S = 0.06
 
 
 @contextmanager
-def faulty(answer: Answer) -> Iterator[str]:
+def faulty(response: Response) -> Iterator[str]:
     """A server that is wrong on purpose, with one thread for each connection."""
 
     class Handler(socketserver.StreamRequestHandler):
@@ -40,17 +40,17 @@ def faulty(answer: Answer) -> Iterator[str]:
 
         def handle(self) -> None:
             with contextlib.suppress(OSError):  # the client has seen enough
-                while self.answer():
+                while self.response():
                     pass
 
-        def answer(self) -> bool:
+        def response(self) -> bool:
             """Answer one request; return whether there may be another."""
             method, path, *_ = self.rfile.readline().decode().split() or ["", ""]
             fields = {":path": path}
             while (field := self.rfile.readline()) not in (b"\r\n", b""):
                 name, _, value = field.decode().partition(":")
                 fields[name.lower()] = value.strip()
-            packets = answer(method, fields) if method else []
+            packets = response(method, fields) if method else []
             for number, packet in enumerate(packets):
                 if number:
                     time.sleep(_SOON_S)
@@ -73,14 +73,14 @@ _LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 
 
 def good(method: str, headers: dict[str, str], more: bytes = b"") -> list[bytes]:
-    head = b"HTTP/1.1 200 OK\r\n" + _LENGTH + more + b"\r\n"
-    return [head if method == "HEAD" else head + BODY]
+    block = b"HTTP/1.1 200 OK\r\n" + _LENGTH + more + b"\r\n"
+    return [block if method == "HEAD" else block + BODY]
 
 
 def late_body(method: str, headers: dict[str, str]) -> list[bytes]:
     (whole,) = good(method, headers)
-    head, blank, body = whole.partition(b"\r\n\r\n")
-    return [head + blank, body] if body else [whole]
+    block, blank, body = whole.partition(b"\r\n\r\n")
+    return [block + blank, body] if body else [whole]
 
 
 def closing(method: str, headers: dict[str, str]) -> list[bytes]:
@@ -89,16 +89,16 @@ def closing(method: str, headers: dict[str, str]) -> list[bytes]:
 
 def gzip_without_vary(method: str, headers: dict[str, str]) -> list[bytes]:
     if "gzip" in headers.get("accept-encoding", ""):
-        coded = gzip.compress(BODY)
-        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
-        return [head % len(coded) + coded]
+        compressed = gzip.compress(BODY)
+        block = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+        return [block % len(compressed) + compressed]
     return good(method, headers)
 
 
 def large_text(method: str, headers: dict[str, str]) -> list[bytes]:
-    (answer,) = good(method, headers, b"Content-Type: application/json\r\n")
-    head, blank, body = answer.replace(b"1000", b"20000").partition(b"\r\n\r\n")
-    return [head + blank + body * 20]
+    (response,) = good(method, headers, b"Content-Type: application/json\r\n")
+    block, blank, body = response.replace(b"1000", b"20000").partition(b"\r\n\r\n")
+    return [block + blank + body * 20]
 
 
 def failing(method: str, headers: dict[str, str]) -> list[bytes]:
@@ -106,11 +106,11 @@ def failing(method: str, headers: dict[str, str]) -> list[bytes]:
 
 
 def cut_off(method: str, headers: dict[str, str]) -> list[bytes]:
-    head = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\n"
-    return [head if method == "HEAD" else head + b"abc"]
+    block = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\n"
+    return [block if method == "HEAD" else block + b"abc"]
 
 
-FAULTS: dict[str, list[Answer]] = {
+FAULTS: dict[str, list[Response]] = {
     "": [good],
     "WF015": [failing],
     "WF025": [large_text],
@@ -121,11 +121,11 @@ FAULTS: dict[str, list[Answer]] = {
 
 
 @pytest.mark.parametrize(
-    ("expected", "answer"),
-    [(id_, answer) for id_, answers in FAULTS.items() for answer in answers],
+    ("expected", "response"),
+    [(id_, response) for id_, responses in FAULTS.items() for response in responses],
 )
-def test_fault_of_a_server_is_found(expected: str, answer: Answer) -> None:
-    with faulty(answer) as url:
+def test_fault_of_a_server_is_found(expected: str, response: Response) -> None:
+    with faulty(response) as url:
         report = look_at(url, limit_s=5)
     found = {finding.id: finding.fix for finding in report.findings}
     assert list(found) == [expected] * bool(expected), as_text(report)
@@ -182,18 +182,18 @@ def test_silenced_or_known_finding_is_left_out(
         assert "there is no finding WF999" in capsys.readouterr().err
 
 
-def test_endless_answer_is_not_waited_for() -> None:
+def test_endless_response_is_not_waited_for() -> None:
     def endless(method: str, headers: dict[str, str]) -> list[bytes]:
         return [b"HTTP/1.1 200 OK\r\n\r\n", *[b"data: more\n\n"] * 1000]
 
-    with faulty(endless) as url, pytest.raises(NoAnswer, match="no end of the answer"):
+    with faulty(endless) as url, pytest.raises(NoResponse, match="no end of the answer"):
         look_at(url, limit_s=0.3)
     gc.collect()  # a socket that is left open is an error
 
 
 def events(method: str, headers: dict[str, str]) -> list[bytes]:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
-    return [head, *[b"data: more\n\n"] * 1000]
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n\r\n"
+    return [block, *[b"data: more\n\n"] * 1000]
 
 
 def test_event_stream_needs_no_end() -> None:
@@ -211,19 +211,19 @@ def test_event_stream_is_not_tried_by_slow_readers() -> None:
     """Though little of it has come, as of a small body."""
     large = bytes(1 << 20)
 
-    def answer(method: str, headers: dict[str, str]) -> list[bytes]:
+    def response(method: str, headers: dict[str, str]) -> list[bytes]:
         if headers[":path"] == "/events":
             return events(method, headers)
-        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(large)
-        return [head if method == "HEAD" else head + large]
+        block = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(large)
+        return [block if method == "HEAD" else block + large]
 
-    with faulty(answer) as url:
+    with faulty(response) as url:
         report = look_at(url, ["/events", "/large"], limit_s=2)
     assert [finding.id for finding in report.findings] == ["WF023"], as_text(report)
     gc.collect()
 
 
-def test_path_without_answers_is_counted_once() -> None:
+def test_path_without_responses_is_counted_once() -> None:
     is_broken = False
 
     def breaks_off(method: str, headers: dict[str, str]) -> list[bytes]:
@@ -239,7 +239,7 @@ def test_path_without_answers_is_counted_once() -> None:
 
 
 def test_unreachable_server_is_an_error() -> None:
-    with pytest.raises(NoAnswer, match="refused"):
+    with pytest.raises(NoResponse, match="refused"):
         look_at(f"http://127.0.0.1:{free_port()}")
     for url in ("ftp://host", "http://", "http://host:port"):
         with pytest.raises(ConfigurationError, match="expected a URL"):

@@ -111,16 +111,16 @@ def test_all_endpoints_requests_the_rest() -> None:
 
 def test_allow_is_called_once_with_both_kinds(tmp_path: Path) -> None:
     (tmp_path / "app.css").write_text("a")
-    asked = []
+    requested = []
 
     def allow(safe: Any, rest: Any) -> bool:
-        asked.append(([each.url for each in safe], [each.url for each in rest]))
+        requested.append(([each.url for each in safe], [each.url for each in rest]))
         return False
 
     app, calls = counted_app("/logout")
     served = wsgifast.StaticFiles(app, directory=tmp_path, prefix="/static/")
     report = examine(served, all_endpoints=allow)
-    assert asked == [(["/static/app.css"], ["/logout"])]
+    assert requested == [(["/static/app.css"], ["/logout"])]
     assert reached(report) == {"/static/app.css"}
     assert not calls
 
@@ -213,20 +213,20 @@ PAGE = """<!doctype html><base href="/shop/"><link rel=stylesheet href="app.css?
 
 
 def test_page_files_are_those_that_a_browser_loads() -> None:
-    answer = Recording(200, [("Content-Type", "text/html; charset=utf-8")])
-    answer.body += PAGE.encode()
+    response = Recording(200, [("Content-Type", "text/html; charset=utf-8")])
+    response.body += PAGE.encode()
     loaded = ["/shop/app.css?v=1", "/image.png", "/script.js"]
-    assert loaded_with(answer, "/page", "localhost") == loaded
-    assert loaded_with(answer, "/page", "shop.example") == loaded[:2]
+    assert loaded_with(response, "/page", "localhost") == loaded
+    assert loaded_with(response, "/page", "shop.example") == loaded[:2]
 
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
 def test_file_in_any_page_can_be_requested(body: bytes) -> None:
     for kind in ("text/html", "application/json"):
         for before in (b"", b"<img src='", b'["/', b"<![", b"<base href='//["):
-            answer = Recording(302, [("Content-Type", kind), ("Location", "http://[")])
-            answer.body += before + body
-            from_paths(loaded_with(answer, "/a", "localhost"))
+            response = Recording(302, [("Content-Type", kind), ("Location", "http://[")])
+            response.body += before + body
+            from_paths(loaded_with(response, "/a", "localhost"))
 
 
 def test_named_page_has_its_files_requested_no_links() -> None:
@@ -321,13 +321,13 @@ def report():
 """
 
 
-def on_a_terminal(folder: Path, answer: bytes, *arguments: str) -> tuple[int, str]:
+def on_a_terminal(folder: Path, response: bytes, *arguments: str) -> tuple[int, str]:
     """What the doctor writes to a terminal, where a person answers."""
     primary, secondary = open_terminal(columns=100)
     (folder / "shop.py").write_text(APP)
     (folder / "static").mkdir(exist_ok=True)
     (folder / "static/a.css").write_text("a")
-    os.write(primary, answer)  # it waits there to be read
+    os.write(primary, response)  # it waits there to be read
     process = subprocess.Popen(
         [sys.executable, "-m", "wsgifast", "doctor", "shop:app", *arguments],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -347,7 +347,7 @@ def on_a_terminal(folder: Path, answer: bytes, *arguments: str) -> tuple[int, st
     return process.wait(60), shown.decode()
 
 
-def test_person_on_a_terminal_is_shown_and_asked(tmp_path: Path) -> None:
+def test_person_on_a_terminal_confirms_the_paths(tmp_path: Path) -> None:
     status, shown = on_a_terminal(tmp_path, b"y\n")
     before, _, after = shown.partition("? [y/N]")
     assert "GET /static/a.css: a file of a folder that the app serves" in before
@@ -355,13 +355,13 @@ def test_person_on_a_terminal_is_shown_and_asked(tmp_path: Path) -> None:
     assert "2 endpoints: 2 good" in after
     assert "'logout'" in after
     assert status == 0
-    for answer in (b"\n", b"n\n", b"\x04"):
-        status, shown = on_a_terminal(tmp_path, answer)
+    for response in (b"\n", b"n\n", b"\x04"):
+        status, shown = on_a_terminal(tmp_path, response)
         assert "requested: []" in shown
         assert "1 not reached (may change something" in shown
 
 
-def test_person_is_not_asked_about_named_paths(tmp_path: Path) -> None:
+def test_named_paths_need_no_confirmation(tmp_path: Path) -> None:
     for arguments in (["/logout"], ["--all"]):
         status, shown = on_a_terminal(tmp_path, b"", *arguments)
         assert status == 0
@@ -369,7 +369,7 @@ def test_person_is_not_asked_about_named_paths(tmp_path: Path) -> None:
         assert "'logout'" in shown
 
 
-def test_nobody_is_asked_without_a_terminal(tmp_path: Path) -> None:
+def test_nothing_is_confirmed_without_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP)
     command = [sys.executable, "-m", "wsgifast", "doctor", str(tmp_path / "shop.py")]
     ran = subprocess.run(

@@ -18,7 +18,7 @@ from tests.static.calls import Answered, call_with, environ_of
 from tests.support import files
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileSlice, SegmentedBody
-from wsgifast.files.app_files import is_made_for_one_answer
+from wsgifast.files.app_files import is_made_for_one_response
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -91,8 +91,8 @@ class TestInProcess:
 
     def test_different_files_have_different_tags(self, root: Path) -> None:
         Path(root, "other").write_bytes(CONTENT)
-        facts = os.stat(root / "file")
-        os.utime(root / "other", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        stat_result = os.stat(root / "file")
+        os.utime(root / "other", ns=(stat_result.st_atime_ns, stat_result.st_mtime_ns))
         files.wait_until_old(root / "other")
         tags = [
             ask(files.app, target).headers["etag"]
@@ -188,7 +188,7 @@ def _kept_temporary(path: Path, content: bytes) -> Any:
         *(_spooled, _kept_temporary),
     ],
 )
-def test_file_made_for_one_answer_offers_no_parts(
+def test_file_made_for_one_response_offers_no_parts(
     tmp_path: Path, make: Callable[[Path, bytes], Any]
 ) -> None:
     """A client that downloads in parts would put several of them together."""
@@ -225,7 +225,7 @@ def test_file_of_before_the_request_offers_parts(tmp_path: Path) -> None:
     assert (call.body, call.line) == (CONTENT[:5], "206 Partial Content")
 
 
-def test_file_counts_as_made_for_answer_by_its_times(tmp_path: Path) -> None:
+def test_file_counts_as_made_for_response_by_its_times(tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb") as file:
         fd, second = file.fileno(), 10**9
         changed = os.fstat(fd).st_ctime_ns
@@ -246,10 +246,10 @@ def test_file_counts_as_made_for_answer_by_its_times(tmp_path: Path) -> None:
         ):
             os.utime(fd, ns=(0, modified))
             began += os.fstat(fd).st_ctime_ns - changed if modified == 5 * second else 0
-            told = (modified - changed, began - changed)
+            details = (modified - changed, began - changed)
             now = max(began, changed) + 1
-            assert is_made_for_one_answer(file, fd, began, now) == is_made, told
-        assert not is_made_for_one_answer(file, fd, None)
+            assert is_made_for_one_response(file, fd, began, now) == is_made, details
+        assert not is_made_for_one_response(file, fd, None)
 
 
 @pytest.mark.parametrize("ahead_s", [60, 86_400, 20 * 365 * 86_400])
@@ -259,9 +259,9 @@ def test_file_ahead_of_the_clock_is_not_made_now(tmp_path: Path, ahead_s: int) -
         changed = os.fstat(fd).st_ctime_ns
         os.utime(fd, ns=(0, changed + ahead_s * 10**9))
         began = os.fstat(fd).st_ctime_ns + 11_000_000  # more than a tick later
-        assert not is_made_for_one_answer(file, fd, began)
+        assert not is_made_for_one_response(file, fd, began)
         # An inode that was changed before the clock was set back.
-        assert not is_made_for_one_answer(file, fd, began - ahead_s * 10**9, began - 10 * 10**9)
+        assert not is_made_for_one_response(file, fd, began - ahead_s * 10**9, began - 10 * 10**9)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 
 from tests.files.conftest import TEXT
 from tests.static.calls import call
-from tests.support.coded import decoded
+from tests.support.decoders import decoded
 from tests.support.process import NEEDS_ROOT, another_user, open_terminal
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError, StaticFiles
@@ -41,7 +41,7 @@ def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def test_siblings_are_written_where_they_save_enough(tree: Path) -> None:
+def test_precompressed_is_written_if_it_saves_enough(tree: Path) -> None:
     before = set(snapshot(tree))
     os.chmod(tree / "page.html", 0o640)
     report = compress(tree)
@@ -58,15 +58,15 @@ def test_siblings_are_written_where_they_save_enough(tree: Path) -> None:
         (".br", brotli.decompress),
         (".zst", partial(decoded, "zstd")),
     ):
-        sibling = tree / f"page.html{suffix}"
-        assert unpack(sibling.read_bytes()) == TEXT
-        assert sibling.stat().st_mtime_ns == original.st_mtime_ns
-        assert stat.S_IMODE(sibling.stat().st_mode) == 0o640
+        precompressed = tree / f"page.html{suffix}"
+        assert unpack(precompressed.read_bytes()) == TEXT
+        assert precompressed.stat().st_mtime_ns == original.st_mtime_ns
+        assert stat.S_IMODE(precompressed.stat().st_mode) == 0o640
     assert report.original_bytes == len(TEXT) * 3
     assert report.smallest_bytes < report.original_bytes / 10
 
 
-def test_same_content_gives_the_same_siblings(tree: Path, tmp_path: Path) -> None:
+def test_same_content_gives_same_precompressed_files(tree: Path, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere" / "copy"
     other.parent.mkdir()
     subprocess.run(["cp", "-a", str(tree), str(other)], check=True)
@@ -95,7 +95,7 @@ def test_second_run_writes_changed_files_only(tree: Path) -> None:
     assert gzip.decompress((tree / "page.html.gz").read_bytes()) == TEXT[::-1]
 
 
-def test_sibling_of_a_removed_file_is_removed(tree: Path) -> None:
+def test_precompressed_of_a_removed_file_is_removed(tree: Path) -> None:
     compress(tree)
     (tree / "page.html").unlink()
     (tree / "css" / "site.css").write_bytes(os.urandom(3000))  # pays no more
@@ -105,9 +105,7 @@ def test_sibling_of_a_removed_file_is_removed(tree: Path) -> None:
     assert not (tree / MANIFEST).exists()
 
 
-def test_sibling_that_cannot_be_removed_is_reported(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precompressed_that_stays_is_reported(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compress(tree, codings=["gzip"])
     (tree / "page.html").unlink()
 
@@ -137,7 +135,7 @@ def test_file_that_is_not_served_is_not_compressed(tree: Path, name: str) -> Non
     assert name + ".gz" not in compress(tree, codings=["gzip"]).written
 
 
-def test_sibling_of_another_tool_is_left_alone(tree: Path) -> None:
+def test_precompressed_of_another_tool_is_left_alone(tree: Path) -> None:
     own = tree / "page.html.gz"
     own.write_bytes(b"yesterday's backup")
     os.utime(own, (1, 1))
@@ -232,8 +230,8 @@ def test_broken_manifest_is_an_error(tree: Path, content: str) -> None:
 def write_manifest(root: Path, *made: str, content: bytes) -> None:
     """A manifest that says of each of these names that it was made here with that content."""
     digest = module._digest(content)
-    siblings = dict.fromkeys(made, digest)
-    (root / MANIFEST).write_text(json.dumps({"version": 1, "siblings": siblings}))
+    precompressed_files = dict.fromkeys(made, digest)
+    (root / MANIFEST).write_text(json.dumps({"version": 1, "siblings": precompressed_files}))
 
 
 @pytest.mark.parametrize(
@@ -280,22 +278,22 @@ def test_manifest_leads_through_no_link(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o6777, 0o4755, 0o2640, 0o1644, 0o444, 0o7600, 0o600])
-def test_sibling_has_permissions_of_its_original(tree: Path, mode: int) -> None:
+def test_precompressed_has_permissions_of_its_original(tree: Path, mode: int) -> None:
     os.chmod(tree / "page.html", mode)
     compress(tree, codings=["gzip"])
     assert stat.S_IMODE((tree / "page.html.gz").stat().st_mode) == mode & 0o777
 
 
 @NEEDS_ROOT
-def test_root_gives_siblings_and_manifest_their_owner(tree: Path) -> None:
+def test_root_gives_precompressed_files_their_owner(tree: Path) -> None:
     os.chown(tree, 65_534, 65_533)
     page = tree / "page.html"
     os.chown(page, 1_234, 2_345)
     os.chmod(page, 0o6640)
     compress(tree, codings=["gzip"])
-    sibling = (tree / "page.html.gz").stat()
-    assert (sibling.st_uid, sibling.st_gid) == (1_234, 2_345)
-    assert stat.S_IMODE(sibling.st_mode) == 0o640
+    precompressed = (tree / "page.html.gz").stat()
+    assert (precompressed.st_uid, precompressed.st_gid) == (1_234, 2_345)
+    assert stat.S_IMODE(precompressed.st_mode) == 0o640
     manifest = (tree / MANIFEST).stat()
     assert (manifest.st_uid, manifest.st_gid) == (65_534, 65_533)
     assert stat.S_IMODE(manifest.st_mode) == 0o600
@@ -305,7 +303,7 @@ def test_root_gives_siblings_and_manifest_their_owner(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "expected"), [(0o640, 0o600), (0o664, 0o644), (0o644, 0o644), (0o604, 0o604)]
 )
-def test_sibling_of_another_group_gives_it_no_rights(tree: Path, mode: int, expected: int) -> None:
+def test_precompressed_of_other_group_gives_no_rights(tree: Path, mode: int, expected: int) -> None:
     """As where a user compresses files of a group that the user is not in."""
     page = tree / "page.html"
     os.chown(page, 65_534, 2_345)
@@ -314,35 +312,35 @@ def test_sibling_of_another_group_gives_it_no_rights(tree: Path, mode: int, expe
         os.chown(folder, 65_534, -1)
     with another_user(reaching=tree):
         compress(tree, codings=["gzip"])
-    sibling = (tree / "page.html.gz").stat()
-    assert sibling.st_gid != 2_345
-    assert stat.S_IMODE(sibling.st_mode) == expected
+    precompressed = (tree / "page.html.gz").stat()
+    assert precompressed.st_gid != 2_345
+    assert stat.S_IMODE(precompressed.st_mode) == expected
 
 
 @pytest.mark.parametrize("unit_ns", [1_000, 1_000_000, 1_000_000_000])
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_sibling_whose_time_was_rounded_is_up_to_date(
+def test_precompressed_with_rounded_time_is_current(
     tree: Path, unit_ns: int, is_ours: bool
 ) -> None:
-    page, sibling = tree / "page.html", tree / "page.html.gz"
+    page, precompressed = tree / "page.html", tree / "page.html.gz"
     os.utime(page, ns=(1_700_000_000_987_654_321,) * 2)
     if is_ours:
         compress(tree, codings=["gzip"])
     else:
-        sibling.write_bytes(gzip.compress(TEXT, 1))
-    os.utime(sibling, ns=(1_700_000_000_987_654_321 // unit_ns * unit_ns,) * 2)
-    packed = sibling.read_bytes()
+        precompressed.write_bytes(gzip.compress(TEXT, 1))
+    os.utime(precompressed, ns=(1_700_000_000_987_654_321 // unit_ns * unit_ns,) * 2)
+    packed = precompressed.read_bytes()
     report = compress(tree, codings=["gzip"])
     assert "page.html.gz" in report.current
     assert not report.left_alone
-    assert sibling.read_bytes() == packed
-    os.utime(sibling, ns=(1_700_000_000_387_654_321,) * 2)  # it is no rounded time
+    assert precompressed.read_bytes() == packed
+    os.utime(precompressed, ns=(1_700_000_000_387_654_321,) * 2)  # it is no rounded time
     report = compress(tree, codings=["gzip"])
     assert ("page.html.gz" in report.written) == is_ours
     assert ("page.html.gz" in report.left_alone) != is_ours
 
 
-def test_types_that_are_coded_already_are_skipped(tree: Path) -> None:
+def test_types_that_are_compressed_already_are_skipped(tree: Path) -> None:
     for name in ("drawing.svgz", "archive.tgz"):
         (tree / name).write_bytes(b"x" * 5_000)
     made = compress(tree).written
@@ -370,7 +368,7 @@ def test_manifest_that_is_no_file_is_not_opened(tree: Path) -> None:
         compress(tree)
 
 
-def test_sibling_that_is_no_file_is_left_alone(tree: Path) -> None:
+def test_precompressed_that_is_no_file_is_left_alone(tree: Path) -> None:
     target = tree.parent / "target.gz"
     target.write_bytes(b"somebody's")
     (tree / "page.html.gz").symlink_to(target)
@@ -388,7 +386,7 @@ def test_sibling_that_is_no_file_is_left_alone(tree: Path) -> None:
     assert target.read_bytes() == b"somebody's"
 
 
-def test_sibling_is_removed_if_a_link_replaces_it(tree: Path) -> None:
+def test_precompressed_is_removed_if_link_replaces_it(tree: Path) -> None:
     """It may be newer than the target of the link, and would be sent in its place."""
     compress(tree, codings=["gzip"])
     (tree / "page.html").unlink()
@@ -436,17 +434,17 @@ def test_folder_that_becomes_a_link_is_not_followed(
 def test_static_files_sends_what_compress_makes(tree: Path) -> None:
     compress(tree)
     app = StaticFiles(directory=tree)
-    answer = call(app, "/css/site.css", Accept_Encoding="gzip, deflate, br, zstd")
+    response = call(app, "/css/site.css", Accept_Encoding="gzip, deflate, br, zstd")
     smallest = min(tree.glob("css/site.css.*"), key=lambda path: path.stat().st_size)
-    assert answer.body == smallest.read_bytes()
+    assert response.body == smallest.read_bytes()
 
 
 def test_command_prints_a_summary_and_exits_by_it(
     tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cli.main(["compress", str(tree), "--codings", " gzip, gzip"]) == 0
-    told = capsys.readouterr().out
-    assert "2 written, 0 already there, 0 removed" in told
+    printed = capsys.readouterr().out
+    assert "2 written, 0 already there, 0 removed" in printed
     assert cli.main(["compress", str(tree), "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert cli.main(["compress", str(tree / "none")]) == 2

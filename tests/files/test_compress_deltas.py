@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.static.calls import call
-from tests.support.coded import available, decoded_delta
+from tests.support.decoders import available, decoded_delta
 from tests.support.files import settle
 from wsgifast import StaticFiles
 from wsgifast.commands import cli
@@ -77,19 +77,19 @@ def test_written_delta_needs_no_earlier_release(new: Path, old: Path) -> None:
     shutil.rmtree(old)
     settle(*new.iterdir())
     app = StaticFiles(directory=new, dictionaries=True)
-    asked = {"Accept_Encoding": "gzip, dcz", "Available_Dictionary": available(SCRIPT)}
+    requested = {"Accept_Encoding": "gzip, dcz", "Available_Dictionary": available(SCRIPT)}
     delta = new / delta_of("app.4e5f6a7b.js", SCRIPT)
     for _ in range(2):
-        answer = call(app, "/app.4e5f6a7b.js", **asked)
-        assert answer.headers["content-encoding"] == "dcz"
-        assert answer.body == delta.read_bytes()
+        response = call(app, "/app.4e5f6a7b.js", **requested)
+        assert response.headers["content-encoding"] == "dcz"
+        assert response.body == delta.read_bytes()
     # Neither one of another dictionary, nor one of an earlier content of its file.
     for change in (lambda: delta.write_bytes(b"x" * 100), lambda: os.utime(delta, (1, 1))):
         change()
         (new / "app.4e5f6a7b.js").touch()
         settle(*new.iterdir())
-        answer = call(app, "/app.4e5f6a7b.js", **asked)
-        assert answer.headers.get("content-encoding") != "dcz"
+        response = call(app, "/app.4e5f6a7b.js", **requested)
+        assert response.headers.get("content-encoding") != "dcz"
 
 
 def test_wrong_earlier_release_is_an_error(

@@ -116,7 +116,7 @@ def test_date_conditions_compare_seconds(
     assert evaluate("GET", None, MODIFIED, if_unmodified_since=header) == unmodified
     # Section 13.1.3: If-Modified-Since is for GET and HEAD.
     assert evaluate("POST", None, MODIFIED, if_modified_since=header) is None
-    # The time of the file is unknown, so no answer is possible.
+    # The time of the file is unknown, so no response is possible.
     assert evaluate("GET", None, None, if_modified_since=header) is None
     assert evaluate("GET", None, None, if_unmodified_since=header) is None
 
@@ -166,7 +166,7 @@ _times = st.none() | st.integers(MODIFIED - 2, MODIFIED + 2)
 _Tags = list[str] | str | None
 
 
-class _Asked(NamedTuple):
+class _Requested(NamedTuple):
     """A request's preconditions, and the file's validators."""
 
     method: str
@@ -188,8 +188,8 @@ def _weak_match(tags: list[str] | str, etag: str | None) -> bool:
     return etag is not None and etag.lstrip("W/") in [tag.lstrip("W/") for tag in tags]
 
 
-def _model(asked: _Asked) -> int | None:
-    method, etag, modified, if_match, unmodified_since, if_none_match, modified_since = asked
+def _model(requested: _Requested) -> int | None:
+    method, etag, modified, if_match, unmodified_since, if_none_match, modified_since = requested
     if if_match is not None and not _strong_match(if_match, etag):
         return 412
     if if_match is None and unmodified_since is not None and modified is not None:
@@ -214,12 +214,12 @@ def _sent(value: _Tags | int) -> str | None:
 
 @given(
     st.builds(
-        _Asked, st.sampled_from(["GET", "HEAD", "POST"]), st.none() | _tags,
+        _Requested, st.sampled_from(["GET", "HEAD", "POST"]), st.none() | _tags,
         st.none() | st.just(MODIFIED), _lists, _times, _lists, _times,
     )
 )  # fmt: skip
-def test_evaluated_conditions_equal_those_of_the_model(asked: _Asked) -> None:
-    assert evaluate(*asked[:3], *map(_sent, asked[3:])) == _model(asked)
+def test_evaluated_conditions_equal_those_of_the_model(requested: _Requested) -> None:
+    assert evaluate(*requested[:3], *map(_sent, requested[3:])) == _model(requested)
 
 
 @given(st.text(max_size=100))

@@ -313,7 +313,7 @@ def test_reopen_returns_the_same_file_or_none(tree: Path) -> None:
     opened = directory.open(["a.txt"])
     assert opened is not None
     os.close(opened.fd)
-    path, identity = str(tree / "a.txt"), identity_of(opened.facts)
+    path, identity = str(tree / "a.txt"), identity_of(opened.stat_result)
     fd = directory.reopen(path, identity)
     assert fd is not None
     assert stat.S_ISREG(os.fstat(fd).st_mode)

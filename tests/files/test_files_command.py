@@ -40,9 +40,9 @@ def test_files_command_serves_a_directory(tree: Path, without: dict[str, str]) -
         page = get(address)
         assert page.status == 200
         assert b"page.html" in page.body
-        answer = get(address, "/page.html", headers=[("Range", "bytes=0-9")])
-        assert (answer.status, answer.body) == (206, TEXT[:10])
-        assert answer.header("Cache-Control") == "max-age=0, public"
+        response = get(address, "/page.html", headers=[("Range", "bytes=0-9")])
+        assert (response.status, response.body) == (206, TEXT[:10])
+        assert response.header("Cache-Control") == "max-age=0, public"
         for target in ("/.hidden.txt", "/link.txt", "/../outside.txt", "/%2e%2e/outside.txt"):
             assert get(address, target).status in (400, 404)
         process.send_signal(signal.SIGINT)

@@ -61,10 +61,10 @@ def handed(front: FrontServer, path: Any, headers: Any = HEADERS) -> str | None:
 def named(headers: list[tuple[str, str]] | None) -> str | None:
     if headers is None:
         return None
-    kept = dict(headers)
-    assert kept.pop("Content-Length") == "0"
-    assert kept.pop("Content-Type") == "a/b"
-    (_, value), *others = kept.items()
+    remaining = dict(headers)
+    assert remaining.pop("Content-Length") == "0"
+    assert remaining.pop("Content-Type") == "a/b"
+    (_, value), *others = remaining.items()
     assert others == []
     return value
 
@@ -212,7 +212,7 @@ def _django_response(path: Path, *closers: Callable[[], object]) -> Any:
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("kind", ["accel_redirect", "x_sendfile"])
-def test_file_ending_with_its_answer_is_kept(
+def test_file_ending_with_its_response_is_kept(
     folder: Path, kind: str, method: str, make: Callable[[Path], Any], is_handed: bool
 ) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
@@ -315,8 +315,8 @@ def test_nginx_answers_ranges_and_conditions(nginx: LiveServer) -> None:
     assert sent_by_nginx(response)
     etag = response.header("ETag") or ""
     assert nginx.get("/shared/file", headers=[("If-None-Match", etag)]).status == 304
-    head = nginx.get("/shared/file", method="HEAD")
-    assert head.header("Content-Length") == str(len(CONTENT))
+    received = nginx.get("/shared/file", method="HEAD")
+    assert received.header("Content-Length") == str(len(CONTENT))
 
 
 @pytest.mark.parametrize(

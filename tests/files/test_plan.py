@@ -23,43 +23,43 @@ CACHE = ("Cache-Control", "max-age=60")
 
 def a_file(content: bytes = CONTENT, **changes: Any) -> Representation:
     """A text file of 1994 with CORS and cache headers."""
-    facts: dict[str, Any] = {
+    conditions: dict[str, Any] = {
         "size": len(content),
         "mtime_ns": MTIME_NS,
         "now": NOW,
         "etag": stat_etag(len(content), MTIME_NS, changes.get("coding")),
         "headers": [CORS, CACHE],
     }
-    facts.update(changes)
-    if not any(name.lower() == "content-type" for name, _ in facts["headers"]):
-        facts["headers"] = [("Content-Type", "text/plain"), *facts["headers"]]
-    return describe(**facts)
+    conditions.update(changes)
+    if not any(name.lower() == "content-type" for name, _ in conditions["headers"]):
+        conditions["headers"] = [("Content-Type", "text/plain"), *conditions["headers"]]
+    return describe(**conditions)
 
 
-def answer(representation: Representation, method: str = "GET", **headers: Any) -> Plan:
+def plan(representation: Representation, method: str = "GET", **headers: Any) -> Plan:
     return representation.plan(RequestFacts(method, **headers), boundary=lambda: "B")
 
 
-def body(answer: Plan, content: bytes = CONTENT) -> bytes:
+def body(plan: Plan, content: bytes = CONTENT) -> bytes:
     """Carry the plan out."""
     return b"".join(
         segment
         if isinstance(segment, bytes)
         else content[segment.offset : segment.offset + segment.size]
-        for segment in answer.segments
+        for segment in plan.segments
     )
 
 
-def headers(answer: Plan) -> dict[str, str]:
-    names = [name.lower() for name, _ in answer.headers]
-    assert len(set(names)) == len(names), f"a header is there twice: {answer.headers}"
-    return {name.lower(): value for name, value in answer.headers}
+def headers(plan: Plan) -> dict[str, str]:
+    names = [name.lower() for name, _ in plan.headers]
+    assert len(set(names)) == len(names), f"a header is there twice: {plan.headers}"
+    return {name.lower(): value for name, value in plan.headers}
 
 
-def parts(answer: Plan) -> list[tuple[Any, Any, Any]]:
+def parts(plan: Plan) -> list[tuple[Any, Any, Any]]:
     """Read a multipart answer with the standard library's MIME parser."""
-    head = f"Content-Type: {headers(answer)['content-type']}\r\n\r\n".encode()
-    message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body(answer))
+    block = f"Content-Type: {headers(plan)['content-type']}\r\n\r\n".encode()
+    message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(block + body(plan))
     assert message.get_content_type() == "multipart/byteranges"
     assert message.defects == []
     return [
@@ -70,7 +70,7 @@ def parts(answer: Plan) -> list[tuple[Any, Any, Any]]:
 
 def test_plan_of_a_whole_file_is_a_200() -> None:
     file = a_file()
-    response = answer(file)
+    response = plan(file)
     assert response.status_line == "200 OK"
     assert headers(response) == {
         "content-length": "1024",
@@ -87,19 +87,19 @@ def test_plan_of_a_whole_file_is_a_200() -> None:
     assert (b"content-type", b"text/plain") in response.raw_headers
 
 
-def test_answers_without_ranges_are_made_once() -> None:
+def test_responses_without_ranges_are_made_once() -> None:
     file = a_file()
-    assert answer(file) is answer(file)
-    assert answer(file, "HEAD") is answer(file, "HEAD")
-    assert answer(file, if_none_match="*") is answer(file, if_none_match="*")
-    assert answer(file).raw_headers is answer(file).raw_headers
+    assert plan(file) is plan(file)
+    assert plan(file, "HEAD") is plan(file, "HEAD")
+    assert plan(file, if_none_match="*") is plan(file, if_none_match="*")
+    assert plan(file).raw_headers is plan(file).raw_headers
 
 
 def test_plan_of_one_range_is_a_206() -> None:
-    response = answer(a_file(), range="bytes=-24")
+    response = plan(a_file(), range="bytes=-24")
     assert response.status_line == "206 Partial Content"
     assert headers(response) == {
-        **headers(answer(a_file())),
+        **headers(plan(a_file())),
         "content-length": "24",
         "content-range": "bytes 1000-1023/1024",
     }
@@ -107,10 +107,10 @@ def test_plan_of_one_range_is_a_206() -> None:
 
 
 def test_plan_of_several_ranges_is_multipart() -> None:
-    response = answer(a_file(), range="bytes=500-509,0-0,-1")
+    response = plan(a_file(), range="bytes=500-509,0-0,-1")
     assert response.status == 206
     assert headers(response) == {
-        **headers(answer(a_file())),
+        **headers(plan(a_file())),
         "content-type": "multipart/byteranges; boundary=B",
         "content-length": str(len(body(response))),
     }
@@ -126,14 +126,14 @@ def test_plan_of_several_ranges_is_multipart() -> None:
 
 
 def test_boundary_differs_each_time() -> None:
-    facts = RequestFacts(range="bytes=0-0,9-9")
-    types = {headers(a_file().plan(facts))["content-type"] for _ in range(20)}
+    conditions = RequestFacts(range="bytes=0-0,9-9")
+    types = {headers(a_file().plan(conditions))["content-type"] for _ in range(20)}
     assert len(types) == 20
 
 
 def test_plan_of_an_unsatisfiable_range_is_a_416() -> None:
     file = a_file()
-    response = answer(file, range="bytes=1024-")
+    response = plan(file, range="bytes=1024-")
     assert response.status_line == "416 Range Not Satisfiable"
     assert headers(response) == {
         "content-range": "bytes */1024",
@@ -147,34 +147,34 @@ def test_plan_of_an_unsatisfiable_range_is_a_416() -> None:
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT"])
 def test_plan_ignores_the_range_of_other_methods(method: str) -> None:
-    assert answer(a_file(), method, range="bytes=0-0").status == 200
+    assert plan(a_file(), method, range="bytes=0-0").status == 200
 
 
 def test_plan_of_a_stale_if_range_is_the_whole_file() -> None:
     file = a_file()
     assert file.etag
     for good in (file.etag, DATE):
-        assert answer(file, range="bytes=0-0", if_range=good).status == 206
+        assert plan(file, range="bytes=0-0", if_range=good).status == 206
     for bad in (f"W/{file.etag}", '"x"', "Sun, 06 Nov 1994 08:49:38 GMT", "junk"):
-        response = answer(file, range="bytes=0-0", if_range=bad)
+        response = plan(file, range="bytes=0-0", if_range=bad)
         assert response.status == 200, bad
         assert body(response) == CONTENT
         # The range is not looked at, even where it could not be satisfied.
-        assert answer(file, range="bytes=9999-", if_range=bad).status == 200
+        assert plan(file, range="bytes=9999-", if_range=bad).status == 200
     # Without Range it says nothing.
-    assert answer(file, if_range='"x"').status == 200
+    assert plan(file, if_range='"x"').status == 200
 
 
 def test_matching_tag_is_a_304() -> None:
     file = a_file()
     assert file.etag
     for response in (
-        answer(file, if_none_match=file.etag),
-        answer(file, "HEAD", if_none_match=f"W/{file.etag}"),
-        answer(file, if_modified_since=DATE),
+        plan(file, if_none_match=file.etag),
+        plan(file, "HEAD", if_none_match=f"W/{file.etag}"),
+        plan(file, if_modified_since=DATE),
         # Preconditions go before Range.
-        answer(file, if_none_match=file.etag, range="bytes=0-0"),
-        answer(file, if_none_match=file.etag, range="bytes=9999-"),
+        plan(file, if_none_match=file.etag, range="bytes=0-0"),
+        plan(file, if_none_match=file.etag, range="bytes=9999-"),
     ):
         assert response.status_line == "304 Not Modified"
         assert headers(response) == {
@@ -187,12 +187,12 @@ def test_matching_tag_is_a_304() -> None:
 
 
 def test_304_without_a_tag_has_the_date() -> None:
-    response = answer(a_file(etag=None), if_modified_since=DATE)
+    response = plan(a_file(etag=None), if_modified_since=DATE)
     assert headers(response)["last-modified"] == DATE
 
 
 def test_failed_precondition_is_a_412() -> None:
-    response = answer(a_file(), if_match='"x"', range="bytes=0-0")
+    response = plan(a_file(), if_match='"x"', range="bytes=0-0")
     assert response.status_line == "412 Precondition Failed"
     assert headers(response) == {
         "content-length": "0",
@@ -201,11 +201,11 @@ def test_failed_precondition_is_a_412() -> None:
         "access-control-allow-origin": "*",
     }
     assert body(response) == b""
-    assert answer(a_file(), if_unmodified_since="Sat, 05 Nov 1994 00:00:00 GMT").status == 412
+    assert plan(a_file(), if_unmodified_since="Sat, 05 Nov 1994 00:00:00 GMT").status == 412
 
 
-@pytest.mark.parametrize("facts", [{"if_match": '"x"'}, {"range": "bytes=1024-"}])
-def test_error_has_no_cache_control_of_the_file(facts: dict[str, str]) -> None:
+@pytest.mark.parametrize("conditions", [{"if_match": '"x"'}, {"range": "bytes=1024-"}])
+def test_error_has_no_cache_control_of_the_file(conditions: dict[str, str]) -> None:
     of_the_file = {
         "Cache-Control": "public, max-age=31536000",
         "CDN-Cache-Control": "max-age=60",
@@ -217,20 +217,20 @@ def test_error_has_no_cache_control_of_the_file(facts: dict[str, str]) -> None:
         "Content-Location": "/elsewhere",
         "Content-Digest": "sha-256=:x:",
     }
-    kept = {"Set-Cookie": "a=1", "Vary": "Cookie", "Access-Control-Allow-Origin": "*"}
-    file = Representation(1024, [*of_the_file.items(), *kept.items()])
-    refused = headers(answer(file, **facts))
+    preserved = {"Set-Cookie": "a=1", "Vary": "Cookie", "Access-Control-Allow-Origin": "*"}
+    file = Representation(1024, [*of_the_file.items(), *preserved.items()])
+    refused = headers(plan(file, **conditions))
     assert not refused.keys() & {name.lower() for name in of_the_file}
-    assert kept.items() <= dict(answer(file, **facts).headers).items()
+    assert preserved.items() <= dict(plan(file, **conditions).headers).items()
     # A 304 updates the headers of the file in a cache.
-    fresh = headers(answer(file, if_none_match="*"))
+    fresh = headers(plan(file, if_none_match="*"))
     assert {"cache-control", "expires", "etag"} <= fresh.keys()
 
 
 def test_part_has_no_digest_of_the_whole() -> None:
     file = Representation(1024, [("Content-Digest", "sha-256=:x:"), ("Repr-Digest", "sha-256=:x:")])
     for header in ("bytes=0-0", "bytes=0-0,9-9"):
-        said = headers(answer(file, range=header))
+        said = headers(plan(file, range=header))
         assert "content-digest" not in said
         assert "repr-digest" in said
 
@@ -241,21 +241,21 @@ def test_part_has_no_digest_of_the_whole() -> None:
 @pytest.mark.parametrize("mtime_ns", [0, 10**9, -(10**9), -(10**18)])
 def test_unknown_file_time_sends_no_date(mtime_ns: int) -> None:
     file = a_file(mtime_ns=mtime_ns, etag=stat_etag(1024, mtime_ns))
-    assert not headers(answer(file)).keys() & {"last-modified", "etag"}
+    assert not headers(plan(file)).keys() & {"last-modified", "etag"}
     # Not "unchanged since ever": nothing is known.
-    assert answer(file, if_modified_since=DATE).status == 200
-    assert answer(file, range="bytes=0-0", if_range="Thu, 01 Jan 1970 00:00:00 GMT").status == 200
+    assert plan(file, if_modified_since=DATE).status == 200
+    assert plan(file, range="bytes=0-0", if_range="Thu, 01 Jan 1970 00:00:00 GMT").status == 200
 
 
 @pytest.mark.parametrize("seconds_ahead", [1, 3600, 10**9, 10**18])
 def test_file_from_the_future_has_the_date_of_now(seconds_ahead: int) -> None:
     file = a_file(mtime_ns=int(NOW + seconds_ahead) * 10**9)
-    said = headers(answer(file))["last-modified"]
+    said = headers(plan(file))["last-modified"]
     assert said == "Tue, 14 Nov 2023 22:13:20 GMT"  # NOW: never later than Date
     # That date is the clock's and not the file's, so it proves nothing.
-    assert answer(file, if_modified_since=said).status == 200
-    assert answer(file, range="bytes=0-0", if_range=said).status == 200
-    assert answer(file, if_unmodified_since=said).status == 412
+    assert plan(file, if_modified_since=said).status == 200
+    assert plan(file, range="bytes=0-0", if_range=said).status == 200
+    assert plan(file, if_unmodified_since=said).status == 412
 
 
 def test_given_headers_replace_those_made() -> None:
@@ -266,17 +266,17 @@ def test_given_headers_replace_those_made() -> None:
             ("last-modified", "Sun, 06 Nov 1994 08:49:38 GMT"),
         ]
     )
-    assert headers(answer(file)) == {
+    assert headers(plan(file)) == {
         "content-length": "1024",
         "accept-ranges": "bytes",
         "etag": '"mine"',
         "content-type": "text/html",
         "last-modified": "Sun, 06 Nov 1994 08:49:38 GMT",
     }
-    assert answer(file, if_none_match='"mine"').status == 304
-    assert answer(file, if_modified_since=DATE).status == 200
-    assert answer(file, if_modified_since="Sun, 06 Nov 1994 08:49:38 GMT").status == 304
-    assert parts(answer(file, range="bytes=0-0,2-2"))[0][0] == "text/html"
+    assert plan(file, if_none_match='"mine"').status == 304
+    assert plan(file, if_modified_since=DATE).status == 200
+    assert plan(file, if_modified_since="Sun, 06 Nov 1994 08:49:38 GMT").status == 304
+    assert parts(plan(file, range="bytes=0-0,2-2"))[0][0] == "text/html"
 
 
 def test_given_headers_alone_describe_a_file() -> None:
@@ -294,15 +294,15 @@ def test_given_headers_alone_describe_a_file() -> None:
     assert file.headers[-1] == ("Content-Length", "1024")
     sized = [("content-length", "1024")]
     assert Representation(1024, sized).headers == tuple(sized)  # not twice
-    assert answer(file, if_none_match='"a"').status == 304
-    assert answer(file, range="bytes=0-0", if_range='W/"a"').status == 200
-    assert answer(file, range="bytes=0-0", if_range=DATE).status == 206
+    assert plan(file, if_none_match='"a"').status == 304
+    assert plan(file, range="bytes=0-0", if_range='W/"a"').status == 200
+    assert plan(file, range="bytes=0-0", if_range=DATE).status == 206
     for response in (
-        answer(file),
-        answer(file, if_none_match='"a"'),
-        answer(file, range="bytes=0-0"),
-        answer(file, range="bytes=0-0,2-2"),
-        answer(file, range="bytes=9999-"),
+        plan(file),
+        plan(file, if_none_match='"a"'),
+        plan(file, range="bytes=0-0"),
+        plan(file, range="bytes=0-0,2-2"),
+        plan(file, range="bytes=9999-"),
     ):
         cookies = [value for name, value in response.headers if name == "Set-Cookie"]
         assert cookies == ["c=1", "d=2"]
@@ -313,15 +313,15 @@ def test_given_headers_alone_describe_a_file() -> None:
 def test_malformed_tag_is_not_compared(tag: str, name: str) -> None:
     file = Representation(1024, [("ETag", tag), ("Last-Modified", DATE)])
     for sent in (tag, f'"{tag}"', '"other"', "*"):
-        facts = {name: sent, "if_modified_since": DATE}
+        conditions = {name: sent, "if_modified_since": DATE}
         # Nor a range, which might be of another file than the client's.
-        assert answer(file, range="bytes=0-0", **facts) is answer(file)
-        assert answer(file, "HEAD", **facts) is answer(file, "HEAD")
-        assert answer(file, range="bytes=0-0", if_range=sent).status == 200
-    assert answer(file, range="bytes=0-0", if_range=DATE).status == 206
-    assert answer(file, range="bytes=0-0").status == 206
-    assert answer(file, if_modified_since=DATE).status == 304
-    assert dict(answer(file).headers)["ETag"] == tag  # it is the app's to mend
+        assert plan(file, range="bytes=0-0", **conditions) is plan(file)
+        assert plan(file, "HEAD", **conditions) is plan(file, "HEAD")
+        assert plan(file, range="bytes=0-0", if_range=sent).status == 200
+    assert plan(file, range="bytes=0-0", if_range=DATE).status == 206
+    assert plan(file, range="bytes=0-0").status == 206
+    assert plan(file, if_modified_since=DATE).status == 304
+    assert dict(plan(file).headers)["ETag"] == tag  # it is the app's to mend
 
 
 # Bytes at hand
@@ -329,16 +329,16 @@ def test_malformed_tag_is_not_compared(tag: str, name: str) -> None:
 
 @pytest.mark.parametrize("header", [None, "bytes=5-9", "bytes=0-9,20-29", "bytes=2000-"])
 def test_body_in_memory_is_planned_as_bytes(header: str | None) -> None:
-    from_file = answer(a_file(), **({} if header is None else {"range": header}))
+    from_file = plan(a_file(), **({} if header is None else {"range": header}))
     at_hand = a_file(body=CONTENT)
-    from_memory = answer(at_hand, **({} if header is None else {"range": header}))
+    from_memory = plan(at_hand, **({} if header is None else {"range": header}))
     assert from_memory.headers == from_file.headers
     assert all(isinstance(segment, bytes) for segment in from_memory.segments)
     assert body(from_memory) == body(from_file)
 
 
-def test_answers_about_a_negotiated_file_have_vary() -> None:
-    for facts in (
+def test_responses_about_a_negotiated_file_have_vary() -> None:
+    for conditions in (
         RequestFacts(),
         RequestFacts(if_none_match="*"),
         RequestFacts(if_match='"x"'),
@@ -347,7 +347,7 @@ def test_answers_about_a_negotiated_file_have_vary() -> None:
         RequestFacts(range="bytes=9999-"),
         RequestFacts("HEAD"),
     ):
-        assert headers(a_file(vary="Accept-Encoding").plan(facts))["vary"] == "Accept-Encoding"
+        assert headers(a_file(vary="Accept-Encoding").plan(conditions))["vary"] == "Accept-Encoding"
 
 
 # Anything at all
@@ -370,7 +370,7 @@ _sensible = st.sampled_from(
 
 
 @given(st.sampled_from(["GET", "HEAD"]), st.lists(_sensible | _values, min_size=7, max_size=7))
-def test_any_request_gets_a_legal_answer(method: str, values: Sequence[Any]) -> None:
+def test_any_request_gets_a_legal_response(method: str, values: Sequence[Any]) -> None:
     file = a_file()
     response = file.plan(RequestFacts(method, *values))
     sent = body(response)

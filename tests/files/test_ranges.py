@@ -140,7 +140,7 @@ def model(header: str, size: int) -> list[list[int]] | None:
     members = [member.strip(" \t") for member in text.split(",")]
     if len(members) > MAX_RANGES or not any(members) or size == 0:
         return None
-    asked: list[set[int]] = []
+    requested: list[set[int]] = []
     for member in filter(None, members):
         if member.count("-") != 1 or set(member) - set("0123456789-") or member == "-":
             return None
@@ -149,21 +149,23 @@ def model(header: str, size: int) -> list[list[int]] | None:
             return None
         if first:
             end = int(last) if last else size
-            asked.append({position for position in range(size) if int(first) <= position <= end})
+            requested.append(
+                {position for position in range(size) if int(first) <= position <= end}
+            )
         else:
-            asked.append({position for position in range(size) if position >= size - int(last)})
-    asked = [positions for positions in asked if positions]
-    if len(asked) > 1 and sum(map(len, asked)) > size:
+            requested.append({position for position in range(size) if position >= size - int(last)})
+    requested = [positions for positions in requested if positions]
+    if len(requested) > 1 and sum(map(len, requested)) > size:
         return None
     # Merge two that share or touch, the later into the earlier, until none do.
     while True:
-        for one, other in ((a, b) for i, a in enumerate(asked) for b in asked[i + 1 :]):
+        for one, other in ((a, b) for i, a in enumerate(requested) for b in requested[i + 1 :]):
             if any({position, position + 1, position - 1} & other for position in one):
                 one |= other
-                asked = [positions for positions in asked if positions is not other]
+                requested = [positions for positions in requested if positions is not other]
                 break
         else:
-            return [sorted(positions) for positions in asked]
+            return [sorted(positions) for positions in requested]
 
 
 def expanded(result: list[ByteRange] | None) -> list[list[int]] | None:
@@ -220,15 +222,17 @@ def test_header_of_megabytes_is_parsed_in_linear_time() -> None:
     assert parse_range("bytes=" + "-" * 1_000_000, 1000) is None
 
 
-def test_multipart_heads_are_legal() -> None:
-    heads = ranges.multipart_heads([ByteRange(0, 1), ByteRange(9, 1)], 10, "text/plain", "B")
-    assert heads == [
+def test_multipart_headers_are_legal() -> None:
+    all_headers = ranges.multipart_headers(
+        [ByteRange(0, 1), ByteRange(9, 1)], 10, "text/plain", "B"
+    )
+    assert all_headers == [
         b"--B\r\nContent-Type: text/plain\r\nContent-Range: bytes 0-0/10\r\n\r\n",
         b"\r\n--B\r\nContent-Type: text/plain\r\nContent-Range: bytes 9-9/10\r\n\r\n",
         b"\r\n--B--\r\n",
     ]
     assert b"Content-Type" not in b"".join(
-        ranges.multipart_heads([ByteRange(0, 1), ByteRange(9, 1)], 10, None, "B")
+        ranges.multipart_headers([ByteRange(0, 1), ByteRange(9, 1)], 10, None, "B")
     )
 
 

@@ -306,7 +306,7 @@ def test_decoding_is_linear(chunk: bytes) -> None:
     assert Counted.seen <= 2 * len(data)
 
 
-def test_decoded_bytes_are_not_kept() -> None:
+def test_decoded_bytes_are_not_stored() -> None:
     decoder = ChunkDecoder()
     for byte in b"fffff\r\n" + bytes(100_000):
         decoder.decode(bytes([byte]))

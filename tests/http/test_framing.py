@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wsgifast.http.fields import ResponseStart
 from wsgifast.http.framing import (
     LAST_CHUNK,
     BodyCounter,
@@ -18,7 +19,6 @@ from wsgifast.http.framing import (
     has_body,
     wants_to_persist,
 )
-from wsgifast.http.head import ResponseHead
 
 CODES = [101, 200, 201, 204, 205, 206, 299, 304, 404, 500, 999]
 METHODS = ["GET", "HEAD", "POST", "CONNECT", "OPTIONS"]
@@ -76,7 +76,7 @@ def test_client_finds_the_end_of_the_body(code: int) -> None:
 
 def expect_that_a_client_reads_it(method: str, code: int, framing: Framing) -> None:
     """h11 as the client: it sees the body, its end, and nothing behind it."""
-    sent = ResponseHead(f"{code} Text", []).encode("1.1", framing, "")
+    sent = ResponseStart(f"{code} Text", []).encode("1.1", framing, "")
     block = b"body"[: BodyCounter(framing).admit(4)]
     if framing.chunked:
         sent += chunk_size_line(len(block)) + block + b"\r\n" + LAST_CHUNK

@@ -13,7 +13,7 @@ import pytest
 from asgifast import ASGIFast, FileResponse
 from asgifast import StaticFiles as ASGIStaticFiles
 from asgifast.content_coding import ContentCoding as ASGICoding
-from asgifast.files import request_facts as asgi_facts
+from asgifast.files import request_conditions as asgi_conditions
 from asgifast.messages import Receive, Scope, Send
 from asgifast.request_bodies import declared
 
@@ -21,16 +21,16 @@ from tests.asgi.support import call, scope_of
 from tests.support.wsgi import Server, new_environ
 from wsgifast import Compression, StaticFiles, WSGIFast
 from wsgifast.bodies.content_coding import ContentCoding
-from wsgifast.bodies.files import request_facts
+from wsgifast.bodies.files import request_conditions
 from wsgifast.bodies.requests import limit_request
 from wsgifast.compression.decoding import BodyLimits
 from wsgifast.compression.response import decide
 from wsgifast.errors import RequestError
+from wsgifast.http.fields import raw_headers
 from wsgifast.http.framing import list_members, wants_to_persist
-from wsgifast.http.head import raw_headers
 from wsgifast.http.headers import Headers
-from wsgifast.http.request_head import HeadScanner, check_host, header_fields
-from wsgifast.http.stream_head import http1_head, plain_head
+from wsgifast.http.request_headers import HeaderScanner, check_host, header_fields
+from wsgifast.http.stream_headers import http1_headers, plain_headers
 
 Lines = list[tuple[str, str]]
 
@@ -68,10 +68,10 @@ def answered_by_asgi(app: Any) -> Callable[[Lines], object]:
 
 
 def scanned(lines: Lines) -> None:
-    head = b"".join(f"{name}: {value}\r\n".encode() for name, value in lines)
-    scanner = HeadScanner()
-    for at in range(0, len(head), 1000):
-        scanner.add(head[at : at + 1000])
+    headers = b"".join(f"{name}: {value}\r\n".encode() for name, value in lines)
+    scanner = HeaderScanner()
+    for at in range(0, len(headers), 1000):
+        scanner.add(headers[at : at + 1000])
 
 
 def on_stream(lines: Lines) -> list[tuple[bytes, bytes]]:
@@ -81,13 +81,13 @@ def on_stream(lines: Lines) -> list[tuple[bytes, bytes]]:
 
 PARTS: dict[str, Callable[[Lines], object]] = {
     "header_fields": lambda lines: header_fields(lines),
-    "http1_head": lambda lines: http1_head(on_stream(lines)),
-    "plain_head": lambda lines: plain_head(on_stream(lines)),
+    "http1_head": lambda lines: http1_headers(on_stream(lines)),
+    "plain_head": lambda lines: plain_headers(on_stream(lines)),
     "HeadScanner": scanned,
     "check_host": lambda lines: check_host([value for _, value in lines], http11=True),
     "wants_to_persist": lambda lines: wants_to_persist([v for _, v in lines], http11=True),
     "list_members": lambda lines: [list_members(value) for _, value in lines],
-    "request_facts": lambda lines: request_facts(environ_of(lines)),
+    "request_facts": lambda lines: request_conditions(environ_of(lines)),
     "ContentCoding": lambda lines: (
         ContentCoding(
             COMPRESSION, "GET", environ_of(lines).get("HTTP_ACCEPT_ENCODING"), [], environ_of(lines)
@@ -99,7 +99,7 @@ PARTS: dict[str, Callable[[Lines], object]] = {
         decide(COMPRESSION, "GET", value, [], 200, Headers([("Content-Type", "text/plain")]), 9)
         for _, value in lines
     ],
-    "asgifast: request_facts": lambda lines: asgi_facts(asgi_scope(lines)),
+    "asgifast: request_facts": lambda lines: asgi_conditions(asgi_scope(lines)),
     "asgifast: declared": lambda lines: declared(asgi_scope(lines)),
     "asgifast: ContentCoding": lambda lines: ASGICoding(COMPRESSION, asgi_scope(lines)).coding,
 }

@@ -67,7 +67,7 @@ def without(exchange: Exchange, name: str, value: str | None = None) -> Exchange
         ("GET", Exchange(304, HEADERS), "status 304", ""),
     ],
 )  # fmt: skip
-def test_difference_of_answers_is_worse_or_better(
+def test_difference_of_responses_is_worse_or_better(
     variant: str, ours: Exchange, worse: str, better: str
 ) -> None:
     raw = dict(RAW)
@@ -86,17 +86,20 @@ def test_difference_of_answers_is_worse_or_better(
 def test_head_may_omit_headers_that_a_coding_changes(codings: str, missing: str) -> None:
     page = without(PAGE, "Accept-Ranges", "bytes")
     packed = without(without(PACKED, "ETag", 'W/"1+gzip"'), "Content-Length", "99")
-    head = replace(page, body=b"", wire_bytes=0)
-    raw = {("/", f"GET{codings}"): page, ("/", f"HEAD{codings}"): head}
-    ours = {**raw, ("/", f"HEAD{codings}"): without(head, missing)}
+    received = replace(page, body=b"", wire_bytes=0)
+    raw = {("/", f"GET{codings}"): page, ("/", f"HEAD{codings}"): received}
+    ours = {**raw, ("/", f"HEAD{codings}"): without(received, missing)}
     may_omit = codings == " browser" and missing != "Content-Type"
     assert bool(compare(raw, raw, ours).worse) is not may_omit
     if codings == " browser":
-        coded_head = replace(packed, body=b"", wire_bytes=0)
-        ours = {("/", "GET browser"): packed, ("/", "HEAD browser"): without(coded_head, missing)}
+        compressed_headers = replace(packed, body=b"", wire_bytes=0)
+        ours = {
+            ("/", "GET browser"): packed,
+            ("/", "HEAD browser"): without(compressed_headers, missing),
+        }
         assert bool(compare(raw, raw, ours).worse) is not may_omit
         # No header of the uncompressed body may stand in the compressed response.
-        ours["/", "HEAD browser"] = without(head, "Content-Encoding", "gzip")
+        ours["/", "HEAD browser"] = without(received, "Content-Encoding", "gzip")
         assert len(compare(raw, raw, ours).worse) == 3
 
 
@@ -111,7 +114,7 @@ def test_head_differing_from_get_unwrapped_may_differ() -> None:
     assert len(compare(raw, raw, ours).worse) == 1
 
 
-def test_304_with_the_coded_tag_is_not_worse() -> None:
+def test_304_with_the_compressed_tag_is_not_worse() -> None:
     raw = {
         **RAW,
         ("/", "GET browser"): PAGE,
@@ -123,11 +126,11 @@ def test_304_with_the_coded_tag_is_not_worse() -> None:
     assert compare(raw, raw, ours).worse == []
 
 
-def test_range_of_a_coded_body_is_of_the_sent_bytes() -> None:
-    coded = gzip.compress(os.urandom(1000))
+def test_range_of_a_compressed_body_is_of_sent_bytes() -> None:
+    compressed = gzip.compress(os.urandom(1000))
     raw = {**RAW, ("/", "GET browser"): PAGE, ("/", "Range browser"): PAGE}
-    packed = replace(PACKED, sent=coded)
-    for part, worse in ((coded[100:300], 0), (coded[99:299], 1)):
+    packed = replace(PACKED, sent=compressed)
+    for part, worse in ((compressed[100:300], 0), (compressed[99:299], 1)):
         ranged = replace(packed, status=206, body=part, sent=part)
         ours = {**raw, ("/", "GET browser"): packed, ("/", "Range browser"): ranged}
         assert len(compare(raw, raw, ours).worse) == worse
@@ -177,7 +180,7 @@ def test_page_links_are_scripts_styles_and_images() -> None:
     assert [ask.path for ask in links(found)] == ["/a.css?v=1", "/pages/b.js", "/c.png"]
 
 
-def test_request_is_asked_in_all_variants() -> None:
+def test_request_is_sent_in_all_variants() -> None:
     app = "tests.benchmark.apps:app"
     found = []
     for served in (app, f"wsgifast.commands.run:wrapped({app!r})"):

@@ -42,9 +42,9 @@ def test_loadtest_command_has_help_and_refusals() -> None:
     run = subprocess.run(
         argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=100
     )
-    answers = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(answers) == 2 * len(first_lines) == 20
-    for module, argument, status, out, err in answers:
+    responses = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(responses) == 2 * len(first_lines) == 20
+    for module, argument, status, out, err in responses:
         said = (module, argument, out, err)
         if argument == "--help":
             assert status == 0, said

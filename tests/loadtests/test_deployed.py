@@ -17,7 +17,7 @@ from tests.support.http import Connection
 from tests.support.servers import wait_for
 from wsgifast.commands.bench.processes import Server, running_server
 from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn, uvicorn
-from wsgifast.commands.client import HTTPClient, NoAnswer
+from wsgifast.commands.client import HTTPClient, NoResponse
 
 APP, ASGI = "loadtests.app:app", "loadtests.asgi_app:app"
 # Each server, and whether it has metrics.
@@ -59,7 +59,7 @@ def test_deployed_server_writes_to_the_pipe(name: str, tmp_path: Path) -> None:
             exporter = HTTPClient(host, int(port), limit_s=10.0)
 
             def is_counted() -> bool:
-                with contextlib.suppress(NoAnswer):  # it has not started yet
+                with contextlib.suppress(NoResponse):  # it has not started yet
                     return b"http_server_request_duration_seconds" in exporter.ask("/metrics").body
                 return False
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.harness.tables import Contender, Task
-from loadtests.leaks import ASYNCIO_SPARES, STATES, TABLE, TOGETHER, Count, grown, kept, measure
+from loadtests.leaks import ASYNCIO_SPARES, STATES, TABLE, TOGETHER, Count, grown, leaked, measure
 from loadtests.payloads import files
 from wsgifast.commands.bench.processes import running_server
 
@@ -37,7 +37,7 @@ def test_abandoned_connections_leave_nothing_behind(contender: Contender, tmp_pa
     before, after = (count.connections for count in counts)
     assert before == 0
     assert after > TOGETHER * (len(STATES) - 1)
-    assert kept(counts, ASYNCIO_SPARES) == []
+    assert leaked(counts, ASYNCIO_SPARES) == []
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,11 @@ def test_abandoned_connections_leave_nothing_behind(contender: Contender, tmp_pa
         ({"processes": (1, 3)}, ["a process has been replaced"]),
     ],
 )
-def test_kept_descriptors_threads_processes_are_found(
+def test_leaked_descriptors_threads_processes_found(
     change: dict[str, int], found: list[str]
 ) -> None:
     last = dataclasses.replace(FIRST, connections=1000, **change)  # type: ignore[arg-type]
-    assert kept([FIRST, last], 2) == found
+    assert leaked([FIRST, last], 2) == found
 
 
 def test_growth_is_of_the_later_half_of_the_rounds() -> None:

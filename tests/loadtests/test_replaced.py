@@ -27,8 +27,8 @@ def test_request_on_closed_idle_connection_is_repeated(end: list[bytes]) -> None
 @pytest.mark.parametrize(
     ("connections", "reason"),
     [
-        ([[GOOD], []], "closed without an answer"),  # it gets at most two requests
-        ([[GOOD, GOOD[:20]]], "half a head"),
+        ([[GOOD], []], "closed without a response"),  # it gets at most two requests
+        ([[GOOD, GOOD[:20]]], "half of the headers"),
         ([[GOOD, GOOD[:-3]]], "status 200, then closed after 7 of 10 bytes"),
         ([[GOOD, b"HTTP/1.1 503 No\r\nContent-Length: 10\r\n\r\n" + BODY]], "status 503"),
         ([[GOOD, GOOD.replace(b"5", b"6")]], "other bytes"),
@@ -50,7 +50,7 @@ def test_first_request_of_a_connection_is_not_repeated() -> None:
     outcome = Outcome()
     with answering([]) as address:
         assert not Asking(address, "/", BODY, outcome).ask()
-    assert outcome.lost == {"closed without an answer": 1}
+    assert outcome.lost == {"closed without a response": 1}
 
 
 @pytest.mark.long

@@ -34,8 +34,8 @@ def _measured(key: str, *contenders: int, seconds: float | None = None) -> Resul
     """The row of a key, with some of its contenders or all, as shortly as can be."""
     (table,) = chosen([*tables(), *APART, *UNPUBLISHED], [key])
     (row,) = table.rows
-    kept = tuple(row.contenders[number] for number in contenders) or row.contenders
-    row = replace(row, contenders=kept, seconds=seconds or row.seconds)
+    selected = tuple(row.contenders[number] for number in contenders) or row.contenders
+    row = replace(row, contenders=selected, seconds=seconds or row.seconds)
     for _ in range(TRIES):  # a machine that stalls may let no request through
         (result,) = run(replace(table, rows=[row]), SHORT)
         if all(each.requests for runs in result.runs.values() for each in runs):

@@ -27,7 +27,7 @@ from wsgifast.commands.bench.processes import HOST
 
 pytestmark = pytest.mark.long
 
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Listener(socketserver.ThreadingTCPServer):
@@ -36,9 +36,9 @@ class Listener(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 200
 
-    def __init__(self, *, answers: bytes = b"", tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, *, responses: bytes = b"", tls: ssl.SSLContext | None = None) -> None:
         self.received: list[bytearray] = []
-        self._answers, self._tls = answers, tls
+        self._responses, self._tls = responses, tls
         super().__init__((HOST, 0), socketserver.BaseRequestHandler)
 
     @property
@@ -54,8 +54,8 @@ class Listener(socketserver.ThreadingTCPServer):
             with request:
                 while data := request.recv(65_536):
                     received += data
-                    if self._answers and received.endswith(b"\r\n\r\n"):
-                        request.sendall(self._answers)
+                    if self._responses and received.endswith(b"\r\n\r\n"):
+                        request.sendall(self._responses)
 
 
 @contextlib.contextmanager
@@ -122,7 +122,7 @@ def test_dropped_client_comes_back() -> None:
 
 
 def test_crowd_and_others_speak_tls() -> None:
-    with listening(answers=ANSWER, tls=server_context()) as listener:
+    with listening(responses=RESPONSE, tls=server_context()) as listener:
         with slow_clients("slow readers", listener.port, clients=2, tls=True) as crowd:
             assert crowd.gathered == 2
             assert others(listener.port, seconds=0.1, tls=True).failures == 0
@@ -140,12 +140,12 @@ def test_silent_crowd_under_tls_stays() -> None:
         assert counted["opened"] == 2
 
 
-def test_crowd_that_leaves_waits_for_an_answer() -> None:
+def test_crowd_that_leaves_waits_for_a_response() -> None:
     asks = Kind(b"GET / HTTP/1.1\r\n\r\n", receive_bytes_per_s=1 << 20, leaves=True)
     with listening() as silent, crowd_of(asks, (HOST, silent.port), 2, seconds=0.5) as crowd:
         crowd.process.wait(PATIENCE_S)
         assert crowd.end()["opened"] == 2
-    with listening(answers=ANSWER) as server, crowd_of(asks, (HOST, server.port), 2) as crowd:
+    with listening(responses=RESPONSE) as server, crowd_of(asks, (HOST, server.port), 2) as crowd:
         wait_for(lambda: len(server.received) > 4, "they come again and again")
         crowd.end()
 
@@ -159,12 +159,12 @@ def test_crowd_ends_at_its_time() -> None:
 
 
 def test_failures_of_others_are_counted() -> None:
-    with listening(answers=ANSWER) as listener:
+    with listening(responses=RESPONSE) as listener:
         seen = others(listener.port, seconds=0.3)
     assert seen.failures == 0
     assert len(seen.times_ms) > 0
     assert seen.percentile(50) <= seen.percentile(99)
-    with listening(answers=ANSWER.replace(b"200 OK", b"503 No")) as listener:
+    with listening(responses=RESPONSE.replace(b"200 OK", b"503 No")) as listener:
         seen = others(listener.port, seconds=0.05)
     assert seen.failures == len(seen.times_ms) > 0
 

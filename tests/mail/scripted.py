@@ -41,7 +41,7 @@ class ScriptedSMTP:
     """Serves one connection after the other, in a thread.
 
     :param features: EHLO's lines. None: EHLO is refused, only HELO is known.
-    :param answers: verb -> replies, used in turn. After the last one the reply is 250, or 354 to
+    :param scripted: verb -> replies, used in turn. After the last one the reply is 250, or 354 to
         DATA, or 503 if an earlier command was refused. "message" stands for the reply to the data.
         A reply of None closes the connection.
     :param needs_sender: False to take recipients although the sender was refused.
@@ -50,12 +50,12 @@ class ScriptedSMTP:
     def __init__(
         self,
         features: Sequence[str] | None = ("PIPELINING", "CHUNKING", "SIZE", "8BITMIME"),
-        answers: Mapping[str, Sequence[str | None]] | None = None,
+        scripted: Mapping[str, Sequence[str | None]] | None = None,
         *,
         needs_sender: bool = True,
     ) -> None:
         self.features = features
-        self.answers = {verb: list(replies) for verb, replies in (answers or {}).items()}
+        self.scripted = {verb: list(replies) for verb, replies in (scripted or {}).items()}
         self.needs_sender = needs_sender
         self.commands: list[str] = []
         """Every command line, in order."""
@@ -108,15 +108,15 @@ class ScriptedSMTP:
             self.reads.append(data)
             buffer += data
 
-        def answer(kind: str, default: str) -> str:
-            replies = self.answers.get(kind)
+        def send_reply(kind: str, default: str) -> str:
+            replies = self.scripted.get(kind)
             reply = replies.pop(0) if replies else default
             if reply is None:
                 raise ConnectionAbortedError
             sock.sendall(reply.encode() + b"\r\n")
             return reply
 
-        answer("connect", "220 scripted")
+        send_reply("connect", "220 scripted")
         sender = False  # whether this transaction has an accepted sender
         recipients: list[str] = []
         while True:
@@ -133,39 +133,39 @@ class ScriptedSMTP:
                 self._chunks += buffer[:size]
                 buffer = buffer[size:]
                 if not recipients:
-                    answer("none", "503 no recipients")
-                elif answer("bdat", "250 chunk").startswith("2") and command.endswith("LAST"):
+                    send_reply("none", "503 no recipients")
+                elif send_reply("bdat", "250 chunk").startswith("2") and command.endswith("LAST"):
                     self.messages.append(self._chunks)
                     self.deliveries.append((recipients, self._chunks))
                     sender, recipients, self._chunks = False, [], b""
             elif verb == "data":
                 default = "354 go on" if recipients else "503 no recipients"
-                if answer("data", default).startswith("354"):
+                if send_reply("data", default).startswith("354"):
                     while not (end := re.search(rb"(?:\A|\r\n)\.\r\n", buffer)):
                         receive()
                     self.messages.append(buffer[: end.end() - 3])
                     buffer = buffer[end.end() :]
-                    if answer("message", "250 taken").startswith("2"):
+                    if send_reply("message", "250 taken").startswith("2"):
                         self.deliveries.append((recipients, self.messages[-1]))
                     sender, recipients = False, []
             elif verb == "ehlo":
                 if self.features is None:
-                    answer("ehlo", "502 unknown")
+                    send_reply("ehlo", "502 unknown")
                 else:
                     lines = ["scripted", *self.features]
                     last = "".join(f"250-{line}\r\n" for line in lines[:-1]) + f"250 {lines[-1]}"
-                    answer("ehlo", last)
+                    send_reply("ehlo", last)
             elif verb == "quit":
-                answer("quit", "221 bye")
+                send_reply("quit", "221 bye")
                 return
             elif verb == "mail":
-                sender = answer("mail", "503 nested" if sender else "250 fine").startswith("2")
+                sender = send_reply("mail", "503 nested" if sender else "250 fine").startswith("2")
             elif verb == "rcpt":
                 if not sender and self.needs_sender:
-                    answer("none", "503 no sender")
-                elif answer("rcpt", "250 fine").startswith("2"):
+                    send_reply("none", "503 no sender")
+                elif send_reply("rcpt", "250 fine").startswith("2"):
                     recipients.append(command.partition("<")[2].partition(">")[0])
             else:
                 if verb == "rset":
                     sender, recipients, self._chunks = False, [], b""
-                answer(verb, "250 fine")
+                send_reply(verb, "250 fine")

@@ -41,8 +41,8 @@ def arrived(mta: Exim, sent: bytes) -> bool:
     subject, expected = sent.partition(b"\r\n")[0], sent.replace(b"\r\n", b"\n")
     for path in mta.delivered.glob("new/*"):
         with path.open("rb") as file:
-            head = file.read(4096)  # the others, of megabytes, are not read again and again
-            if subject + b"\n" in head and (head + file.read()).endswith(expected):
+            beginning = file.read(4096)  # the others, of megabytes, are not read again and again
+            if subject + b"\n" in beginning and (beginning + file.read()).endswith(expected):
                 return True
     return False
 

@@ -151,13 +151,13 @@ async def replies(sock: socket.socket, count: int) -> list[bytes]:
 
 
 async def test_client_reading_no_replies_pauses_commands() -> None:
-    asked = 0
+    requested = 0
     commands = 20_000
 
     class Verbose(Handler):
         async def handle_RCPT(self, *args: Any) -> str:
-            nonlocal asked
-            asked += 1
+            nonlocal requested
+            requested += 1
             return "250 " + "x" * 500
 
     async with connected(Verbose()) as (_, client):
@@ -165,14 +165,14 @@ async def test_client_reading_no_replies_pauses_commands() -> None:
         loop = asyncio.get_running_loop()
         sending = loop.create_task(loop.sock_sendall(client, stream))
         before = -1
-        while asked > before or not asked:
-            before = asked
+        while requested > before or not requested:
+            before = requested
             for _ in range(10):
                 await asyncio.sleep(0)
-        assert asked < 3000
+        assert requested < 3000
         assert len(await replies(client, commands + 3)) == commands + 3
         await sending
-    assert asked == commands
+    assert requested == commands
 
 
 async def test_input_after_a_message_is_read_though_paused() -> None:

@@ -68,8 +68,8 @@ def test_pipelined_envelope_is_one_send() -> None:
 
 
 def test_large_message_waits_for_accepted_recipients() -> None:
-    answers = {"rcpt": ["550 no", "550 no"]}
-    with ScriptedSMTP(answers=answers) as server, connect(server) as client:
+    scripted = {"rcpt": ["550 no", "550 no"]}
+    with ScriptedSMTP(scripted=scripted) as server, connect(server) as client:
         with pytest.raises(smtplib.SMTPRecipientsRefused):
             client.sendmail(SENDER, RECIPIENTS, LARGE)
         assert server.verbs() == ["ehlo", "mail", "rcpt", "rcpt", "rset"]
@@ -88,8 +88,8 @@ def test_extension_switched_off_is_not_used(switch: str) -> None:
 
 def test_many_recipients_are_sent_in_groups() -> None:
     recipients = [f"r{number}@example.com" for number in range(1000)]
-    answers = {"rcpt": ["550 no", *["250 yes"] * 998, "551 no"]}
-    with ScriptedSMTP(answers=answers) as server, connect(server) as client:
+    scripted = {"rcpt": ["550 no", *["250 yes"] * 998, "551 no"]}
+    with ScriptedSMTP(scripted=scripted) as server, connect(server) as client:
         refused = client.sendmail(SENDER, recipients, TEXT)
     assert refused == {"r0@example.com": (550, b"no"), "r999@example.com": (551, b"no")}
     assert max(data.count(b"rcpt") for data in server.reads) <= 100
@@ -234,8 +234,8 @@ def test_failed_source_delivers_nothing(features: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("offered", ["chunking", "both"])
 def test_replies_to_chunks_of_a_failed_source_are_read(offered: str) -> None:
-    answers = {"mail": ["250 fine", "550 not again"]}
-    with ScriptedSMTP(FEATURES[offered], answers) as server, connect(server) as client:
+    scripted = {"mail": ["250 fine", "550 not again"]}
+    with ScriptedSMTP(FEATURES[offered], scripted) as server, connect(server) as client:
         with pytest.raises(LookupError):
             client.sendmail(SENDER, RECIPIENTS, failing_after(b"a" * 300_000, b"b" * 300_000))
         with pytest.raises(smtplib.SMTPSenderRefused, match="not again"):
@@ -249,7 +249,7 @@ def test_size_is_sent_with_the_extension_only() -> None:
 
 
 def test_failed_source_is_raised_though_server_left() -> None:
-    with ScriptedSMTP(answers={"rset": [None]}) as server:
+    with ScriptedSMTP(scripted={"rset": [None]}) as server:
         client = connect(server)
         with pytest.raises(LookupError):
             client.sendmail(SENDER, RECIPIENTS, failing_after(b"a" * 300_000, b"b"))
@@ -298,8 +298,8 @@ def test_refused_chunk_ends_an_endless_message() -> None:
         while True:
             yield b"a" * 300_000
 
-    answers = {"bdat": ["250 chunk", "552 too much", *["503 no"] * 100]}
-    with ScriptedSMTP(answers=answers) as server, connect(server) as client:
+    scripted = {"bdat": ["250 chunk", "552 too much", *["503 no"] * 100]}
+    with ScriptedSMTP(scripted=scripted) as server, connect(server) as client:
         with pytest.raises(smtplib.SMTPDataError) as refused:
             client.sendmail(SENDER, RECIPIENTS, endless())
         assert refused.value.args == (552, b"too much")
@@ -316,8 +316,8 @@ def test_binary_message_of_unknown_size_needs_bdat(offered: str) -> None:
 
 
 def test_data_takes_what_sendmail_takes() -> None:
-    answers = {"data": ["354 go", "354 go", "354 go", "503 no"]}
-    with ScriptedSMTP(answers=answers) as server, connect(server) as client:
+    scripted = {"data": ["354 go", "354 go", "354 go", "503 no"]}
+    with ScriptedSMTP(scripted=scripted) as server, connect(server) as client:
         client.ehlo()
         assert client.data(TEXT) == (250, b"taken")
         assert client.data(blocks_of(TEXT)) == (250, b"taken")

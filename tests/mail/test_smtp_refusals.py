@@ -63,8 +63,8 @@ def test_outcome_of_a_message_is_smtplibs(features: tuple[str, ...], refusal: st
 
 @pytest.mark.parametrize("offered", ["plain", "pipelining"])
 def test_refused_data_command_resets_the_transaction(offered: str) -> None:
-    answers = {"data": ["451 not now"]}
-    with ScriptedSMTP(FEATURES[offered], answers) as server, connect(server) as client:
+    scripted = {"data": ["451 not now"]}
+    with ScriptedSMTP(FEATURES[offered], scripted) as server, connect(server) as client:
         with pytest.raises(smtplib.SMTPDataError) as refused:
             client.sendmail(SENDER, RECIPIENTS, TEXT)
         assert refused.value.args == (451, b"not now")
@@ -89,12 +89,12 @@ OUT_OF_STEP: list[tuple[str, Any, type[Exception]]] = [
 ]
 
 
-@pytest.mark.parametrize(("offered", "answers", "error"), OUT_OF_STEP)
+@pytest.mark.parametrize(("offered", "scripted", "error"), OUT_OF_STEP)
 def test_reply_out_of_step_ends_and_delivers_nothing(
-    offered: str, answers: dict[str, Sequence[str | None]], error: type[Exception]
+    offered: str, scripted: dict[str, Sequence[str | None]], error: type[Exception]
 ) -> None:
-    needs_sender = "mail" not in answers
-    with ScriptedSMTP(FEATURES[offered], answers, needs_sender=needs_sender) as server:
+    needs_sender = "mail" not in scripted
+    with ScriptedSMTP(FEATURES[offered], scripted, needs_sender=needs_sender) as server:
         client = connect(server)
         with pytest.raises(error):
             client.sendmail(SENDER, RECIPIENTS, TEXT)
@@ -103,8 +103,8 @@ def test_reply_out_of_step_ends_and_delivers_nothing(
 
 
 def test_refusal_by_a_server_that_leaves_is_raised() -> None:
-    answers: dict[str, list[str | None]] = {"rcpt": ["550 no", "551 no"], "rset": [None]}
-    with ScriptedSMTP(FEATURES["plain"], answers) as server:
+    scripted: dict[str, list[str | None]] = {"rcpt": ["550 no", "551 no"], "rset": [None]}
+    with ScriptedSMTP(FEATURES["plain"], scripted) as server:
         client = connect(server)
         with pytest.raises(smtplib.SMTPRecipientsRefused) as refused:
             client.sendmail(SENDER, RECIPIENTS, TEXT)
@@ -113,12 +113,12 @@ def test_refusal_by_a_server_that_leaves_is_raised() -> None:
 
 
 def test_unwanted_354_is_answered_by_a_lone_dot() -> None:
-    answers = {
+    scripted = {
         "rcpt": ["550 no", "550 no"],
         "data": ["354 go on"],
         "message": ["554 no valid recipients"],
     }
-    with ScriptedSMTP(FEATURES["pipelining"], answers) as server, connect(server) as client:
+    with ScriptedSMTP(FEATURES["pipelining"], scripted) as server, connect(server) as client:
         with pytest.raises(smtplib.SMTPRecipientsRefused):
             client.sendmail(SENDER, RECIPIENTS, TEXT)
         assert client.sendmail(SENDER, RECIPIENTS, TEXT) == {}
@@ -160,7 +160,7 @@ REPLIES = ["250 yes", "251 forwarded", "252 perhaps", "299 odd", "354 what", "45
 def test_refused_recipient_gets_nothing(
     offered: str, mail: str, rcpt: list[str], data: str | None, message: str | None
 ) -> None:
-    answers: dict[str, Sequence[str | None]] = {
+    scripted: dict[str, Sequence[str | None]] = {
         "mail": [mail],
         "rcpt": rcpt,
         "data": [data],
@@ -168,7 +168,7 @@ def test_refused_recipient_gets_nothing(
         "bdat": [message],
     }
     recipients = [f"r{number}@example.com" for number in range(len(rcpt))]
-    with ScriptedSMTP(FEATURES[offered], answers) as server:
+    with ScriptedSMTP(FEATURES[offered], scripted) as server:
         client = connect(server)
         try:
             refused = set(client.sendmail(SENDER, recipients, TEXT))

@@ -37,7 +37,7 @@ def serving(folder: Path, log: Callable[[str], object] = print) -> Iterator[Addr
     wait_for(lambda: not {*threading.enumerate()} - before, "its threads end")
 
 
-def asked(address: Address, path: str) -> tuple[int, bytes]:
+def fetched(address: Address, path: str) -> tuple[int, bytes]:
     response = get((address.host, address.port), path)
     return response.status, response.body
 
@@ -49,7 +49,7 @@ def test_silent_clients_do_not_delay_others(tmp_path: Path) -> None:
             for _ in range(10):
                 silent.enter_context(socket.create_connection((address.host, address.port)))
             for path in ("/metrics", "/livez", "/metrics?name[]=x"):
-                assert asked(address, path)[0] == 200
+                assert fetched(address, path)[0] == 200
         wait_for(
             lambda: len({*threading.enumerate()} - before) == 1,
             "the threads of the silent ones end",
@@ -68,7 +68,7 @@ def test_client_beyond_the_limit_replaces_the_oldest(
             client = socket.create_connection((address.host, address.port), timeout=20)
             client.send(b"G")  # and no more
             clients.append(silent.enter_context(client))
-        assert asked(address, "/livez")[0] == 200
+        assert fetched(address, "/livez")[0] == 200
         for client in clients[:6]:
             with contextlib.suppress(ConnectionError):
                 assert client.recv(1) == b""
@@ -95,12 +95,12 @@ def test_exporter_that_cannot_read_the_address_goes_on(tmp_path: Path) -> None:
 
 def test_top_compares_two_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path) as address:
-        status, body = asked(address, "/top?seconds=0.05")
+        status, body = fetched(address, "/top?seconds=0.05")
         found = json.loads(body)
         assert (status, found["clients"], found["endpoints"]) == (200, [], [])
         assert found["requests_per_s"] is None
         for wrong in ("0", "-1", "301", "inf", "nan", "x"):
-            status, body = asked(address, f"/top?seconds={wrong}")
+            status, body = fetched(address, f"/top?seconds={wrong}")
             assert (status, b"expected a number above 0, up to 300" in body) == (400, True)
 
 
@@ -109,7 +109,7 @@ def test_top_waits_for_few_clients_at_a_time(
 ) -> None:
     monkeypatch.setattr(exporter, "_MOST_TOPS", 0)
     with serving(tmp_path) as address:
-        status, body = asked(address, "/top")
+        status, body = fetched(address, "/top")
     assert (status, body) == (503, b"0 clients wait for /top: try again later\n")
 
 
@@ -119,7 +119,7 @@ def test_top_waits_for_few_clients_at_a_time(
 def test_exporter_sends_no_body_to_head(path: str, tmp_path: Path) -> None:
     with serving(tmp_path) as address, Connection((address.host, address.port)) as client:
         client.send(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
-        assert client.read_head().version == "HTTP/1.0"
+        assert client.read_headers().version == "HTTP/1.0"
         assert client.read_to_end() == b""
 
 
@@ -131,8 +131,8 @@ def test_full_disk_fails_the_scrape(
     with serving(tmp_path, logged.append) as address:
         with monkeypatch.context() as full:
             full.setattr(setup, "_MIN_FREE_BYTES", 1 << 60)
-            status, body = asked(address, path)
-        assert asked(address, path)[0] == 200
+            status, body = fetched(address, path)
+        assert fetched(address, path)[0] == 200
     assert status == 500
     assert body.startswith(b"The workers cannot write their metrics: ")
     assert b"bytes are free for metrics" in body
@@ -143,9 +143,9 @@ def test_file_without_values_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "counter_7.db").write_bytes(struct.pack("=i", 64) + b"\xff" * 60)
     logged: list[str] = []
     with serving(tmp_path, logged.append) as address:
-        status, body = asked(address, "/metrics")
+        status, body = fetched(address, "/metrics")
         (tmp_path / "counter_7.db").unlink()
-        assert asked(address, "/metrics")[0] == 200
+        assert fetched(address, "/metrics")[0] == 200
     assert status == 500
     assert b"counter_7.db" in body
     assert [line for line in logged if "counter_7.db" in line] == logged != []
@@ -160,4 +160,4 @@ def test_exporter_without_threads_answers_in_turn(
     with serving(tmp_path) as address, monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for _ in range(3):
-            assert asked(address, "/livez")[0] == 200
+            assert fetched(address, "/livez")[0] == 200

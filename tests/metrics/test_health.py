@@ -138,9 +138,9 @@ def test_invalid_state_is_skipped(tmp_path: Path, text: str) -> None:
 
 
 def answered(path: str, directory: Path) -> tuple[int, str]:
-    answer = health.answer(path, str(directory))
-    assert answer is not None
-    return int(answer.status[:3]), answer.body.decode()
+    response = health.response(path, str(directory))
+    assert response is not None
+    return int(response.status[:3]), response.body.decode()
 
 
 def test_probes_are_answered_by_states(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_probes_are_answered_by_states(tmp_path: Path) -> None:
     status, text = answered("/livez", tmp_path)
     assert status == 503
     assert "sign of life" in text
-    assert health.answer("/metrics", str(tmp_path)) is None
+    assert health.response("/metrics", str(tmp_path)) is None
 
 
 @pytest.mark.parametrize("path", health.PATHS)

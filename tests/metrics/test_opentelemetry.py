@@ -99,19 +99,19 @@ def test_request_is_active_until_it_ends(telemetry: Telemetry) -> None:
 def test_metrics_of_the_process_are_observed(
     telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    requested = []
 
     def source() -> Iterator[Point]:
-        asked.append(True)
+        requested.append(True)
         yield point("wsgifast_threads", 4)
         yield point("wsgifast_connections", 3, "idle")
         yield point("wsgifast_accept_backlog", 7)
-        yield point("wsgifast_timeouts_total", len(asked), "head")
+        yield point("wsgifast_timeouts_total", len(requested), "head")
 
     monkeypatch.setattr(collecting, "process_collectors", [source])
     for collections in (1, 2):
         metrics = exported(telemetry[1])
-        assert len(asked) == collections
+        assert len(requested) == collections
         observed = {
             name: (type(m.data).__name__, m.data.data_points) for name, m in metrics.items()
         }

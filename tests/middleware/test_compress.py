@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.coded import Decoder, decoded
+from tests.support.decoders import Decoder, decoded
 from tests.support.wsgi import Server, ask_compressed, exc_info, new_environ, returning
 from wsgifast import Compression, WSGIFast, compress_response
 
@@ -99,13 +99,13 @@ def test_compressed_wsgi_stream_that_fails_has_no_end() -> None:
 def test_compressed_head_has_the_headers_of_get() -> None:
     app = returning([TEXT], ("Content-Length", str(len(TEXT))), ("ETag", '"a"'))
     get, _ = ask_compressed(app)
-    head, sent = ask_compressed(app, method="HEAD")
+    start, sent = ask_compressed(app, method="HEAD")
     assert sent == b""
-    ours = [(name, value) for name, value in get.head[1] if name != "Content-Length"]
-    assert sorted(head.head[1]) == sorted(ours)
+    ours = [(name, value) for name, value in get.start[1] if name != "Content-Length"]
+    assert sorted(start.start[1]) == sorted(ours)
 
 
-def test_write_and_lazy_apps_are_coded_or_left_alone() -> None:
+def test_write_and_lazy_apps_are_compressed_or_not() -> None:
     def lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/plain")])
         yield TEXT[:50]
@@ -132,7 +132,7 @@ def test_write_and_lazy_apps_are_coded_or_left_alone() -> None:
     assert decoded(server.header("Content-Encoding"), sent) == TEXT
 
 
-def test_head_replaced_before_first_byte_counts() -> None:
+def test_headers_replaced_before_first_byte_count() -> None:
     def failing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/html")])
         yield b""
@@ -141,7 +141,7 @@ def test_head_replaced_before_first_byte_counts() -> None:
 
     server = begun(failing)
     assert server.finish() == TEXT
-    assert server.head[0] == "500 No"
+    assert server.start[0] == "500 No"
     assert server.header("Content-Encoding") is None
 
 
@@ -161,7 +161,7 @@ def test_large_whole_body_is_compressed_while_sent() -> None:
     assert decoded("gzip", sent) == b"".join(blocks)
 
 
-def test_flask_streams_and_preconditions_work_coded() -> None:
+def test_flask_streams_preconditions_work_compressed() -> None:
     app = flask.Flask(__name__)
 
     @app.get("/page")
@@ -179,7 +179,7 @@ def test_flask_streams_and_preconditions_work_coded() -> None:
     again, sent = ask_compressed(
         app.wsgi_app, "zstd", path="/page", HTTP_IF_NONE_MATCH=server.header("ETag")
     )
-    assert (again.head[0][:3], sent) == ("304", b"")
+    assert (again.start[0][:3], sent) == ("304", b"")
     server, sent = ask_compressed(app.wsgi_app, "zstd", path="/rows")
     assert decoded("zstd", sent) == b"".join(b"%d\n" % n for n in range(500))
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.coded import decoded
+from tests.support.decoders import decoded
 from tests.support.files import write_settled
 from tests.support.wsgi import Server, answering, ask_compressed, new_environ
 from wsgifast import StaticFiles, WSGIFast
 from wsgifast.compression.codings import compressor
-from wsgifast.files import coded_copies
+from wsgifast.files import compressed_copies
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -47,7 +47,7 @@ def sending(
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_environ_names_a_coded_copy(text: Path, coding: str) -> None:
+def test_environ_names_a_compressed_copy(text: Path, coding: str) -> None:
     server, body = ask_compressed(sending(lambda: text.open("rb")), coding)
     assert server.environ["wsgifast.sent_as"] == "copy"
     assert server.environ["wsgifast.coding"] == coding
@@ -59,9 +59,9 @@ def test_if_range_by_a_date_does_not_hold_for_a_copy(text: Path) -> None:
     date = "Tue, 15 Nov 1994 12:45:26 GMT"
     app = sending(lambda: text.open("rb"), ("Last-Modified", date))
     server, body = ask_compressed(app, HTTP_RANGE="bytes=0-4", HTTP_IF_RANGE=date)
-    assert (server.head[0][:3], decoded("gzip", body)) == ("200", TEXT)
+    assert (server.start[0][:3], decoded("gzip", body)) == ("200", TEXT)
     server, body = ask_compressed(app, "identity", HTTP_RANGE="bytes=0-4", HTTP_IF_RANGE=date)
-    assert (server.head[0][:3], body) == ("206", TEXT[:5])
+    assert (server.start[0][:3], body) == ("206", TEXT[:5])
 
 
 def test_304_of_the_app_has_the_tag_of_the_copy(text: Path) -> None:
@@ -75,14 +75,14 @@ def test_304_of_the_app_has_the_tag_of_the_copy(text: Path) -> None:
     tag = server.header("ETag")
     assert decoded("br", body) == TEXT
     again, nothing = ask_compressed(app.wsgi_app, "br", HTTP_IF_NONE_MATCH=tag)
-    assert (again.head[0][:3], nothing, again.header("ETag")) == ("304", b"", tag)
+    assert (again.start[0][:3], nothing, again.header("ETag")) == ("304", b"", tag)
     part, sent = ask_compressed(app.wsgi_app, "br", HTTP_IF_RANGE=tag, HTTP_RANGE="bytes=0-9")
-    assert (part.head[0][:3], sent) == ("206", body[:10])
-    head, _ = ask_compressed(app.wsgi_app, "br", "HEAD")  # Flask drops the file
-    assert head.header("Content-Encoding") is None
-    assert head.header("ETag") is None
-    assert head.header("Content-Length") is None
-    assert head.header("Vary") == "Accept-Encoding"
+    assert (part.start[0][:3], sent) == ("206", body[:10])
+    start, _ = ask_compressed(app.wsgi_app, "br", "HEAD")  # Flask drops the file
+    assert start.header("Content-Encoding") is None
+    assert start.header("ETag") is None
+    assert start.header("Content-Length") is None
+    assert start.header("Vary") == "Accept-Encoding"
 
 
 def test_changed_file_gets_a_new_copy(text: Path) -> None:
@@ -123,15 +123,15 @@ def test_files_without_a_copy_are_compressed(make: Callable[[], Any], wraps: boo
         assert decoded("gzip", sent) == TEXT
         assert server.header("Content-Length") in (None, str(len(sent)))
         assert made[-1].closed
-        head, nothing = ask_compressed(sending(body, *headers), method="HEAD")
+        start, nothing = ask_compressed(sending(body, *headers), method="HEAD")
         assert nothing == b""
-        assert head.header("Content-Encoding") in (None, "gzip")
-        assert head.header("Content-Length") is None
+        assert start.header("Content-Encoding") in (None, "gzip")
+        assert start.header("Content-Length") is None
         assert made[-1].closed
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "image/png", "application/zip"])
-def test_uncoded_files_keep_their_descriptor(tmp_path: Path, kind: str) -> None:
+def test_uncompressed_files_keep_their_descriptor(tmp_path: Path, kind: str) -> None:
     """They are too large, or do not shrink, or are of another type."""
     noise = random.Random(1).randbytes(20_000)
     file = write_settled(tmp_path / "noise", noise)
@@ -139,7 +139,7 @@ def test_uncoded_files_keep_their_descriptor(tmp_path: Path, kind: str) -> None:
     assert body == noise
     large = tmp_path / "large"
     with large.open("wb") as opened:
-        opened.truncate(coded_copies.MAX_FILE_BYTES + 1)
+        opened.truncate(compressed_copies.MAX_FILE_BYTES + 1)
     write_settled(tmp_path / "later", b"")
     other, body = ask_compressed(
         sending(lambda: large.open("rb"), kind=kind), HTTP_RANGE="bytes=0-9"
@@ -154,7 +154,7 @@ def test_uncoded_files_keep_their_descriptor(tmp_path: Path, kind: str) -> None:
 
 def test_file_of_other_status_or_place_is_compressed(text: Path) -> None:
     server, body = ask_compressed(sending(lambda: text.open("rb"), status="404 Not Found"))
-    assert (server.head[0], decoded("gzip", body)) == ("404 Not Found", TEXT)
+    assert (server.start[0], decoded("gzip", body)) == ("404 Not Found", TEXT)
 
     def rest() -> object:
         file = text.open("rb")
@@ -184,7 +184,7 @@ def test_hundred_requests_at_once_compress_once(
         made.append(coding)
         return compressor(coding, **options)
 
-    monkeypatch.setattr("wsgifast.files.coded_copies.compressor", counted)
+    monkeypatch.setattr("wsgifast.files.compressed_copies.compressor", counted)
     app = WSGIFast(sending(lambda: text.open("rb")), compress=True)
 
     def one(_: int) -> bytes:
@@ -202,21 +202,21 @@ def test_unknown_wrapper_keeps_uncompressed_bodies(text: Path) -> None:
     class ServersWrapper(wsgiref.util.FileWrapper):
         pass
 
-    def asked(kind: str) -> tuple[Server, Iterable[bytes]]:
+    def get(kind: str) -> tuple[Server, Iterable[bytes]]:
         body = ServersWrapper(text.open("rb"))
         environ = new_environ(HTTP_ACCEPT_ENCODING="gzip")
         environ["wsgi.file_wrapper"] = ServersWrapper
         return Server(WSGIFast(sending(lambda: body, kind=kind), compress=True), environ), body
 
-    server, body = asked("image/png")
+    server, body = get("image/png")
     assert server.result is body
     server.finish()
-    server, body = asked("text/plain")
+    server, body = get("text/plain")
     assert decoded("gzip", server.finish()) == TEXT
 
 
 VALUES = st.none() | st.text(st.characters(max_codepoint=255, categories=["L", "N", "P", "S"]))
-CODED = VALUES | st.sampled_from(
+COMPRESSED = VALUES | st.sampled_from(
     [
         "gzip",
         "br;q=0.5, zstd;q=0",
@@ -235,9 +235,9 @@ TAGGED = VALUES | st.sampled_from(
 RANGED = st.none() | st.sampled_from(["bytes=0-9", "bytes=-1", "bytes=5-2", "bytes=0-0,5-9", "x"])
 
 
-@given(accepted=CODED, none_match=TAGGED, match=TAGGED, if_range=TAGGED, range_=RANGED)
+@given(accepted=COMPRESSED, none_match=TAGGED, match=TAGGED, if_range=TAGGED, range_=RANGED)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_header_gets_an_answer_that_decodes(
+def test_any_header_gets_a_response_that_decodes(
     text: Path,
     accepted: str | None,
     none_match: str | None,
@@ -245,11 +245,11 @@ def test_any_header_gets_an_answer_that_decodes(
     if_range: str | None,
     range_: str | None,
 ) -> None:
-    asked = {
+    get = {
         "HTTP_ACCEPT_ENCODING": accepted, "HTTP_IF_NONE_MATCH": none_match, "HTTP_RANGE": range_,
         "HTTP_IF_MATCH": match, "HTTP_IF_RANGE": if_range,
     }  # fmt: skip
-    given_ = {name: value for name, value in asked.items() if value is not None}
+    given_ = {name: value for name, value in get.items() if value is not None}
     for app in (
         WSGIFast(sending(lambda: text.open("rb"), ("ETag", '"own"')), compress=True),
         StaticFiles(directory=text.parent, compress=True),
@@ -257,7 +257,7 @@ def test_any_header_gets_an_answer_that_decodes(
     ):
         server = Server(app, new_environ(path="/text.txt", **given_))
         body = server.finish()
-        status = server.head[0][:3]
+        status = server.start[0][:3]
         assert status in ("200", "206", "304", "412", "416")
         length = server.header("Content-Length")
         assert status == "304" or length == str(len(body))

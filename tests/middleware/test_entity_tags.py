@@ -32,7 +32,7 @@ Ask = Callable[..., Got]
 
 
 def ask_wsgi(
-    body: bytes, headers: Pairs, asked: Pairs = (), method: str = "GET", status: int = 200,
+    body: bytes, headers: Pairs, requested: Pairs = (), method: str = "GET", status: int = 200,
     **options: Any,
 ) -> Got:  # fmt: skip
     def app(environ: Any, start_response: Any) -> list[bytes]:
@@ -41,7 +41,7 @@ def ask_wsgi(
 
     seen: list[Any] = []
     environ = {"REQUEST_METHOD": method, "PATH_INFO": "/", "wsgi.url_scheme": "http"}
-    environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in asked}
+    environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in requested}
     wrapped = WSGIFast(app, etag=True, **options)
     start: Any = lambda *args: seen.append(args)  # noqa: E731
     data = b"".join(wrapped(environ, start))
@@ -50,7 +50,7 @@ def ask_wsgi(
 
 
 def ask_asgi(
-    body: bytes, headers: Pairs, asked: Pairs = (), method: str = "GET", status: int = 200,
+    body: bytes, headers: Pairs, requested: Pairs = (), method: str = "GET", status: int = 200,
     **options: Any,
 ) -> Got:  # fmt: skip
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -69,7 +69,7 @@ def ask_asgi(
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
         "scheme": "http", "path": "/", "raw_path": b"/", "query_string": b"", "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in asked],
+        "headers": [(name.lower().encode(), value.encode()) for name, value in requested],
         "client": None, "server": None,
     }  # fmt: skip
     asyncio.run(ASGIFast(app, etag=True, **options)(scope, receive, send))
@@ -86,8 +86,8 @@ def test_page_gets_a_weak_tag_and_304(ask: Ask) -> None:
     first = ask(PAGE, [HTML, ("Cache-Control", "private"), ("X-Own", "1")])
     assert (first.status, first.body) == (200, PAGE)
     assert first.tag.startswith('W/"')
-    for asked in (first.tag, f'"other", {first.tag}', first.tag.removeprefix("W/"), "*"):
-        again = ask(PAGE, [HTML, ("Cache-Control", "private")], [("If-None-Match", asked)])
+    for requested in (first.tag, f'"other", {first.tag}', first.tag.removeprefix("W/"), "*"):
+        again = ask(PAGE, [HTML, ("Cache-Control", "private")], [("If-None-Match", requested)])
         assert (again.status, again.body, again.tag) == (304, b"", first.tag)
         assert again.headers["cache-control"] == "private"
         assert not {"content-type", "content-length"} & again.headers.keys()
@@ -132,14 +132,14 @@ def test_tag_of_the_app_stays(ask: Ask) -> None:
 
 
 def test_compressed_page_has_a_tag_of_its_own_and_304(ask: Ask) -> None:
-    coded = [("Accept-Encoding", "gzip")]
-    plain, first = (ask(PAGE, [HTML], asked, compress=True) for asked in ((), coded))
+    compressed = [("Accept-Encoding", "gzip")]
+    plain, first = (ask(PAGE, [HTML], requested, compress=True) for requested in ((), compressed))
     assert gzip.decompress(first.body) == PAGE
     assert first.tag not in ("", plain.tag)
-    again = ask(PAGE, [HTML], [*coded, ("If-None-Match", first.tag)], compress=True)
+    again = ask(PAGE, [HTML], [*compressed, ("If-None-Match", first.tag)], compress=True)
     assert (again.status, again.body, again.tag) == (304, b"", first.tag)
     assert "Accept-Encoding" in again.headers["vary"]
-    changed = ask(PAGE * 2, [HTML], [*coded, ("If-None-Match", first.tag)], compress=True)
+    changed = ask(PAGE * 2, [HTML], [*compressed, ("If-None-Match", first.tag)], compress=True)
     assert changed.status == 200
 
 

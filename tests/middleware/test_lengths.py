@@ -73,7 +73,7 @@ def test_stream_sends_its_length_and_reports_less(
 
 
 @pytest.mark.parametrize("chunks", [[], [b""], [b"", b""]])
-def test_answer_to_head_may_be_shorter_than_its_length(chunks: list[bytes]) -> None:
+def test_response_to_head_may_be_shorter_than_declared(chunks: list[bytes]) -> None:
     """Many apps write the length of a GET, and nothing more."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:

@@ -35,9 +35,9 @@ class Got(NamedTuple):
 Ask = Callable[..., Got]
 
 
-def ask_wsgi(asked: Pairs, own: Pairs = (), *, twice: bool = False, **options: Any) -> Got:
+def ask_wsgi(requested: Pairs, own: Pairs = (), *, twice: bool = False, **options: Any) -> Got:
     environ: Any = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "wsgi.url_scheme": "http"}
-    for name, value in asked:
+    for name, value in requested:
         key = f"HTTP_{name.upper().replace('-', '_')}"
         environ[key] = f"{environ[key]},{value}" if key in environ else value
     seen: list[Any] = []
@@ -58,7 +58,7 @@ def ask_wsgi(asked: Pairs, own: Pairs = (), *, twice: bool = False, **options: A
     return Got(request_id, trace_id, header, found)
 
 
-def ask_asgi(asked: Pairs, own: Pairs = (), *, twice: bool = False, **options: Any) -> Got:
+def ask_asgi(requested: Pairs, own: Pairs = (), *, twice: bool = False, **options: Any) -> Got:
     seen: list[Any] = []
     sent: list[Any] = []
 
@@ -78,7 +78,7 @@ def ask_asgi(asked: Pairs, own: Pairs = (), *, twice: bool = False, **options: A
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
         "scheme": "http", "path": "/", "raw_path": b"/", "query_string": b"", "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in asked],
+        "headers": [(name.lower().encode(), value.encode()) for name, value in requested],
         "client": None, "server": None,
     }  # fmt: skip
     wrapped = ASGIFast(app, **{"request_id": True, **options})
@@ -137,8 +137,8 @@ def test_header_of_the_app_stays(ask: Ask) -> None:
 
 
 def test_without_the_option_there_is_no_id(ask: Ask) -> None:
-    asked = [("X-Request-ID", "a b"), ("traceparent", TRACEPARENT)]
-    assert ask(asked, request_id=False) == (None, None, "a b", [])
+    requested = [("X-Request-ID", "a b"), ("traceparent", TRACEPARENT)]
+    assert ask(requested, request_id=False) == (None, None, "a b", [])
 
 
 def test_refused_body_has_the_id_in_its_response() -> None:

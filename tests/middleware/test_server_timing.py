@@ -19,9 +19,9 @@ Ask = Callable[..., list[str]]
 PAGE = b"page " * 10_000
 
 
-def ask_wsgi(asked: Pairs = (), own: Pairs = (), *, twice: bool = False, **options: Any) -> Any:
+def ask_wsgi(requested: Pairs = (), own: Pairs = (), *, twice: bool = False, **options: Any) -> Any:
     environ: Any = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "wsgi.url_scheme": "http"}
-    environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in asked}
+    environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in requested}
     sent: list[Any] = []
 
     def app(environ: Any, start_response: Any) -> list[bytes]:
@@ -36,7 +36,7 @@ def ask_wsgi(asked: Pairs = (), own: Pairs = (), *, twice: bool = False, **optio
     return [value for name, value in sent[0][1] if name.lower() == "server-timing"]
 
 
-def ask_asgi(asked: Pairs = (), own: Pairs = (), *, twice: bool = False, **options: Any) -> Any:
+def ask_asgi(requested: Pairs = (), own: Pairs = (), *, twice: bool = False, **options: Any) -> Any:
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -54,7 +54,7 @@ def ask_asgi(asked: Pairs = (), own: Pairs = (), *, twice: bool = False, **optio
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
         "scheme": "http", "path": "/", "raw_path": b"/", "query_string": b"", "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in asked],
+        "headers": [(name.lower().encode(), value.encode()) for name, value in requested],
         "client": None, "server": None,
     }  # fmt: skip
     wrapped = ASGIFast(app, **{"server_timing": True, **options})

@@ -43,19 +43,19 @@ def test_app_that_never_starts_a_response_is_named(chunks: list[bytes]) -> None:
     server = Server(WSGIFast(app))
     with pytest.raises(BodyError, match="start_response"):
         server.finish()
-    assert server.head[0] == "500 Internal Server Error"
+    assert server.start[0] == "500 Internal Server Error"
     assert server.sent == []
 
 
 def test_lazy_app_starts_at_the_first_chunk() -> None:
     server = Server(WSGIFast(shapes.SHAPES["lazy"].view))
-    assert server.heads == []
+    assert server.starts == []
     chunks = iter(server.result)
     assert next(chunks) == b"lazy "
-    assert len(server.heads) == 1
+    assert len(server.starts) == 1
 
 
-def test_generator_is_asked_for_no_more_than_wanted() -> None:
+def test_generator_yields_no_more_than_wanted() -> None:
     made = []
 
     def body() -> Iterator[bytes]:
@@ -79,14 +79,14 @@ def test_start_response_twice_needs_exc_info() -> None:
         Server(WSGIFast(app))
 
 
-def test_exc_info_replaces_the_head_before_it_is_sent() -> None:
+def test_exc_info_replaces_headers_before_they_leave() -> None:
     server = Server(WSGIFast(shapes.SHAPES["started-again"].view))
     assert server.finish() == b"second try"
-    assert [status for status, _ in server.heads] == ["200 OK"]
+    assert [status for status, _ in server.starts] == ["200 OK"]
     assert server.header("X-First") is None
 
 
-def test_exc_info_is_raised_again_after_the_head() -> None:
+def test_exc_info_is_raised_again_after_the_headers() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [])
         yield b"sent"
@@ -157,16 +157,16 @@ def test_empty_chunk_before_start_says_nothing(empty: Any) -> None:
         yield b"body"
 
     server = Server(WSGIFast(app))
-    assert not server.heads
+    assert not server.starts
     assert server.finish() == b"body"
-    assert server.head == ("200 OK", [("Content-Length", "4")])
+    assert server.start == ("200 OK", [("Content-Length", "4")])
 
 
 def test_headers_of_any_iterable_are_sent() -> None:
     given = [("Content-Type", "text/plain"), ("X-Name", "value")]
     for headers in (tuple(given), iter(given), dict(given).items()):
         app = answering(lambda _: [b"x"], headers=headers)
-        assert Server(WSGIFast(app)).head[1] == [*given, ("Content-Length", "1")]
+        assert Server(WSGIFast(app)).start[1] == [*given, ("Content-Length", "1")]
 
 
 @pytest.mark.parametrize(
@@ -188,34 +188,34 @@ def test_exc_info_reaches_the_server(
     if "metrics" in options:
         options = {"metrics": Notes()}
 
-    def answer(start_response: Any) -> list[bytes]:
+    def response(start_response: Any) -> list[bytes]:
         if starts_before:
             start_response("200 OK", [])
         start_response("500 Error", [("Content-Type", "text/plain")], exc_info=exc_info(error))
         return [b"error"]
 
     def at_once(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        return answer(start_response)
+        return response(start_response)
 
     def while_iterated(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        yield from answer(start_response)
+        yield from response(start_response)
 
     app = WSGIFast(while_iterated if lazy else at_once, **options)
     server = Server(app, {"REQUEST_METHOD": "GET"})
     assert server.finish() == b"error"
-    assert (server.head[0], server.error) == ("500 Error", error)
+    assert (server.start[0], server.error) == ("500 Error", error)
 
 
 @pytest.mark.parametrize("ends", ["raises", "returns nothing", "returns"])
-def test_error_is_not_kept_with_the_response(ends: str) -> None:
-    class Kept:
+def test_error_is_not_referenced_by_the_response(ends: str) -> None:
+    class CacheEntry:
         pass
 
-    kept: list[weakref.ref[Kept]] = []
+    references: list[weakref.ref[CacheEntry]] = []
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-        local = Kept()
-        kept.append(weakref.ref(local))
+        local = CacheEntry()
+        references.append(weakref.ref(local))
         try:
             raise ValueError
         except ValueError:
@@ -228,7 +228,7 @@ def test_error_is_not_kept_with_the_response(ends: str) -> None:
     try:
         with contextlib.suppress(LookupError, BodyError):
             WSGIFast(app)({"REQUEST_METHOD": "GET"}, lambda *given: print)
-        assert kept[0]() is None
+        assert references[0]() is None
     finally:
         gc.enable()
 
@@ -291,18 +291,18 @@ def test_wsgiref_sends_no_line_of_a_header(texts: list[str]) -> None:
     app = answering(lambda _: [b"x"], f"200 {texts[0]}", [(texts[1], texts[2])])
     sent, _ = by_wsgiref(WSGIFast(app), new_environ())
     is_one_line = not set("".join(texts)) & set("\r\n\0")
-    head = sent.partition(b"\r\n\r\n")[0]
-    if is_one_line and b"500 Internal" not in head:
-        assert head.count(b"\n") == 3  # Date, Server and Content-Length are wsgiref's or ours
+    start = sent.partition(b"\r\n\r\n")[0]
+    if is_one_line and b"500 Internal" not in start:
+        assert start.count(b"\n") == 3  # Date, Server and Content-Length are wsgiref's or ours
     elif not is_one_line:
-        assert b"500 Internal Server Error" in head
+        assert b"500 Internal Server Error" in start
 
 
 def test_odd_headers_that_servers_take_are_passed_on() -> None:
     headers = [("X-Blank", " a "), ("X-Control", "a\x01"), ("Content-Length", " 5\t")]
     server = Server(WSGIFast(answering(lambda _: iter([b"hello more"]), headers=headers)))
     assert server.finish() == b"hello"
-    assert server.head[1] == headers
+    assert server.start[1] == headers
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_close_is_called_when_the_body_is_refused() -> None:
     assert body.closed == 1
 
 
-def test_close_is_called_when_server_refuses_head() -> None:
+def test_close_is_called_when_server_refuses_headers() -> None:
     body = Closing([b"a", b"b"])
 
     def start(status: str, headers: Any, exc_info: Any = None, /) -> Callable[[bytes], object]:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support import forkserver
-from tests.support.coded import decoded
+from tests.support.decoders import decoded
 from tests.support.files import write_settled
 from tests.support.http import Connection
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
@@ -44,9 +44,9 @@ def test_wsgi_app_has_files_and_a_json_access_log(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a file")
     options = ("--static", f"/files/={tmp_path}", "--access-log", "json")
     with running(WSGI, *options, "--", "--max-requests=100") as server:
-        answer = server.get("/bare-text")
-        assert answer.status == 200, server.log()
-        assert answer.header("Content-Length") == str(len(answer.body))
+        response = server.get("/bare-text")
+        assert response.status == 200, server.log()
+        assert response.header("Content-Length") == str(len(response.body))
         assert server.get("/files/a.txt").body == b"a file"
         assert "Using worker: wsgifast.workers.FastWorker" in server.log()
         assert "--max-requests=100" in server.log()
@@ -208,15 +208,15 @@ def test_names_hashed_by_django_are_immutable(target: str, tmp_path: Path) -> No
 )
 def test_static_files_without_storage_are_served(without: str, prefix: str, tmp_path: Path) -> None:
     (tmp_path / "jquery.min.js").write_text("js")
-    kept = DJANGO.partition("STORAGES")[0] if without.startswith("STATIC") else DJANGO
-    assert without in kept
+    remaining = DJANGO.partition("STORAGES")[0] if without.startswith("STATIC") else DJANGO
+    assert without in remaining
     other = '    "other": ' if without.startswith(" ") else ""
-    settings = kept.replace(without, other).replace("HERE", str(tmp_path))
+    settings = remaining.replace(without, other).replace("HERE", str(tmp_path))
     (tmp_path / "noshop.py").write_text(settings)
     with running(f"--static={prefix}={tmp_path}", str(tmp_path / "noshop.py")) as server:
-        answer = server.get(f"{prefix}jquery.min.js")
-        assert (answer.status, answer.body) == (200, b"js"), server.log()
-        assert answer.header("Cache-Control") == "max-age=60, public"
+        response = server.get(f"{prefix}jquery.min.js")
+        assert (response.status, response.body) == (200, b"js"), server.log()
+        assert response.header("Cache-Control") == "max-age=60, public"
 
 
 def _page(text: str) -> str:
@@ -315,10 +315,10 @@ def test_run_that_cannot_start_says_why(tmp_path: Path) -> None:
         ):
             command = [sys.executable, "-m", "wsgifast", "run", *arguments.split()]
             ended = forkserver.run(command, cwd=ROOT)
-            told = ended.stderr.strip()
-            assert ended.returncode == status, told
-            assert said in told, told
-            assert len(told.splitlines()) == 1, told
+            printed = ended.stderr.strip()
+            assert ended.returncode == status, printed
+            assert said in printed, printed
+            assert len(printed.splitlines()) == 1, printed
 
 
 WSGI_PAGES = """\
@@ -364,11 +364,11 @@ def test_responses_and_files_are_compressed_by_default(
     with running(*option, static, str(tmp_path / "pages.py")) as server:
         accepted = [("Accept-Encoding", "gzip, br, zstd")]
         for target in ("/page", "/static/app.js"):
-            answer = server.get(target, headers=accepted)
-            coding = answer.header("Content-Encoding")
+            response = server.get(target, headers=accepted)
+            coding = response.header("Content-Encoding")
             assert coding == (None if option else "zstd"), server.log()
             plain = server.get(target)
-            assert decoded(coding, answer.body) == plain.body
+            assert decoded(coding, response.body) == plain.body
             assert plain.header("Content-Encoding") is None
         own = server.get("/own", headers=accepted)
         assert own.header("Content-Encoding") == "gzip", server.log()

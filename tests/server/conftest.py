@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from tests.server.connections import bench, clock
+from tests.server.connections import clock, stepped
 from tests.server.http2_peer import begin
-from tests.server.outputs import content, file, in_quick_succession, make_near, near, tls
-from tests.server.pools import harness, monitored
+from tests.server.output_harness import content, file, in_quick_succession, make_near, near, tls
+from tests.server.pool_harness import harness, monitored
 from tests.server.responses import ask
-from tests.workers.bench import make_bench
+from tests.workers.stepped_worker import make_stepped
 
 __all__ = [
-    "ask", "begin", "bench", "clock", "content", "file", "harness", "in_quick_succession",
-    "make_bench", "make_near", "monitored", "near", "tls",
+    "ask",
+    "begin",
+    "clock",
+    "content",
+    "file",
+    "harness",
+    "in_quick_succession",
+    "make_near",
+    "make_stepped",
+    "monitored",
+    "near",
+    "stepped",
+    "tls",
 ]  # fmt: skip

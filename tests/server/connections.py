@@ -12,9 +12,9 @@ import pytest
 
 from tests.support.servers import wait_for
 from tests.support.wsgi import answering
-from tests.workers.bench import App as App
-from tests.workers.bench import Bench, Client, Clock, echo
-from tests.workers.bench import answers as answers
+from tests.workers.stepped_worker import App as App
+from tests.workers.stepped_worker import Client, Clock, SteppedWorker, echo
+from tests.workers.stepped_worker import responses as responses
 from wsgifast.server.channel import RUNNING, SENDING
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
@@ -24,17 +24,17 @@ EXPECTS = HEAD + b"Content-Length: 4\r\nExpect: 100-continue\r\n\r\n"
 NONSENSE = b"G=T / HTTP/1.1\r\n\r\n"
 STREAMED = {"buffer_bodies": False}
 
-MakeBench = Callable[..., Bench]
+MakeStepped = Callable[..., SteppedWorker]
 
 
-def answers_wrapped(make: Callable[[], Any], *headers: Any, status: str = "200 OK") -> App:
+def responds_wrapped(make: Callable[[], Any], *headers: Any, status: str = "200 OK") -> App:
     return answering(lambda environ: environ["wsgi.file_wrapper"](make()), status, [*headers])
 
 
 @pytest.fixture
-def bench(make_bench: MakeBench) -> Bench:
+def stepped(make_stepped: MakeStepped) -> SteppedWorker:
     """Of an app that echoes."""
-    return make_bench(echo, keepalive=5, worker_connections=100)
+    return make_stepped(echo, keepalive=5, worker_connections=100)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 CLIENT_ENDS = ("leaves", "slow", "cut off", "closed", "read")
 
 
-def end_client(bench: Bench, client: Client, how: str) -> bytes:
+def end_client(stepped: SteppedWorker, client: Client, how: str) -> bytes:
     """End a client that is being sent to, in one of CLIENT_ENDS. Return what it has read.
 
     :param how: "cut off" and "closed" are the server's doing.
@@ -57,23 +57,23 @@ def end_client(bench: Bench, client: Client, how: str) -> bytes:
 
     def all_is_read() -> bool:
         nonlocal received
-        bench.run()
+        stepped.run()
         received += client.receive_all_there_is()
         return not (client.is_in(SENDING) or client.is_in(RUNNING))
 
     if how == "leaves":
         client.close()
     elif how == "slow":
-        bench.pass_time(100)
+        stepped.pass_time(100)
     elif how == "cut off":
         client.near.cut_off()
     elif how == "closed":
-        bench.server.registry.waiting.pop(client.near.fd, None)
+        stepped.server.registry.waiting.pop(client.near.fd, None)
         client.near.close()
     else:
         wait_for(all_is_read, "all is read")
         received += client.receive_all_there_is()
-    bench.run()
+    stepped.run()
     return received
 
 

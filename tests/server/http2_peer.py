@@ -1,4 +1,4 @@
-"""A client of HTTP/2 on FastWorker's bench (see workers/bench.py), and the frames that it sends."""
+"""A client of HTTP/2 for a stepped FastWorker, and the frames that it sends."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import hpack
 import pytest
 from gunicorn.http.wsgi import FileWrapper
 
-from tests.server.connections import App, MakeBench
+from tests.server.connections import App, MakeStepped
 from tests.support import http2
 from tests.support.servers import wait_for
-from tests.workers.bench import LARGE, Bench, echo
-from tests.workers.bench import Client as SocketClient
+from tests.workers.stepped_worker import LARGE, SteppedWorker, echo
+from tests.workers.stepped_worker import Client as SocketClient
 from wsgifast.server.channel import CLOSED, LINGERING
 from wsgifast.server.http2.connection import HTTP2Connection
 
@@ -41,15 +41,15 @@ class Peer(http2.Client):
     :param options: of :class:`tests.support.http2.Client`.
     """
 
-    def __init__(self, bench: Bench, **options: object) -> None:
+    def __init__(self, stepped: SteppedWorker, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
-        self.bench = bench
-        self.socket: SocketClient = bench.connect()
+        self.stepped = stepped
+        self.socket: SocketClient = stepped.connect()
         near = self.socket.near
-        bench.server.registry.waiting.pop(near.fd, None)
+        stepped.server.registry.waiting.pop(near.fd, None)
         near._speak_http2()
         # Another object has its socket now.
-        (self.socket.near,) = (c for c in bench.server.connections if c.fd == near.fd)
+        (self.socket.near,) = (c for c in stepped.server.connections if c.fd == near.fd)
         self.begin()
         self.run()
 
@@ -72,7 +72,7 @@ class Peer(http2.Client):
         """Send what there is, have the worker do all that there is to do, and take what comes."""
         while True:
             self.send_only()
-            self.bench.run()
+            self.stepped.run()
             data = self.socket.receive_all_there_is()
             if not data:
                 return
@@ -90,7 +90,7 @@ class Peer(http2.Client):
     def run_unread(self) -> None:
         """Send, and have the worker do all that there is to do. Nobody receives."""
         self.send_only()
-        self.bench.run()
+        self.stepped.run()
 
     def sends(self, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         """What the worker sends from now on, send by send."""
@@ -114,11 +114,11 @@ class Peer(http2.Client):
         """Take what has come. The worker does nothing."""
         self.take(self.socket.receive_all_there_is())
 
-    def get(self, *args: object, **options: object) -> http2.Answer:
+    def get(self, *args: object, **options: object) -> http2.Response:
         """Ask, and run. The answer as far as it has come."""
         stream = self.ask(*args, **options)  # type: ignore[arg-type]
         self.run()
-        return self.answers[stream]
+        return self.responses[stream]
 
     def open_both(self, size: int, stream: int) -> None:
         """Open the windows of the connection and of a stream."""
@@ -137,28 +137,28 @@ class Peer(http2.Client):
         elif how == "leaves":
             self.socket.close()
         elif how == "slow":
-            self.bench.pass_time(100)
+            self.stepped.pass_time(100)
         elif how == "cut off":
             self.near.cut_off()
         elif how == "closed":
-            self.bench.server.registry.waiting.pop(self.near.fd, None)
+            self.stepped.server.registry.waiting.pop(self.near.fd, None)
             self.near.close()
         elif how == "goaway":
             self.state.close_connection(error_code=2)
             self.run()
         else:
             self.socket.send(raw_frame(0, 0, b"x"))  # DATA on no stream: malformed
-        self.bench.run()
+        self.stepped.run()
 
     def serve_elsewhere(self) -> None:
         """Send, and do what another thread does with that while an app runs in this one."""
         self.send_only()
-        server = self.bench.server
+        server = self.stepped.server
         server.pool.poll_events(0)
         while server.pool.work:
-            job = self.bench.take_up()
+            job = self.stepped.take_up()
             if job is not None:
-                self.bench.answer(job)
+                self.stepped.response(job)
 
     def wait_for_disk(self, condition: Callable[[], bool]) -> None:
         """A disk thread may bring what comes next: run until it has."""
@@ -171,7 +171,7 @@ class Peer(http2.Client):
 
 
 @pytest.fixture
-def begin(make_bench: MakeBench) -> Begin:
+def begin(make_stepped: MakeStepped) -> Begin:
     """Makes the client of an app; `attributes` and gunicorn's settings may be named.
 
     A client with a `window` of so many bytes for each stream opens none by itself.
@@ -182,7 +182,7 @@ def begin(make_bench: MakeBench) -> Begin:
     ) -> Peer:
         options = {"keepalive": 5, "worker_connections": 100, **HTTP2, **options}
         reads = window is None if reads is None else reads
-        return Peer(make_bench(app, **options), window=window, reads=reads)
+        return Peer(make_stepped(app, **options), window=window, reads=reads)
 
     return make
 
@@ -200,11 +200,11 @@ def large_file(folder: Path) -> Callable[[], Iterable[bytes]]:
 
 def raw_frame(kind: int, number: int, payload: bytes = b"", *, flags: int = 0) -> bytes:
     """A frame as it is sent (RFC 9113 section 4.1)."""
-    head = len(payload).to_bytes(3, "big") + bytes((kind, flags))
-    return head + number.to_bytes(4, "big") + payload
+    header = len(payload).to_bytes(3, "big") + bytes((kind, flags))
+    return header + number.to_bytes(4, "big") + payload
 
 
-def raw_head(
+def raw_headers(
     peer: Peer,
     fields: Iterable[tuple[str, str]] | None = None,
     *,
@@ -222,7 +222,7 @@ def raw_head(
     if fields is None:
         fields = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", "/")]
     number = peer.state.get_next_available_stream_id()
-    peer.answers[number] = http2.Answer()
+    peer.responses[number] = http2.Response()
     peer.send_only()
     encoder, peer.state.encoder = peer.state.encoder, hpack.Encoder()
     peer.state.send_headers(number, [(":method", "GET"), (":path", "/")], end_stream=ends)

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from tests.server.connections import MakeBench
-from tests.workers.bench import Bench, Client
+from tests.server.connections import MakeStepped
+from tests.workers.stepped_worker import Client, SteppedWorker
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.sockets import FileSegment
 
 Headers = list[tuple[str, str]]
-Ask = Callable[..., "Asked"]
+Ask = Callable[..., "Received"]
 
 
-class Asked:
+class Received:
     """What came back of one request, and what the worker had to say about it."""
 
-    def __init__(self, bench: Bench, client: Client) -> None:
-        self.bench = bench
+    def __init__(self, stepped: SteppedWorker, client: Client) -> None:
+        self.stepped = stepped
         self.client = client
         self.raw = client.receive_all_there_is()
 
     @property
-    def head(self) -> list[str]:
-        """The lines of the head that are the app's doing."""
+    def headers(self) -> list[str]:
+        """The lines of the headers that are the app's doing."""
         lines = self.raw.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
         return [line for line in lines if not line.startswith(("Server: ", "Date: "))]
 
@@ -38,7 +38,7 @@ class Asked:
     def warnings(self) -> list[str]:
         """What was logged but for the begin of the worker."""
         # A test has no arbiter, which the first worker of a process reports.
-        lines: list[str] = self.bench.log.lines
+        lines: list[str] = self.stepped.log.lines
         return lines[1:]
 
     @property
@@ -55,17 +55,17 @@ class Asked:
 
 
 @pytest.fixture
-def ask(make_bench: MakeBench) -> Ask:
+def ask(make_stepped: MakeStepped) -> Ask:
     """Asks an app once, on a connection that may stay."""
 
     def ask(
         app: Callable[..., Any], method: str = "GET", version: str = "1.1", **more: Any
-    ) -> Asked:
-        bench = make_bench(app, keepalive=5)
-        client = bench.connect()
+    ) -> Received:
+        stepped = make_stepped(app, keepalive=5)
+        client = stepped.connect()
         client.send_request(method=method, version=version, **more)
-        bench.run()
-        return Asked(bench, client)
+        stepped.run()
+        return Received(stepped, client)
 
     return ask
 

@@ -34,7 +34,7 @@ def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     return [bytes(1024)]
 
 
-def answers() -> bool:
+def responds() -> bool:
     try:
         socket.create_connection(("127.0.0.1", PORT)).close()
     except OSError:
@@ -48,12 +48,12 @@ def measure() -> None:
     client = Connected(sock, window=SIZE)
     client.begin()
     client.open(SIZE)
-    large = client.answers[client.send("/large")]
+    large = client.responses[client.send("/large")]
     while len(large.received) < 4 << 20:
         client.receive()
     for _ in range(7):
         before = len(large.received)
-        small = client.answers[client.send("/small")]
+        small = client.responses[client.send("/small")]
         while not small.headers:
             client.receive()
         print(len(large.received) - before)
@@ -72,7 +72,7 @@ if __name__ == "__main__":
         cwd=Path(__file__).parents[2],
     )
     try:
-        wait_for(answers, "the server accepts connections")
+        wait_for(responds, "the server accepts connections")
         measure()
     finally:
         server.kill()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.workers.bench import Clock
+from tests.workers.stepped_worker import Clock
 from wsgifast.server import acceptor as accepting
 from wsgifast.server.acceptor import _PAUSE_S, MOST_HANDSHAKES, SHORT_HANDSHAKE_S, Acceptor
 from wsgifast.server.channel import HANDSHAKE, IDLE

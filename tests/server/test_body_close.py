@@ -20,15 +20,15 @@ from werkzeug.wsgi import ClosingIterator
 
 from tests.server.connections import (
     CLIENT_ENDS,
-    MakeBench,
-    answers,
-    answers_wrapped,
+    MakeStepped,
     end_client,
+    responds_wrapped,
+    responses,
 )
 from tests.server.http2_peer import STREAM_ENDS, Begin
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
-from tests.workers.bench import GET, LARGE, Bench, request_for
+from tests.workers.stepped_worker import GET, LARGE, SteppedWorker, request_for
 from wsgifast import StaticFiles, WSGIFast
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.server.channel import CLOSED, LINGERING
@@ -125,15 +125,15 @@ def of_size(size: int) -> Callable[[Watched], Any]:
     return lambda watched: ClosingIterator([bytes(size)], watched.close)
 
 
-def wait_until_closed(bench: Bench, watched: Watched, times: int = 1) -> None:
+def wait_until_closed(stepped: SteppedWorker, watched: Watched, times: int = 1) -> None:
     """Let disk threads bring what they read."""
 
     def is_closed() -> bool:
-        bench.run()
+        stepped.run()
         return watched.closed >= times
 
     wait_for(is_closed, "it is closed")
-    bench.run()
+    stepped.run()
     assert watched.closed == times
 
 
@@ -141,24 +141,24 @@ def wait_until_closed(bench: Bench, watched: Watched, times: int = 1) -> None:
 @pytest.mark.parametrize("end", CLIENT_ENDS)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_body_is_closed_once_at_each_end(
-    make_bench: MakeBench, make: Any, end: str, wrapped: bool
+    make_stepped: MakeStepped, make: Any, end: str, wrapped: bool
 ) -> None:
     watched = Watched(make)
-    bench = make_bench(WSGIFast(watched) if wrapped else watched, keepalive=5)
-    client = bench.begin()
+    stepped = make_stepped(WSGIFast(watched) if wrapped else watched, keepalive=5)
+    client = stepped.begin()
     assert client.near.output.draining
     assert watched.closed == (0 if is_read_by_output(make) else 1)
-    received = end_client(bench, client, end)
-    wait_until_closed(bench, watched)
+    received = end_client(stepped, client, end)
+    wait_until_closed(stepped, watched)
     if end != "read":
         assert client.is_in(CLOSED)
-        bench.pass_time(100)
+        stepped.pass_time(100)
         assert watched.closed == 1
         return
     assert len(received) > LARGE
     client.run(GET)
     client.close()
-    bench.run()
+    stepped.run()
     assert watched.closed == 2  # once for each response
 
 
@@ -166,14 +166,14 @@ def test_body_is_closed_once_at_each_end(
 def test_body_is_closed_once_when_framed(begin: Begin, make: Any) -> None:
     watched = Watched(make)
     peer = begin(watched, window=1000)
-    answer = peer.get()
-    assert len(answer.body) == 1000
+    response = peer.get()
+    assert len(response.body) == 1000
     assert watched.closed == (0 if is_read_by_output(make) else 1)
 
     def has_ended() -> bool:
         peer.open_both(LARGE, 1)
         peer.run()
-        return answer.ended
+        return response.ended
 
     wait_for(has_ended, "the stream has ended")
     peer.run()
@@ -187,30 +187,30 @@ def test_stream_bodies_are_closed_once_at_every_end(begin: Begin, make: Any, end
     peer = begin(watched, window=1000)
     for stream in (peer.ask(), peer.ask()):
         peer.run()
-        assert len(peer.answers[stream].body) == 1000
+        assert len(peer.responses[stream].body) == 1000
     assert peer.streams == 2
     assert watched.closed == (0 if is_read_by_output(make) else 2)
     peer.end(1, end)
     if end == "reset":
-        wait_until_closed(peer.bench, watched, 1 if is_read_by_output(make) else 2)
+        wait_until_closed(peer.stepped, watched, 1 if is_read_by_output(make) else 2)
         peer.end(3, end)
-    wait_until_closed(peer.bench, watched, 2)
+    wait_until_closed(peer.stepped, watched, 2)
 
 
 @pytest.mark.parametrize("size", [0, 10, 60_000])
-def test_body_taken_whole_by_kernel_is_closed_at_once(make_bench: MakeBench, size: int) -> None:
+def test_body_taken_whole_by_kernel_is_closed_at_once(make_stepped: MakeStepped, size: int) -> None:
     watched = Watched(of_size(size))
-    bench = make_bench(watched, keepalive=5)
-    client = bench.connect()
+    stepped = make_stepped(watched, keepalive=5)
+    client = stepped.connect()
     client.send(GET)
-    bench.poll()
-    job = bench.take_up()
-    bench.answer(job)
+    stepped.poll()
+    job = stepped.take_up()
+    stepped.response(job)
     assert watched.closed == 1
-    assert not bench.thread.closes
+    assert not stepped.thread.closes
 
 
-def test_held_blocks_are_sent_before_close(make_bench: MakeBench) -> None:
+def test_delayed_blocks_are_sent_before_close(make_stepped: MakeStepped) -> None:
     """Without chunks, as for HTTP/1.0, nothing follows a last block to take it along."""
     sent: list[bytes] = []
 
@@ -220,112 +220,112 @@ def test_held_blocks_are_sent_before_close(make_bench: MakeBench) -> None:
             sent.append(client.receive_all_there_is())
 
     watched = Noting(lambda watched: Iterable(iter([b"first", b"second", b"last"]), watched))
-    bench = make_bench(watched)
-    bench.hold_blocks_back()
-    client = bench.connect()
+    stepped = make_stepped(watched)
+    stepped.hold_blocks_back()
+    client = stepped.connect()
     client.run(b"GET / HTTP/1.0\r\n\r\n")
     assert watched.closed == 1
     assert sent[0].endswith(b"firstsecondlast")
 
 
-def test_body_is_closed_once_when_app_fails_within_it(make_bench: MakeBench) -> None:
+def test_body_is_closed_once_when_app_fails_within_it(make_stepped: MakeStepped) -> None:
     def blocks() -> Iterator[bytes]:
         yield bytes(LARGE)
         raise ValueError("in the middle")
 
     watched = Watched(lambda watched: Iterable(blocks(), watched))
-    bench = make_bench(watched)
-    client = bench.begin()
+    stepped = make_stepped(watched)
+    client = stepped.begin()
     assert watched.closed == 1
     received = b""
     while not client.is_in(LINGERING):
         received += client.receive_all_there_is()
-        bench.run()
+        stepped.run()
     assert watched.closed == 1
-    assert bench.log.says("Error handling request GET /")
+    assert stepped.log.says("Error handling request GET /")
 
 
 @pytest.mark.parametrize("make", [_list, _blocks, _file])
 @pytest.mark.parametrize(("method", "status"), [(b"HEAD", "200 OK"), (b"GET", "204 No Content")])
 def test_body_that_is_not_sent_is_closed_at_once(
-    make_bench: MakeBench, make: Any, method: bytes, status: str
+    make_stepped: MakeStepped, make: Any, method: bytes, status: str
 ) -> None:
     watched = Watched(make)
-    app = answers(lambda: make(watched), status=status)
-    client = make_bench(app, keepalive=5).begin(GET.replace(b"GET", method))
+    app = responses(lambda: make(watched), status=status)
+    client = make_stepped(app, keepalive=5).begin(GET.replace(b"GET", method))
     assert watched.closed == 1
     assert client.receive_all_there_is().startswith(b"HTTP/1.1 20")
 
 
 @pytest.mark.parametrize("make", [_list, _blocks, _bytes_io, _generator])
-def test_thread_owes_no_close_of_bytes(make_bench: MakeBench, make: Any) -> None:
+def test_thread_owes_no_close_of_bytes(make_stepped: MakeStepped, make: Any) -> None:
     watched = Watched(make)
-    bench = make_bench(watched, attributes={"output_ahead_bytes": 2 * LARGE})
-    client = bench.begin()
+    stepped = make_stepped(watched, attributes={"output_ahead_bytes": 2 * LARGE})
+    client = stepped.begin()
     assert client.near.output.draining
     assert watched.closed == 1
-    assert not bench.thread.closes
+    assert not stepped.thread.closes
 
 
 @pytest.mark.parametrize("kind", ["file wrapper", "WSGIFast", "StaticFiles"])
 def test_file_of_slow_download_takes_one_descriptor(
-    make_bench: MakeBench, tmp_path: Path, kind: str
+    make_stepped: MakeStepped, tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(content := os.urandom(LARGE))
-    app: Any = answers_wrapped(lambda: path.open("rb"))
+    app: Any = responds_wrapped(lambda: path.open("rb"))
     if kind == "WSGIFast":
         app = WSGIFast(app)
     elif kind == "StaticFiles":
         app = StaticFiles(directory=tmp_path)
-    bench = make_bench(app)
-    client = bench.connect()
+    stepped = make_stepped(app)
+    client = stepped.connect()
     client.near.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     client.run(request_for("/file"))
     assert client.near.output.draining
-    assert not bench.thread.closes
+    assert not stepped.thread.closes
     opened = [leads_to for _, leads_to in open_descriptors()]
     assert opened.count(str(path.resolve())) == 1
     received = b""
     while len(received.partition(b"\r\n\r\n")[2]) < LARGE:
-        bench.run()
+        stepped.run()
         received += client.receive_all_there_is()
     assert received.endswith(content)
 
 
-def test_generator_beyond_its_length_is_closed(make_bench: MakeBench) -> None:
+def test_generator_beyond_its_length_is_closed(make_stepped: MakeStepped) -> None:
     watched = Watched(_generator)
-    app = answers(lambda: _generator(watched), ("Content-Length", str(LARGE // 2)))
-    bench = make_bench(app, attributes={"output_ahead_bytes": 2 * LARGE})
-    client = bench.begin()
+    app = responses(lambda: _generator(watched), ("Content-Length", str(LARGE // 2)))
+    stepped = make_stepped(app, attributes={"output_ahead_bytes": 2 * LARGE})
+    client = stepped.begin()
     assert watched.closed == 1
     received = b""
     while len(received.partition(b"\r\n\r\n")[2]) < LARGE // 2:
-        bench.run()
+        stepped.run()
         received += client.receive_all_there_is()
     assert not watched.errors
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
-def test_close_that_fails_is_logged_with_its_request(make_bench: MakeBench, size: int) -> None:
+def test_close_that_fails_is_logged_with_its_request(make_stepped: MakeStepped, size: int) -> None:
     watched = Watched(of_size(size), fails=True)
-    bench = make_bench(watched, keepalive=5)
-    client = bench.begin(b"GET /path HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert len(end_client(bench, client, "read")) > size
+    stepped = make_stepped(watched, keepalive=5)
+    client = stepped.begin(b"GET /path HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert len(end_client(stepped, client, "read")) > size
     assert watched.closed == 1
-    assert isinstance(bench.log.errors[0], ValueError)
-    assert bench.log.says("GET /path") or bench.log.says("/path")
-    assert not bench.thread.closes
+    assert isinstance(stepped.log.errors[0], ValueError)
+    assert stepped.log.says("GET /path") or stepped.log.says("/path")
+    assert not stepped.thread.closes
 
 
-def test_segments_are_closed_when_all_is_sent(make_bench: MakeBench) -> None:
+def test_segments_are_closed_when_all_is_sent(make_stepped: MakeStepped) -> None:
     watched = Watched(_list)
     with tempfile.TemporaryFile() as file:
         file.write(bytes(LARGE))
         file.flush()
         body = SegmentedBody([b"head", FileSegment(file.fileno(), 0, LARGE)], watched.close)
-        bench = make_bench(answers(body), keepalive=5)
-        client = bench.begin()
+        stepped = make_stepped(responses(body), keepalive=5)
+        client = stepped.begin()
         assert watched.closed == 0
-        end_client(bench, client, "read")
+        end_client(stepped, client, "read")
         assert watched.closed == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.server.connections import CHUNKED, HEAD, STREAMED, MakeBench
+from tests.server.connections import CHUNKED, HEAD, STREAMED, MakeStepped
 from tests.server.http2_peer import Begin
 
 
@@ -41,17 +41,17 @@ SETTINGS = settings(
 @SETTINGS
 @given(blocks=BLOCKS, cuts=st.lists(st.integers(1, 5000), max_size=5), memory=st.integers(0, 3000))
 def test_chunked_body_that_is_buffered_has_its_length(
-    make_bench: MakeBench, blocks: list[bytes], cuts: list[int], memory: int
+    make_stepped: MakeStepped, blocks: list[bytes], cuts: list[int], memory: int
 ) -> None:
     app = App()
-    bench = make_bench(app, keepalive=5, attributes={"body_memory_bytes": memory})
-    client = bench.connect()
+    stepped = make_stepped(app, keepalive=5, attributes={"body_memory_bytes": memory})
+    client = stepped.connect()
     sent = CHUNKED + in_chunks(*blocks)
     at = 0
     for cut in [*cuts, len(sent)]:
         client.send(sent[at : at + cut])
         at += cut
-        bench.run()
+        stepped.run()
     body = b"".join(blocks)
     assert app.seen == [(str(len(body)), None, body)]
 
@@ -74,30 +74,32 @@ def test_body_of_stream_has_its_length(begin: Begin, blocks: list[bytes], declar
     ],
 )
 def test_codings_beside_framing_alone_are_reported(
-    make_bench: MakeBench, coding: str, seen: tuple[str | None, str | None]
+    make_stepped: MakeStepped, coding: str, seen: tuple[str | None, str | None]
 ) -> None:
     app = App()
-    head = HEAD + b"Transfer-Encoding: %b\r\n\r\n" % coding.encode()
-    make_bench(app).begin(head + in_chunks(b"hello"))
+    headers = HEAD + b"Transfer-Encoding: %b\r\n\r\n" % coding.encode()
+    make_stepped(app).begin(headers + in_chunks(b"hello"))
     if app.seen or coding in ("chunked", "gzip, chunked"):  # gunicorn may refuse the others
         assert app.seen == [(*seen, b"hello")]
 
 
-def test_request_without_a_body_has_no_length(make_bench: MakeBench, begin: Begin) -> None:
+def test_request_without_a_body_has_no_length(make_stepped: MakeStepped, begin: Begin) -> None:
     app = App()
-    make_bench(app).begin()
+    make_stepped(app).begin()
     begin(app).get()
     assert app.seen == [(None, None, b"")] * 2
 
 
-def test_empty_body_of_known_length_is_left_as_it_is(make_bench: MakeBench) -> None:
+def test_empty_body_of_known_length_is_left_as_it_is(make_stepped: MakeStepped) -> None:
     app = App()
-    make_bench(app).begin(HEAD + b"Content-Length: 0\r\n\r\n")
+    make_stepped(app).begin(HEAD + b"Content-Length: 0\r\n\r\n")
     assert app.seen == [("0", None, b"")]
 
 
-def test_streamed_body_is_described_as_client_sent_it(make_bench: MakeBench, begin: Begin) -> None:
+def test_streamed_body_is_described_as_client_sent_it(
+    make_stepped: MakeStepped, begin: Begin
+) -> None:
     app = App()
-    make_bench(app, attributes=STREAMED).begin(CHUNKED + in_chunks(b"hello"))
+    make_stepped(app, attributes=STREAMED).begin(CHUNKED + in_chunks(b"hello"))
     begin(app, attributes=STREAMED).get("/", "POST", body=b"hello")
     assert app.seen == [(None, "chunked", b"hello"), (None, None, b"hello")]

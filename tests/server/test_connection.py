@@ -1,6 +1,6 @@
 """One connection through its states: what an event does in each, and the end of its time.
 
-One event at a time, in the test's own thread. See workers/bench.py.
+One event at a time, in the test's own thread. See workers/stepped_worker.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ from typing import Any
 
 import pytest
 
-from tests.server.connections import CHUNKED, KNOWN, MakeBench
-from tests.server.states import FOLLOWS
-from tests.workers.bench import GET, HEAD_TIMEOUT_S, LARGE, Bench, Client, echo, large
+from tests.server.connections import CHUNKED, KNOWN, MakeStepped
+from tests.server.state_checks import FOLLOWS
 from tests.workers.serving import POLLERS
+from tests.workers.stepped_worker import (
+    GET,
+    HEAD_TIMEOUT_S,
+    LARGE,
+    Client,
+    SteppedWorker,
+    echo,
+    large,
+)
 from wsgifast.server import channel
 from wsgifast.server.channel import (
     CLOSED,
@@ -47,8 +55,8 @@ def test_every_state_can_be_reached_and_left() -> None:
         assert (CLOSED in following) is (state is not CLOSED)
 
 
-def test_state_that_may_not_follow_fails_in_tests(bench: Bench) -> None:
-    client = bench.connect()
+def test_state_that_may_not_follow_fails_in_tests(stepped: SteppedWorker) -> None:
+    client = stepped.connect()
     with pytest.raises(AssertionError, match="handshake after idle"):
         client.near.state = HANDSHAKE
     client.near.state = RUNNING
@@ -68,70 +76,70 @@ def test_state_that_may_not_follow_fails_in_tests(bench: Bench) -> None:
     ],
 )
 def test_request_that_does_not_come_is_given_up(
-    bench: Bench, sent: bytes, state: str, seconds: float, status: int | None
+    stepped: SteppedWorker, sent: bytes, state: str, seconds: float, status: int | None
 ) -> None:
-    client = bench.begin(sent)
-    bench.pass_time(seconds - 1)
+    client = stepped.begin(sent)
+    stepped.pass_time(seconds - 1)
     assert client.is_in(state)
     # A wake-up that brings nothing gives it no more time.
-    bench.server.pool.push((client.near.fd, READ))
-    bench.run()
-    bench.pass_time(2)
+    stepped.server.pool.push((client.near.fd, READ))
+    stepped.run()
+    stepped.pass_time(2)
     assert client.is_in(LINGERING if status == 408 else CLOSED)
     if status is not None:
         assert client.read_response().status == status
     assert client.read_to_end() == b""
-    # What has no head yet is no request.
+    # What has no headers yet is no request.
     logged = {GET: "200 OK", b"GET / HT": None, b"": None}.get(sent, "408 Request Timeout")
-    assert [status for _, status, _ in bench.log.requests] == ([logged] if logged else [])
+    assert [status for _, status, _ in stepped.log.requests] == ([logged] if logged else [])
 
 
 @pytest.mark.parametrize("sent", [b"", GET])
-def test_request_waiting_for_busy_server_is_not_late(bench: Bench, sent: bytes) -> None:
-    client = bench.begin(sent)
+def test_request_waiting_for_busy_server_is_not_late(stepped: SteppedWorker, sent: bytes) -> None:
+    client = stepped.begin(sent)
     if sent:
         assert client.read_response().status == 200
     client.send(GET)
-    bench.pass_time(HEAD_TIMEOUT_S + 6)
+    stepped.pass_time(HEAD_TIMEOUT_S + 6)
     assert client.read_response().status == 200
     assert client.is_in(IDLE)
     client.send(b"GET / HT")
-    bench.pass_time(6)
+    stepped.pass_time(6)
     assert client.is_in(RECEIVING)
-    bench.pass_time(HEAD_TIMEOUT_S + 1)
+    stepped.pass_time(HEAD_TIMEOUT_S + 1)
     assert client.read_response().status == 408
 
 
-def test_head_has_its_time_from_its_first_byte_on(bench: Bench) -> None:
-    client = bench.connect()
-    bench.pass_time(HEAD_TIMEOUT_S - 1)
+def test_headers_have_time_from_their_first_byte_on(stepped: SteppedWorker) -> None:
+    client = stepped.connect()
+    stepped.pass_time(HEAD_TIMEOUT_S - 1)
     client.run(b"GET / HTTP/1.1\r\nHost: a\r\n")
-    bench.pass_time(HEAD_TIMEOUT_S - 1)
+    stepped.pass_time(HEAD_TIMEOUT_S - 1)
     client.run(b"\r\nGET / HTTP/1.1\r\n")
     assert client.read_response().status == 200
-    bench.pass_time(HEAD_TIMEOUT_S - 1)
+    stepped.pass_time(HEAD_TIMEOUT_S - 1)
     client.run(b"Host: a\r\n")  # which gives it no more
-    bench.pass_time(2)
+    stepped.pass_time(2)
     assert client.read_response().status == 408
 
 
-def test_client_that_takes_nothing_is_given_up(make_bench: MakeBench) -> None:
-    bench = make_bench(large)
-    client = bench.begin()
-    bench.pass_time(FastWorker.send_timeout_s - 1)
+def test_client_that_takes_nothing_is_given_up(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large)
+    client = stepped.begin()
+    stepped.pass_time(FastWorker.send_timeout_s - 1)
     assert client.receive_all_there_is()
-    bench.run()  # it goes on, and has its time again
-    bench.pass_time(FastWorker.send_timeout_s - 1)
+    stepped.run()  # it goes on, and has its time again
+    stepped.pass_time(FastWorker.send_timeout_s - 1)
     assert client.is_in(SENDING)
-    assert not bench.log.requests
-    bench.pass_time(2)
+    assert not stepped.log.requests
+    stepped.pass_time(2)
     assert client.is_in(CLOSED)
-    ((_, status, size),) = bench.log.requests
+    ((_, status, size),) = stepped.log.requests
     assert status == "200 OK"
     assert 0 < size < LARGE  # what the client cannot have got is not counted
 
 
-def test_client_taking_nothing_is_an_error_to_the_app(make_bench: MakeBench) -> None:
+def test_client_taking_nothing_is_an_error_to_the_app(make_stepped: MakeStepped) -> None:
     """The app gets an error at its next block; until then it may use the socket."""
     seen: list[str] = []
 
@@ -139,7 +147,7 @@ def test_client_taking_nothing_is_an_error_to_the_app(make_bench: MakeBench) -> 
         start_response("200 OK", [])
         try:
             yield bytes(LARGE)
-            bench.pass_time(FastWorker.send_timeout_s + 1)
+            stepped.pass_time(FastWorker.send_timeout_s + 1)
             assert client.is_in(RUNNING)
             assert client.near.output.error is not None
             assert client.near.sock.fileno() >= 0
@@ -149,57 +157,57 @@ def test_client_taking_nothing_is_an_error_to_the_app(make_bench: MakeBench) -> 
         finally:
             seen.append("closed")
 
-    bench = make_bench(app)
-    client = bench.connect()
+    stepped = make_stepped(app)
+    client = stepped.connect()
     client.run_request()
     assert seen == ["before", "closed"]
     assert client.is_in(CLOSED)
 
 
-def test_response_goes_on_after_its_app(make_bench: MakeBench) -> None:
-    bench = make_bench(large, keepalive=5)
-    client = bench.connect()
+def test_response_goes_on_after_its_app(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large, keepalive=5)
+    client = stepped.connect()
     client.send_request()
     client.run_request()
     assert client.is_in(SENDING)
-    assert not bench.log.requests
+    assert not stepped.log.requests
     received = b""
     while more := client.receive_all_there_is():
         received += more
-        bench.run()
-    assert bench.log.requests == [("GET /", "200 OK", LARGE)] * 2
-    head, *bodies = received.split(b"HTTP/1.1 200 OK\r\n")
-    assert head == b""
+        stepped.run()
+    assert stepped.log.requests == [("GET /", "200 OK", LARGE)] * 2
+    headers, *bodies = received.split(b"HTTP/1.1 200 OK\r\n")
+    assert headers == b""
     assert [body.partition(b"\r\n\r\n")[2] for body in bodies] == [bytes(LARGE)] * 2
     assert client.is_in(IDLE)
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_client_is_sent_to_while_app_runs(make_bench: MakeBench, method: str) -> None:
+def test_client_is_sent_to_while_app_runs(make_stepped: MakeStepped, method: str) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Length", str(LARGE + 3))])
         yield bytes(LARGE)
         received = b""
         while more := client.receive_all_there_is():
             received += more
-            bench.run()
+            stepped.run()
         assert received.endswith(bytes(LARGE))
-        assert not bench.log.requests  # it is not over
+        assert not stepped.log.requests  # it is not over
         yield b"end"
 
-    bench = make_bench(large, keepalive=5)
-    client = bench.begin()
+    stepped = make_stepped(large, keepalive=5)
+    client = stepped.begin()
     while client.receive_all_there_is():  # the queue has ended the first response by itself
-        bench.run()
-    assert bench.log.requests.pop() == ("GET /", "200 OK", LARGE)
-    bench.worker.application.app = app
+        stepped.run()
+    assert stepped.log.requests.pop() == ("GET /", "200 OK", LARGE)
+    stepped.worker.application.app = app
     client.run_request(method=method, body=b"body" if method == "POST" else b"")
     assert client.read(3) == b"end"
-    assert bench.log.requests == [(f"{method} /", "200 OK", LARGE + 3)]
-    assert not bench.log.says("Error in a connection")
+    assert stepped.log.requests == [(f"{method} /", "200 OK", LARGE + 3)]
+    assert not stepped.log.says("Error in a connection")
 
 
-def test_socket_taken_by_app_blocks_and_is_never_kept(make_bench: MakeBench) -> None:
+def test_socket_taken_by_app_blocks_and_is_never_kept(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         sock = environ["gunicorn.socket"]
         # To be looked at only.
@@ -215,8 +223,8 @@ def test_socket_taken_by_app_blocks_and_is_never_kept(make_bench: MakeBench) -> 
         start_response("200 OK", [("Content-Length", "0")])
         return []
 
-    bench = make_bench(app, keepalive=5)
-    client = bench.begin()
+    stepped = make_stepped(app, keepalive=5)
+    client = stepped.begin()
     assert client.read_response().keep_alive
     assert client.is_in(IDLE)
     client.run_request("/mine")
@@ -226,16 +234,16 @@ def test_socket_taken_by_app_blocks_and_is_never_kept(make_bench: MakeBench) -> 
     assert client.near.sock.gettimeout() == 0  # whatever waits for its end does not hang
 
 
-def test_socket_is_handed_over_when_all_is_sent(make_bench: MakeBench) -> None:
+def test_socket_is_handed_over_when_all_is_sent(make_stepped: MakeStepped) -> None:
     received = bytearray()
 
     def read() -> None:
         """The client, and another thread of the worker."""
         while not received.endswith(b"mine") and len(received) <= 2 * LARGE:
             received.extend(client.sock.recv(16 * 1024))
-            bench.poll()
-            while bench.server.pool.work:
-                bench.take_up()
+            stepped.poll()
+            while stepped.server.pool.work:
+                stepped.take_up()
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Length", str(LARGE))])(bytes(LARGE))
@@ -244,8 +252,8 @@ def test_socket_is_handed_over_when_all_is_sent(make_bench: MakeBench) -> None:
         raise StopIteration
 
     other = threading.Thread(target=read, daemon=True)
-    bench = make_bench(app, keepalive=5)
-    client = bench.connect()
+    stepped = make_stepped(app, keepalive=5)
+    client = stepped.connect()
     client.run(GET)
     other.join(60)
     assert bytes(received).partition(b"\r\n\r\n")[2] == bytes(LARGE) + b"mine"
@@ -254,7 +262,7 @@ def test_socket_is_handed_over_when_all_is_sent(make_bench: MakeBench) -> None:
 @pytest.mark.parametrize("poller", POLLERS)
 @pytest.mark.parametrize("ends", ["in the app", "while it lingers"])
 def test_number_of_a_closed_socket_may_be_reused(
-    make_bench: MakeBench, poller: str, ends: str
+    make_stepped: MakeStepped, poller: str, ends: str
 ) -> None:
     """By the time that the app ends; or later, if a WebSocket's own thread closes it."""
     taken: list[Any] = []
@@ -265,28 +273,28 @@ def test_number_of_a_closed_socket_may_be_reused(
         taken.append(environ["gunicorn.socket"])
         if ends == "in the app":
             taken[0].close()
-            others.append(bench.connect(number=client.near.fd))
+            others.append(stepped.connect(number=client.near.fd))
         else:
             taken[0].sendall(b"mine")
         raise StopIteration
 
     others: list[Client] = []
-    bench = make_bench(app, attributes={"poller": poller})
-    client = bench.connect()
+    stepped = make_stepped(app, attributes={"poller": poller})
+    client = stepped.connect()
     client.run_request("/mine")
     if ends != "in the app":
         assert client.is_in(LINGERING)
         taken[0].close()
-        others.append(bench.connect(number=client.near.fd))
+        others.append(stepped.connect(number=client.near.fd))
     (other,) = others
     assert other.near.fd == client.near.fd
     other.run_request("/next")
     assert other.read_response().status == 200
     assert client.is_in(CLOSED)
-    assert client.near not in bench.server.connections
+    assert client.near not in stepped.server.connections
 
 
-def test_response_ends_after_blocks_of_a_tick(make_bench: MakeBench) -> None:
+def test_response_ends_after_blocks_of_a_tick(make_stepped: MakeStepped) -> None:
     """Whoever sends at a tick takes the blocks under the lock, and queues them a moment later."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -298,7 +306,7 @@ def test_response_ends_after_blocks_of_a_tick(make_bench: MakeBench) -> None:
         lock, taken = output.lock, output.delayed.pop_all()
         assert taken == b"second"
 
-        class Held:
+        class LockThatSends:
             """Is free when that is done."""
 
             def __enter__(self) -> None:
@@ -310,20 +318,22 @@ def test_response_ends_after_blocks_of_a_tick(make_bench: MakeBench) -> None:
             def __exit__(self, *_: object) -> None:
                 lock.release()
 
-        held: Any = Held()
-        output.lock = held
+        stand_in: Any = LockThatSends()
+        output.lock = stand_in
 
-    bench = make_bench(app)
-    bench.log_no_access()  # which would ask for the lock too
-    bench.hold_blocks_back()
-    client = bench.connect()
+    stepped = make_stepped(app)
+    stepped.log_no_access()  # which would ask for the lock too
+    stepped.hold_blocks_back()
+    client = stepped.connect()
     client.run(b"GET / HTTP/1.0\r\n\r\n")
     assert client.receive_all_there_is().endswith(b"\r\n\r\nfirst, second")
-    assert not bench.log.errors
+    assert not stepped.log.errors
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_held_blocks_leave_full_memory_as_app_ends(make_bench: MakeBench, fails: bool) -> None:
+def test_delayed_blocks_leave_full_memory_as_app_ends(
+    make_stepped: MakeStepped, fails: bool
+) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         yield bytes(LARGE)
@@ -335,32 +345,32 @@ def test_held_blocks_leave_full_memory_as_app_ends(make_bench: MakeBench, fails:
         if fails:
             raise ValueError("in the middle")
 
-    bench = make_bench(app, attributes={"output_memory_bytes": 1000})
-    client = bench.connect()
+    stepped = make_stepped(app, attributes={"output_memory_bytes": 1000})
+    client = stepped.connect()
     client.run(b"GET / HTTP/1.0\r\n\r\n")
     output = client.near.output
     assert output.delayed is not None
     assert not output.delayed.blocks
-    assert bench.server.output_rules.memory.used_bytes < 32 << 10
+    assert stepped.server.output_rules.memory.used_bytes < 32 << 10
     received = b""
     while not client.is_in(LINGERING):
         received += client.receive_all_there_is()
-        bench.run()
+        stepped.run()
     received += client.receive_all_there_is()
     assert received.endswith(bytes(LARGE) + b"x" * 100_000)
 
 
-def test_connection_that_is_kept_alive_alone_is_idle(make_bench: MakeBench) -> None:
+def test_connection_that_is_kept_alive_alone_is_idle(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return (large if environ["QUERY_STRING"] else echo)(environ, start_response)
 
-    bench = make_bench(app, keepalive=60)
-    idle, begun, silent = bench.begin(), bench.begin(b"GET / HT"), bench.connect()
-    taking = bench.connect()
+    stepped = make_stepped(app, keepalive=60)
+    idle, begun, silent = stepped.begin(), stepped.begin(b"GET / HT"), stepped.connect()
+    taking = stepped.connect()
     taking.run_request("/?large")
-    cap = bench.server.registry.cap_deadlines
-    cap(bench.clock.now + LINGER_S, type(idle.near).is_idle)
-    cap(bench.clock.now + 10, type(idle.near).is_idle)  # the earliest counts
-    bench.pass_time(LINGER_S + 1)
+    cap = stepped.server.registry.cap_deadlines
+    cap(stepped.clock.now + LINGER_S, type(idle.near).is_idle)
+    cap(stepped.clock.now + 10, type(idle.near).is_idle)  # the earliest counts
+    stepped.pass_time(LINGER_S + 1)
     states = [client.near.state for client in (idle, silent, begun, taking)]
     assert states == [CLOSED, CLOSED, RECEIVING, SENDING]

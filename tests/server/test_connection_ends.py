@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.connections import HEAD, KNOWN, NONSENSE, MakeBench, fill
-from tests.workers.bench import GET, HEAD_TIMEOUT_S, LARGE, Bench, large
+from tests.server.connections import HEAD, KNOWN, NONSENSE, MakeStepped, fill
+from tests.workers.stepped_worker import GET, HEAD_TIMEOUT_S, LARGE, SteppedWorker, large
 from wsgifast.errors import ClientGone
 from wsgifast.server.channel import CLOSED, LINGERING, RECEIVING, SENDING
 from wsgifast.server.poller import WRITE
@@ -23,51 +23,51 @@ from wsgifast.workers.worker import FastWorker
 TOO_LARGE = KNOWN.replace(b"10", b"9" * 11)
 
 
-def test_refusal_arrives_while_client_sends_on(bench: Bench) -> None:
+def test_refusal_arrives_while_client_sends_on(stepped: SteppedWorker) -> None:
     """A socket that is closed with something unread resets what it has sent."""
-    client = bench.begin(NONSENSE + bytes(10_000))
+    client = stepped.begin(NONSENSE + bytes(10_000))
     client.run(bytes(10_000))
     assert client.is_in(LINGERING)
     assert client.read_response().status == 400
     assert client.read_to_end() == b""
     client.close()
-    bench.run()
+    stepped.run()
     assert client.is_in(CLOSED)
 
 
-def test_client_that_sends_on_lingers_for_so_long(bench: Bench) -> None:
-    client = bench.begin(TOO_LARGE)
-    began = bench.clock.now
-    while client.is_in(LINGERING) and bench.clock.now < began + 100:
+def test_client_that_sends_on_lingers_for_so_long(stepped: SteppedWorker) -> None:
+    client = stepped.begin(TOO_LARGE)
+    began = stepped.clock.now
+    while client.is_in(LINGERING) and stepped.clock.now < began + 100:
         client.run(bytes(100_000))
-        bench.pass_time(LINGER_S / 2)
-    assert 30 <= bench.clock.now - began <= 32
+        stepped.pass_time(LINGER_S / 2)
+    assert 30 <= stepped.clock.now - began <= 32
     assert client.read_response().status == 413
     assert client.read_to_end() == b""
 
 
-def test_ending_server_waits_for_no_endless_client(bench: Bench) -> None:
-    client = bench.begin(TOO_LARGE)
-    bench.server.stop()
+def test_ending_server_waits_for_no_endless_client(stepped: SteppedWorker) -> None:
+    client = stepped.begin(TOO_LARGE)
+    stepped.server.stop()
     for _ in range(3):
         assert client.is_in(LINGERING)
         client.send(bytes(100_000))
-        bench.pass_time(LINGER_S / 2 - 0.1)
+        stepped.pass_time(LINGER_S / 2 - 0.1)
     assert client.is_in(CLOSED)
 
 
-def test_lingering_is_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lingering_is_limited(stepped: SteppedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wsgifast.sockets.closing._LINGER_BYTES", 1_000_000)
-    silent, talking = bench.begin(NONSENSE), bench.begin(NONSENSE)
+    silent, talking = stepped.begin(NONSENSE), stepped.begin(NONSENSE)
     sent = 0
     while talking.is_in(LINGERING) and sent < 10_000_000:
         talking.send(bytes(10_000))
         sent += 10_000
-        bench.run()
+        stepped.run()
     assert 1_000_000 <= sent < 1_100_000
-    bench.pass_time(LINGER_S - 1)
+    stepped.pass_time(LINGER_S - 1)
     assert silent.is_in(LINGERING)
-    bench.pass_time(2)
+    stepped.pass_time(2)
     assert silent.is_in(CLOSED)
 
 
@@ -75,18 +75,20 @@ def test_lingering_is_limited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     ("sent", "status"),
     [(NONSENSE, 400), (TOO_LARGE, 413), (b"GET / HT", 408), (KNOWN, 408)],
 )
-def test_refusal_not_taken_at_once_is_sent_later(bench: Bench, sent: bytes, status: int) -> None:
-    client = bench.connect()
+def test_refusal_not_taken_at_once_is_sent_later(
+    stepped: SteppedWorker, sent: bytes, status: int
+) -> None:
+    client = stepped.connect()
     filled = fill(client.near.sock)
     client.run(sent)
     if status == 408:
-        bench.pass_time(FastWorker.body_timeout_s + 1)
+        stepped.pass_time(FastWorker.body_timeout_s + 1)
     assert client.is_in(SENDING)
     assert client.read(filled) == bytes(filled)
-    bench.run()
+    stepped.run()
     assert client.read_response().status == status
     assert client.is_in(LINGERING)
-    assert not bench.log.says("Error in a connection")
+    assert not stepped.log.says("Error in a connection")
 
 
 @pytest.mark.parametrize(
@@ -96,44 +98,44 @@ def test_refusal_not_taken_at_once_is_sent_later(bench: Bench, sent: bytes, stat
         (b"GET / HTTP/1.0\r\n\r\n", [("GET /", "200 OK", 0)]),
     ],
 )
-def test_client_gone_before_its_answer_is_no_error(
-    bench: Bench, sent: bytes, logged: list[tuple[str, str, int]]
+def test_client_gone_before_its_response_is_no_error(
+    stepped: SteppedWorker, sent: bytes, logged: list[tuple[str, str, int]]
 ) -> None:
-    client = bench.connect()
+    client = stepped.connect()
     client.send(sent)
     client.close()
-    bench.run()
+    stepped.run()
     assert client.is_in(CLOSED)
-    assert not bench.log.says("Error in a connection")
-    assert bench.log.requests == logged
+    assert not stepped.log.says("Error in a connection")
+    assert stepped.log.requests == logged
 
 
 @pytest.mark.parametrize("failing", ["on_event", "finish", "on_overdue"])
 def test_internal_error_ends_one_connection_only(
-    bench: Bench, failing: str, monkeypatch: pytest.MonkeyPatch
+    stepped: SteppedWorker, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    client, other = bench.connect(), bench.connect()
+    client, other = stepped.connect(), stepped.connect()
     with monkeypatch.context() as patch:
         patch.setattr(type(client.near), failing, fail)
-        bench.clock.now += HEAD_TIMEOUT_S - 1
+        stepped.clock.now += HEAD_TIMEOUT_S - 1
         if failing == "on_overdue":
             other.run_request()
-            bench.pass_time(2)
+            stepped.pass_time(2)
         else:
             client.run_request()
     assert client.is_in(CLOSED)
-    assert bench.log.lines.count("Error in a connection") == 1
+    assert stepped.log.lines.count("Error in a connection") == 1
     if failing != "on_overdue":
         other.run_request()
     assert other.read_response().status == 200
 
 
-def test_closing_gives_everything_back_once(bench: Bench) -> None:
-    client = bench.begin()
-    near, server = client.near, bench.server
+def test_closing_gives_everything_back_once(stepped: SteppedWorker) -> None:
+    client = stepped.begin()
+    near, server = client.near, stepped.server
     claim = server.registry.claim
     order: list[int] = []
 
@@ -147,7 +149,7 @@ def test_closing_gives_everything_back_once(bench: Bench) -> None:
     assert order == [near.fd]
     assert near.sock.fileno() == -1
     assert not server.registry.waiting
-    other = bench.connect(number=near.fd)
+    other = stepped.connect(number=near.fd)
     assert other.near.fd == near.fd
     near.close()
     assert order == [near.fd]
@@ -157,10 +159,10 @@ def test_closing_gives_everything_back_once(bench: Bench) -> None:
         near.output.write(b"late")
 
 
-def test_idle_connection_keeps_little_memory(bench: Bench) -> None:
+def test_idle_connection_keeps_little_memory(stepped: SteppedWorker) -> None:
     count = 50
     pairs = [socket.socketpair() for _ in range(count)]
-    bench.begin()  # what is made once
+    stepped.begin()  # what is made once
     with contextlib.ExitStack() as stack:
         for near, far in pairs:
             stack.callback(near.close)
@@ -168,22 +170,22 @@ def test_idle_connection_keeps_little_memory(bench: Bench) -> None:
         tracemalloc.start()
         stack.callback(tracemalloc.stop)
         for near, far in pairs:
-            connection = bench.accept(near, (f"192.0.2.{near.fileno()}", 4711))
+            connection = stepped.accept(near, (f"192.0.2.{near.fileno()}", 4711))
             connection.begin()
             far.sendall(GET)
-            bench.run()
+            stepped.run()
             assert far.recv(1000)
         del connection
-        for kept in (bench.log.requests, bench.log.environs, bench.log.seconds):
-            kept.clear()
-        kept, _ = tracemalloc.get_traced_memory()
-    assert kept / count <= 1800  # beside the socket object: 2 KiB in all
+        for recorded in (stepped.log.requests, stepped.log.environs, stepped.log.seconds):
+            recorded.clear()
+        recorded, _ = tracemalloc.get_traced_memory()
+    assert recorded / count <= 1800  # beside the socket object: 2 KiB in all
 
 
-def test_closed_connection_is_garbage_at_once(bench: Bench) -> None:
+def test_closed_connection_is_garbage_at_once(stepped: SteppedWorker) -> None:
     """Without the cycle collector, which may take long to come."""
-    client = bench.begin()
-    bench.log.environs.clear()
+    client = stepped.begin()
+    stepped.log.environs.clear()
     assert client.near.app_socket is not None
     sock = weakref.ref(client.near.app_socket)
     client.near.close()
@@ -197,102 +199,102 @@ def refuse(fd: int, events: int = 0) -> None:
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
-def test_connection_that_kernel_cannot_watch_ends(make_bench: MakeBench) -> None:
-    bench = make_bench(large)
-    client = bench.connect()
-    poller = bench.server.poller
+def test_connection_that_kernel_cannot_watch_ends(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large)
+    client = stepped.connect()
+    poller = stepped.server.poller
     add, poller.add = poller.add, refuse
-    assert bench.connect().is_in(CLOSED)
+    assert stepped.connect().is_in(CLOSED)
     poller.add = add
     poller.arm = refuse
     client.send(HEAD)
     client.sock.shutdown(socket.SHUT_WR)
-    bench.run()
+    stepped.run()
     assert client.is_in(CLOSED)
-    assert not bench.server.registry.waiting
-    assert bench.log.says("Cannot allocate memory")
+    assert not stepped.server.registry.waiting
+    assert stepped.log.says("Cannot allocate memory")
 
 
-@pytest.mark.parametrize("asked_again", [False, True])
+@pytest.mark.parametrize("requested_again", [False, True])
 def test_unwatchable_connection_ends_after_its_app(
-    make_bench: MakeBench, asked_again: bool
+    make_stepped: MakeStepped, requested_again: bool
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
-        if not asked_again:
-            bench.server.poller.arm = refuse
+        if not requested_again:
+            stepped.server.poller.arm = refuse
         yield bytes(LARGE)
-        if asked_again:
-            bench.server.pool.push((client.near.fd, WRITE))
-            bench.run()
+        if requested_again:
+            stepped.server.pool.push((client.near.fd, WRITE))
+            stepped.run()
             assert client.near.waits_for_memory
-            bench.server.poller.arm = refuse
-            bench.pass_time(1)
+            stepped.server.poller.arm = refuse
+            stepped.pass_time(1)
         # It has not been closed under the app, and is not waited for.
         assert client.near.sock.fileno() >= 0
-        assert client.near.fd not in bench.server.registry.waiting
+        assert client.near.fd not in stepped.server.registry.waiting
         yield b"more"
         pytest.fail("the app gets no error")
 
-    bench = make_bench(app)
-    client = bench.connect()
+    stepped = make_stepped(app)
+    client = stepped.connect()
     client.run_request()
     assert client.is_in(CLOSED)
 
 
-def test_swept_connection_stays_if_kernel_refuses(make_bench: MakeBench) -> None:
-    bench = make_bench(large)
+def test_swept_connection_stays_if_kernel_refuses(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large)
 
     def lose(fd: int, events: int) -> None:
-        del bench.server.registry.waiting[fd]
+        del stepped.server.registry.waiting[fd]
         refuse(fd, events)
 
-    client = bench.connect()
-    bench.server.poller.arm = lose
+    client = stepped.connect()
+    stepped.server.poller.arm = lose
     client.run(HEAD)
     assert client.is_in(RECEIVING)
 
 
-def test_kernel_without_memory_is_asked_by_the_sweep(make_bench: MakeBench) -> None:
+def test_sweep_tries_a_kernel_without_memory(make_stepped: MakeStepped) -> None:
     """It says writable and takes nothing: waiting for that would spin."""
-    bench = make_bench(large, keepalive=60)
-    client = bench.begin()
+    stepped = make_stepped(large, keepalive=60)
+    client = stepped.begin()
     received = 0
     while client.near.output.draining:
-        bench.server.pool.push((client.near.fd, WRITE))
-        bench.run()
+        stepped.server.pool.push((client.near.fd, WRITE))
+        stepped.run()
         assert client.near.waits_for_memory
         received += len(client.receive_all_there_is())
-        bench.run()  # not by an event
+        stepped.run()  # not by an event
         assert client.receive_all_there_is() == b""
-        bench.pass_time(1)  # but by the sweep
+        stepped.pass_time(1)  # but by the sweep
     received += len(client.receive_all_there_is())
     assert received > LARGE
-    assert bench.log.requests == [("GET /", "200 OK", LARGE)]
+    assert stepped.log.requests == [("GET /", "200 OK", LARGE)]
     assert not client.near.waits_for_memory
     # And that has an end.
     client.run_request()
     for _ in range(int(FastWorker.send_timeout_s)):
-        bench.server.pool.push((client.near.fd, WRITE))
-        bench.run()
-        bench.clock.now += 1
-    bench.pass_time(1)
+        stepped.server.pool.push((client.near.fd, WRITE))
+        stepped.run()
+        stepped.clock.now += 1
+    stepped.pass_time(1)
     assert client.is_in(CLOSED)
 
 
-def test_deadline_is_set_before_the_sweep_can_look(make_bench: MakeBench) -> None:
-    bench = make_bench(large)
-    client = bench.connect()
-    arm = bench.server.poller.arm
+def test_deadline_is_set_before_the_sweep_can_look(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large)
+    client = stepped.connect()
+    arm = stepped.server.poller.arm
     deadlines = []
 
     def look(fd: int, events: int) -> None:
-        deadlines.append((events, client.near.deadline - bench.clock.now))
+        deadlines.append((events, client.near.deadline - stepped.clock.now))
         arm(fd, events)
 
     client.send_request()
-    bench.poll()
-    bench.clock.now += 10
-    bench.server.poller.arm = look
-    bench.run()
+    stepped.poll()
+    stepped.clock.now += 10
+    stepped.server.poller.arm = look
+    stepped.run()
     assert deadlines == [(WRITE, FastWorker.send_timeout_s)]

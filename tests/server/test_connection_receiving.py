@@ -14,105 +14,105 @@ from tests.server.connections import (
     EXPECTS,
     KNOWN,
     STREAMED,
-    MakeBench,
-    answers,
+    MakeStepped,
     descriptors,
     fill,
+    responses,
 )  # fmt: skip
-from tests.workers.bench import GET, Bench, echo
+from tests.workers.stepped_worker import GET, SteppedWorker, echo
 from wsgifast.server.channel import CLOSED, IDLE, LINGERING, SKIPPING
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.sockets.closing import UNREAD_BODY_BYTES
 
 
-def test_pipelined_requests_keep_no_other_waiting(make_bench: MakeBench) -> None:
+def test_pipelined_requests_keep_no_other_waiting(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/first":
             other.send_request(target="/other")
         start_response("200 OK", [("Content-Length", "0")])
         return []
 
-    bench = make_bench(app, keepalive=5)
-    client, other = bench.connect(), bench.connect()
+    stepped = make_stepped(app, keepalive=5)
+    client, other = stepped.connect(), stepped.connect()
     paths = ("/first", "/second", "/third")
     client.run(b"".join(b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % p.encode() for p in paths))
-    served = [line for line, *_ in bench.log.requests]
+    served = [line for line, *_ in stepped.log.requests]
     assert served == ["GET /first", "GET /other", "GET /second", "GET /third"]
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", KNOWN + b"a", CHUNKED + b"a\r\n0"])
 @pytest.mark.parametrize("reset", [False, True])
 def test_client_leaving_its_request_leaves_nothing(
-    make_bench: MakeBench, sent: bytes, reset: bool
+    make_stepped: MakeStepped, sent: bytes, reset: bool
 ) -> None:
-    bench = make_bench(echo, attributes={"body_memory_bytes": 0})
-    client = bench.connect()
+    stepped = make_stepped(echo, attributes={"body_memory_bytes": 0})
+    client = stepped.connect()
     before = descriptors()
     client.run(sent)
     if reset:
         # A Unix socket resets if it is closed with something that was not read.
         client.near.sock.send(b"unread")
     client.close()
-    bench.run()
+    stepped.run()
     assert client.is_in(CLOSED)
-    assert client.near.fd not in bench.server.registry.waiting
+    assert client.near.fd not in stepped.server.registry.waiting
     assert descriptors() == before - 2
-    assert not bench.log.requests
+    assert not stepped.log.requests
 
 
-def test_body_of_many_chunks_is_decoded_in_turns(bench: Bench) -> None:
-    client = bench.begin(CHUNKED + b"1\r\na\r\n" * 1200 + b"0\r\n\r\n" + GET)
+def test_body_of_many_chunks_is_decoded_in_turns(stepped: SteppedWorker) -> None:
+    client = stepped.begin(CHUNKED + b"1\r\na\r\n" * 1200 + b"0\r\n\r\n" + GET)
     assert client.read_response().body == 1200 * b"a"
     assert client.read_response().status == 200
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_continue_is_sent_before_the_body(make_bench: MakeBench, buffered: bool) -> None:
+def test_continue_is_sent_before_the_body(make_stepped: MakeStepped, buffered: bool) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if not buffered:
             client.send(b"body")  # as if it came now
         return echo(environ, start_response)
 
-    bench = make_bench(app, attributes={"buffer_bodies": buffered})
-    client = bench.connect()
+    stepped = make_stepped(app, attributes={"buffer_bodies": buffered})
+    client = stepped.connect()
     client.run(EXPECTS)
-    assert client.read_head().status == 100
+    assert client.read_headers().status == 100
     if buffered:
         client.run(b"body")
     assert client.read_response().body == b"body"
 
 
-def test_late_continue_is_sent_before_the_body(bench: Bench) -> None:
-    client = bench.connect()
+def test_late_continue_is_sent_before_the_body(stepped: SteppedWorker) -> None:
+    client = stepped.connect()
     near = client.near
     filled = fill(near.sock)
-    events = bench.armed()
+    events = stepped.armed()
     client.run(EXPECTS)
     assert near.output.draining
-    bench.server.pool.push((near.fd, READ))  # which changes nothing
-    bench.run()
+    stepped.server.pool.push((near.fd, READ))  # which changes nothing
+    stepped.run()
     # The body is not waited for until it has been asked for.
     assert events == [WRITE, 0]
     assert client.read(filled) == bytes(filled)
-    bench.pass_time(1)  # the kernel takes it now. The sweep asks, or the event says so
-    assert client.read_head().status == 100
+    stepped.pass_time(1)  # the kernel takes it now. The sweep asks, or the event says so
+    assert client.read_headers().status == 100
     client.run(b"body")
     assert client.read_response().body == b"body"
     assert near.state is IDLE
 
 
 @pytest.mark.parametrize("buffered", [True, False])
-def test_client_that_left_is_not_asked_to_continue(make_bench: MakeBench, buffered: bool) -> None:
-    bench = make_bench(echo, attributes={"buffer_bodies": buffered})
-    client = bench.connect()
+def test_client_that_left_gets_no_100_continue(make_stepped: MakeStepped, buffered: bool) -> None:
+    stepped = make_stepped(echo, attributes={"buffer_bodies": buffered})
+    client = stepped.connect()
     client.send(EXPECTS)
     client.close()
-    bench.run()
+    stepped.run()
     assert client.is_in(CLOSED)
-    assert not bench.log.says("Error in a connection")
+    assert not stepped.log.says("Error in a connection")
 
 
-def test_body_of_a_request_is_not_kept_behind_it(make_bench: MakeBench) -> None:
+def test_body_of_a_request_is_not_kept_behind_it(make_stepped: MakeStepped) -> None:
     bodies: list[weakref.ref[Any]] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -120,9 +120,9 @@ def test_body_of_a_request_is_not_kept_behind_it(make_bench: MakeBench) -> None:
         return echo(environ, start_response)
 
     for memory in (0, 1_000_000):
-        bench = make_bench(app, attributes={"body_memory_bytes": memory}, keepalive=5)
-        bench.log.environs = type("Nothing", (), {"append": lambda self, environ: None})()
-        client = bench.connect()
+        stepped = make_stepped(app, attributes={"body_memory_bytes": memory}, keepalive=5)
+        stepped.log.environs = type("Nothing", (), {"append": lambda self, environ: None})()
+        client = stepped.connect()
         before = descriptors()
         client.run_request(method="POST", body=bytes(10_000))
         assert client.read_response().keep_alive
@@ -130,7 +130,7 @@ def test_body_of_a_request_is_not_kept_behind_it(make_bench: MakeBench) -> None:
         assert descriptors() == before
 
 
-UNREAD = answers((), ("Content-Length", "0"))
+UNREAD = responses((), ("Content-Length", "0"))
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ UNREAD = answers((), ("Content-Length", "0"))
     ],
 )
 def test_streamed_body_left_unread_is_skipped(
-    make_bench: MakeBench, there: bytes, fields: bytes, state: str
+    make_stepped: MakeStepped, there: bytes, fields: bytes, state: str
 ) -> None:
-    bench = make_bench(UNREAD, attributes=STREAMED, keepalive=5)
-    client = bench.begin(KNOWN.replace(b"Host", fields + b"Host") + b"01234" + there)
+    stepped = make_stepped(UNREAD, attributes=STREAMED, keepalive=5)
+    client = stepped.begin(KNOWN.replace(b"Host", fields + b"Host") + b"01234" + there)
     assert client.read_response().status == 200
     assert client.is_in(state)
     if state is SKIPPING:
@@ -159,24 +159,24 @@ def test_streamed_body_left_unread_is_skipped(
 
 
 @pytest.mark.parametrize("why", ["too much", "too late", "client gone"])
-def test_unread_streamed_body_is_not_waited_for_long(make_bench: MakeBench, why: str) -> None:
-    bench = make_bench(UNREAD, attributes=STREAMED, keepalive=5)
-    head = KNOWN.replace(b": 10\r\n", b": %d\r\n" % (10 * UNREAD_BODY_BYTES))
-    client = bench.begin((head if why == "too much" else KNOWN) + b"01234")
+def test_unread_streamed_body_is_not_waited_for_long(make_stepped: MakeStepped, why: str) -> None:
+    stepped = make_stepped(UNREAD, attributes=STREAMED, keepalive=5)
+    headers = KNOWN.replace(b": 10\r\n", b": %d\r\n" % (10 * UNREAD_BODY_BYTES))
+    client = stepped.begin((headers if why == "too much" else KNOWN) + b"01234")
     assert client.read_response().status == 200
     if why == "too late":
         assert client.is_in(SKIPPING)
-        bench.pass_time(6)
+        stepped.pass_time(6)
     elif why == "client gone":
         client.close()
-        bench.run()
+        stepped.run()
     assert client.is_in(CLOSED if why == "client gone" else LINGERING)
 
 
-def test_kept_connection_is_armed_once_a_request(bench: Bench) -> None:
-    client = bench.begin()
+def test_kept_connection_is_armed_once_a_request(stepped: SteppedWorker) -> None:
+    client = stepped.begin()
     assert client.read_response().status == 200
-    calls = bench.armed()
+    calls = stepped.armed()
     for _ in range(3):
         client.run(GET)
         assert client.read_response().status == 200
@@ -188,19 +188,19 @@ def test_kept_connection_is_armed_once_a_request(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("also", [b"", b"GET / HT"])
-def test_client_closing_its_side_is_answered(bench: Bench, also: bytes) -> None:
+def test_client_closing_its_side_is_answered(stepped: SteppedWorker, also: bytes) -> None:
     """One event reports both, and none of the end alone."""
-    client = bench.connect()
+    client = stepped.connect()
     client.send(GET + also)
     client.sock.shutdown(socket.SHUT_WR)
-    bench.run()
+    stepped.run()
     assert client.read_response().status == 200
     assert client.is_in(CLOSED)
 
 
-def test_urgent_data_hides_nothing_behind_it(bench: Bench) -> None:
+def test_urgent_data_hides_nothing_behind_it(stepped: SteppedWorker) -> None:
     """RFC 9293 section 3.8.5: a receive ends in front of it, although there is more."""
-    client = bench.connect(tcp=True)
+    client = stepped.connect(tcp=True)
     for _ in range(2):
         client.send(GET[:7])
         client.sock.send(b"!", socket.MSG_OOB)
@@ -210,37 +210,37 @@ def test_urgent_data_hides_nothing_behind_it(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("what", [GET, b""])
-def test_event_while_app_runs_is_not_lost(make_bench: MakeBench, what: bytes) -> None:
+def test_event_while_app_runs_is_not_lost(make_stepped: MakeStepped, what: bytes) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if what and not asked:
+        if what and not requested:
             client.send(what)
         elif not what:
             client.sock.shutdown(socket.SHUT_WR)
-        asked.append(True)
+        requested.append(True)
         # Another thread leads meanwhile, and finds nobody waiting.
-        bench.poll()
-        while bench.server.pool.work:
-            assert bench.take_up() is None
+        stepped.poll()
+        while stepped.server.pool.work:
+            assert stepped.take_up() is None
         return echo(environ, start_response)
 
-    asked: list[bool] = []
-    bench = make_bench(app, keepalive=5)
-    client = bench.connect()
+    requested: list[bool] = []
+    stepped = make_stepped(app, keepalive=5)
+    client = stepped.connect()
     client.run(GET)
     for _ in range(2 if what else 1):
         assert client.read_response().status == 200
     assert client.is_in(IDLE if what else CLOSED)
 
 
-def test_socket_taken_by_app_is_watched_no_more(make_bench: MakeBench) -> None:
+def test_socket_taken_by_app_is_watched_no_more(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["gunicorn.socket"].sendall(b"taken")
         client.send(b"for the app")
-        bench.poll()
-        assert not bench.server.pool.work
+        stepped.poll()
+        assert not stepped.server.pool.work
         raise StopIteration
 
-    bench = make_bench(app, keepalive=5)
-    client = bench.connect()
+    stepped = make_stepped(app, keepalive=5)
+    client = stepped.connect()
     client.run(GET)
     assert client.receive_all_there_is() == b"taken"

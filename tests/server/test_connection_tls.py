@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.server.connections import HEAD, MakeBench
+from tests.server.connections import HEAD, MakeStepped
 from tests.support import http2
 from tests.support.tls import client_context, write_certificate
-from tests.workers.bench import GET, HEAD_TIMEOUT_S, LARGE, Bench, echo, large
+from tests.workers.stepped_worker import GET, HEAD_TIMEOUT_S, LARGE, SteppedWorker, echo, large
 from wsgifast.server.channel import CLOSED, IDLE, LINGERING, STREAMS
 from wsgifast.server.http2 import multiplexer
 from wsgifast.server.poller import READ, WRITE
@@ -24,28 +24,28 @@ from wsgifast.server.pool import Pool
 
 
 @pytest.fixture
-def tls_bench(make_bench: MakeBench, tmp_path: Path) -> Callable[..., Bench]:
+def tls_bench(make_stepped: MakeStepped, tmp_path: Path) -> Callable[..., SteppedWorker]:
     """Makes benches whose clients speak TLS."""
     pem = write_certificate(tmp_path / "server.pem")
-    return lambda app=echo, **more: make_bench(app, certfile=pem, keyfile=pem, **more)
+    return lambda app=echo, **more: make_stepped(app, certfile=pem, keyfile=pem, **more)
 
 
-def test_tls_requests_in_one_record_are_all_answered(tls_bench: MakeBench) -> None:
-    bench = tls_bench(keepalive=5)
-    client = bench.connect(tls=client_context())
-    head = HEAD + b"Content-Length: %d\r\n\r\n"
+def test_tls_requests_in_one_record_are_all_answered(tls_bench: MakeStepped) -> None:
+    stepped = tls_bench(keepalive=5)
+    client = stepped.connect(tls=client_context())
+    headers = HEAD + b"Content-Length: %d\r\n\r\n"
     # One record each. The first is more than one receive takes.
     for size in (0, 9, 15_000):
         body = b"a" * size
-        client.run(head % size + body + head % 3 + b"end")
+        client.run(headers % size + body + headers % 3 + b"end")
         assert client.read_response().body == body
         assert client.read_response().body == b"end"
-        client.run(head % (size + 1))
+        client.run(headers % (size + 1))
         # The body is received for itself, and what follows it is decrypted then.
-        client.run(b"b" + body + head % 3 + b"end")
+        client.run(b"b" + body + headers % 3 + b"end")
         assert client.read_response().body == b"b" + body
         assert client.read_response().body == b"end"
-    # A head across two records, and a body across several.
+    # Headers across two records, and a body across several.
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 8000 + b"\r\nY: " + b"b" * 7900)
     client.send(b"\r\n\r\n")
     body = bytes(range(250)) * 280
@@ -54,18 +54,20 @@ def test_tls_requests_in_one_record_are_all_answered(tls_bench: MakeBench) -> No
     assert client.read_response().body == body
 
 
-def test_tls_handshake_failing_ends(tls_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = tls_bench(keepalive=0)
-    silent, nonsense = bench.connect(), bench.begin()
+def test_tls_handshake_failing_ends(
+    tls_bench: MakeStepped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped = tls_bench(keepalive=0)
+    silent, nonsense = stepped.connect(), stepped.begin()
     assert silent.near.is_idle()
     assert nonsense.is_in(LINGERING)
-    assert bench.log.says("[SSL: HTTP_REQUEST]")
+    assert stepped.log.says("[SSL: HTTP_REQUEST]")
     nonsense.close()
-    bench.pass_time(HEAD_TIMEOUT_S + 1)
+    stepped.pass_time(HEAD_TIMEOUT_S + 1)
     assert silent.is_in(CLOSED)
     assert silent.read_to_end() == b""
-    client = bench.connect()
-    events = bench.armed()
+    client = stepped.connect()
+    events = stepped.armed()
     wants = [ssl.SSLWantReadError(), ssl.SSLWantWriteError(), ssl.SSLWantReadError()]
 
     def handshake(self: ssl.SSLSocket, block: bool = False) -> None:
@@ -73,7 +75,7 @@ def test_tls_handshake_failing_ends(tls_bench: MakeBench, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ssl.SSLSocket, "do_handshake", handshake)
     for event in (READ, READ, WRITE):
-        bench.server.receive((client.near.fd, event))
+        stepped.server.receive((client.near.fd, event))
     assert events == [READ, WRITE, READ]
 
 
@@ -98,21 +100,21 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() resets the connection
 @pytest.mark.parametrize("resets", [False, True])
 @pytest.mark.parametrize("sent", LEFT_AFTER)
 def test_client_leaving_a_handshake_is_not_logged(
-    tls_bench: MakeBench, sent: str, resets: bool
+    tls_bench: MakeStepped, sent: str, resets: bool
 ) -> None:
-    bench = tls_bench()
+    stepped = tls_bench()
     for answered in (False, True):
-        client = bench.connect(tcp=True)
+        client = stepped.connect(tcp=True)
         client.send(LEFT_AFTER[sent]())
         if answered:
-            bench.run()
+            stepped.run()
         if resets:
             client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         client.close()
-        bench.run()
+        stepped.run()
         assert client.is_in(CLOSED)
-    assert not bench.log.warnings
-    assert bench.log.says("The client has left in the TLS handshake")
+    assert not stepped.log.warnings
+    assert stepped.log.says("The client has left in the TLS handshake")
 
 
 @pytest.mark.parametrize(
@@ -137,52 +139,52 @@ def test_client_leaving_a_handshake_is_not_logged(
     ids=lambda error: f"{type(error).__name__}-{error.errno}",
 )
 def test_any_error_of_a_left_handshake_is_not_logged(
-    tls_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, error: OSError
+    tls_bench: MakeStepped, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
     """Which error it is depends on the versions of Python and OpenSSL."""
 
     def handshake(self: ssl.SSLSocket, block: bool = False) -> None:
         raise error
 
-    bench = tls_bench()
+    stepped = tls_bench()
     monkeypatch.setattr(ssl.SSLSocket, "do_handshake", handshake)
-    client = bench.begin()
+    client = stepped.begin()
     assert client.is_in(CLOSED)
-    assert not bench.log.warnings
-    assert bench.log.says("The client has left in the TLS handshake")
+    assert not stepped.log.warnings
+    assert stepped.log.says("The client has left in the TLS handshake")
 
 
 # handshake_failure, certificate_unknown, unknown_ca (RFC 8446 section 6.2)
 @pytest.mark.parametrize("alert", [40, 46, 48])
-def test_alert_of_a_client_in_a_handshake_is_logged(tls_bench: MakeBench, alert: int) -> None:
-    bench = tls_bench()
-    client = bench.begin(_client_hello() + b"\x15\x03\x03\x00\x02\x02" + bytes([alert]))
+def test_alert_of_a_client_in_a_handshake_is_logged(tls_bench: MakeStepped, alert: int) -> None:
+    stepped = tls_bench()
+    client = stepped.begin(_client_hello() + b"\x15\x03\x03\x00\x02\x02" + bytes([alert]))
     client.close()
-    bench.run()
-    assert "ALERT" in bench.log.warnings[0].upper()
+    stepped.run()
+    assert "ALERT" in stepped.log.warnings[0].upper()
 
 
-def test_alert_of_a_failed_handshake_arrives(tls_bench: MakeBench) -> None:
+def test_alert_of_a_failed_handshake_arrives(tls_bench: MakeStepped) -> None:
     """Closing a socket with unread bytes would reset the connection, and drop the alert."""
-    bench = tls_bench()
-    client = bench.begin(b"\x16\x03\x01\x00\x05hello" + bytes(100_000))
+    stepped = tls_bench()
+    client = stepped.begin(b"\x16\x03\x01\x00\x05hello" + bytes(100_000))
     assert client.is_in(LINGERING)
     alert = client.read_to_end()
     assert alert[:2] == b"\x15\x03"  # RFC 8446 section 5.1
     client.close()
-    bench.run()
+    stepped.run()
     assert client.is_in(CLOSED)
 
 
-def test_handshake_that_ends_makes_room_for_another(tls_bench: MakeBench) -> None:
-    bench = tls_bench()
-    handshakes = bench.server.acceptor._handshakes
-    fails, leaves, silent, succeeds = (bench.connect() for _ in range(4))
+def test_handshake_that_ends_makes_room_for_another(tls_bench: MakeStepped) -> None:
+    stepped = tls_bench()
+    handshakes = stepped.server.acceptor._handshakes
+    fails, leaves, silent, succeeds = (stepped.connect() for _ in range(4))
     for client in (fails, leaves, silent, succeeds):
-        handshakes[client.near] = bench.clock.now
+        handshakes[client.near] = stepped.clock.now
     fails.send(GET)
     leaves.close()
-    bench.run()
+    stepped.run()
     assert list(handshakes) == [silent.near, succeeds.near]
     out = ssl.MemoryBIO()
     received = ssl.MemoryBIO()
@@ -197,42 +199,44 @@ def test_handshake_that_ends_makes_room_for_another(tls_bench: MakeBench) -> Non
         finally:
             succeeds.run(out.read())
             received.write(succeeds.receive_all_there_is())
-    bench.run()
+    stepped.run()
     assert list(handshakes) == [silent.near]
-    bench.pass_time(HEAD_TIMEOUT_S + 1)
+    stepped.pass_time(HEAD_TIMEOUT_S + 1)
     assert not handshakes
 
 
-def test_bytes_of_a_tls_record_give_no_more_time(tls_bench: MakeBench) -> None:
-    bench = tls_bench(keepalive=5)
-    client = bench.begin(tls=client_context())
+def test_bytes_of_a_tls_record_give_no_more_time(tls_bench: MakeStepped) -> None:
+    stepped = tls_bench(keepalive=5)
+    client = stepped.begin(tls=client_context())
     assert client.read_response().status == 200
     record = b"\x17\x03\x03\x40\x00"
     for part, state in ((record[:2], IDLE), (record[2:], CLOSED)):
         assert socket.socket.send(client.sock, part) == len(part)
-        bench.pass_time(6)
+        stepped.pass_time(6)
         assert client.is_in(state)
 
 
-def test_tls_connection_ends_with_a_goodbye(tls_bench: MakeBench) -> None:
+def test_tls_connection_ends_with_a_goodbye(tls_bench: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         assert environ["gunicorn.socket"].pending() == 0  # what only a TLS socket has
         return echo(environ, start_response)
 
-    bench = tls_bench(app, keepalive=0)
-    client = bench.begin(tls=client_context())
+    stepped = tls_bench(app, keepalive=0)
+    client = stepped.begin(tls=client_context())
     assert client.read_response().status == 200
     assert client.near.hijacked
     assert client.read_to_end() == b""  # an end without it is an error
     client.sock.send(b"still sent")  # and is not decrypted any more
-    bench.run()
+    stepped.run()
     assert client.is_in(LINGERING)
     client.close()
-    bench.run()
+    stepped.run()
     assert client.is_in(CLOSED)
 
 
-def test_http2_is_agreed_on_over_tls(tls_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http2_is_agreed_on_over_tls(
+    tls_bench: MakeStepped, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ways: list[int] = []
     monkeypatch.setattr(Pool, "share_work", lambda pool: ways.append(1))
     monkeypatch.setattr(multiplexer, "LONG_TURN_BYTES", 60_000)
@@ -240,8 +244,8 @@ def test_http2_is_agreed_on_over_tls(tls_bench: MakeBench, monkeypatch: pytest.M
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return (large if environ["PATH_INFO"] == "/large" else echo)(environ, start_response)
 
-    bench = tls_bench(app, http_protocols="h2,h1", keepalive=5)
-    client = bench.begin(b"", tls=client_context("h2"))
+    stepped = tls_bench(app, http_protocols="h2,h1", keepalive=5)
+    client = stepped.begin(b"", tls=client_context("h2"))
     assert client.is_in(STREAMS)
     speaker = http2.Client()
     speaker.begin()
@@ -249,11 +253,11 @@ def test_http2_is_agreed_on_over_tls(tls_bench: MakeBench, monkeypatch: pytest.M
 
     def answered(*streams: int) -> list[bytes]:
         client.send(speaker.state.data_to_send())
-        while not all(speaker.answers[stream].ended for stream in streams):
-            bench.run()
+        while not all(speaker.responses[stream].ended for stream in streams):
+            stepped.run()
             speaker.take(client.sock.recv(1 << 20))
             client.send(speaker.state.data_to_send())
-        return [speaker.answers[stream].body for stream in streams]
+        return [speaker.responses[stream].body for stream in streams]
 
     assert answered(*[speaker.ask(method="POST", body=body) for body in bodies]) == bodies
     assert not ways
@@ -264,7 +268,7 @@ def test_http2_is_agreed_on_over_tls(tls_bench: MakeBench, monkeypatch: pytest.M
     assert answered(stream) == [bytes(LARGE)]
     assert ways
     # It waits in no thread.
-    assert client.near.fd in bench.server.registry.waiting
+    assert client.near.fd in stepped.server.registry.waiting
     client.close()
-    bench.run()
-    assert not bench.server.connections
+    stepped.run()
+    assert not stepped.server.connections

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.connections import KNOWN, MakeBench, answers_wrapped
-from tests.server.pools import Monitored, exhaust
-from tests.workers.bench import GET, LARGE, echo, large
+from tests.server.connections import KNOWN, MakeStepped, responds_wrapped
+from tests.server.pool_harness import Monitored, exhaust
+from tests.workers.stepped_worker import GET, LARGE, echo, large
 from wsgifast.server.server import Server
 from wsgifast.server.shared import _MOST_TIMES, Counters
 from wsgifast.workers import FastWorker
@@ -28,73 +28,73 @@ def gauges_of(server: Server) -> dict[str, Any]:
     }
 
 
-def test_connections_are_counted_by_state(make_bench: MakeBench) -> None:
-    bench = make_bench(large)
-    bench.begin(b"")
-    bench.begin(b"GET / HT")
-    bench.begin(KNOWN + b"01234")
-    bench.begin()  # takes nothing of what is sent
-    bench.begin(b"nonsense\r\n\r\n")
-    values = gauges_of(bench.server)
+def test_connections_are_counted_by_state(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large)
+    stepped.begin(b"")
+    stepped.begin(b"GET / HT")
+    stepped.begin(KNOWN + b"01234")
+    stepped.begin()  # takes nothing of what is sent
+    stepped.begin(b"nonsense\r\n\r\n")
+    values = gauges_of(stepped.server)
     connections = {"idle": 1, "head": 1, "body": 1, "sending": 1, "closing": 1}
     assert values.items() >= connections.items()
     assert "running" not in values
     assert values["slow_clients"] == 1
     assert 0 < values["output_queued_bytes"] <= LARGE
-    assert bench.server.shared.counters.accepted == 5
-    assert bench.server.shared.counters.refused == {400: 1}
+    assert stepped.server.shared.counters.accepted == 5
+    assert stepped.server.shared.counters.refused == {400: 1}
 
 
-def test_bytes_in_temporary_files_are_counted(make_bench: MakeBench) -> None:
+def test_bytes_in_temporary_files_are_counted(make_stepped: MakeStepped) -> None:
     attributes = {"body_memory_bytes": 1000, "output_memory_bytes": 1000}
-    bench = make_bench(large, attributes=attributes)
-    bench.begin(KNOWN.replace(b"10", b"9000") + bytes(5000))
-    bench.begin()
-    values = gauges_of(bench.server)
+    stepped = make_stepped(large, attributes=attributes)
+    stepped.begin(KNOWN.replace(b"10", b"9000") + bytes(5000))
+    stepped.begin()
+    values = gauges_of(stepped.server)
     assert values["request_bodies_spooled_bytes"] == 5000
     assert values["output_spooled_bytes"] > LARGE // 2
     assert values["output_queued_bytes"] <= 16 * 1024
 
 
-def test_timeouts_are_counted_by_cause(make_bench: MakeBench) -> None:
-    bench = make_bench(large, keepalive=5)
-    answered = bench.begin(GET.replace(b"GET", b"HEAD"))
+def test_timeouts_are_counted_by_cause(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large, keepalive=5)
+    answered = stepped.begin(GET.replace(b"GET", b"HEAD"))
     assert answered.receive_all_there_is()
     for sent in (b"", b"GET / HT", KNOWN, GET, GET):
-        bench.begin(sent)
-    bench.pass_time(FastWorker.send_timeout_s + 1)
-    timeouts = bench.server.shared.counters.timeouts
+        stepped.begin(sent)
+    stepped.pass_time(FastWorker.send_timeout_s + 1)
+    timeouts = stepped.server.shared.counters.timeouts
     # Of the two whose head has not come, one has sent nothing.
     assert timeouts == {"keepalive": 1, "head": 2, "body": 1, "send": 2}
-    assert bench.server.shared.counters.refused == {408: 2}
+    assert stepped.server.shared.counters.refused == {408: 2}
 
 
-def test_bytes_sent_by_sendfile_are_counted(make_bench: MakeBench, tmp_path: Path) -> None:
+def test_bytes_sent_by_sendfile_are_counted(make_stepped: MakeStepped, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(500_000))
-    bench = make_bench(answers_wrapped(lambda: path.open("rb")))
-    client = bench.begin()
+    stepped = make_stepped(responds_wrapped(lambda: path.open("rb")))
+    client = stepped.begin()
     received = 0
     while received < 500_000:
         received += len(client.receive_all_there_is())
-        bench.run()
-    assert bench.server.shared.counters.sendfile_bytes == 500_000
+        stepped.run()
+    assert stepped.server.shared.counters.sendfile_bytes == 500_000
 
 
-def test_requests_without_a_free_thread_are_counted(make_bench: MakeBench) -> None:
-    bench = make_bench(echo, threads=3)
-    client = bench.connect()
+def test_requests_without_a_free_thread_are_counted(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(echo, threads=3)
+    client = stepped.connect()
     client.send(GET)
-    bench.poll()
-    job = bench.take_up()
+    stepped.poll()
+    job = stepped.take_up()
     assert job is not None
-    bench.leave_waiting(job)
-    values = gauges_of(bench.server)
+    stepped.leave_waiting(job)
+    values = gauges_of(stepped.server)
     assert (values["threads"], values["threads_busy"], values["requests_waiting"]) == (3, 0, 1)
-    bench.clock.now += 2.5
-    bench.answer(bench.take_waiting())
-    assert bench.server.shared.counters.waits == deque([2.5])
-    assert gauges_of(bench.server)["requests_waiting"] == 0
+    stepped.clock.now += 2.5
+    stepped.response(stepped.take_waiting())
+    assert stepped.server.shared.counters.waits == deque([2.5])
+    assert gauges_of(stepped.server)["requests_waiting"] == 0
 
 
 def test_thread_taking_a_waiting_request_reports_it(monitored: Monitored) -> None:
@@ -122,13 +122,13 @@ def test_waits_that_are_not_collected_are_limited() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")
 @pytest.mark.parametrize("waiting", [0, 3])
-def test_accept_backlog_is_reported(make_bench: MakeBench, waiting: int) -> None:
-    bench = make_bench(echo)
+def test_accept_backlog_is_reported(make_stepped: MakeStepped, waiting: int) -> None:
+    stepped = make_stepped(echo)
     with socket.create_server(("127.0.0.1", 0), backlog=17) as listener:
-        bench.begin_anew(listener)
+        stepped.begin_anew(listener)
         clients = [socket.create_connection(listener.getsockname()) for _ in range(waiting)]
-        values = gauges_of(bench.server)
+        values = gauges_of(stepped.server)
         assert (values["accept_backlog"], values["accept_backlog_limit"]) == (waiting, 17)
         for client in clients:
             client.close()
-    assert "accept_backlog" not in gauges_of(bench.server)
+    assert "accept_backlog" not in gauges_of(stepped.server)

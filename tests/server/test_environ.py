@@ -15,7 +15,7 @@ from gunicorn.http.message import Request
 
 from tests.workers.serving import using
 from wsgifast.errors import MalformedRequest
-from wsgifast.http import request_head
+from wsgifast.http import request_headers
 from wsgifast.server.receiving import Exchange
 from wsgifast.workers import gunicorn_support, httptools_parser
 from wsgifast.workers.environ import EnvironFactory
@@ -30,7 +30,7 @@ OWN = {
     "gunicorn.socket", "wsgi.errors", "wsgi.input", "wsgi.early_hints", "wsgi.file_wrapper",
 }  # fmt: skip
 
-HEADS = {
+HEADERS = {
     "plain": b"GET /a/b?c=d HTTP/1.1\r\nHost: a.test\r\n\r\n",
     "1.0, no host": b"GET / HTTP/1.0\r\n\r\n",
     "escapes": b"GET /a%20b%2Fc/%C3%BC%FF HTTP/1.1\r\nHost: a.test:81\r\n\r\n",
@@ -61,20 +61,20 @@ def settings(**options: Any) -> Any:
     return Settings(cfg)
 
 
-def parse(cfg: Any, head: bytes, peer: object) -> Any:
-    return Request(cfg, Unreader(head), peer, 1)
+def parse(cfg: Any, headers: bytes, peer: object) -> Any:
+    return Request(cfg, Unreader(headers), peer, 1)
 
 
-def made_by_gunicorn(cfg: Any, head: bytes, peer: object, server: object) -> Any:
-    request = parse(cfg, head, peer)
+def made_by_gunicorn(cfg: Any, headers: bytes, peer: object, server: object) -> Any:
+    request = parse(cfg, headers, peer)
     sock: Any = io.BytesIO()
     return wsgi.create(request, sock, peer, server, cfg)[1]
 
 
-def exchanged(cfg: Any, head: bytes, peer: object, parser: str = "gunicorn") -> Exchange:
+def exchanged(cfg: Any, headers: bytes, peer: object, parser: str = "gunicorn") -> Exchange:
     worker = SimpleNamespace(check_host=False, head_limit_bytes=1 << 16)
     with using(parser):
-        exchange = parsers(worker, cfg)(peer).parse(head, peer, 1)
+        exchange = parsers(worker, cfg)(peer).parse(headers, peer, 1)
     assert exchange is not None
     return exchange
 
@@ -84,13 +84,13 @@ def connected(sock: object, peer: object, address: object) -> Any:
 
 
 def made(
-    cfg: Any, head: bytes, peer: object, server: object, parser: str = "gunicorn"
+    cfg: Any, headers: bytes, peer: object, server: object, parser: str = "gunicorn"
 ) -> dict[str, Any]:
     factory = EnvironFactory(environ_part(cfg))
     # Twice, as on one connection: what was learnt changes nothing.
     connection = connected("a socket", peer, server)
-    first = factory.make(exchanged(cfg, head, peer, parser), connection)
-    assert factory.make(exchanged(cfg, head, peer, parser), connection) == first
+    first = factory.make(exchanged(cfg, headers, peer, parser), connection)
+    assert factory.make(exchanged(cfg, headers, peer, parser), connection) == first
     return first
 
 
@@ -102,29 +102,29 @@ def test_environ_equals_gunicorns(
     monkeypatch.setenv("SCRIPT_NAME", script_name)
     for options in ({}, {"workers": 2}, {"header_map": "dangerous"}):
         cfg = settings(threads=4, **options)
-        for head, (peer, server) in itertools.product(HEADS, SOCKETS):
+        for headers, (peer, server) in itertools.product(HEADERS, SOCKETS):
             try:
-                expected = made_by_gunicorn(cfg, HEADS[head], peer, server)
+                expected = made_by_gunicorn(cfg, HEADERS[headers], peer, server)
             except ConfigurationProblem:
                 with pytest.raises(MalformedRequest):
-                    made(cfg, HEADS[head], peer, server, parser)
+                    made(cfg, HEADERS[headers], peer, server, parser)
                 continue
             except ParseException:  # the parser is the same
                 continue
-            found = made(cfg, HEADS[head], peer, server, parser)
+            found = made(cfg, HEADERS[headers], peer, server, parser)
             for key in OWN:
                 expected.pop(key, None)
                 found.pop(key, None)
             expected["wsgi.multithread"] = True  # gunicorn looks at its worker class
             if isinstance(server, str) and "HTTP_HOST" not in expected:
                 expected["SERVER_NAME"] = ""  # there it is the path
-            assert found == expected, (head, options)
+            assert found == expected, (headers, options)
 
 
 def test_unconventional_version_is_reported() -> None:
     cfg = settings(permit_unconventional_http_version=True)
-    head = b"GET / HTTP/1.7\r\nHost: a\r\n\r\n"
-    assert made(cfg, head, PEER, SERVER)["SERVER_PROTOCOL"] == "HTTP/1.7"
+    headers = b"GET / HTTP/1.7\r\nHost: a\r\n\r\n"
+    assert made(cfg, headers, PEER, SERVER)["SERVER_PROTOCOL"] == "HTTP/1.7"
 
 
 @pytest.mark.parametrize("parser", ["gunicorn", "httptools"])
@@ -133,23 +133,23 @@ def test_remembered_header_names_are_limited(parser: str) -> None:
     cfg = settings()
     for start in range(0, 2000, 50):
         fields = b"".join(b"X-%d: 1\r\n" % (start + number) for number in range(50))
-        head = b"GET / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n"
-        assert made(cfg, head, PEER, SERVER, parser)[f"HTTP_X_{start + 49}"] == "1"
-    keys = request_head._keys if parser == "gunicorn" else httptools_parser._keys
+        headers = b"GET / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n"
+        assert made(cfg, headers, PEER, SERVER, parser)[f"HTTP_X_{start + 49}"] == "1"
+    keys = request_headers._keys if parser == "gunicorn" else httptools_parser._keys
     assert 100 < len(keys) < 1000
 
 
 def test_environs_share_nothing() -> None:
     cfg = settings()
     factory = EnvironFactory(environ_part(cfg))
-    exchange = exchanged(cfg, HEADS["plain"], PEER)
+    exchange = exchanged(cfg, HEADERS["plain"], PEER)
     exchange.req.body = "body"
     exchange.proxy = {"PROXY_ADDR": "192.0.2.4"}
     first = factory.make(exchange, connected("first", PEER, SERVER))
     assert (first["gunicorn.socket"], first["REMOTE_ADDR"]) == ("first", PEER[0])
     assert (first["wsgi.input"], first["PROXY_ADDR"]) == ("body", "192.0.2.4")
     first["what the app adds"] = True
-    second = factory.make(exchanged(cfg, HEADS["plain"], PEER), connected("second", "", SERVER))
+    second = factory.make(exchanged(cfg, HEADERS["plain"], PEER), connected("second", "", SERVER))
     assert (second["gunicorn.socket"], second["REMOTE_ADDR"]) == ("second", "")
     assert second["wsgi.input"] is None
     assert second.keys().isdisjoint({"REMOTE_PORT", "PROXY_ADDR", "what the app adds"})
@@ -170,7 +170,7 @@ def test_wsgi_errors_are_written_to_the_log(
     monkeypatch.setattr(gunicorn_support, "WSGIErrorsWrapper", Wrapper)
     settings_ = settings()
     factory = EnvironFactory(environ_part(settings_))
-    exchange = exchanged(settings(), HEADS["plain"], PEER)
+    exchange = exchanged(settings(), HEADERS["plain"], PEER)
     errors = factory.make(exchange, connected("", PEER, SERVER))["wsgi.errors"]
     errors.write("one\n")
     errors.writelines(iter(["two\n", "three\n"]))
@@ -197,6 +197,6 @@ def test_peer_is_trusted_as_by_gunicorn() -> None:
     [("[::1]", "[::1]", "80"), ("[::1]:81", "[::1]", "81"), ("a:81", "a", "81"), ("a", "a", "80")],
 )
 def test_host_names_the_server_on_a_unix_socket(host: str, name: str, port: str) -> None:
-    head = b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n" % host.encode()
-    environ = made(settings(), head, "", "/run/socket")
+    headers = b"GET / HTTP/1.1\r\nHost: %b\r\n\r\n" % host.encode()
+    environ = made(settings(), headers, "", "/run/socket")
     assert (environ["SERVER_NAME"], environ["SERVER_PORT"]) == (name, port)

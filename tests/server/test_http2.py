@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from h2.connection import ConnectionState
 
-from tests.server.connections import MakeBench, answers
+from tests.server.connections import MakeStepped, responses
 from tests.server.http2_peer import (
     HTTP2,
     INTERNAL_ERROR,
@@ -20,7 +20,7 @@ from tests.server.http2_peer import (
     Peer,
     raw_frame,
 )
-from tests.workers.bench import HEAD_TIMEOUT_S, LARGE, echo
+from tests.workers.stepped_worker import HEAD_TIMEOUT_S, LARGE, echo
 from wsgifast.errors import ClientGone
 from wsgifast.server.channel import RUNNING
 from wsgifast.server.http2.frames import ALL_STREAMS, Frames
@@ -33,18 +33,18 @@ def test_several_streams_are_each_answered(begin: Begin) -> None:
     first, second = peer.ask("/a?b=c", "POST", body=b"first"), peer.ask("/", "POST", body=b"second")
     third = peer.ask()
     peer.run()
-    answers = peer.answers
-    assert [answers[n].body for n in (first, second, third)] == [b"first", b"second", b""]
-    assert all(answers[n].ended and answers[n].status == 200 for n in (first, second, third))
-    assert answers[first].headers["content-length"] == "5"
-    assert {*answers[first].headers} == {":status", "content-length", "server", "date"}
-    assert peer.bench.log.requests[0] == ("POST /a?b=c", "200 OK", 5)
+    responses = peer.responses
+    assert [responses[n].body for n in (first, second, third)] == [b"first", b"second", b""]
+    assert all(responses[n].ended and responses[n].status == 200 for n in (first, second, third))
+    assert responses[first].headers["content-length"] == "5"
+    assert {*responses[first].headers} == {":status", "content-length", "server", "date"}
+    assert peer.stepped.log.requests[0] == ("POST /a?b=c", "200 OK", 5)
     assert not peer.streams
-    assert peer.socket.near.deadline == peer.bench.clock.now + 5
+    assert peer.socket.near.deadline == peer.stepped.clock.now + 5
 
 
 def test_small_response_is_one_send(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = begin(answers([b"hello"], ("Content-Length", "5")))
+    peer = begin(responses([b"hello"], ("Content-Length", "5")))
     sent = peer.sends(monkeypatch)
     assert peer.get().body == b"hello"
     assert len(sent) == 1
@@ -55,7 +55,7 @@ def test_environ_has_the_requests_fields(begin: Begin) -> None:
     peer = begin(proc_name="a")
     fields = [("x-a", "1"), ("x-a", "2"), ("cookie", "a=b")]
     assert peer.get("/p%20q/\u00e9?x=\u00e9", headers=fields).status == 200
-    environ = peer.bench.log.environs[0]
+    environ = peer.stepped.log.environs[0]
     assert environ["SERVER_PROTOCOL"] == "HTTP/2.0"
     assert environ["HTTP_HOST"] == "a"
     assert environ["PATH_INFO"] == "/p q/\u00c3\u00a9"  # UTF-8, as PEP 3333 has it
@@ -78,28 +78,28 @@ def test_environ_has_the_requests_fields(begin: Begin) -> None:
 def test_headers_are_judged_as_in_http_1(
     begin: Begin, headers: list[tuple[str, str]], status: int | None
 ) -> None:
-    answer = begin().get(headers=headers)
+    response = begin().get(headers=headers)
     if status is None:
-        assert answer.reset is not None or answer.headers.get(":status") in ("400", None)
+        assert response.reset is not None or response.headers.get(":status") in ("400", None)
     else:
-        assert answer.status == status
+        assert response.status == status
 
 
 @pytest.mark.parametrize("path", ["", "x", "http://a/", "/a b", "/a\r\n\r\nGET /b HTTP/1.1"])
 def test_invalid_path_is_refused(begin: Begin, path: str) -> None:
     peer = begin()
-    answer = peer.get(path)
-    assert answer.reset == PROTOCOL_ERROR or answer.status == 400
-    assert not [line for line in peer.bench.log.requests if line[1] == "200 OK"]
+    response = peer.get(path)
+    assert response.reset == PROTOCOL_ERROR or response.status == 400
+    assert not [line for line in peer.stepped.log.requests if line[1] == "200 OK"]
 
 
 def test_scheme_of_trusted_peer_alone_is_used(begin: Begin) -> None:
     for trusted, scheme in (("*", "https"), ("192.0.2.9", "http")):
         peer = begin(forwarded_allow_ips=trusted)
-        head = [(":method", "GET"), (":path", "/"), (":scheme", "https"), (":authority", "a")]
-        peer.state.send_headers(1, head, end_stream=True)
+        fields = [(":method", "GET"), (":path", "/"), (":scheme", "https"), (":authority", "a")]
+        peer.state.send_headers(1, fields, end_stream=True)
         peer.run()
-        assert peer.bench.log.environs[0]["wsgi.url_scheme"] == scheme
+        assert peer.stepped.log.environs[0]["wsgi.url_scheme"] == scheme
 
 
 def test_stream_to_head_204_or_304_has_no_body(begin: Begin) -> None:
@@ -107,17 +107,17 @@ def test_stream_to_head_204_or_304_has_no_body(begin: Begin) -> None:
         write = start_response(environ["PATH_INFO"][1:] + " X", [("Content-Type", "text/plain")])
         for _ in environ["QUERY_STRING"]:
             write(b"dropped")  # which raises from the tenth second on
-            peer.bench.clock.now += 1
+            peer.stepped.clock.now += 1
         return [b"dropped"]
 
     peer = begin(app)
     for path, method in (("/200", "HEAD"), ("/204", "GET"), ("/304", "GET")):
         for written in (0, 1, 99):
-            peer.bench.log.lines.clear()
-            answer = peer.get(f"{path}?{written * 'x'}", method)
-            seen = answer.status, answer.body, answer.ended, answer.reset
+            peer.stepped.log.lines.clear()
+            response = peer.get(f"{path}?{written * 'x'}", method)
+            seen = response.status, response.body, response.ended, response.reset
             assert seen == (int(path[1:]), b"", True, None)
-            assert peer.bench.log.says("lost connection") == (written == 99)
+            assert peer.stepped.log.says("lost connection") == (written == 99)
 
 
 def test_early_hints_and_trailers_are_sent(begin: Begin) -> None:
@@ -129,9 +129,13 @@ def test_early_hints_and_trailers_are_sent(begin: Begin) -> None:
 
     peer = begin(app)
     for path in ("/list", "/iterator"):
-        answer = peer.get(path)
-        assert answer.early == [{":status": "103", "link": "</a>"}]
-        assert (answer.body, answer.trailers, answer.ended) == (b"abc", {"grpc-status": "0"}, True)
+        response = peer.get(path)
+        assert response.early == [{":status": "103", "link": "</a>"}]
+        assert (response.body, response.trailers, response.ended) == (
+            b"abc",
+            {"grpc-status": "0"},
+            True,
+        )
 
 
 def test_stream_has_no_101_socket_or_connection_fields(begin: Begin) -> None:
@@ -148,9 +152,9 @@ def test_stream_has_no_101_socket_or_connection_fields(begin: Begin) -> None:
 
     peer = begin(app)
     assert peer.get("/101").status == 500
-    answer = peer.get("/socket")
-    assert answer.body == b"ok"
-    assert {*answer.headers} == {":status", "server", "date"}
+    response = peer.get("/socket")
+    assert response.body == b"ok"
+    assert {*response.headers} == {":status", "server", "date"}
     assert not peer.has_ended
 
 
@@ -171,14 +175,14 @@ def test_error_of_app_is_hidden_from_client(begin: Begin) -> None:
     assert b"Internal Server Error" in early.body
     assert b"secret" not in early.body
     assert {"date", "content-type"} <= set(early.headers)  # RFC 9110 section 6.6.1
-    answer = peer.get("/late")
-    assert (answer.status, answer.body, answer.ended) == (200, b"begun", False)
-    assert answer.reset == INTERNAL_ERROR
+    response = peer.get("/late")
+    assert (response.status, response.body, response.ended) == (200, b"begun", False)
+    assert response.reset == INTERNAL_ERROR
     assert peer.get("/early").status == 500  # others go on
     assert not peer.streams
 
 
-def test_error_in_answer_to_head_has_no_body(begin: Begin) -> None:
+def test_error_in_response_to_head_has_no_body(begin: Begin) -> None:
     """RFC 9110 section 9.3.2. Clients that find one end the connection."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -186,64 +190,64 @@ def test_error_in_answer_to_head_has_no_body(begin: Begin) -> None:
 
     peer = begin(app)
     for status, headers in ((500, []), (431, [("x", "a" * 9000)])):
-        answer = peer.get(method="HEAD", headers=headers)
-        assert (answer.status, answer.body, answer.ended) == (status, b"", True)
-        assert int(answer.headers["content-length"]) > 0
+        response = peer.get(method="HEAD", headers=headers)
+        assert (response.status, response.body, response.ended) == (status, b"", True)
+        assert int(response.headers["content-length"]) > 0
     assert not peer.goaways
     assert b"Internal Server Error" in peer.get().body
 
 
 def test_short_body_resets_its_stream(begin: Begin) -> None:
     for body in ([b"abc"], iter([b"abc"])):
-        answer = begin(answers(body, ("Content-Length", "4"))).get()
-        assert (answer.body, answer.ended, answer.reset) == (b"abc", False, INTERNAL_ERROR)
+        response = begin(responses(body, ("Content-Length", "4"))).get()
+        assert (response.body, response.ended, response.reset) == (b"abc", False, INTERNAL_ERROR)
 
 
 def test_idle_connection_ends_by_goaway(begin: Begin) -> None:
     peer = begin()
-    peer.bench.pass_time(HEAD_TIMEOUT_S - 1)
+    peer.stepped.pass_time(HEAD_TIMEOUT_S - 1)
     assert peer.get().status == 200
-    peer.bench.pass_time(4)
+    peer.stepped.pass_time(4)
     peer.run()
     assert not peer.goaways
-    peer.bench.pass_time(2)
+    peer.stepped.pass_time(2)
     peer.receive()
     assert peer.goaways == [(1, NO_ERROR)]
     assert peer.has_ended
-    peer.bench.pass_time(3)
-    assert not peer.bench.server.connections
+    peer.stepped.pass_time(3)
+    assert not peer.stepped.server.connections
 
 
 @pytest.mark.parametrize("sends", [b"", raw_frame(6, 0, bytes(8)), b"\0\0"])
-def test_idle_connection_ends_after_head_timeout(begin: Begin, sends: bytes) -> None:
+def test_idle_connection_ends_after_headers_timeout(begin: Begin, sends: bytes) -> None:
     peer = begin(keepalive=1)
-    peer.bench.pass_time(HEAD_TIMEOUT_S - 1)
+    peer.stepped.pass_time(HEAD_TIMEOUT_S - 1)
     peer.send_raw(sends)
     assert not peer.has_ended
-    peer.bench.pass_time(2)
+    peer.stepped.pass_time(2)
     peer.receive()
     assert peer.goaways == [(0, NO_ERROR)]
     assert peer.has_ended
-    assert peer.bench.server.shared.counters.timeouts == {"head": 1}
+    assert peer.stepped.server.shared.counters.timeouts == {"head": 1}
     # After a request, the time between requests counts.
     peer = begin(keepalive=1)
     assert peer.get().status == 200
-    peer.bench.pass_time(2)
+    peer.stepped.pass_time(2)
     assert peer.has_ended
-    assert peer.bench.server.shared.counters.timeouts == {"keepalive": 1}
+    assert peer.stepped.server.shared.counters.timeouts == {"keepalive": 1}
 
 
 def test_client_that_leaves_ends_all_streams(begin: Begin) -> None:
-    peer = begin(answers([bytes(LARGE)]), window=10)
+    peer = begin(responses([bytes(LARGE)]), window=10)
     for _ in range(5):
         peer.ask()
     peer.run()
     assert peer.streams == 5
     peer.socket.close()
-    peer.bench.run()
-    assert not peer.bench.server.connections
-    assert len(peer.bench.log.requests) == 5
-    assert peer.bench.server.output_rules.memory.used_bytes == 0
+    peer.stepped.run()
+    assert not peer.stepped.server.connections
+    assert len(peer.stepped.log.requests) == 5
+    assert peer.stepped.server.output_rules.memory.used_bytes == 0
 
 
 def test_client_leaving_in_app_leaves_socket_open(begin: Begin) -> None:
@@ -252,45 +256,45 @@ def test_client_leaving_in_app_leaves_socket_open(begin: Begin) -> None:
         peer.socket.close()
         peer.serve_elsewhere()
         assert environ["gunicorn.socket"].getsockopt(1, 3)  # it may be looked at
-        assert len(peer.bench.server.connections) == 1
+        assert len(peer.stepped.server.connections) == 1
         return echo(environ, start_response)
 
     peer = begin(app)
     peer.ask()
     peer.run_unread()
-    assert not peer.bench.server.connections
-    assert not peer.bench.log.errors
+    assert not peer.stepped.server.connections
+    assert not peer.stepped.log.errors
 
 
 def test_goaway_of_client_lets_streams_end(begin: Begin) -> None:
-    peer = begin(answers([bytes(LARGE)]), window=10)
+    peer = begin(responses([bytes(LARGE)]), window=10)
     peer.get()
     peer.state.close_connection()
     peer.run_unread()
     assert peer.streams == 1  # its streams end well
     for stream in (0, 1):
         peer.socket.send(raw_frame(8, stream, (2 * LARGE).to_bytes(4, "big")))
-    peer.bench.run()
+    peer.stepped.run()
     while peer.socket.receive_all_there_is():
-        peer.bench.run()
-    assert peer.bench.log.requests == [("GET /", "200 OK", LARGE)]
+        peer.stepped.run()
+    assert peer.stepped.log.requests == [("GET /", "200 OK", LARGE)]
     assert peer.has_ended
 
 
 def test_ending_server_sends_goaway_twice(begin: Begin) -> None:
-    peer = begin(answers([bytes(LARGE)]), window=10)
+    peer = begin(responses([bytes(LARGE)]), window=10)
     peer.get()
-    peer.bench.server.stop()
-    peer.bench.send_goaways()
-    peer.bench.pass_time(0.1)
+    peer.stepped.server.stop()
+    peer.stepped.send_goaways()
+    peer.stepped.pass_time(0.1)
     peer.run()
     assert peer.goaways == [(ALL_STREAMS, NO_ERROR)]
     # What was under way by then is served.
     peer.state.state_machine.state = ConnectionState.CLIENT_OPEN
     late = peer.ask()
     peer.run()
-    assert len(peer.answers[late].body) == 10
-    peer.bench.pass_time(1.1)
+    assert len(peer.responses[late].body) == 10
+    peer.stepped.pass_time(1.1)
     peer.run()
     assert peer.goaways[1:] == [(late, NO_ERROR)]
     peer.state.state_machine.state = ConnectionState.CLIENT_OPEN
@@ -299,9 +303,9 @@ def test_ending_server_sends_goaway_twice(begin: Begin) -> None:
     for each in (1, late):
         peer.open(LARGE, each)
     peer.run()
-    assert peer.answers[refused].reset == REFUSED
-    assert peer.answers[1].ended
-    assert peer.answers[late].ended
+    assert peer.responses[refused].reset == REFUSED
+    assert peer.responses[1].ended
+    assert peer.responses[late].ended
     assert peer.has_ended
 
 
@@ -310,11 +314,11 @@ def test_max_requests_ends_connection_by_goaway(begin: Begin) -> None:
     assert peer.get().status == 200
     assert not peer.goaways
     assert peer.get().status == 200
-    peer.bench.worker.notify = lambda: None
-    assert not peer.bench.worker._beat()
-    peer.bench.send_goaways()
-    peer.bench.pass_time(0.1)
-    peer.bench.pass_time(1.1)
+    peer.stepped.worker.notify = lambda: None
+    assert not peer.stepped.worker._beat()
+    peer.stepped.send_goaways()
+    peer.stepped.pass_time(0.1)
+    peer.stepped.pass_time(1.1)
     peer.receive()
     assert [code for _, code in peer.goaways] == [NO_ERROR, NO_ERROR]
     assert peer.has_ended
@@ -323,24 +327,24 @@ def test_max_requests_ends_connection_by_goaway(begin: Begin) -> None:
 def test_internal_error_ends_http2_connection(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peer = begin(answers([bytes(LARGE)]), window=10)
+    peer = begin(responses([bytes(LARGE)]), window=10)
     peer.get()
     monkeypatch.setattr(peer.near.mux.frames, "send_body", None)
     peer.open(100, 1)
     peer.run_unread()
-    assert not peer.bench.server.connections
-    assert peer.bench.log.says("Error in a connection")
+    assert not peer.stepped.server.connections
+    assert peer.stepped.log.says("Error in a connection")
 
 
 def test_internal_error_as_http2_begins_closes(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = make_bench(echo, **HTTP2, http2_cleartext="both", forwarded_allow_ips="*")
+    stepped = make_stepped(echo, **HTTP2, http2_cleartext="both", forwarded_allow_ips="*")
     monkeypatch.setattr(Frames, "begin", None)
-    client = bench.connect()
+    client = stepped.connect()
     client.run(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-    assert not bench.server.connections
-    assert bench.log.says("Error in a connection")
+    assert not stepped.server.connections
+    assert stepped.log.says("Error in a connection")
 
 
 def test_streams_are_added_under_the_lock(begin: Begin) -> None:
@@ -373,7 +377,7 @@ class Leaves:
 
 
 def test_stream_ending_while_queued_is_no_error(begin: Begin) -> None:
-    server = begin().bench.server
+    server = begin().stepped.server
     exchange = Exchange(None, 0, b"", {})
     stream: Any = Leaves(exchange)
     server.on_queued(stream)

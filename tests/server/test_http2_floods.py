@@ -10,10 +10,10 @@ from h2.settings import SettingCodes
 from hpack.huffman import HuffmanEncoder
 from hyperframe.frame import PingFrame, SettingsFrame
 
-from tests.server.connections import answers
-from tests.server.http2_peer import ENHANCE_YOUR_CALM, REFUSED, Begin, Peer, raw_frame, raw_head
+from tests.server.connections import responses
+from tests.server.http2_peer import ENHANCE_YOUR_CALM, REFUSED, Begin, Peer, raw_frame, raw_headers
 from tests.support.wsgi import Closing
-from tests.workers.bench import LARGE, echo
+from tests.workers.stepped_worker import LARGE, echo
 from wsgifast.server import output
 
 
@@ -41,13 +41,13 @@ def test_stream_reset_before_its_turn_runs_no_app(begin: Begin) -> None:
     peer.ask("/7")
     peer.ask("/9")
     peer.send_only()
-    peer.bench.poll()
-    job = peer.bench.take_up()
+    peer.stepped.poll()
+    job = peer.stepped.take_up()
     assert job is not None
     peer.state.reset_stream(7)
     peer.send_only()
-    peer.bench.run()
-    peer.bench.answer(job)
+    peer.stepped.run()
+    peer.stepped.response(job)
     peer.run()
     assert called == ["/3", "/5", "/9"]
     assert not peer.streams
@@ -55,14 +55,14 @@ def test_stream_reset_before_its_turn_runs_no_app(begin: Begin) -> None:
 
 def test_stream_reset_while_sending_ends(begin: Begin) -> None:
     body = Closing([bytes(LARGE)])
-    peer = begin(answers(body), window=10)
+    peer = begin(responses(body), window=10)
     assert len(peer.get().body) == 10
     peer.state.reset_stream(1)
     peer.run()
     assert body.closed == 1
     assert not peer.streams
-    assert peer.bench.log.requests == [("GET /", "200 OK", 10)]
-    assert peer.bench.server.output_rules.memory.used_bytes == 0
+    assert peer.stepped.log.requests == [("GET /", "200 OK", 10)]
+    assert peer.stepped.server.output_rules.memory.used_bytes == 0
 
 
 def test_app_of_reset_stream_gets_an_error(begin: Begin) -> None:
@@ -79,11 +79,11 @@ def test_app_of_reset_stream_gets_an_error(begin: Begin) -> None:
         finally:
             steps.append("closed")
 
-    peer = begin(answers(body))
+    peer = begin(responses(body))
     peer.get()
     assert steps == ["reset", "closed"]
     assert not peer.streams
-    assert not peer.bench.log.errors
+    assert not peer.stepped.log.errors
 
 
 FLOODS: dict[str, tuple[Callable[[Peer], object], int]] = {
@@ -110,7 +110,7 @@ def test_flood_ends_the_connection(begin: Begin, kind: str) -> None:
     many(peer, calm, lambda: make(peer))
     assert not peer.goaways
     assert peer.get().status == 200
-    peer.bench.pass_time(3)
+    peer.stepped.pass_time(3)
     many(peer, 1000, lambda: make(peer))
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
     assert peer.has_ended
@@ -132,14 +132,14 @@ def test_stream_beyond_the_limit_alone_is_refused(begin: Begin) -> None:
     refused = [peer.ask("/", headers=[("x-a", str(n))]) for n in range(3)]
     with_body = peer.ask("/", "POST", body=b"dropped")
     peer.run()
-    assert [peer.answers[n].reset for n in (*refused, with_body)] == [REFUSED] * 4
+    assert [peer.responses[n].reset for n in (*refused, with_body)] == [REFUSED] * 4
     for stream in (first, second):
         peer.state.send_data(stream, b"whole", end_stream=True)
     peer.run()
-    assert [peer.answers[n].body for n in (first, second)] == [b"whole", b"whole"]
+    assert [peer.responses[n].body for n in (first, second)] == [b"whole", b"whole"]
     # What the headers of those that were refused have said of later ones is known.
     assert peer.get(headers=[("x-a", "1")]).status == 200
-    assert peer.bench.log.environs[-1]["HTTP_X_A"] == "1"
+    assert peer.stepped.log.environs[-1]["HTTP_X_A"] == "1"
     assert not peer.goaways
     assert not peer.streams
 
@@ -151,8 +151,8 @@ def test_bodies_of_refused_streams_are_dropped(begin: Begin) -> None:
     for stream in (*refused, first):
         peer.state.send_data(stream, b"body", end_stream=True)
     peer.run()
-    assert {peer.answers[stream].reset for stream in refused} == {REFUSED}
-    assert peer.answers[first].body == b"body"
+    assert {peer.responses[stream].reset for stream in refused} == {REFUSED}
+    assert peer.responses[first].body == b"body"
     assert not peer.goaways
 
 
@@ -165,7 +165,7 @@ def test_repeated_streams_beyond_limit_end_connection(begin: Begin) -> None:
 
 
 def test_window_updates_by_the_byte_end_the_connection(begin: Begin) -> None:
-    peer = begin(answers([bytes(LARGE)]), window=0)
+    peer = begin(responses([bytes(LARGE)]), window=0)
     peer.get()
     for _ in range(3000):
         if peer.goaways:
@@ -181,15 +181,15 @@ def test_window_updates_for_small_frames_are_no_flood(begin: Begin) -> None:
         for _ in range(3000):
             yield b"a"
             peer.receive()
-            if peer.answers[1].body:
+            if peer.responses[1].body:
                 peer.open_both(1, 1)
                 peer.serve_elsewhere()
 
-    peer = begin(answers(body), reads=False)
+    peer = begin(responses(body), reads=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "_COALESCE_S", 0.0)  # each block is a frame
         assert peer.get().ended
-    assert len(peer.answers[1].body) == 3000
+    assert len(peer.responses[1].body) == 3000
     assert not peer.goaways
 
 
@@ -225,36 +225,36 @@ def test_priorities_of_requests_are_no_flood(begin: Begin) -> None:
     """RFC 9113 section 5.3.2: deprecated, and browsers still send them with each request."""
     peer = begin()
     for number in range(1100):
-        peer.socket.send(raw_head(peer, priority=b"\0\0\0\0\x10"))
+        peer.socket.send(raw_headers(peer, priority=b"\0\0\0\0\x10"))
         if number % 50 == 0:
             peer.run()
     peer.run()
     assert not peer.goaways
-    assert len(peer.bench.log.environs) == 1100
+    assert len(peer.stepped.log.environs) == 1100
 
 
 @pytest.mark.parametrize("field", [b"\x95", b"\0\1a\0", b"\x60\0"])
-def test_head_of_many_tiny_fields_ends_the_connection(begin: Begin, field: bytes) -> None:
+def test_headers_of_many_tiny_fields_end_connection(begin: Begin, field: bytes) -> None:
     peer = begin()
-    peer.send_raw(raw_head(peer, more=field * 1800))
+    peer.send_raw(raw_headers(peer, more=field * 1800))
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
-    assert not peer.bench.log.environs
+    assert not peer.stepped.log.environs
 
 
 def test_cookies_in_many_fields_are_joined(begin: Begin) -> None:
     peer = begin()
     crumbs = [("cookie", f"c{number}=1") for number in range(150)]
     assert peer.get(headers=crumbs).status == 200
-    assert peer.bench.log.environs[0]["HTTP_COOKIE"] == "; ".join(value for _, value in crumbs)
+    assert peer.stepped.log.environs[0]["HTTP_COOKIE"] == "; ".join(value for _, value in crumbs)
 
 
 def test_many_table_size_changes_end_the_connection(begin: Begin) -> None:
     peer = begin()
-    peer.send_raw(raw_head(peer, before=b"\x3f\xe1\x1f" * 2))
-    assert peer.bench.log.environs
-    peer.send_raw(raw_head(peer, before=b"\x20" * 1000))
+    peer.send_raw(raw_headers(peer, before=b"\x3f\xe1\x1f" * 2))
+    assert peer.stepped.log.environs
+    peer.send_raw(raw_headers(peer, before=b"\x20" * 1000))
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
-    assert len(peer.bench.log.environs) == 1
+    assert len(peer.stepped.log.environs) == 1
 
 
 def test_client_cannot_enlarge_the_encoders_table(begin: Begin) -> None:
@@ -273,32 +273,32 @@ def test_client_cannot_enlarge_the_encoders_table(begin: Begin) -> None:
 
 def test_long_headers_are_not_huffman_coded(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """hpack's Huffman coder takes quadratic time."""
-    coded: list[int] = []
+    compressed: list[int] = []
     encode = HuffmanEncoder.encode
 
     def counting(self: HuffmanEncoder, data: bytes) -> bytes:
-        coded.append(len(data))
+        compressed.append(len(data))
         return encode(self, data)
 
     monkeypatch.setattr(HuffmanEncoder, "encode", counting)
     value = "a" * 60_000
-    peer = begin(answers(list, ("X-Long", value), ("X-Short", "short")))
-    coded.clear()
+    peer = begin(responses(list, ("X-Long", value), ("X-Short", "short")))
+    compressed.clear()
     assert peer.get().headers["x-long"] == value
-    assert max(coded) < 1000
+    assert max(compressed) < 1000
 
 
 def test_header_block_beyond_limit_ends_connection(begin: Begin) -> None:
     peer = begin(http2_max_header_list_size=10_000)
-    answer = peer.get(headers=[("x-a", "a" * 8000), ("x-b", "b" * 8000)])
+    response = peer.get(headers=[("x-a", "a" * 8000), ("x-b", "b" * 8000)])
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
-    assert not answer.headers
+    assert not response.headers
     # And before their end has come: a HEADERS frame, and CONTINUATION frames without end.
     peer = begin(http2_max_header_list_size=10_000)
     frame = b"\0\x10\0%c\0\0\0\0\1" + bytes(4096)
     for kind in (1, 9, 9, 9):
         peer.socket.send(frame % kind)
-        peer.bench.run()
+        peer.stepped.run()
     peer.receive()
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
     assert peer.has_ended
@@ -312,7 +312,7 @@ def test_unknown_settings_are_not_kept(begin: Begin) -> None:
     assert peer.get().status == 200
 
 
-def test_too_long_frame_is_refused_at_its_head(begin: Begin) -> None:
+def test_too_long_frame_is_refused_at_its_header(begin: Begin) -> None:
     peer = begin()
     peer.send_raw(b"\xff\xff\xff\0\0")
     assert peer.goaways[-1][1] == 6  # FRAME_SIZE_ERROR

@@ -1,4 +1,4 @@
-"""What of HTTP/2 needs no connection: heads in HTTP/1's words, limits, and bytes of any kind."""
+"""What of HTTP/2 needs no connection: headers in HTTP/1's words, limits, and bytes of any kind."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.server.http2_peer import HTTP2, Peer, Stalled, raw_frame
-from tests.server.outputs import OPTIONS
+from tests.server.output_harness import OPTIONS
 from tests.support import http2
 from tests.support.effort import effort
-from tests.workers.bench import Bench, echo
+from tests.workers.stepped_worker import SteppedWorker, echo
 from wsgifast.errors import MalformedRequest
-from wsgifast.http.stream_head import http1_head, trailer_lines
+from wsgifast.http.stream_headers import http1_headers, trailer_lines
 from wsgifast.server.http2.floods import PERIOD_S, RESETS, WINDOWS, Flood, Floods
 from wsgifast.server.http2.frames import Frames
 
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
 
 
-def test_head_of_a_stream_becomes_one_of_http_1() -> None:
-    head, scheme = http1_head([*GET, (b"x-a", b"1"), (b"host", b"a"), (b"x-a", b"")])
-    assert head == b"GET / HTTP/1.1\r\nhost: a\r\nx-a: 1\r\nx-a: \r\n\r\n"
+def test_headers_of_a_stream_become_those_of_http_1() -> None:
+    headers, scheme = http1_headers([*GET, (b"x-a", b"1"), (b"host", b"a"), (b"x-a", b"")])
+    assert headers == b"GET / HTTP/1.1\r\nhost: a\r\nx-a: 1\r\nx-a: \r\n\r\n"
     assert scheme == "https"
 
 
 def test_host_without_an_authority_is_kept() -> None:
     fields = [each for each in GET if each[0] != b":authority"]
-    assert http1_head([*fields, (b"host", b"b")])[0] == b"GET / HTTP/1.1\r\nhost: b\r\n\r\n"
-    assert http1_head(fields)[0] == b"GET / HTTP/1.1\r\n\r\n"
+    assert http1_headers([*fields, (b"host", b"b")])[0] == b"GET / HTTP/1.1\r\nhost: b\r\n\r\n"
+    assert http1_headers(fields)[0] == b"GET / HTTP/1.1\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_host_without_an_authority_is_kept() -> None:
 )
 def test_target_of_a_stream_becomes_one_of_http_1(method: bytes, path: bytes, line: bytes) -> None:
     fields = [(b":method", method), (b":authority", b"a"), (b":path", path)]
-    assert http1_head(fields)[0].startswith(line)
+    assert http1_headers(fields)[0].startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +73,20 @@ def test_target_of_a_stream_becomes_one_of_http_1(method: bytes, path: bytes, li
 def test_field_that_http_1_cannot_say_is_refused(name: bytes, value: bytes) -> None:
     fields = [each for each in GET if each[0] != name]
     with pytest.raises(MalformedRequest):
-        http1_head([*fields, (name, value)])
+        http1_headers([*fields, (name, value)])
 
 
 @given(st.lists(st.tuples(st.binary(max_size=12), st.binary(max_size=12)), max_size=5))
-def test_head_of_a_stream_has_as_many_lines_as_headers(fields: list[tuple[bytes, bytes]]) -> None:
+def test_headers_of_a_stream_have_a_line_each(fields: list[tuple[bytes, bytes]]) -> None:
     joined = (b"host", b"cookie")
     fields = [each for each in fields if not each[0].startswith(b":") and each[0] not in joined]
     try:
-        head, _ = http1_head([*GET, *fields])
+        headers, _ = http1_headers([*GET, *fields])
     except MalformedRequest:
         return
-    assert head.count(b"\r\n") == len(fields) + 3
-    assert head.count(b"\n") == head.count(b"\r") == len(fields) + 3
-    assert head.endswith(b"\r\n\r\n")
+    assert headers.count(b"\r\n") == len(fields) + 3
+    assert headers.count(b"\n") == headers.count(b"\r") == len(fields) + 3
+    assert headers.endswith(b"\r\n\r\n")
 
 
 def test_trailers_become_lines_of_http_1() -> None:
@@ -128,7 +128,7 @@ def test_frame_cut_by_a_window_earns_no_window_updates() -> None:
         floods.count("windows", 0.0)
 
 
-def asked(window: int, frame_bytes: int) -> Frames:
+def frames_of(window: int, frame_bytes: int) -> Frames:
     """The frames of a connection on which a client has asked, and is answered."""
     client = http2.Client(window=window)
     client.begin()
@@ -152,7 +152,7 @@ def test_body_is_framed_as_by_h2(
     bodies: list[tuple[int, bool]], frame_bytes: int, ends: bool
 ) -> None:
     """The same bytes, in the same order among others, and the same windows afterwards."""
-    ours, theirs = asked(1 << 20, frame_bytes), asked(1 << 20, frame_bytes)
+    ours, theirs = frames_of(1 << 20, frame_bytes), frames_of(1 << 20, frame_bytes)
     for each in (ours, theirs):
         each.outbound_flow_control_window = 1 << 20
     sent = [b"", b""]
@@ -180,7 +180,7 @@ def test_body_is_framed_as_by_h2(
 
 
 def test_body_after_the_end_of_its_stream_is_refused() -> None:
-    frames = asked(100, 16_384)
+    frames = frames_of(100, 16_384)
     frames.data_to_send()
     frames.send_body(1, bytes(100), end_stream=True)
     frames.data_to_send()
@@ -208,7 +208,7 @@ _STEPS: st.SearchStrategy[Step] = st.one_of(
     st.just(lambda peer: peer.state.ping(b"12345678")),
     st.integers(0, 70_000).map(lambda size: lambda peer: peer.state.update_settings({4: size})),
     st.just(lambda peer: peer.run()),
-    st.floats(0.1, 30).map(lambda seconds: lambda peer: peer.bench.pass_time(seconds)),
+    st.floats(0.1, 30).map(lambda seconds: lambda peer: peer.stepped.pass_time(seconds)),
     # Frames of any kind.
     st.builds(
         lambda kind, number, payload, flags: (
@@ -228,24 +228,24 @@ _STEPS: st.SearchStrategy[Step] = st.one_of(
 def test_any_frames_are_answered_or_end_the_connection(steps: list[Step]) -> None:
     """Nothing of ours fails, nothing is left behind, and others are served."""
     options: dict[str, Any] = {"keepalive": 5, "worker_connections": 100, **HTTP2}
-    bench = Bench(app, **options)
+    stepped = SteppedWorker(app, **options)
     try:
-        peer = Peer(bench, reads=False)
+        peer = Peer(stepped, reads=False)
         for step in [*steps, Peer.run]:
             try:
                 step(peer)
             except Exception as error:
                 if isinstance(error, AssertionError) and not isinstance(error, Stalled):
                     raise
-        other = Peer(bench)
+        other = Peer(stepped)
         assert other.get(method="POST", body=b"other").body == b"other"
         peer.socket.close()
         other.socket.close()
-        bench.run()
-        bench.pass_time(3)
-        assert not bench.server.connections
-        assert not bench.log.errors
-        assert not bench.log.says("Error in a connection")
-        assert not bench.server.output_rules.memory.used_bytes
+        stepped.run()
+        stepped.pass_time(3)
+        assert not stepped.server.connections
+        assert not stepped.log.errors
+        assert not stepped.log.says("Error in a connection")
+        assert not stepped.server.output_rules.memory.used_bytes
     finally:
-        bench.close()
+        stepped.close()

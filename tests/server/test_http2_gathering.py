@@ -26,8 +26,8 @@ def waiting(peer: Peer, *paths: str) -> tuple[list[int], Any]:
     """Send several requests at once. Return the streams, and the first job."""
     streams = [peer.ask(path) for path in paths]
     peer.send_only()
-    peer.bench.poll()
-    return streams, peer.bench.take_up()
+    peer.stepped.poll()
+    return streams, peer.stepped.take_up()
 
 
 def test_responses_of_one_receive_leave_together(
@@ -37,7 +37,7 @@ def test_responses_of_one_receive_leave_together(
     sent = peer.sends(monkeypatch)
     streams = [peer.ask(f"/{number}") for number in range(10)]
     peer.run()
-    assert [peer.answers[stream].ended for stream in streams] == [True] * 10
+    assert [peer.responses[stream].ended for stream in streams] == [True] * 10
     assert len(sent) == 1
     peer.get("/alone")
     assert len(sent) == 2
@@ -58,22 +58,22 @@ def test_large_responses_do_not_wait(begin: Begin, monkeypatch: pytest.MonkeyPat
 def test_response_waits_no_longer_than(begin: Begin, how: str) -> None:
     peer = begin(app)
     (first, second, last), job = waiting(peer, "/a", "/b", "/c")
-    peer.bench.answer(job)
+    peer.stepped.response(job)
     peer.receive()
-    assert not peer.answers[first].ended
+    assert not peer.responses[first].ended
     if how == "tick":
-        peer.bench.server.output_rules.tick()
+        peer.stepped.server.output_rules.tick()
     elif how == "time":
-        peer.bench.clock.now += 2 * TICK_S
-        peer.bench.poll()
-        peer.bench.answer(peer.bench.take_up())
+        peer.stepped.clock.now += 2 * TICK_S
+        peer.stepped.poll()
+        peer.stepped.response(peer.stepped.take_up())
     else:
         for stream in (second, last):
             peer.state.reset_stream(stream)
         peer.serve_elsewhere()
     peer.receive()
-    assert peer.answers[first].body == b"/a" * 100
-    assert not peer.bench.server.output_rules.to_flush
+    assert peer.responses[first].body == b"/a" * 100
+    assert not peer.stepped.server.output_rules.to_flush
     peer.run()
     assert not peer.streams
 
@@ -82,9 +82,9 @@ def test_streamed_block_does_not_wait_for_others(begin: Begin) -> None:
     peer = begin(app)
     seen: list[Callable[[], object]] = []
     (first, _), job = waiting(peer, "/stream", "/b")
-    peer.bench.server.output_rules.flush_soon = lambda queue, flush: seen.append(flush)
-    peer.bench.answer(job)
+    peer.stepped.server.output_rules.flush_soon = lambda queue, flush: seen.append(flush)
+    peer.stepped.response(job)
     peer.receive()
-    assert peer.answers[first].body.startswith(b"first")
+    assert peer.responses[first].body.startswith(b"first")
     peer.run()
-    assert peer.answers[first].body == b"firstsecond"
+    assert peer.responses[first].body == b"firstsecond"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.effort import effort
-from wsgifast.http.stream_head import Field
+from wsgifast.http.stream_headers import Field
 from wsgifast.server.http2.header_blocks import TABLE_BYTES, Decoder, Encoder
 
 NAMES = [
@@ -23,42 +23,42 @@ fields = st.tuples(
     st.sampled_from(NAMES) | st.binary(min_size=1, max_size=20),
     st.sampled_from([b"200", b"/", b"", b"a" * 100]) | st.binary(max_size=60),
 )
-heads = st.lists(st.lists(fields, max_size=12), min_size=1, max_size=8)
+all_headers = st.lists(st.lists(fields, max_size=12), min_size=1, max_size=8)
 sizes = st.lists(st.integers(0, 2 * TABLE_BYTES), max_size=3)
 
 
-@given(heads, st.lists(sizes, max_size=8))
-def test_encoded_heads_are_decoded_by_hpack(
+@given(all_headers, st.lists(sizes, max_size=8))
+def test_encoded_headers_are_decoded_by_hpack(
     lists: list[list[Field]], changes: list[list[int]]
 ) -> None:
     encoder, theirs, ours = Encoder(), hpack.Decoder(), Decoder(100)
     theirs.max_header_list_size = 2**16
-    for number, head in enumerate(lists):
+    for number, fields in enumerate(lists):
         for size in changes[number] if number < len(changes) else ():
             encoder.header_table_size = size
-        block = encoder.encode(head)
-        assert [tuple(field) for field in theirs.decode(block, raw=True)] == head
-        assert ours.fields(block) == head
+        block = encoder.encode(fields)
+        assert [tuple(field) for field in theirs.decode(block, raw=True)] == fields
+        assert ours.fields(block) == fields
         assert encoder._size <= encoder.header_table_size <= TABLE_BYTES
 
 
-@given(heads, st.booleans(), st.lists(st.integers(0, TABLE_BYTES), max_size=8))
-def test_heads_of_hpack_are_decoded(
+@given(all_headers, st.booleans(), st.lists(st.integers(0, TABLE_BYTES), max_size=8))
+def test_headers_of_hpack_are_decoded(
     lists: list[list[Field]], huffman: bool, changes: list[int]
 ) -> None:
     encoder, decoder = hpack.Encoder(), Decoder(100)
-    for number, head in enumerate(lists):
+    for number, fields in enumerate(lists):
         if number < len(changes):
             encoder.header_table_size = changes[number]
-        block = encoder.encode([hpack.HeaderTuple(*field) for field in head], huffman=huffman)
-        assert decoder.fields(block) == head
+        block = encoder.encode([hpack.HeaderTuple(*field) for field in fields], huffman=huffman)
+        assert decoder.fields(block) == fields
 
 
 def test_repeated_field_takes_one_byte() -> None:
     encoder = Encoder()
-    head = [(b":status", b"200"), (b"content-type", b"text/plain"), (b"date", b"now")]
-    assert len(encoder.encode(head)) > 3
-    assert len(encoder.encode(head)) == 3
+    fields = [(b":status", b"200"), (b"content-type", b"text/plain"), (b"date", b"now")]
+    assert len(encoder.encode(fields)) > 3
+    assert len(encoder.encode(fields)) == 3
 
 
 @pytest.mark.parametrize("name", [b"set-cookie", b"authorization"])
@@ -87,8 +87,10 @@ def test_changed_blocks_are_understood_alike() -> None:
         encoder, theirs, ours = hpack.Encoder(), hpack.Decoder(), Decoder(100)
         theirs.max_header_list_size = 2**16
         for _ in range(3):
-            head = [(chance.choice(NAMES), bytes(chance.choices(b"ab/0\xff", k=5))) for _ in "abc"]
-            block = bytearray(encoder.encode(head))
+            fields = [
+                (chance.choice(NAMES), bytes(chance.choices(b"ab/0\xff", k=5))) for _ in "abc"
+            ]
+            block = bytearray(encoder.encode(fields))
             for _ in range(chance.randrange(3)):
                 block[chance.randrange(len(block))] = chance.randrange(256)
             expected = outcome(partial(decoded_by_hpack, theirs), bytes(block))
@@ -118,7 +120,7 @@ def test_block_is_refused(block: bytes) -> None:
         Decoder(100).fields(block)
 
 
-def test_head_over_the_limit_is_refused_before_its_end() -> None:
+def test_headers_over_limit_are_refused_before_the_end() -> None:
     decoder = Decoder(1000)
     decoder.max_header_list_size = 500
     block = b"\x40\x01a\x64" + b"b" * 100 + b"\xbe" * 900

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.server.http2_peer import PROTOCOL_ERROR, Begin, raw_frame, raw_head
+from tests.server.http2_peer import PROTOCOL_ERROR, Begin, raw_frame, raw_headers
 from tests.support.effort import effort
 from wsgifast.errors import BodyError
-from wsgifast.http.head import HOP_BY_HOP, NO_TRAILERS, interim_fields, trailer_fields
+from wsgifast.http.fields import HOP_BY_HOP, NO_TRAILERS, interim_fields, trailer_fields
 
 Fields = list[tuple[str, str]]
 
@@ -88,17 +88,17 @@ def without(name: str, fields: Fields = GET) -> Fields:
     ],
     ids=lambda fields: repr(fields[-1]),
 )
-def test_malformed_head_resets_stream_before_app(begin: Begin, fields: Fields) -> None:
+def test_malformed_headers_reset_stream_before_app(begin: Begin, fields: Fields) -> None:
     app = Recording()
     peer = begin(app)
-    peer.send_raw(raw_head(peer, fields))
-    assert peer.answers[1].reset == PROTOCOL_ERROR
+    peer.send_raw(raw_headers(peer, fields))
+    assert peer.responses[1].reset == PROTOCOL_ERROR
     assert not app.bodies
     assert not peer.streams
     assert peer.get().body == b"ok"  # the connection goes on
     assert not peer.goaways
-    assert peer.bench.server.shared.counters.refused == {400: 1}
-    assert peer.bench.log.says("Invalid request from ")
+    assert peer.stepped.server.shared.counters.refused == {400: 1}
+    assert peer.stepped.log.says("Invalid request from ")
 
 
 @pytest.mark.parametrize("buffer_bodies", [True, False])
@@ -120,9 +120,9 @@ def test_malformed_body_resets_stream_before_app(
 ) -> None:
     app = Recording()
     peer = begin(app, attributes={"buffer_bodies": buffer_bodies})
-    peer.socket.send(raw_head(peer, [*POST, ("content-length", declared)], ends=False))
+    peer.socket.send(raw_headers(peer, [*POST, ("content-length", declared)], ends=False))
     peer.send_raw(b"".join(frames))
-    assert peer.answers[1].reset == PROTOCOL_ERROR
+    assert peer.responses[1].reset == PROTOCOL_ERROR
     assert not app.bodies
     assert not peer.streams
     assert peer.get().body == b"ok"
@@ -139,8 +139,8 @@ def test_app_reading_another_length_gets_an_error(begin: Begin) -> None:
         return read(environ, start_response)
 
     peer = begin(app, attributes={"buffer_bodies": False})
-    peer.send_raw(raw_head(peer, [*POST, ("content-length", "5")], ends=False))
-    assert peer.answers[1].reset == PROTOCOL_ERROR
+    peer.send_raw(raw_headers(peer, [*POST, ("content-length", "5")], ends=False))
+    assert peer.responses[1].reset == PROTOCOL_ERROR
     assert read.errors
     assert not read.bodies
     assert not peer.streams
@@ -151,19 +151,19 @@ def test_trailers_that_may_only_be_headers_are_refused(begin: Begin) -> None:
     app = Recording()
     for name in NO_TRAILERS - {"te", "transfer-encoding"}:  # which no field of HTTP/2 may be
         peer = begin(app)
-        peer.socket.send(raw_head(peer, POST, ends=False))
+        peer.socket.send(raw_headers(peer, POST, ends=False))
         peer.send_raw(data(1, b"abc", ends=False) + trailers(1, [(name, "3")]))
-        assert peer.answers[1].status == 400, name
+        assert peer.responses[1].status == 400, name
         assert not app.bodies
 
 
 def test_reset_body_gives_its_window_back(begin: Begin) -> None:
     peer = begin(Recording())
     for _ in range(20):  # 20 * 10,000 bytes are more than the connection's window
-        head = raw_head(peer, [*POST, ("content-length", "9999")], ends=False)
-        number = max(peer.answers)
-        peer.send_raw(head + data(number, bytes(10_000)))
-        assert peer.answers[number].reset == PROTOCOL_ERROR
+        headers = raw_headers(peer, [*POST, ("content-length", "9999")], ends=False)
+        number = max(peer.responses)
+        peer.send_raw(headers + data(number, bytes(10_000)))
+        assert peer.responses[number].reset == PROTOCOL_ERROR
     assert not peer.goaways
     frames = peer.near.mux.frames
     assert frames._inbound_flow_control_window_manager.current_window_size > 10_000
@@ -176,27 +176,27 @@ _parts = st.lists(st.binary(max_size=6), max_size=3)
     declared=st.none() | st.integers(0, 12),
     parts=_parts,
     with_trailers=st.booleans(),
-    ends_with_head=st.booleans(),
+    ends_with_headers=st.booleans(),
 )
-@example(declared=0, parts=[], with_trailers=False, ends_with_head=True)
-@example(declared=3, parts=[b"abc"], with_trailers=False, ends_with_head=False)
-@example(declared=3, parts=[b"abc"], with_trailers=True, ends_with_head=False)
+@example(declared=0, parts=[], with_trailers=False, ends_with_headers=True)
+@example(declared=3, parts=[b"abc"], with_trailers=False, ends_with_headers=False)
+@example(declared=3, parts=[b"abc"], with_trailers=True, ends_with_headers=False)
 @settings(max_examples=effort(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_app_sees_the_declared_body_or_none(
     begin: Begin,
     declared: int | None,
     parts: list[bytes],
     with_trailers: bool,
-    ends_with_head: bool,
+    ends_with_headers: bool,
 ) -> None:
     app = Recording()
     peer = begin(app)
     length = [] if declared is None else [("content-length", str(declared))]
-    if ends_with_head:
+    if ends_with_headers:
         parts, with_trailers = [], False
     elif not parts and not with_trailers:
         parts = [b""]
-    peer.socket.send(raw_head(peer, [*POST, *length], ends=ends_with_head))
+    peer.socket.send(raw_headers(peer, [*POST, *length], ends=ends_with_headers))
     for number, part in enumerate(parts):
         peer.socket.send(data(1, part, ends=not with_trailers and number == len(parts) - 1))
     if with_trailers:
@@ -205,10 +205,10 @@ def test_app_sees_the_declared_body_or_none(
     body = b"".join(parts)
     if declared in (None, len(body)):
         assert app.bodies == [body]
-        assert peer.answers[1].status == 200
+        assert peer.responses[1].status == 200
     else:
         assert not app.bodies
-        assert peer.answers[1].reset == PROTOCOL_ERROR
+        assert peer.responses[1].reset == PROTOCOL_ERROR
     assert not peer.goaways
     assert not peer.streams
 
@@ -227,9 +227,9 @@ def test_early_hints_and_trailers_have_no_framing(begin: Begin) -> None:
         environ["gunicorn.http2.send_trailers"]([("X-A", "b"), *given_ones, *named])
         return iter([b"a", b"b"])
 
-    answer = begin(app).get()
-    assert answer.early == [{":status": "103", "link": "</a>", "x-b": "c"}]
-    assert (answer.body, answer.trailers) == (b"ab", {"x-a": "b"})
+    response = begin(app).get()
+    assert response.early == [{":status": "103", "link": "</a>", "x-b": "c"}]
+    assert (response.body, response.trailers) == (b"ab", {"x-a": "b"})
 
 
 @pytest.mark.parametrize("check", [interim_fields, trailer_fields])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.server import outputs
-from tests.server.connections import answers
+from tests.server import output_harness
+from tests.server.connections import responses
 from tests.server.http2_peer import PROTOCOL_ERROR, Begin, Peer, raw_frame
-from tests.workers.bench import LARGE
-from wsgifast.http.stream_head import NO_PRIORITY, Priority, parse_priority
+from tests.workers.stepped_worker import LARGE
+from wsgifast.http.stream_headers import NO_PRIORITY, Priority, parse_priority
 from wsgifast.server import sending
 from wsgifast.server.sending import MultiplexedSender
 
@@ -48,7 +48,7 @@ def test_priority_field_is_parsed(value: str, expected: tuple[int, bool]) -> Non
 
 def blocked(begin: Begin, *priorities: str | None) -> Peer:
     """A client that has asked for large responses, whose connection's window is used up."""
-    peer = begin(answers([bytes(LARGE)]), window=LARGE, reads=False)
+    peer = begin(responses([bytes(LARGE)]), window=LARGE, reads=False)
     for each in priorities:
         peer.ask(headers=[] if each is None else [("priority", each)])
     peer.run()
@@ -59,10 +59,12 @@ def next_turns(peer: Peer, count: int) -> list[int]:
     """Open the connection's window some times. Return the streams that get the bytes."""
     got: list[int] = []
     for _ in range(count):
-        before = {number: len(answer.body) for number, answer in peer.answers.items()}
+        before = {number: len(response.body) for number, response in peer.responses.items()}
         peer.open(STEP)
         peer.run()
-        got += [n for n, answer in peer.answers.items() if len(answer.body) - before[n] == STEP]
+        got += [
+            n for n, response in peer.responses.items() if len(response.body) - before[n] == STEP
+        ]
     return got
 
 
@@ -87,7 +89,7 @@ def test_whole_responses_are_sent_in_their_order(begin: Begin) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_priority_update_reorders_responses(begin: Begin, when: str) -> None:
-    peer = begin(answers([bytes(LARGE)]), window=LARGE, reads=False)
+    peer = begin(responses([bytes(LARGE)]), window=LARGE, reads=False)
     update = raw_frame(PRIORITY_UPDATE, 0, (5).to_bytes(4, "big") + b"u=0")
     if when == "before":
         peer.send_raw(update)
@@ -150,7 +152,7 @@ def test_slow_client_gets_little_after_each_event(
     near, far = pair
     monkeypatch.setattr(sending, "_FAST_S", -1)
     monkeypatch.setattr(sending, "smoothed_round_trip_us", lambda sock: 50_000)
-    sender = MultiplexedSender(near, outputs.rules())
+    sender = MultiplexedSender(near, output_harness.rules())
     assert sender.send(bytes(100_000)) == 100_000
     receive_exactly(far, 100_000)
     for _ in range(3):
@@ -170,7 +172,7 @@ def test_client_that_becomes_fast_gets_all(
 ) -> None:
     near, _ = pair
     monkeypatch.setattr(sending, "smoothed_round_trip_us", lambda sock: 50_000)
-    sender = MultiplexedSender(near, outputs.rules())
+    sender = MultiplexedSender(near, output_harness.rules())
     sender._on_writable()  # long after the last one
     assert sender.is_paced
     monkeypatch.setattr(sending, "_FAST_S", 1e9)
@@ -182,7 +184,7 @@ def test_client_that_becomes_fast_gets_all(
 
 
 def test_near_client_is_not_paced(pair: tuple[socket.socket, socket.socket]) -> None:
-    sender = MultiplexedSender(pair[0], outputs.rules())
+    sender = MultiplexedSender(pair[0], output_harness.rules())
     sender._on_writable()
     assert not sender.is_paced
 

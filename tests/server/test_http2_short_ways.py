@@ -11,16 +11,16 @@ import pytest
 from h2.exceptions import ProtocolError
 
 from tests.server.http2_peer import raw_frame
-from tests.server.outputs import OPTIONS
+from tests.server.output_harness import OPTIONS
 from tests.support.effort import LONG, effort
-from wsgifast.http.stream_head import Field
+from wsgifast.http.stream_headers import Field
 from wsgifast.server.http2.floods import Flood
 from wsgifast.server.http2.frames import Frames, PlainRequest
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + raw_frame(4, 0)
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
 END_STREAM, END_HEADERS, PADDED, PRIORITY = 0x1, 0x4, 0x8, 0x20
-HEADS: list[list[Field]] = [
+HEADERS: list[list[Field]] = [
     GET,
     [*GET, (b"x-a", b"1"), (b"cookie", b"a"), (b"cookie", b"b")],
     [*GET, (b"content-length", b"0")],
@@ -39,12 +39,12 @@ HEADS: list[list[Field]] = [
 
 
 class OnlyH2(Frames):
-    """All streams go through h2, and so do all heads and bodies of responses."""
+    """All streams go through h2, and so do all headers and bodies of responses."""
 
     def _begin_plain(self, frame: Any) -> PlainRequest | None:
         return None
 
-    def _is_answerable(self, stream: Any, *, has_head: bool) -> bool:
+    def _is_answerable(self, stream: Any, *, has_headers: bool) -> bool:
         return False
 
 
@@ -65,9 +65,9 @@ class Side:
         whole = [("StreamEnded", [("stream_id", each[1])]) for each in found if each[-1] is True]
         return [each for each in found if each not in whole]
 
-    def answer(self, number: int, fields: list[Field], body: bytes | None) -> str:
+    def response(self, number: int, fields: list[Field], body: bytes | None) -> str:
         try:
-            self.frames.send_head(number, fields, end_stream=body is None)
+            self.frames.send_headers_frame(number, fields, end_stream=body is None)
             if body is not None:
                 room = self.frames.stream_window(number), self.frames.outbound_flow_control_window
                 self.frames.send_body(number, body[: max(0, min(room))], end_stream=True)
@@ -124,7 +124,9 @@ def pieces(chance: random.Random, encoder: hpack.Encoder) -> bytes:
     kind = chance.choice([1, 1, 1, 1, 1, 1, 0, 0, 2, 3, 4, 6, 7, 8, 8, 9, 0x10])
     flags = chance.choice([END_HEADERS | END_STREAM] * 6 + [END_HEADERS, END_STREAM, 0, 255])
     if kind == 1:
-        block = encoder.encode(chance.choice(HEADS[:3] * 3 + HEADS), huffman=chance.random() < 0.5)
+        block = encoder.encode(
+            chance.choice(HEADERS[:3] * 3 + HEADERS), huffman=chance.random() < 0.5
+        )
         if not chance.randrange(20):
             block = block[: chance.randrange(len(block))]
         if not chance.randrange(5):
@@ -176,7 +178,7 @@ def test_any_frames_have_the_same_effect_as_on_h2(start: int) -> None:
             if which < 4:  # a whole request, and perhaps others after it
                 data = b""
                 for _ in range(chance.choice([1, 1, 2, 5])):
-                    block = encoder.encode(chance.choice(HEADS[:3] * 5 + HEADS))
+                    block = encoder.encode(chance.choice(HEADERS[:3] * 5 + HEADERS))
                     number = next(opened) + (not chance.randrange(30))
                     ends = END_STREAM if chance.randrange(4) else 0
                     data += raw_frame(1, number, block, flags=END_HEADERS | ends)
@@ -192,9 +194,9 @@ def test_any_frames_have_the_same_effect_as_on_h2(start: int) -> None:
                 stream = chance.randrange(1, 40, 2)
                 body = chance.choice([b"", b"body", bytes(20_000), None])
                 status = chance.choice([b"200", b"404", b"103", b"304"])
-                head = [(b":status", status), (b"x-a", b"1"), (b"date", b"now")]
+                fields = [(b":status", status), (b"x-a", b"1"), (b"date", b"now")]
                 steps.append(
-                    lambda side, args=(stream, head, body): side.answer(*args)  # type: ignore[misc]
+                    lambda side, args=(stream, fields, body): side.response(*args)  # type: ignore[misc]
                 )
         try:
             compare(steps)
@@ -207,19 +209,19 @@ def test_response_after_short_ways_may_have_trailers() -> None:
         side = Side(kind)
         side.receive(PREFACE + raw_frame(1, 1, hpack.Encoder().encode(GET), flags=5))
         side.sent()
-        side.frames.send_head(1, [(b":status", b"200")])
+        side.frames.send_headers_frame(1, [(b":status", b"200")])
         side.frames.send_body(1, b"body", end_stream=False)
-        side.frames.send_head(1, [(b"x-trailer", b"1")], end_stream=True)
+        side.frames.send_headers_frame(1, [(b"x-trailer", b"1")], end_stream=True)
         assert [frame[:2] for frame in side.sent()] == [(1, 4), (0, 0), (1, 5)]
         assert not side.frames.is_open(1)
 
 
-def test_long_head_of_a_response_is_continued() -> None:
+def test_long_headers_of_a_response_are_continued() -> None:
     for kind in (Frames, OnlyH2):
         side = Side(kind)
         side.receive(PREFACE + raw_frame(1, 1, hpack.Encoder().encode(GET), flags=5))
         side.frames.data_to_send()
-        side.frames.send_head(1, [(b":status", b"200"), (b"x-a", b"a" * 40_000)])
+        side.frames.send_headers_frame(1, [(b":status", b"200"), (b"x-a", b"a" * 40_000)])
         data, kinds = side.frames.data_to_send(), []
         while data:
             kinds.append((data[3], data[4]))

@@ -21,11 +21,11 @@ def test_buffered_upload_is_whole_before_the_app_runs(begin: Begin) -> None:
     stream = peer.ask(method="POST", body=b"a" * 30_000, trailers=[("x-sum", "1")])
     frames = peer.state.data_to_send()
     peer.socket.send(frames[:20_000])
-    peer.bench.run()
-    assert not peer.bench.log.environs
+    peer.stepped.run()
+    assert not peer.stepped.log.environs
     peer.send_raw(frames[20_000:])
-    assert peer.answers[stream].body == b"a" * 30_000
-    assert peer.bench.server.shared.bodies_on_disk.used_bytes == 0
+    assert peer.responses[stream].body == b"a" * 30_000
+    assert peer.stepped.server.shared.bodies_on_disk.used_bytes == 0
 
 
 def test_uploads_of_a_connection_share_memory(begin: Begin) -> None:
@@ -35,7 +35,7 @@ def test_uploads_of_a_connection_share_memory(begin: Begin) -> None:
         peer.run()
     assert peer.streams == 100
     # All but what is in memory.
-    assert 800_000 < peer.bench.server.shared.bodies_on_disk.used_bytes < 1_000_000
+    assert 800_000 < peer.stepped.server.shared.bodies_on_disk.used_bytes < 1_000_000
 
 
 def test_large_upload_gets_windows(begin: Begin) -> None:
@@ -50,15 +50,15 @@ def test_large_upload_gets_windows(begin: Begin) -> None:
         else:
             peer.run()
     peer.run()
-    assert len(peer.answers[stream].body) == 500_000
+    assert len(peer.responses[stream].body) == 500_000
 
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_too_large_upload_is_413(begin: Begin, declared: bool) -> None:
     peer = begin(attributes={"body_limit_bytes": 1000})
     headers = [("content-length", "2000")] if declared else []
-    answer = peer.get(method="POST", headers=headers, body=bytes(2000))
-    assert (answer.status, answer.ended) == (413, True)
+    response = peer.get(method="POST", headers=headers, body=bytes(2000))
+    assert (response.status, response.ended) == (413, True)
     assert peer.get(method="POST", body=b"ok").body == b"ok"
     assert not peer.streams
     assert not peer.goaways
@@ -67,11 +67,11 @@ def test_too_large_upload_is_413(begin: Begin, declared: bool) -> None:
 def test_refused_upload_is_logged_and_not_recorded(begin: Begin) -> None:
     peer = begin(attributes={"body_limit_bytes": 1000})
     environs: list[Any] = []
-    peer.bench.server._application.on_answered = lambda _, exchange, __: environs.append(
+    peer.stepped.server._application.on_answered = lambda _, exchange, __: environs.append(
         exchange.environ
     )
     peer.get(method="POST", body=bytes(2000))
-    ((_, status, _),) = peer.bench.log.requests
+    ((_, status, _),) = peer.stepped.log.requests
     assert status == "413 Content Too Large"
     peer.get(method="POST", body=b"ok")
     refused, answered = environs
@@ -81,10 +81,10 @@ def test_refused_upload_is_logged_and_not_recorded(begin: Begin) -> None:
 
 def test_upload_that_does_not_come_is_408(begin: Begin) -> None:
     peer = begin()
-    answer = peer.get(method="POST", body=b"begun", ends=False)
-    peer.bench.pass_time(FastWorker.body_timeout_s + 1)
+    response = peer.get(method="POST", body=b"begun", ends=False)
+    peer.stepped.pass_time(FastWorker.body_timeout_s + 1)
     peer.receive()
-    assert (answer.status, answer.reset) == (408, NO_ERROR)
+    assert (response.status, response.reset) == (408, NO_ERROR)
     assert not peer.streams
 
 
@@ -95,7 +95,7 @@ def test_upload_waits_for_another_that_is_quick(begin: Begin, each: int, status:
     sending = peer.ask(method="POST", body=b"", ends=False)
     for _ in range(6):
         peer.run()
-        peer.bench.pass_time(FastWorker.body_timeout_s / 3)
+        peer.stepped.pass_time(FastWorker.body_timeout_s / 3)
         peer.receive()
         if status == 200 or peer.streams:
             peer.state.send_data(sending, bytes(each))
@@ -103,12 +103,12 @@ def test_upload_waits_for_another_that_is_quick(begin: Begin, each: int, status:
     if status == 200:
         peer.state.send_data(waiting, b", sent", end_stream=True)
         peer.run()
-        assert peer.answers[waiting].body == b"begun, sent"
-        peer.bench.pass_time(FastWorker.body_timeout_s + 1)  # and then nothing
+        assert peer.responses[waiting].body == b"begun, sent"
+        peer.stepped.pass_time(FastWorker.body_timeout_s + 1)  # and then nothing
         peer.receive()
-        assert peer.answers[sending].status == 408
+        assert peer.responses[sending].status == 408
     else:
-        assert [peer.answers[each].status for each in (waiting, sending)] == [408, 408]
+        assert [peer.responses[each].status for each in (waiting, sending)] == [408, 408]
     assert not peer.streams
 
 
@@ -118,7 +118,7 @@ def test_response_not_taken_ends_during_another_body(begin: Begin) -> None:
     sending = peer.ask(method="POST", body=b"", ends=False)
     for _ in range(9):
         peer.run()
-        peer.bench.pass_time(FastWorker.send_timeout_s / 6)
+        peer.stepped.pass_time(FastWorker.send_timeout_s / 6)
         peer.receive()
         peer.state.send_data(sending, bytes(5_500))
     assert (refused.status, refused.reset) == (413, CANCEL)
@@ -127,23 +127,23 @@ def test_response_not_taken_ends_during_another_body(begin: Begin) -> None:
 
 def test_expect_gets_100(begin: Begin) -> None:
     peer = begin()
-    answer = peer.get(method="POST", headers=[("expect", "100-continue")], ends=False)
-    assert answer.early == [{":status": "100"}]
+    response = peer.get(method="POST", headers=[("expect", "100-continue")], ends=False)
+    assert response.early == [{":status": "100"}]
     peer.state.send_data(1, b"body", end_stream=True)
     peer.run()
-    assert answer.body == b"body"
+    assert response.body == b"body"
 
 
 def test_trailers_of_the_request_reach_the_app(begin: Begin) -> None:
     seen: list[Any] = []
     peer = begin(post_request=lambda worker, req, environ, resp: seen.append(req))
-    answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "1")])
-    assert answer.body == b"a"
+    response = peer.get(method="POST", body=b"a", trailers=[("x-sum", "1")])
+    assert response.body == b"a"
     assert ("X-SUM", "1") in seen[0].trailers
-    answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "a" * 9000)])
-    assert (answer.status, len(seen)) == (431, 1)
-    answer = peer.get(method="POST", body=b"a", trailers=[("x-sum", "a\rb")])
-    assert peer.goaways or answer.reset is not None or answer.status == 400
+    response = peer.get(method="POST", body=b"a", trailers=[("x-sum", "a" * 9000)])
+    assert (response.status, len(seen)) == (431, 1)
+    response = peer.get(method="POST", body=b"a", trailers=[("x-sum", "a\rb")])
+    assert peer.goaways or response.reset is not None or response.status == 400
 
 
 def test_streamed_body_is_read_as_it_comes(begin: Begin) -> None:
@@ -160,9 +160,9 @@ def test_streamed_body_is_read_as_it_comes(begin: Begin) -> None:
 
     peer = begin(app, attributes=STREAMED)
     expects = [("expect", "100-continue")]
-    answer = peer.get(method="POST", body=b"first", headers=expects, ends=False)
+    response = peer.get(method="POST", body=b"first", headers=expects, ends=False)
     assert parts == [b"first", b" and second"]
-    assert (answer.body, answer.ended, answer.early) == (b"read", True, [{":status": "100"}])
+    assert (response.body, response.ended, response.early) == (b"read", True, [{":status": "100"}])
     # All that was taken is given back to both windows.
     assert peer.state.outbound_flow_control_window == 65_535
 
@@ -195,11 +195,11 @@ def test_window_opens_as_the_app_reads(begin: Begin) -> None:
         return []
 
     peer = begin(app, attributes=STREAMED)
-    answer = peer.get(method="POST", body=bytes(65_535), ends=False)
+    response = peer.get(method="POST", body=bytes(65_535), ends=False)
     assert seen[:2] == [0, 0]
     assert 0 < seen[2] < seen[3] == 65_535
     # The app has not waited for the end: the client is to send no more.
-    assert (answer.status, answer.ended, answer.reset) == (200, True, NO_ERROR)
+    assert (response.status, response.ended, response.reset) == (200, True, NO_ERROR)
 
 
 @pytest.mark.parametrize(("each", "status"), [(10_000, 200), (0, 408)])
@@ -208,18 +208,18 @@ def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, sta
 
     def wait(seconds: float) -> bool:
         """Have another body come while the time goes by, and at last this one."""
-        peer.bench.clock.now += seconds / 2
+        peer.stepped.clock.now += seconds / 2
         waits.append(seconds)
         is_last = len(waits) == 6
         peer.state.send_data(3, bytes(each))
         if is_last:
             peer.state.send_data(1, b"second", end_stream=True)
         peer.send_only()
-        server = peer.bench.server
+        server = peer.stepped.server
         server.pool.poll_events(0)
         while server.pool.work:
-            peer.bench.take_up()  # no thread is free for the other app
-        peer.bench.clock.now += seconds / 2
+            peer.stepped.take_up()  # no thread is free for the other app
+        peer.stepped.clock.now += seconds / 2
         return is_last
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -232,15 +232,15 @@ def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, sta
     peer = begin(app, attributes=STREAMED)
     first = peer.ask(method="POST", body=b"first, ", ends=False)
     peer.send_only()
-    peer.bench.poll()
-    job = peer.bench.take_up()
+    peer.stepped.poll()
+    job = peer.stepped.take_up()
     peer.ask(method="POST", body=b"", ends=False)
-    peer.bench.answer(job)
-    peer.bench.server.output_rules.tick()  # the other app has not been called
+    peer.stepped.response(job)
+    peer.stepped.server.output_rules.tick()  # the other app has not been called
     peer.receive()
-    assert peer.answers[first].status == status
+    assert peer.responses[first].status == status
     if status == 200:
-        assert peer.answers[first].body == b"first, second"
+        assert peer.responses[first].body == b"first, second"
         assert sum(waits) > 2 * FastWorker.body_timeout_s
     else:
         assert len(waits) < 4
@@ -271,14 +271,14 @@ def test_streamed_body_that_stops_is_an_error(begin: Begin, end: str) -> None:
     peer.ask(method="POST", body=b"begun", ends=False)
     if end == "leaves":
         peer.send_only()
-        peer.bench.run()
+        peer.stepped.run()
     else:
         peer.run()
     assert len(errors) == 1
     if end == "silence":
-        assert peer.answers[1].status == 408
+        assert peer.responses[1].status == 408
     assert not peer.streams
-    assert not peer.bench.log.errors
+    assert not peer.stepped.log.errors
 
 
 @pytest.mark.parametrize("timeout_s", [1e300, float("inf")])

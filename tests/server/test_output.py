@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.server.outputs import (
+from tests.server.output_harness import (
     CONTENT,
     SIZE,
     TLS,

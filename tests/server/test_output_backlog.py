@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.server.outputs import (
+from tests.server.output_harness import (
     CONTENT,
     SIZE,
     MakeNear,
@@ -31,7 +31,7 @@ from tests.server.outputs import (
 from tests.support.effort import effort
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
-from tests.workers.bench import Clock
+from tests.workers.stepped_worker import Clock
 from wsgifast.errors import ClientGone
 from wsgifast.server import backlog, output, sending
 from wsgifast.server.output_rules import OutputRules
@@ -77,7 +77,7 @@ def giving_back(*shared: OutputRules) -> Iterator[list[Near]]:
         assert each.memory.used_bytes == 0
 
 
-def test_output_kept_for_its_last_bytes_counts_whole() -> None:
+def test_output_with_its_last_bytes_left_counts_whole() -> None:
     with giving_back(rules()) as (near,):
         near.queue.write(bytes(SIZE))
         near.receive(SIZE - near.queue.bytes_left())

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.outputs import MakeNear, Near, rules, started, switching_often
+from tests.server.output_harness import MakeNear, Near, rules, started, switching_often
 from tests.support.effort import effort
-from tests.workers.bench import Clock
+from tests.workers.stepped_worker import Clock
 from wsgifast.errors import ClientGone
 from wsgifast.http.framing import chunk
 from wsgifast.server import output

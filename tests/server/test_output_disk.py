@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.outputs import CONTENT, SIZE, MakeNear, Near, needs_near_buffers
+from tests.server.output_harness import CONTENT, SIZE, MakeNear, Near, needs_near_buffers
 from tests.support.eviction import wait_until_missed
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
@@ -95,17 +95,17 @@ def test_evicted_file_is_brought_in_by_a_disk_thread(near: Near, file: int) -> N
 def test_file_is_sent_as_far_as_it_is_cached(
     near: Near, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, int]] = []
+    requested: list[tuple[int, int]] = []
 
     def cached_bytes(fd: int, offset: int, size: int) -> int:
-        asked.append((offset, size))
+        requested.append((offset, size))
         return max(0, min(size, SIZE // 2 - offset))  # the second half has been evicted
 
     monkeypatch.setattr(sending, "cached_bytes", cached_bytes)
     near.queue.write_file(b"", file, 0, SIZE)
     assert near.receive_in_turn(SIZE) == os.pread(file, SIZE, 0)
-    assert asked[0] == (0, sending._PROBE_BYTES)
-    assert max(size for _, size in asked) == sending._PROBE_BYTES
+    assert requested[0] == (0, sending._PROBE_BYTES)
+    assert max(size for _, size in requested) == sending._PROBE_BYTES
     assert near.disk_threads >= 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.server.http2_peer import Begin
-from tests.workers.bench import Bench
+from tests.workers.stepped_worker import SteppedWorker
 from wsgifast.server.deadlines import Deadlines
 from wsgifast.server.monitor import Member
 from wsgifast.server.shedding import Shedding
@@ -73,8 +73,8 @@ def test_deadline_is_not_that_of_the_request_before() -> None:
     assert not ended
 
 
-def test_request_that_may_wait_stays_in_its_place(bench: Bench) -> None:
-    server = bench.server
+def test_request_that_may_wait_stays_in_its_place(stepped: SteppedWorker) -> None:
+    server = stepped.server
     seen: list[int] = []
     server.pool.ready.append(request())
     server._shedding = SimpleNamespace(
@@ -87,19 +87,19 @@ def test_request_that_may_wait_stays_in_its_place(bench: Bench) -> None:
 
 def test_reset_stream_holds_up_no_refusal(begin: Begin) -> None:
     peer = begin()
-    server, ready = peer.bench.server, peer.bench.server.pool.ready
+    server, ready = peer.stepped.server, peer.stepped.server.pool.ready
     streams = [peer.ask(), peer.ask()]
     peer.send_only()
-    peer.bench.poll()
+    peer.stepped.poll()
     while server.pool.work:
-        peer.bench.leave_waiting(peer.bench.take_up())
+        peer.stepped.leave_waiting(peer.stepped.take_up())
     assert len(ready) == len(streams)
     peer.near.mux.streams[streams[0]].fail(ConnectionError("the client has reset it"))
     server._shedding._timeout_s = -1.0
     server._shed_overdue()
     peer.receive()
     assert not ready
-    assert peer.answers[streams[1]].status == 503
+    assert peer.responses[streams[1]].status == 503
 
 
 def test_check_that_raises_ends_its_stream(begin: Begin) -> None:
@@ -107,6 +107,6 @@ def test_check_that_raises_ends_its_stream(begin: Begin) -> None:
         raise ValueError("no readiness")
 
     peer = begin(attributes={"ready_path": "/readyz"})
-    peer.bench.server._application.answer_probe = fail
+    peer.stepped.server._application.answer_probe = fail
     assert peer.get("/readyz").status == 500
     assert not peer.streams

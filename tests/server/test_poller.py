@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.server.pools import PATIENCE_S, poller_of
+from tests.server.pool_harness import PATIENCE_S, poller_of
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from tests.workers.serving import POLLERS

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.server.pools import PATIENCE_S, SIZE, SPARE, App, Gate, Harness
+from tests.server.pool_harness import PATIENCE_S, SIZE, SPARE, App, Gate, Harness
 from tests.support.servers import wait_for
 from tests.workers.serving import POLLERS
 from wsgifast.server.monitor import is_running

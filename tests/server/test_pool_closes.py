@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.pools import PATIENCE_S, SIZE, Gate, Harness, Monitored
+from tests.server.pool_harness import PATIENCE_S, SIZE, Gate, Harness, Monitored
 from tests.support.servers import wait_for
 from wsgifast.server.pool import Close
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.pools import Monitored, exhaust
+from tests.server.pool_harness import Monitored, exhaust
 from tests.support.servers import wait_for
 from wsgifast.server import monitor as module
 from wsgifast.server.monitor import _RUNNING_PATIENCE_S, _SPARE_PATIENCE_S, TICK_S
@@ -188,7 +188,7 @@ def test_turns_at_work_are_seldom_looked_at(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not report it")
-def test_thread_that_runs_is_told_from_one_that_waits() -> None:
+def test_running_thread_is_distinguished_from_waiting() -> None:
     assert module.is_running(threading.current_thread())
     gate = threading.Lock()
     gate.acquire()

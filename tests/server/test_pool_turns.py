@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.pools import Monitored
+from tests.server.pool_harness import Monitored
 from wsgifast.server.poller import READ, WRITE, Event
 from wsgifast.server.pool import _DEFERRED_S
 

@@ -80,7 +80,7 @@ def test_requests_in_any_pieces_are_the_same(sizes: list[int]) -> None:
     assert taking.rest == b""
 
 
-def test_head_in_pieces_is_parsed_a_few_times_only() -> None:
+def test_headers_in_pieces_are_parsed_a_few_times_only() -> None:
     taking = receiver()
     sizes: list[int] = []
     parser = taking.parser
@@ -94,15 +94,15 @@ def test_head_in_pieces_is_parsed_a_few_times_only() -> None:
             return parser.parse(data, peer, number)
 
     taking.parser = Counting()
-    head = b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: %b\r\n" % (b"a" * 93) * 90 + b"\r\n"
+    headers = b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: %b\r\n" % (b"a" * 93) * 90 + b"\r\n"
     for _ in range(2):  # nor those of the next request
-        steps = [taking.feed(head[start : start + 50]) for start in range(0, len(head), 50)]
+        steps = [taking.feed(headers[start : start + 50]) for start in range(0, len(headers), 50)]
         assert steps == [MORE] * (len(steps) - 1) + [COMPLETE]
     assert len(sizes) == 6
     assert sizes[:3] == sizes[3:]
 
 
-def test_head_over_every_limit_is_refused_early() -> None:
+def test_headers_over_every_limit_are_refused_early() -> None:
     limits: dict[str, Any] = {"limit_request_fields": 10, "limit_request_field_size": 1000}
     taking = receiver(**limits, **PYTHON_PARSER)
     taking.feed(b"GET / HTTP/1.1\r\nHost: a\r\n")
@@ -131,10 +131,10 @@ def test_full_disk_fails_a_body_beyond_memory_alone(monkeypatch: pytest.MonkeyPa
     taking.close()
 
 
-def test_client_waiting_to_continue_alone_is_asked() -> None:
+def test_only_a_waiting_client_gets_100_continue() -> None:
     for framing, body in ((b"Content-Length: 4\r\n", b"body"), (b"", b"")):
-        head = HEAD + framing + b"Expect: 100-continue\r\n\r\n"
-        assert receiver().feed(head + body) is COMPLETE
+        headers = HEAD + framing + b"Expect: 100-continue\r\n\r\n"
+        assert receiver().feed(headers + body) is COMPLETE
     taking = receiver()
     assert taking.feed(EXPECTS + b"b") is WANTS_CONTINUE
     assert taking.feed(b"o") is MORE  # once
@@ -145,7 +145,7 @@ def test_client_waiting_to_continue_alone_is_asked() -> None:
 @pytest.mark.parametrize("in_memory", [0, 1_000_000])
 def test_body_over_the_limit_leaves_no_temporary_file(in_memory: int) -> None:
     limits = {"body_limit_bytes": 100, "body_memory_bytes": in_memory}
-    with pytest.raises(BodyTooLarge):  # at its head
+    with pytest.raises(BodyTooLarge):  # at its headers
         receiver(attributes=limits).feed(HEAD + b"Content-Length: 101\r\n\r\n")
     assert receiver(attributes=limits).feed(HEAD + b"Content-Length: 100\r\n\r\n") is MORE
     taking = receiver(attributes=limits)
@@ -158,9 +158,9 @@ def test_body_over_the_limit_leaves_no_temporary_file(in_memory: int) -> None:
 
 
 def test_body_that_app_reads_is_left_to_it() -> None:
-    for head in (KNOWN, CHUNKED):
+    for headers in (KNOWN, CHUNKED):
         taking = receiver(attributes=STREAMED)
-        assert taking.feed(head + b"beginning") is COMPLETE
+        assert taking.feed(headers + b"beginning") is COMPLETE
         assert taking.exchange.body is None
         assert taking.exchange.rest == b"beginning"
         assert taking.rest == b""

@@ -12,23 +12,23 @@ from typing import Any
 
 import pytest
 
-from tests.server.connections import CHUNKED, HEAD, MakeBench, answers
+from tests.server.connections import CHUNKED, HEAD, MakeStepped, responses
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.bench import GET, Bench, echo
+from tests.workers.stepped_worker import GET, SteppedWorker, echo
 
-hello = answers([b"hello"], ("Content-Length", "5"))
+hello = responses([b"hello"], ("Content-Length", "5"))
 STREAMED = {"buffer_bodies": False, "body_timeout_s": 0.05}
 UNFINISHED = [HEAD + b"Content-Length: 10\r\n\r\n01234", CHUNKED + b"5\r\n012"]
 
 
-def status_of(bench: Bench, *pieces: bytes, ends: bool = False) -> int | None:
+def status_of(stepped: SteppedWorker, *pieces: bytes, ends: bool = False) -> int | None:
     """The status of the response, or None where the connection ends without one."""
-    client = bench.connect()
+    client = stepped.connect()
     for piece in pieces:
         client.send(piece)
         if ends:
             client.sock.shutdown(socket.SHUT_WR)
-        bench.run()
+        stepped.run()
     try:
         response = client.read_response()
     except EOFError:
@@ -39,24 +39,24 @@ def status_of(bench: Bench, *pieces: bytes, ends: bool = False) -> int | None:
 
 
 @pytest.mark.parametrize("sent", UNFINISHED)
-def test_streamed_body_that_stops_is_408(make_bench: MakeBench, sent: bytes) -> None:
-    bench = make_bench(echo, attributes=STREAMED)
-    bench.clock.runs = True
-    assert status_of(bench, sent) == 408
-    assert_page_is_logged(bench, "408 Request Timeout")
+def test_streamed_body_that_stops_is_408(make_stepped: MakeStepped, sent: bytes) -> None:
+    stepped = make_stepped(echo, attributes=STREAMED)
+    stepped.clock.runs = True
+    assert status_of(stepped, sent) == 408
+    assert_page_is_logged(stepped, "408 Request Timeout")
 
 
-def assert_page_is_logged(bench: Bench, expected: str) -> None:
-    ((asked, status, size),) = bench.log.requests
-    assert (asked, status) == ("POST /", expected)
+def assert_page_is_logged(stepped: SteppedWorker, expected: str) -> None:
+    ((requested, status, size),) = stepped.log.requests
+    assert (requested, status) == ("POST /", expected)
     assert size > 100  # the page
-    assert not bench.log.errors  # no traceback
+    assert not stepped.log.errors  # no traceback
 
 
 @pytest.mark.parametrize("sent", UNFINISHED)
 @pytest.mark.parametrize("streamed", [True, False])
 def test_body_cut_off_is_not_whole_to_app(
-    make_bench: MakeBench, sent: bytes, streamed: bool
+    make_stepped: MakeStepped, sent: bytes, streamed: bool
 ) -> None:
     seen: list[bytes] = []
 
@@ -64,22 +64,22 @@ def test_body_cut_off_is_not_whole_to_app(
         seen.append(environ["wsgi.input"].read())
         return hello(environ, start_response)
 
-    bench = make_bench(app, attributes={"buffer_bodies": not streamed})
-    assert status_of(bench, sent, ends=True) is None
+    stepped = make_stepped(app, attributes={"buffer_bodies": not streamed})
+    assert status_of(stepped, sent, ends=True) is None
     assert not seen
-    assert not bench.log.errors
-    assert not bench.server.registry.connections
+    assert not stepped.log.errors
+    assert not stepped.server.registry.connections
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_malformed_chunk_is_400(make_bench: MakeBench, streamed: bool) -> None:
-    bench = make_bench(echo, attributes={"buffer_bodies": not streamed}, keepalive=5)
-    assert status_of(bench, CHUNKED + b"1\r\nab\r\n") == 400
-    assert bench.log.says("a chunk is longer than its size says")
-    assert_page_is_logged(bench, "400 Bad Request")
+def test_malformed_chunk_is_400(make_stepped: MakeStepped, streamed: bool) -> None:
+    stepped = make_stepped(echo, attributes={"buffer_bodies": not streamed}, keepalive=5)
+    assert status_of(stepped, CHUNKED + b"1\r\nab\r\n") == 400
+    assert stepped.log.says("a chunk is longer than its size says")
+    assert_page_is_logged(stepped, "400 Bad Request")
 
 
-def test_failure_of_wrapped_body_decides_the_status(make_bench: MakeBench) -> None:
+def test_failure_of_wrapped_body_decides_the_status(make_stepped: MakeStepped) -> None:
     """As frameworks do: the reason is the client's all the same."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -89,26 +89,26 @@ def test_failure_of_wrapped_body_decides_the_status(make_bench: MakeBench) -> No
             raise RuntimeError("unreadable") from error
         return []
 
-    bench = make_bench(app, attributes=STREAMED)
-    bench.clock.runs = True
-    assert status_of(bench, HEAD + b"Content-Length: 9\r\n\r\n") == 408
-    assert not bench.log.errors
+    stepped = make_stepped(app, attributes=STREAMED)
+    stepped.clock.runs = True
+    assert status_of(stepped, HEAD + b"Content-Length: 9\r\n\r\n") == 408
+    assert not stepped.log.errors
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_trailers_reach_the_request(make_bench: MakeBench, streamed: bool) -> None:
+def test_trailers_reach_the_request(make_stepped: MakeStepped, streamed: bool) -> None:
     trailers: list[Any] = []
 
     def note(worker: Any, req: Any, environ: Any, resp: Any) -> None:
         trailers.append(req.trailers)
 
     attributes = {"buffer_bodies": not streamed}
-    bench = make_bench(echo, attributes=attributes, keepalive=5, post_request=note)
-    assert status_of(bench, CHUNKED + b"1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n") == 200
+    stepped = make_stepped(echo, attributes=attributes, keepalive=5, post_request=note)
+    assert status_of(stepped, CHUNKED + b"1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n") == 200
     assert trailers == [[("X-SUM", "1")]]
     # gunicorn's policy goes on applying to them.
-    bench = make_bench(echo, attributes=attributes, header_map="refuse")
-    assert status_of(bench, CHUNKED + b"1\r\na\r\n0\r\nX_Sum: 1\r\n\r\n") == 400
+    stepped = make_stepped(echo, attributes=attributes, header_map="refuse")
+    assert status_of(stepped, CHUNKED + b"1\r\na\r\n0\r\nX_Sum: 1\r\n\r\n") == 400
 
 
 @pytest.mark.parametrize(
@@ -121,32 +121,34 @@ def test_trailers_reach_the_request(make_bench: MakeBench, streamed: bool) -> No
         (b"Host: a/b\r\n", 400),
     ],
 )
-def test_host_missing_or_malformed_is_400(make_bench: MakeBench, host: bytes, status: int) -> None:
+def test_host_missing_or_malformed_is_400(
+    make_stepped: MakeStepped, host: bytes, status: int
+) -> None:
     """RFC 9112 section 3.2."""
-    bench = make_bench(hello, keepalive=5)
-    assert status_of(bench, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == status
+    stepped = make_stepped(hello, keepalive=5)
+    assert status_of(stepped, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == status
     if status == 400:
-        (line,) = bench.log.lines[-1:]
+        (line,) = stepped.log.lines[-1:]
         assert line.startswith("Invalid request from ")
-        assert not bench.log.errors
+        assert not stepped.log.errors
     if host.count(b"Host") < 2:  # that one is gunicorn's own rule
-        lax = make_bench(hello, keepalive=5, attributes={"check_host": False})
+        lax = make_stepped(hello, keepalive=5, attributes={"check_host": False})
         assert status_of(lax, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == 200
-    assert status_of(bench, b"GET / HTTP/1.0\r\n\r\n") == 200
+    assert status_of(stepped, b"GET / HTTP/1.0\r\n\r\n") == 200
 
 
-def test_error_to_head_has_no_body(make_bench: MakeBench) -> None:
+def test_error_to_head_has_no_body(make_stepped: MakeStepped) -> None:
     """RFC 9110 section 9.3.2: whether it is the app's, or the server's own."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         raise ValueError("a secret")
 
-    bench = make_bench(app, attributes={"body_limit_bytes": 5})
+    stepped = make_stepped(app, attributes={"body_limit_bytes": 5})
     for status, fields in ((500, b""), (413, b"Content-Length: 6\r\n")):
-        client = bench.begin(b"HEAD / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n")
-        head = client.read_response("HEAD")
-        assert head.status == status
-        assert int(head.header("Content-Length") or 0) > 0
+        client = stepped.begin(b"HEAD / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n")
+        headers = client.read_response("HEAD")
+        assert headers.status == status
+        assert int(headers.header("Content-Length") or 0) > 0
         assert client.read_to_end() == b""
 
 
@@ -158,11 +160,11 @@ def test_error_to_head_has_no_body(make_bench: MakeBench) -> None:
         b"PROXY TCP4 nonsense 192.0.2.2 1 2\r\n",
     ],
 )
-def test_malformed_proxy_header_is_400(make_bench: MakeBench, header: bytes) -> None:
-    bench = make_bench(hello, proxy_protocol="auto", proxy_allow_ips="*")
-    assert status_of(bench, header + GET) == 400
-    assert not bench.log.errors
-    assert len(bench.log.lines) == 1
+def test_malformed_proxy_header_is_400(make_stepped: MakeStepped, header: bytes) -> None:
+    stepped = make_stepped(hello, proxy_protocol="auto", proxy_allow_ips="*")
+    assert status_of(stepped, header + GET) == 400
+    assert not stepped.log.errors
+    assert len(stepped.log.lines) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,29 +180,31 @@ def test_malformed_proxy_header_is_400(make_bench: MakeBench, header: bytes) -> 
         ("closed", True),
     ],
 )
-def test_close_of_client_ends_connection(make_bench: MakeBench, options: str, stays: bool) -> None:
+def test_close_of_client_ends_connection(
+    make_stepped: MakeStepped, options: str, stays: bool
+) -> None:
     """However it says so (RFC 9110 section 7.6.1)."""
-    bench = make_bench(hello, keepalive=5)
-    client = bench.begin(f"GET / HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\n\r\n".encode())
+    stepped = make_stepped(hello, keepalive=5)
+    client = stepped.begin(f"GET / HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\n\r\n".encode())
     assert client.read_response().keep_alive is stays
     if not stays:
         assert client.read_to_end() == b""
 
 
-def test_body_without_room_on_disk_is_503(make_bench: MakeBench) -> None:
+def test_body_without_room_on_disk_is_503(make_stepped: MakeStepped) -> None:
     attributes = {"body_memory_bytes": 10, "bodies_on_disk_bytes": 150}
-    bench = make_bench(echo, attributes=attributes, keepalive=5)
-    head = HEAD + b"Content-Length: 100\r\n\r\n"
-    first = bench.begin(head + bytes(90))
-    assert status_of(bench, head + bytes(100)) == 503
+    stepped = make_stepped(echo, attributes=attributes, keepalive=5)
+    headers = HEAD + b"Content-Length: 100\r\n\r\n"
+    first = stepped.begin(headers + bytes(90))
+    assert status_of(stepped, headers + bytes(100)) == 503
     first.run(bytes(10))
     assert first.read_response().body == bytes(100)
-    assert status_of(bench, head + bytes(100)) == 200  # the room has been given back
+    assert status_of(stepped, headers + bytes(100)) == 200  # the room has been given back
 
 
-def test_host_is_checked_for_each_request(make_bench: MakeBench) -> None:
-    bench = make_bench(hello)
-    for head, status in (
+def test_host_is_checked_for_each_request(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello)
+    for headers, status in (
         (b"GET / HTTP/1.1\r\n\r\n", 400),
         (b"GET / HTTP/1.0\r\n\r\n", 200),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
@@ -208,8 +212,8 @@ def test_host_is_checked_for_each_request(make_bench: MakeBench) -> None:
         (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
     ):
-        assert status_of(bench, GET) == 200
-        assert status_of(bench, head) == status, head
+        assert status_of(stepped, GET) == 200
+        assert status_of(stepped, headers) == status, headers
 
 
 @pytest.mark.parametrize(
@@ -222,7 +226,7 @@ def test_host_is_checked_for_each_request(make_bench: MakeBench) -> None:
 )
 @pytest.mark.parametrize("http2", [False, True])
 def test_disk_error_is_not_logged_as_the_clients(
-    make_bench: MakeBench,
+    make_stepped: MakeStepped,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
     status: int,
@@ -233,14 +237,14 @@ def test_disk_error_is_not_logged_as_the_clients(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", fail)
-    bench = make_bench(echo, attributes={"body_memory_bytes": 0}, **HTTP2)
-    bench.log.warnings.clear()
+    stepped = make_stepped(echo, attributes={"body_memory_bytes": 0}, **HTTP2)
+    stepped.log.warnings.clear()
     if http2:
-        assert Peer(bench).get("/", "POST", body=b"1234").status == status
+        assert Peer(stepped).get("/", "POST", body=b"1234").status == status
     else:
-        assert status_of(bench, HEAD + b"Content-Length: 4\r\n\r\n1234") == status
-    assert bench.server.shared.counters.refused == {status: 1}
-    (said,) = bench.log.warnings
+        assert status_of(stepped, HEAD + b"Content-Length: 4\r\n\r\n1234") == status
+    assert stepped.server.shared.counters.refused == {status: 1}
+    (said,) = stepped.log.warnings
     assert re.search(line, said)
 
 
@@ -249,13 +253,13 @@ def raising_stop_iteration(environ: dict[str, Any], start_response: Any) -> Iter
 
 
 @pytest.mark.parametrize("http2", [False, True])
-def test_stop_iteration_of_an_app_is_an_error(make_bench: MakeBench, http2: bool) -> None:
-    bench = make_bench(raising_stop_iteration, **HTTP2)
+def test_stop_iteration_of_an_app_is_an_error(make_stepped: MakeStepped, http2: bool) -> None:
+    stepped = make_stepped(raising_stop_iteration, **HTTP2)
     if http2:
-        assert Peer(bench).get("/").status == 500
+        assert Peer(stepped).get("/").status == 500
     else:
-        assert status_of(bench, GET) == 500
-    assert [type(error) for error in bench.log.errors] == [StopIteration]
+        assert status_of(stepped, GET) == 500
+    assert [type(error) for error in stepped.log.errors] == [StopIteration]
 
 
 def failing(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -274,7 +278,7 @@ def failing(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["POST", "HEAD"])
 def test_error_response_is_the_same_over_http2(
-    make_bench: MakeBench,
+    make_stepped: MakeStepped,
     app: Any,
     attributes: dict[str, Any],
     fields: list[tuple[str, str]],
@@ -285,18 +289,18 @@ def test_error_response_is_the_same_over_http2(
     """It has a Date (RFC 9110 section 6.6.1), and no body for HEAD (section 9.3.2)."""
     if method == "HEAD" and body:
         pytest.skip("HEAD has no body")
-    bench = make_bench(app, attributes=attributes, keepalive=5, **HTTP2)
+    stepped = make_stepped(app, attributes=attributes, keepalive=5, **HTTP2)
     lines = "".join(f"{name}: {value}\r\n" for name, value in [("host", "a"), *fields])
-    client = bench.begin(f"{method} / HTTP/1.1\r\n{lines}\r\n".encode() + body)
+    client = stepped.begin(f"{method} / HTTP/1.1\r\n{lines}\r\n".encode() + body)
     received = client.read_to_end()
-    head, _, page = received.partition(b"\r\n\r\n")
-    first, *rest = head.decode().split("\r\n")
+    start, _, page = received.partition(b"\r\n\r\n")
+    first, *rest = start.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
     assert headers.pop("connection") == "close"
-    answer = Peer(bench).get("/", method, headers=fields, body=body or None)
-    assert (first.split()[1], answer.status) == (str(status), status)
-    found = {name: value for name, value in answer.headers.items() if name[0] != ":"}
+    response = Peer(stepped).get("/", method, headers=fields, body=body or None)
+    assert (first.split()[1], response.status) == (str(status), status)
+    found = {name: value for name, value in response.headers.items() if name[0] != ":"}
     assert headers.pop("date")[:16] == found.pop("date")[:16]  # the second may have passed
     assert found == headers
-    assert answer.body == page
+    assert response.body == page
     assert bool(page) is (method != "HEAD")

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.server.pools import poller_of
+from tests.server.pool_harness import poller_of
 from tests.workers.serving import POLLERS
 from wsgifast.server.endpoint import Registry
 from wsgifast.server.poller import READ

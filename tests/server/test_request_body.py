@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.workers.bench import GET as NEXT
+from tests.workers.stepped_worker import GET as NEXT
 from wsgifast.errors import RequestError
 from wsgifast.files.temporary import Budget, Spool, TemporaryFile
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
@@ -69,7 +69,7 @@ def test_known_length_in_any_pieces_is_one_body(
     body: bytes, cuts: list[int], early: int, in_memory: int
 ) -> None:
     collector = known(len(body), spool(in_memory))
-    collector.feed((body + NEXT)[:early])  # behind the head, and as much as there is
+    collector.feed((body + NEXT)[:early])  # behind the headers, and as much as there is
     rest = (body + NEXT)[early:]
     if collector.decoder.done:
         with collector.spool.open() as file:
@@ -82,9 +82,9 @@ def test_known_length_in_any_pieces_is_one_body(
 def test_memory_is_taken_when_bytes_come() -> None:
     tracemalloc.start()
     try:
-        heads = [known(400_000, spool()) for _ in range(100)]
-        for head in heads:
-            head.feed(b"x" * 10)
+        all_headers = [known(400_000, spool()) for _ in range(100)]
+        for headers in all_headers:
+            headers.feed(b"x" * 10)
         assert tracemalloc.get_traced_memory()[0] < 100 * 1000
         collector = chunked()
         before = tracemalloc.get_traced_memory()[0]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from gunicorn.http.wsgi import FileWrapper
 
-from tests.server.connections import CHUNKED, CLIENT_ENDS, HEAD, STREAMED, MakeBench, end_client
+from tests.server.connections import CHUNKED, CLIENT_ENDS, HEAD, STREAMED, MakeStepped, end_client
 from tests.server.http2_peer import STREAM_ENDS, Begin
-from tests.workers.bench import GET, LARGE, Bench
+from tests.workers.stepped_worker import GET, LARGE, SteppedWorker
 
 POST = HEAD + b"Content-Length: 5\r\n\r\nhello"
 POST_IN_CHUNKS = CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"
@@ -24,7 +24,7 @@ class Marker:
     """What hangs on a request."""
 
 
-Answer = Callable[["App", dict[str, Any], Any], Any]
+Response = Callable[["App", dict[str, Any], Any], Any]
 
 
 class App:
@@ -33,9 +33,9 @@ class App:
     :ivar seen: of all requests.
     """
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, response: Response) -> None:
         self.seen: list[weakref.ref[Any]] = []
-        self._answer = answer
+        self._answer = response
 
     def keep(self, thing: Any) -> Any:
         self.seen.append(weakref.ref(thing))
@@ -86,13 +86,13 @@ class ClosingBadly(Body):
 
 def body(
     *headers: tuple[str, str], status: str = "200 OK", kind: Any = Body, **options: Any
-) -> Answer:
-    def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
+) -> Response:
+    def response(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         environ["wsgi.input"].read()
         start_response(status, list(headers))
         return app.keep(kind(environ, **options))
 
-    return answer
+    return response
 
 
 def blocks_of(environ: dict[str, Any], **options: int) -> Iterator[bytes]:
@@ -130,17 +130,17 @@ def starts_twice(app: App, environ: dict[str, Any], start_response: Any) -> Any:
     start_response("200 OK", [])
 
 
-def sends_file(path: Path) -> Answer:
-    def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
+def sends_file(path: Path) -> Response:
+    def response(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         start_response("200 OK", [])
         return app.keep(FileWrapper(app.keep(path.open("rb"))))
 
-    return answer
+    return response
 
 
 small = body()
 MUCH: dict[str, Any] = {"blocks": 64, "size": LARGE // 16}
-ENDS_BY_ITSELF: dict[str, Answer] = {
+ENDS_BY_ITSELF: dict[str, Response] = {
     "small": small,
     "raises at once": raises_at_once,
     "exits": exits,
@@ -153,7 +153,7 @@ ENDS_BY_ITSELF: dict[str, Answer] = {
     "no content": body(status="204 No Content"),
     "no bytes": body(kind=no_bytes),
 }
-LEFT_MIDWAY: dict[str, Answer] = {
+LEFT_MIDWAY: dict[str, Response] = {
     "large": body(**MUCH),
     "events": body(("Content-Type", "text/event-stream"), **MUCH),
     "generator": body(kind=blocks_of, **MUCH),
@@ -172,77 +172,77 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def assert_nothing_is_left(app: App, bench: Bench) -> None:
+def assert_nothing_is_left(app: App, stepped: SteppedWorker) -> None:
     # The bench's log keeps errors and environs.
-    for kept in (bench.log.errors, bench.log.environs, bench.log.failures):
-        kept.clear()
+    for recorded in (stepped.log.errors, stepped.log.environs, stepped.log.failures):
+        recorded.clear()
     assert app.seen
     for _ in range(500):  # a disk thread may be about to end. The bench has the clock
-        bench.run()
+        stepped.run()
         if not app.alive:
             return
         time.sleep(0.01)
     pytest.fail(f"{app.alive} are left")
 
 
-@pytest.mark.parametrize("answer", ENDS_BY_ITSELF.values(), ids=ENDS_BY_ITSELF)
+@pytest.mark.parametrize("response", ENDS_BY_ITSELF.values(), ids=ENDS_BY_ITSELF)
 @pytest.mark.parametrize("sent", [GET, POST, POST_IN_CHUNKS, GET.replace(b"GET", b"HEAD")])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_nothing_is_left_of_a_whole_request(
-    make_bench: MakeBench, answer: Any, sent: bytes, streamed: bool
+    make_stepped: MakeStepped, response: Any, sent: bytes, streamed: bool
 ) -> None:
-    app = App(answer)
-    bench = make_bench(app, keepalive=5, attributes={"buffer_bodies": not streamed})
-    client = bench.begin(sent)
+    app = App(response)
+    stepped = make_stepped(app, keepalive=5, attributes={"buffer_bodies": not streamed})
+    client = stepped.begin(sent)
     assert client.receive_all_there_is()
-    assert_nothing_is_left(app, bench)
+    assert_nothing_is_left(app, stepped)
 
 
-@pytest.mark.parametrize("answer", LEFT_MIDWAY.values(), ids=LEFT_MIDWAY)
+@pytest.mark.parametrize("response", LEFT_MIDWAY.values(), ids=LEFT_MIDWAY)
 @pytest.mark.parametrize("end", CLIENT_ENDS)
 def test_nothing_is_left_of_a_response_at_its_end(
-    make_bench: MakeBench, answer: Any, end: str
+    make_stepped: MakeStepped, response: Any, end: str
 ) -> None:
-    app = App(answer)
+    app = App(response)
     # It may run ahead of its client by all that it has, as no other thread sends here.
-    bench = make_bench(app, keepalive=5, attributes={"output_ahead_bytes": 64 * LARGE})
-    client = bench.begin()
+    stepped = make_stepped(app, keepalive=5, attributes={"output_ahead_bytes": 64 * LARGE})
+    client = stepped.begin()
     assert client.near.output.draining
-    end_client(bench, client, end)
-    assert_nothing_is_left(app, bench)
+    end_client(stepped, client, end)
+    assert_nothing_is_left(app, stepped)
 
 
 @pytest.mark.parametrize("end", CLIENT_ENDS)
 @pytest.mark.parametrize("sendfile", [True, False])
 def test_nothing_is_left_of_a_file_at_its_end(
-    make_bench: MakeBench, tmp_path: Path, end: str, sendfile: bool
+    make_stepped: MakeStepped, tmp_path: Path, end: str, sendfile: bool
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4 * LARGE))
     app = App(sends_file(path))
-    bench = make_bench(app, keepalive=5, sendfile=sendfile)
-    client = bench.begin()
+    stepped = make_stepped(app, keepalive=5, sendfile=sendfile)
+    client = stepped.begin()
     assert client.near.output.draining
-    end_client(bench, client, end)
-    assert_nothing_is_left(app, bench)
+    end_client(stepped, client, end)
+    assert_nothing_is_left(app, stepped)
 
 
-def test_nothing_is_left_of_app_whose_client_left(make_bench: MakeBench) -> None:
-    def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
+def test_nothing_is_left_of_app_whose_client_left(make_stepped: MakeStepped) -> None:
+    def response(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         start_response("200 OK", [])
         client.close()
         return app.keep(Body(environ, blocks=1000, size=10_000))
 
-    app = App(answer)
-    bench = make_bench(app)
-    client = bench.connect()
+    app = App(response)
+    stepped = make_stepped(app)
+    client = stepped.connect()
     client.run(GET)
-    assert_nothing_is_left(app, bench)
+    assert_nothing_is_left(app, stepped)
 
 
 @pytest.mark.parametrize("end", ["leaves", "malformed"])
-def test_nothing_is_left_of_app_whose_upload_broke(make_bench: MakeBench, end: str) -> None:
-    def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
+def test_nothing_is_left_of_app_whose_upload_broke(make_stepped: MakeStepped, end: str) -> None:
+    def response(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         app.keep(own := Marker())
         if end == "leaves":
             client.close()
@@ -251,11 +251,11 @@ def test_nothing_is_left_of_app_whose_upload_broke(make_bench: MakeBench, end: s
         environ["own"] = own
         environ["wsgi.input"].read()
 
-    app = App(answer)
-    bench = make_bench(app, attributes=STREAMED)
-    client = bench.connect()
+    app = App(response)
+    stepped = make_stepped(app, attributes=STREAMED)
+    client = stepped.connect()
     client.run(CHUNKED)
-    assert_nothing_is_left(app, bench)
+    assert_nothing_is_left(app, stepped)
 
 
 def note_parsed(parser: Any, name: str, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,51 +270,51 @@ def note_parsed(parser: Any, name: str, app: App, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_left_of_a_request_that_is_refused(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App(small)
-    bench = make_bench(app, keepalive=5)
-    client = bench.connect()
+    stepped = make_stepped(app, keepalive=5)
+    client = stepped.connect()
     note_parsed(client.near._receiver.parser, "parse", app, monkeypatch)
     client.run(CHUNKED)
     client.run(b"no chunk\r\n")
     assert b" 400 " in client.receive_all_there_is()
-    assert_nothing_is_left(app, bench)
+    assert_nothing_is_left(app, stepped)
 
 
-def test_nothing_is_left_on_an_idle_connection(make_bench: MakeBench) -> None:
+def test_nothing_is_left_on_an_idle_connection(make_stepped: MakeStepped) -> None:
     app = App(small)
-    bench = make_bench(app, keepalive=5)
-    client = bench.connect()
+    stepped = make_stepped(app, keepalive=5)
+    client = stepped.connect()
     for _ in range(3):
         client.run(POST)
     assert client.is_in("idle")
     assert len(app.seen) >= 12
-    assert_nothing_is_left(app, bench)
+    assert_nothing_is_left(app, stepped)
 
 
-@pytest.mark.parametrize("answer", ENDS_BY_ITSELF.values(), ids=ENDS_BY_ITSELF)
+@pytest.mark.parametrize("response", ENDS_BY_ITSELF.values(), ids=ENDS_BY_ITSELF)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_nothing_is_left_of_a_whole_stream(
-    begin: Begin, answer: Any, method: str, streamed: bool
+    begin: Begin, response: Any, method: str, streamed: bool
 ) -> None:
-    app = App(answer)
+    app = App(response)
     peer = begin(app, attributes={"buffer_bodies": not streamed})
     peer.ask(method=method, body=b"hello" if method == "POST" else None)
     peer.run()
     assert not peer.has_ended
-    assert_nothing_is_left(app, peer.bench)
+    assert_nothing_is_left(app, peer.stepped)
 
 
-@pytest.mark.parametrize("answer", LEFT_MIDWAY.values(), ids=LEFT_MIDWAY)
+@pytest.mark.parametrize("response", LEFT_MIDWAY.values(), ids=LEFT_MIDWAY)
 @pytest.mark.parametrize("end", STREAM_ENDS)
-def test_nothing_is_left_of_a_stream_at_its_end(begin: Begin, answer: Any, end: str) -> None:
-    app = App(answer)
+def test_nothing_is_left_of_a_stream_at_its_end(begin: Begin, response: Any, end: str) -> None:
+    app = App(response)
     peer = begin(app, window=1000, attributes={"output_ahead_bytes": 64 * LARGE})
     peer.get()
     peer.end(1, end)
-    assert_nothing_is_left(app, peer.bench)
+    assert_nothing_is_left(app, peer.stepped)
 
 
 @pytest.mark.parametrize("end", STREAM_ENDS)
@@ -327,12 +327,12 @@ def test_nothing_is_left_of_a_streams_file_at_its_end(
     peer = begin(app, window=1000)
     peer.get()
     peer.end(1, end)
-    assert_nothing_is_left(app, peer.bench)
+    assert_nothing_is_left(app, peer.stepped)
 
 
 @pytest.mark.parametrize("end", ["reset", "leaves"])
 def test_nothing_is_left_of_a_stream_that_breaks_off(begin: Begin, end: str) -> None:
-    def answer(app: App, environ: dict[str, Any], start_response: Any) -> Any:
+    def response(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         app.keep(own := Marker())
         if end == "leaves":
             peer.socket.close()
@@ -342,11 +342,11 @@ def test_nothing_is_left_of_a_stream_that_breaks_off(begin: Begin, end: str) -> 
         environ["own"] = own
         environ["wsgi.input"].read()
 
-    app = App(answer)
+    app = App(response)
     peer = begin(app, attributes=STREAMED)
     peer.ask(method="POST", body=b"begun", ends=False)
     peer.run_unread()
-    assert_nothing_is_left(app, peer.bench)
+    assert_nothing_is_left(app, peer.stepped)
 
 
 def test_nothing_is_left_of_a_stream_refused_in_body(
@@ -356,4 +356,4 @@ def test_nothing_is_left_of_a_stream_refused_in_body(
     peer = begin(app, attributes={"body_limit_bytes": 10})
     note_parsed(peer.near._parser, "parse_stream", app, monkeypatch)
     assert peer.get("/", "POST", body=bytes(20)).status == 413
-    assert_nothing_is_left(app, peer.bench)
+    assert_nothing_is_left(app, peer.stepped)

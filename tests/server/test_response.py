@@ -7,52 +7,54 @@ from typing import Any
 
 import pytest
 
-from tests.server.connections import MakeBench, answers
-from tests.server.responses import Ask, Asked, Headers, segmented
+from tests.server.connections import MakeStepped, responses
+from tests.server.responses import Ask, Headers, Received, segmented
 from tests.support.wsgi import exc_info
 from wsgifast import BodyError
 from wsgifast.errors import ClientGone
-from wsgifast.http.head import HOP_BY_HOP
+from wsgifast.http.fields import HOP_BY_HOP
 from wsgifast.server.output import OutputQueue
 
 
 def test_status_without_a_body_has_no_framing(ask: Ask) -> None:
     """RFC 9110 section 8.6: with a length only where a GET would have had that."""
-    for status, method, kept in (
+    for status, method, stays in (
         ("204 No Content", "GET", False),
         ("304 Not Modified", "GET", True),
         ("200 OK", "HEAD", True),
         ("204 No Content", "HEAD", False),
     ):
         for body in ([b"body"], iter([b"bo", b"dy"]), segmented([b"body"])):
-            asked = ask(answers(body, ("Content-Length", "4"), ("X", "1"), status=status), method)
-            length = ["Content-Length: 4"] if kept else []
-            assert asked.head[1:] == ["Connection: keep-alive", "X: 1", *length]
-            assert asked.body == b""
-            assert not asked.is_closed
-            assert not asked.bench.log.says("Content-Length is")
+            received = ask(
+                responses(body, ("Content-Length", "4"), ("X", "1"), status=status), method
+            )
+            length = ["Content-Length: 4"] if stays else []
+            assert received.headers[1:] == ["Connection: keep-alive", "X: 1", *length]
+            assert received.body == b""
+            assert not received.is_closed
+            assert not received.stepped.log.says("Content-Length is")
 
 
 def test_dropped_body_is_logged_once(ask: Ask) -> None:
-    asked = ask(answers(iter([b"", b"bo", b"dy"]), status="204 No Content"))
-    assert asked.warnings == ["GET /: the body is dropped: 204 has none (RFC 9110 6.4.1)"]
-    assert not ask(answers([b""], status="304 Not Modified")).warnings
+    received = ask(responses(iter([b"", b"bo", b"dy"]), status="204 No Content"))
+    assert received.warnings == ["GET /: the body is dropped: 204 has none (RFC 9110 6.4.1)"]
+    assert not ask(responses([b""], status="304 Not Modified")).warnings
     # To HEAD most apps answer as to GET: what is right needs no warning.
-    assert not ask(answers([b"body"]), "HEAD").warnings
+    assert not ask(responses([b"body"]), "HEAD").warnings
 
 
 def test_client_gone_of_another_request_is_an_error(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         raise ClientGone("in the middle of another request's body")
 
-    asked = ask(app)
-    assert asked.failed
-    assert asked.bench.log.says("Error handling request")
+    received = ask(app)
+    assert received.failed
+    assert received.stepped.log.says("Error handling request")
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No Content")])
 def test_endless_write_without_body_ends_in_ten_s(
-    make_bench: MakeBench, method: str, status: str
+    make_stepped: MakeStepped, method: str, status: str
 ) -> None:
     """Nothing is sent by which the app could learn that its client has left."""
     written = 0
@@ -63,22 +65,22 @@ def test_endless_write_without_body_ends_in_ten_s(
         for _ in range(100):
             write(b"to nobody")
             written += 1
-            bench.clock.now += 1
+            stepped.clock.now += 1
         return []
 
-    bench = make_bench(app, keepalive=5)
-    client = bench.connect()
+    stepped = make_stepped(app, keepalive=5)
+    client = stepped.connect()
     client.run_request(method=method)
-    assert written == 11  # the head goes with the first one
-    asked = Asked(bench, client)
-    assert asked.raw.startswith(b"HTTP/1.1 20")
-    assert asked.is_closed
-    assert not bench.log.failures
-    assert not bench.log.says("Error handling request")
+    assert written == 11  # the headers go with the first one
+    received = Received(stepped, client)
+    assert received.raw.startswith(b"HTTP/1.1 20")
+    assert received.is_closed
+    assert not stepped.log.failures
+    assert not stepped.log.says("Error handling request")
 
 
 @pytest.mark.parametrize(
-    ("version", "headers", "asks", "kept"),
+    ("version", "headers", "asks", "stays"),
     [
         ("1.1", [], [], True),
         ("1.1", [("Content-Length", "4")], [], True),
@@ -89,16 +91,16 @@ def test_endless_write_without_body_ends_in_ten_s(
     ],
 )
 def test_connection_is_kept_with_a_known_end(
-    ask: Ask, version: str, headers: Headers, asks: Headers, kept: bool
+    ask: Ask, version: str, headers: Headers, asks: Headers, stays: bool
 ) -> None:
     for body in ([b"bo", b"dy"], iter([b"bo", b"dy"]), segmented([b"bo", b"dy"])):
-        asked = ask(answers(body, *headers), version=version, headers=asks)
-        assert f"Connection: {'keep-alive' if kept else 'close'}" in asked.head
-        chunked = "Transfer-Encoding: chunked" in asked.head
+        received = ask(responses(body, *headers), version=version, headers=asks)
+        assert f"Connection: {'keep-alive' if stays else 'close'}" in received.headers
+        chunked = "Transfer-Encoding: chunked" in received.headers
         assert chunked == (version == "1.1" and not headers)
-        assert asked.body == (b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n" if chunked else b"body")
-        assert asked.is_closed is not kept
-        assert asked.bench.log.requests == [("GET /", "200 OK", 4)]
+        assert received.body == (b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n" if chunked else b"body")
+        assert received.is_closed is not stays
+        assert received.stepped.log.requests == [("GET /", "200 OK", 4)]
 
 
 @pytest.mark.parametrize("chunked", [True, False])
@@ -106,9 +108,9 @@ def test_empty_blocks_are_not_sent(ask: Ask, chunked: bool) -> None:
     headers = [] if chunked else [("Content-Length", "2")]
     expected = b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n" if chunked else b"ab"
     blocks = [b"", b"a", b"", b"b", b""]
-    assert ask(answers(iter(blocks), *headers)).body == expected
-    assert ask(answers(blocks, *headers)).body == expected
-    assert ask(answers(segmented([*blocks]), *headers)).body == expected
+    assert ask(responses(iter(blocks), *headers)).body == expected
+    assert ask(responses(blocks, *headers)).body == expected
+    assert ask(responses(segmented([*blocks]), *headers)).body == expected
 
 
 def test_block_of_a_subclass_is_sent_by_its_bytes(ask: Ask) -> None:
@@ -125,20 +127,20 @@ def test_block_of_a_subclass_is_sent_by_its_bytes(ask: Ask) -> None:
     block = Longer(b"body")
     for wrapped in (list, tuple, iter, segmented):
         for blocks in ([block], [b"", block]):
-            assert ask(answers(wrapped(blocks))).body == b"4\r\nbody\r\n0\r\n\r\n"
-            assert ask(answers(wrapped(blocks), ("Content-Length", "3"))).body == b"bod"
+            assert ask(responses(wrapped(blocks))).body == b"4\r\nbody\r\n0\r\n\r\n"
+            assert ask(responses(wrapped(blocks), ("Content-Length", "3"))).body == b"bod"
 
 
 def test_empty_body_is_framed(ask: Ask) -> None:
     for body in ([], [b""], (), iter([]), iter([b""]), segmented([])):
-        assert ask(answers(body)).body == b"0\r\n\r\n"
+        assert ask(responses(body)).body == b"0\r\n\r\n"
     for body in ([], [b""], (), iter([]), iter([b""]), segmented([])):
-        asked = ask(answers(body, ("Content-Length", "0")))
-        assert asked.body == b""
-        assert len(asked.head) == 3
+        received = ask(responses(body, ("Content-Length", "0")))
+        assert received.body == b""
+        assert len(received.headers) == 3
 
 
-def test_head_waits_for_the_first_byte(ask: Ask) -> None:
+def test_headers_wait_for_the_first_byte(ask: Ask) -> None:
     """An app may change its mind until then (PEP 3333)."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -147,11 +149,11 @@ def test_head_waits_for_the_first_byte(ask: Ask) -> None:
         start_response("503 Later", [("Content-Length", "5")], exc_info())
         yield b"sorry"
 
-    assert ask(app).head[0] == "HTTP/1.1 503 Later"
+    assert ask(app).headers[0] == "HTTP/1.1 503 Later"
 
 
-def test_head_request_gets_the_head_at_the_first_write(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+def test_head_request_gets_headers_at_the_first_write(
+    make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bytes] = []
 
@@ -169,8 +171,8 @@ def test_head_request_gets_the_head_at_the_first_write(
         write(queue, data)
 
     monkeypatch.setattr(OutputQueue, "write", look)
-    bench = make_bench(app)
-    client = bench.connect()
+    stepped = make_stepped(app)
+    client = stepped.connect()
     client.run_request(method="HEAD")
     assert seen[0].startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"".join(written) == seen[0]
@@ -185,20 +187,20 @@ def test_written_and_returned_blocks_are_one_body(ask: Ask) -> None:
         return [b"end"] if environ["REQUEST_METHOD"] == "GET" else segmented([b"end"])
 
     for method in ("GET", "POST"):
-        asked = ask(app, method)
-        assert asked.body == b"onetwoend"
-        assert not asked.is_closed
-        assert asked.bench.log.requests == [(f"{method} /", "200 OK", 9)]
+        received = ask(app, method)
+        assert received.body == b"onetwoend"
+        assert not received.is_closed
+        assert received.stepped.log.requests == [(f"{method} /", "200 OK", 9)]
 
 
 @pytest.mark.parametrize("size", [65_000, 66_000, 300_000])
 def test_list_of_any_size_arrives_whole(ask: Ask, size: int) -> None:
     blocks = [b"a" * (size // 2), b"", b"b" * (size // 2)]
-    asked = ask(answers(blocks, ("Content-Length", str(size))))
-    received = asked.raw
+    request = ask(responses(blocks, ("Content-Length", str(size))))
+    received = request.raw
     while len(received) < size:
-        asked.bench.run()
-        more = asked.client.receive_all_there_is()
+        request.stepped.run()
+        more = request.client.receive_all_there_is()
         assert more
         received += more
     assert received.partition(b"\r\n\r\n")[2] == b"".join(blocks)
@@ -206,11 +208,11 @@ def test_list_of_any_size_arrives_whole(ask: Ask, size: int) -> None:
 
 @pytest.mark.parametrize("kind", [list, iter, segmented])
 def test_body_longer_than_its_length_is_cut(ask: Ask, kind: Callable[..., Any]) -> None:
-    asked = ask(answers(kind([b"abc", b"defg", b"hi"]), ("Content-Length", "5")))
-    assert asked.body == b"abcde"
-    assert not asked.is_closed
-    assert asked.bench.log.requests == [("GET /", "200 OK", 5)]
-    assert asked.warnings == ["GET /: the body is longer than its Content-Length, 5: it is cut"]
+    received = ask(responses(kind([b"abc", b"defg", b"hi"]), ("Content-Length", "5")))
+    assert received.body == b"abcde"
+    assert not received.is_closed
+    assert received.stepped.log.requests == [("GET /", "200 OK", 5)]
+    assert received.warnings == ["GET /: the body is longer than its Content-Length, 5: it is cut"]
 
 
 @pytest.mark.parametrize("kind", [list, iter, segmented])
@@ -218,17 +220,19 @@ def test_body_longer_than_its_length_is_cut(ask: Ask, kind: Callable[..., Any]) 
 def test_body_shorter_than_length_ends_connection(
     ask: Ask, kind: Callable[..., Any], blocks: list[bytes]
 ) -> None:
-    asked = ask(answers(kind(blocks), ("Content-Length", "5")))
+    received = ask(responses(kind(blocks), ("Content-Length", "5")))
     body = b"".join(blocks)
-    assert asked.body == body
-    assert asked.is_closed
-    assert asked.warnings == [f"GET /: the body has {len(body)} bytes, and its Content-Length is 5"]
+    assert received.body == body
+    assert received.is_closed
+    assert received.warnings == [
+        f"GET /: the body has {len(body)} bytes, and its Content-Length is 5"
+    ]
 
 
 @pytest.mark.parametrize(
     ("status", "method"), [("200 OK", "GET"), ("200 OK", "HEAD"), ("204 No Content", "GET")]
 )
-def test_blocks_beyond_the_length_are_not_asked_for(ask: Ask, status: str, method: str) -> None:
+def test_blocks_beyond_the_length_are_not_requested(ask: Ask, status: str, method: str) -> None:
     """PEP 3333, "Handling the Content-Length Header"; there may be no end of it."""
     closed: list[int] = []
 
@@ -242,13 +246,13 @@ def test_blocks_beyond_the_length_are_not_asked_for(ask: Ask, status: str, metho
             closed.append(made)
 
     length = [("Content-Length", "5")] if method == "GET" and status == "200 OK" else []
-    asked = ask(answers(endless(), *length, status=status), method)
-    assert asked.body == (b"abcab" if length else b"")
+    received = ask(responses(endless(), *length, status=status), method)
+    assert received.body == (b"abcab" if length else b"")
     assert closed == [2 if length else 1]
-    assert not asked.is_closed
+    assert not received.is_closed
 
 
-def test_last_block_of_known_length_is_not_held_back(make_bench: MakeBench) -> None:
+def test_last_block_of_known_length_is_not_delayed(make_stepped: MakeStepped) -> None:
     seen: list[bytes] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -257,9 +261,9 @@ def test_last_block_of_known_length_is_not_held_back(make_bench: MakeBench) -> N
             yield block
             seen.append(client.receive_all_there_is()[-2:])
 
-    bench = make_bench(app)
-    bench.hold_blocks_back()
-    client = bench.connect()
+    stepped = make_stepped(app)
+    stepped.hold_blocks_back()
+    client = stepped.connect()
     client.run_request()
     assert seen == [b"\n1", b"", b"23"]
 
@@ -281,12 +285,12 @@ def test_early_hints_are_checked_and_sent_first(ask: Ask) -> None:
         hint([("Link", "too late")])
         yield b"k"
 
-    asked = ask(app)
-    assert asked.raw.startswith(
+    received = ask(app)
+    assert received.raw.startswith(
         b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\nlink: </b>; rel=preload\r\n\r\n"
         b"HTTP/1.1 200 OK\r\n"
     )
-    assert asked.raw.endswith(b"\r\n\r\nok")
+    assert received.raw.endswith(b"\r\n\r\nok")
     assert b"103" not in ask(app, version="1.0").raw
 
 
@@ -304,14 +308,14 @@ def test_endless_write_ends_at_the_content_length(ask: Ask, swallows: bool) -> N
                 raise
         return []
 
-    asked = ask(app)
-    assert asked.body == b"12312"
-    assert asked.bench.log.requests == [("GET /", "200 OK", 5)]
-    complaints = asked.warnings + [str(error) for error in asked.bench.log.errors]
+    received = ask(app)
+    assert received.body == b"12312"
+    assert received.stepped.log.requests == [("GET /", "200 OK", 5)]
+    complaints = received.warnings + [str(error) for error in received.stepped.log.errors]
     logged = [each for each in complaints if "longer than its Content-Length, 5" in each]
     assert len(logged) == 1
-    assert asked.bench.log.says("Error handling request GET /") is not swallows
-    assert asked.is_closed is not swallows
+    assert received.stepped.log.says("Error handling request GET /") is not swallows
+    assert received.is_closed is not swallows
 
 
 def test_write_beyond_the_length_of_head_is_accepted(ask: Ask) -> None:
@@ -321,5 +325,5 @@ def test_write_beyond_the_length_of_head_is_accepted(ask: Ask) -> None:
         write(b"more")
         return []
 
-    asked = ask(app, "HEAD")
-    assert (asked.head[0], asked.body) == ("HTTP/1.1 200 OK", b"")
+    received = ask(app, "HEAD")
+    assert (received.headers[0], received.body) == ("HTTP/1.1 200 OK", b"")

@@ -14,7 +14,7 @@ import flask
 import pytest
 from werkzeug.wsgi import ClosingIterator
 
-from tests.server.connections import App, MakeBench, answers, answers_wrapped
+from tests.server.connections import App, MakeStepped, responds_wrapped, responses
 from tests.server.responses import Ask, Headers, segmented
 from wsgifast import WSGIFast
 from wsgifast.bodies.files import FileSlice
@@ -38,7 +38,7 @@ def wrapped(path: Path, length: int | None, offset: int = 0) -> App:
         return file
 
     headers = [] if length is None else [("Content-Length", str(length))]
-    return answers_wrapped(opened, *headers)
+    return responds_wrapped(opened, *headers)
 
 
 @pytest.fixture
@@ -59,40 +59,40 @@ def sent_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_wrapped_file_is_sent_from_its_position(ask: Ask, content: Path, offset: int) -> None:
     expected = content.read_bytes()[offset:]
     rest = len(expected)
-    asked = ask(wrapped(content, rest, offset))
-    assert asked.body == expected
-    assert asked.bench.log.requests == [("GET /", "200 OK", rest)]
-    assert not asked.warnings
-    asked = ask(wrapped(content, None, offset))
+    received = ask(wrapped(content, rest, offset))
+    assert received.body == expected
+    assert received.stepped.log.requests == [("GET /", "200 OK", rest)]
+    assert not received.warnings
+    received = ask(wrapped(content, None, offset))
     chunk = b"%x\r\n%b\r\n" % (rest, expected) if rest else b""
-    assert asked.body == chunk + b"0\r\n\r\n"
-    assert asked.bench.log.requests == [("GET /", "200 OK", rest)]
-    asked = ask(wrapped(content, rest, offset), "HEAD")
-    assert asked.body == b""
-    assert not asked.is_closed
+    assert received.body == chunk + b"0\r\n\r\n"
+    assert received.stepped.log.requests == [("GET /", "200 OK", rest)]
+    received = ask(wrapped(content, rest, offset), "HEAD")
+    assert received.body == b""
+    assert not received.is_closed
 
 
 @pytest.mark.parametrize("length", [0, 5, 50_000, SIZE - 1])
 def test_file_longer_than_its_length_is_cut(ask: Ask, content: Path, length: int) -> None:
-    asked = ask(wrapped(content, length))
-    assert asked.body == content.read_bytes()[:length]
-    assert not asked.is_closed
-    assert not asked.warnings  # PEP 3333: a file goes to its end, or so far
+    received = ask(wrapped(content, length))
+    assert received.body == content.read_bytes()[:length]
+    assert not received.is_closed
+    assert not received.warnings  # PEP 3333: a file goes to its end, or so far
 
 
 def test_part_given_the_whole_file_is_cut(ask: Ask, content: Path) -> None:
     headers = [("Content-Length", "5"), ("Content-Range", f"bytes 0-4/{SIZE}")]
-    app = answers_wrapped(lambda: content.open("rb"), *headers, status="206 Partial Content")
-    asked = ask(app)
-    assert asked.body == content.read_bytes()[:5]
-    assert not asked.is_closed
+    app = responds_wrapped(lambda: content.open("rb"), *headers, status="206 Partial Content")
+    received = ask(app)
+    assert received.body == content.read_bytes()[:5]
+    assert not received.is_closed
 
 
 def test_file_shorter_than_length_ends_connection(ask: Ask, content: Path) -> None:
-    asked = ask(wrapped(content, SIZE + 3))
-    assert asked.body == content.read_bytes()
-    assert asked.is_closed
-    assert asked.bench.log.says(f"has {SIZE} bytes, and its Content-Length is {SIZE + 3}")
+    received = ask(wrapped(content, SIZE + 3))
+    assert received.body == content.read_bytes()
+    assert received.is_closed
+    assert received.stepped.log.says(f"has {SIZE} bytes, and its Content-Length is {SIZE + 3}")
 
 
 def test_file_without_descriptor_is_sent_in_blocks(ask: Ask) -> None:
@@ -103,7 +103,7 @@ def test_file_without_descriptor_is_sent_in_blocks(ask: Ask) -> None:
         def read(self, size: int) -> bytes:
             return self.blocks.pop(0)
 
-    assert ask(answers_wrapped(Own)).body == b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"
+    assert ask(responds_wrapped(Own)).body == b"2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"
 
 
 def test_file_slice_is_sent_by_sendfile(
@@ -113,8 +113,8 @@ def test_file_slice_is_sent_by_sendfile(
         file = content.open("rb")
         return FileSlice(FileSegment(file.fileno(), 7, 50_000), file)
 
-    asked = ask(answers_wrapped(part, ("Content-Length", "50000")))
-    assert asked.body == content.read_bytes()[7:50_007]
+    received = ask(responds_wrapped(part, ("Content-Length", "50000")))
+    assert received.body == content.read_bytes()[7:50_007]
     assert sent_by_kernel == [(7, 50_000)]
 
 
@@ -132,24 +132,24 @@ def test_segments_are_sent_in_order(
             FileSegment(fd, 7, 0), FileSegment(fd, 0, 40_000), b"", b">",
         ]  # fmt: skip
         headers = [("Content-Length", str(len(expected)))] if known else []
-        asked = ask(answers(segmented(body), *headers))
+        received = ask(responses(segmented(body), *headers))
         if known:
-            assert asked.body == expected
+            assert received.body == expected
         else:
             chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-            assert asked.body == chunks + b"0\r\n\r\n"
-        assert asked.bench.log.requests == [("GET /", "200 OK", len(expected))]
+            assert received.body == chunks + b"0\r\n\r\n"
+        assert received.stepped.log.requests == [("GET /", "200 OK", len(expected))]
         assert sent_by_kernel == [(100, 50_000), (0, 40_000)]
         # In a framework's wrapper.
         wrapped = ClosingIterator(segmented(body))
-        assert ask(answers(wrapped, *headers)).body == asked.body
+        assert ask(responses(wrapped, *headers)).body == received.body
         assert sent_by_kernel[2:] == sent_by_kernel[:2]
         # Only a part of it fits.
         headers = [("Content-Length", "60000")]
-        asked = ask(answers(segmented(body), *headers))
-        assert asked.body == expected[:60_000]
-        asked = ask(answers(segmented(body), *headers), "HEAD")
-        assert asked.body == b""
+        received = ask(responses(segmented(body), *headers))
+        assert received.body == expected[:60_000]
+        received = ask(responses(segmented(body), *headers), "HEAD")
+        assert received.body == b""
 
 
 @pytest.mark.parametrize("headers", [[], [("Content-Length", "11")]])
@@ -157,9 +157,9 @@ def test_small_file_that_has_shrunk_is_a_500(ask: Ask, content: Path, headers: H
     """Nothing has been sent yet: there is a better answer than the end of the connection."""
     with content.open("rb") as file:
         body = segmented([b"a", FileSegment(file.fileno(), SIZE - 5, 10)])
-        asked = ask(answers(body, *headers))
-    assert asked.failed
-    assert asked.bench.log.says("Error handling request")
+        received = ask(responses(body, *headers))
+    assert received.failed
+    assert received.stepped.log.says("Error handling request")
 
 
 @pytest.mark.parametrize("failing", [1, 2])
@@ -179,16 +179,16 @@ def test_file_without_free_descriptor_ends_connection(
         fd = file.fileno()
         body = segmented([FileSegment(fd, 0, 20_000), FileSegment(fd, 0, 30_000)])
         monkeypatch.setattr(os, "dup", dup)
-        asked = ask(answers(body, ("Content-Length", "50000")))
+        received = ask(responses(body, ("Content-Length", "50000")))
         monkeypatch.undo()
-    assert asked.is_closed
-    assert asked.bench.log.says("Error handling request")
+    assert received.is_closed
+    assert received.stepped.log.says("Error handling request")
     if failing == 1:
-        assert asked.failed
-        assert all(status.startswith("500") for _, status, _ in asked.bench.log.requests)
+        assert received.failed
+        assert all(status.startswith("500") for _, status, _ in received.stepped.log.requests)
     else:
-        assert len(asked.body) == 20_000
-        assert asked.bench.log.requests[0][1:] == ("200 OK", 20_000)
+        assert len(received.body) == 20_000
+        assert received.stepped.log.requests[0][1:] == ("200 OK", 20_000)
 
 
 IN_ONE = os.urandom(24 * 1024 * 1024)
@@ -251,19 +251,21 @@ def _flask_response(environ: dict[str, Any], start_response: Any) -> Any:
 @pytest.mark.parametrize(
     "app", [_bytes_io, _spooled, _repaired, _open_file, _flask_send, _flask_response]
 )
-def test_body_at_hand_is_queued_at_once(make_bench: MakeBench, app: Any, tmp_path: Path) -> None:
+def test_body_at_hand_is_queued_at_once(
+    make_stepped: MakeStepped, app: Any, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_bytes(IN_ONE)
     CLOSED.clear()
-    bench = make_bench(app, keepalive=5)
-    client = bench.connect()
+    stepped = make_stepped(app, keepalive=5)
+    client = stepped.connect()
     client.send_request(headers=[("X-File", str(tmp_path / "file"))])
-    bench.run()  # in this thread: it would wait here for the client for ever
+    stepped.run()  # in this thread: it would wait here for the client for ever
     assert client.near.output.draining
     assert not CLOSED
     received = b""
     while client.near.output.draining:
         received += client.receive_all_there_is()
-        bench.run()
+        stepped.run()
     received += client.receive_all_there_is()
     body = received.partition(b"\r\n\r\n")[2]
     if b"\r\nTransfer-Encoding: chunked" in received[:1000]:
@@ -271,7 +273,7 @@ def test_body_at_hand_is_queued_at_once(make_bench: MakeBench, app: Any, tmp_pat
         assert int(size, 16) == len(IN_ONE) - 3
         assert body[len(IN_ONE) - 3 :] == b"\r\n0\r\n\r\n"
     assert body[: len(IN_ONE) - 3] == IN_ONE[3:]
-    bench.run()
+    stepped.run()
     if app is _flask_response:
         assert [threading.current_thread().name, "closed"] == CLOSED
 

@@ -1,4 +1,4 @@
-"""start_response, byte by byte: its rules, what is refused, and the head that it makes."""
+"""start_response, byte by byte: its rules, what is refused, and the headers that it makes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 
-from tests.server.connections import answers
+from tests.server.connections import responses
 from tests.server.responses import Ask, segmented
 from tests.support.wsgi import exc_info
 from wsgifast.server.response import HeaderLines
 
 
-def test_error_replaces_an_unsent_head(ask: Ask) -> None:
+def test_error_replaces_unsent_headers(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Length", "100"), ("X-First", "1")])
         start_response("500 Error", [], (None, None, None))
         start_response("503 Later", [("X-Second", "1")], exc_info())
         return [b"sorry"]
 
-    asked = ask(app)
-    assert asked.head == [
+    received = ask(app)
+    assert received.headers == [
         "HTTP/1.1 503 Later", "Connection: keep-alive", "X-Second: 1", "Transfer-Encoding: chunked",
     ]  # fmt: skip
-    assert asked.body == b"5\r\nsorry\r\n0\r\n\r\n"
-    assert not asked.is_closed
+    assert received.body == b"5\r\nsorry\r\n0\r\n\r\n"
+    assert not received.is_closed
 
 
 def test_error_replaces_an_upgrade(ask: Ask) -> None:
@@ -38,10 +38,10 @@ def test_error_replaces_an_upgrade(ask: Ask) -> None:
         start_response("503 Later", [("Content-Length", "0")], exc_info())
         return []
 
-    assert ask(app).head == ["HTTP/1.1 503 Later", "Connection: keep-alive", "Content-Length: 0"]
+    assert ask(app).headers == ["HTTP/1.1 503 Later", "Connection: keep-alive", "Content-Length: 0"]
 
 
-def test_error_after_the_head_is_raised_again(ask: Ask) -> None:
+def test_error_after_the_headers_is_raised_again(ask: Ask) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
         yield b"some"
@@ -57,7 +57,7 @@ def test_exc_info_in_the_first_call_is_accepted(ask: Ask) -> None:
         start_response("503 Later", [("Content-Length", "0")], exc_info())
         return []
 
-    assert ask(app).head[0] == "HTTP/1.1 503 Later"
+    assert ask(app).headers[0] == "HTTP/1.1 503 Later"
 
 
 UNSTARTED = "a body without calling start_response"
@@ -73,25 +73,25 @@ class Again:
 
 # What each app does wrong, and what its error says.
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {
-    "a number for a status": (answers((), status=200), "status is 200; give a str such as"),
-    "bytes for a status": (answers((), status=b"200 OK"), "status is b'200 OK'; give a str"),
-    "an interim status": (answers((), status="103 Early Hints"), "give a final status"),
-    "bytes for a name": (answers((), (b"X", "1")), "name is b'X'; give a str"),
-    "a number for a value": (answers((), ("X", 1)), "X has a value of type int; give a str"),
-    "a value with a line end": (answers((), ("X", "1\r\nY: 1")), "X has a value with a control"),
-    "a length with a sign": (answers((), ("Content-Length", "+5")), "set to '+5'; give one number"),
+    "a number for a status": (responses((), status=200), "status is 200; give a str such as"),
+    "bytes for a status": (responses((), status=b"200 OK"), "status is b'200 OK'; give a str"),
+    "an interim status": (responses((), status="103 Early Hints"), "give a final status"),
+    "bytes for a name": (responses((), (b"X", "1")), "name is b'X'; give a str"),
+    "a number for a value": (responses((), ("X", 1)), "X has a value of type int; give a str"),
+    "a value with a line end": (responses((), ("X", "1\r\nY: 1")), "X has a value with a control"),
+    "a length with a sign": (responses((), ("Content-Length", "+5")), "set to '+5'; give one"),
     "two lengths": (
-        answers([b"a"], ("Content-Length", "1"), ("Content-Length", "2")), "set to 1 and to '2'",
+        responses([b"a"], ("Content-Length", "1"), ("Content-Length", "2")), "set to 1 and to '2'",
     ),
-    "a number for a hop-by-hop value": (answers((), ("Connection", 1)), "type int; give a str"),
+    "a number for a hop-by-hop value": (responses((), ("Connection", 1)), "type int; give a str"),
     "a hop-by-hop value with a line end": (
-        answers((), ("Connection", "close\r\nX: 1")), "Connection has a value with a control",
+        responses((), ("Connection", "close\r\nX: 1")), "Connection has a value with a control",
     ),
-    "a list of a bytearray": (answers([bytearray(b"text")]), "a bytearray in it: yield bytes, or"),
-    "an iterator of a bytearray": (answers(Again([bytearray(b"text")])), "a bytearray in it"),
-    "a list of a string": (answers(["text"]), "a str in it: yield bytes, or wrap"),
-    "an iterator of a string": (answers(Again(["text"])), "a str in it: yield bytes, or wrap"),
-    "an iterator of nothing": (answers(Again([None])), "a NoneType in it: yield bytes, or wrap"),
+    "a list of a bytearray": (responses([bytearray(b"text")]), "a bytearray in it: yield bytes"),
+    "an iterator of a bytearray": (responses(Again([bytearray(b"text")])), "a bytearray in it"),
+    "a list of a string": (responses(["text"]), "a str in it: yield bytes, or wrap"),
+    "an iterator of a string": (responses(Again(["text"])), "a str in it: yield bytes, or wrap"),
+    "an iterator of nothing": (responses(Again([None])), "a NoneType in it: yield bytes, or wrap"),
     "no start_response, a list": (lambda environ, start_response: [b"a"], UNSTARTED),
     "no start_response, an empty list": (lambda environ, start_response: [], UNSTARTED),
     "no start_response, an iterator": (lambda environ, start_response: iter([b"a"]), UNSTARTED),
@@ -113,11 +113,11 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_violation_of_pep_3333_is_a_500(ask: Ask, name: str) -> None:
     app, says = WRONG[name]
-    asked = ask(app)
-    assert asked.failed, asked.raw
-    assert b"\r\nX: 1" not in asked.raw
-    assert asked.bench.log.says("Error handling request GET /")
-    assert says in str(asked.bench.log.errors[0])
+    received = ask(app)
+    assert received.failed, received.raw
+    assert b"\r\nX: 1" not in received.raw
+    assert received.stepped.log.says("Error handling request GET /")
+    assert says in str(received.stepped.log.errors[0])
 
 
 def test_refused_value_is_not_logged(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
@@ -139,46 +139,46 @@ def test_refused_value_is_not_logged(ask: Ask, caplog: pytest.LogCaptureFixture)
 
 def test_header_values_are_trimmed_and_kept(ask: Ask) -> None:
     headers = [("X", " \tpadded\t "), ("Y", "tab\tinside"), ("Z", "\xfc\xa0"), ("E", "")]
-    asked = ask(answers([b"ok"], *headers, ("content-length", " 2 ")))
-    assert asked.head[2:] == [
+    received = ask(responses([b"ok"], *headers, ("content-length", " 2 ")))
+    assert received.headers[2:] == [
         "X: padded", "Y: tab\tinside", "Z: \xfc\xa0", "E: ", "Content-Length: 2",
     ]  # fmt: skip
-    assert asked.body == b"ok"
+    assert received.body == b"ok"
 
 
 def test_status_without_a_phrase_is_sent(ask: Ask) -> None:
-    assert ask(answers((), ("Content-Length", "0"), status="299")).head[0] == "HTTP/1.1 299 "
+    assert ask(responses((), ("Content-Length", "0"), status="299")).headers[0] == "HTTP/1.1 299 "
 
 
 def test_hop_by_hop_headers_of_the_app_are_dropped(ask: Ask) -> None:
     hops = [("Keep-Alive", "timeout=1"), ("Transfer-Encoding", "gzip"), ("Upgrade", "h2c")]
-    asked = ask(answers((), *hops, ("Content-Length", "0")))
-    assert asked.head[1:] == ["Connection: keep-alive", "Content-Length: 0"]
-    assert not asked.is_closed
+    received = ask(responses((), *hops, ("Content-Length", "0")))
+    assert received.headers[1:] == ["Connection: keep-alive", "Content-Length: 0"]
+    assert not received.is_closed
 
 
 def test_date_and_server_are_sent_once(ask: Ask) -> None:
     own = [("Date", "Thu, 01 Jan 1970 00:00:00 GMT"), ("server", "mine"), ("Content-Length", "0")]
-    head = ask(answers((), *own)).raw.decode("latin-1")
-    assert head.count("Date: ") == head.lower().count("server: ") == 1
-    assert "Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nserver: mine\r\n" in head
-    head = ask(answers((), *own[2:])).raw.decode("latin-1")
-    assert head.count("Date: ") == head.count("Server: gunicorn\r\n") == 1
+    headers = ask(responses((), *own)).raw.decode("latin-1")
+    assert headers.count("Date: ") == headers.lower().count("server: ") == 1
+    assert "Date: Thu, 01 Jan 1970 00:00:00 GMT\r\nserver: mine\r\n" in headers
+    headers = ask(responses((), *own[2:])).raw.decode("latin-1")
+    assert headers.count("Date: ") == headers.count("Server: gunicorn\r\n") == 1
 
 
 def test_connection_close_of_the_app_is_obeyed(ask: Ask) -> None:
-    asked = ask(answers((), ("Connection", "close"), ("Content-Length", "0")))
-    assert asked.head[1:] == ["Connection: close", "Content-Length: 0"]
-    assert asked.is_closed
+    received = ask(responses((), ("Connection", "close"), ("Content-Length", "0")))
+    assert received.headers[1:] == ["Connection: close", "Content-Length: 0"]
+    assert received.is_closed
 
 
 def test_websocket_handshake_is_sent(ask: Ask) -> None:
     headers = [("Upgrade", " websocket "), ("Connection", " Upgrade ")]
-    asked = ask(answers((), *headers, status="101 Switching Protocols"))
-    assert asked.head == [
+    received = ask(responses((), *headers, status="101 Switching Protocols"))
+    assert received.headers == [
         "HTTP/1.1 101 Switching Protocols", "Connection: upgrade", "Upgrade: websocket",
     ]  # fmt: skip
-    assert asked.body == b""
+    assert received.body == b""
 
 
 def test_date_and_header_lines_are_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.bench import Clock
+from tests.workers.stepped_worker import Clock
 from wsgifast.errors import BodyTooLarge, ClientGone, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 from wsgifast.server import streamed_body

@@ -52,12 +52,12 @@ def server(
 def is_answered(server: LiveServer, client: socket.socket) -> bool:
     try:
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        answer = b""
-        while b"\r\n\r\nOK" not in answer:
+        response = b""
+        while b"\r\n\r\nOK" not in response:
             part = client.recv(4096)
             if not part:
                 return False
-            answer += part
+            response += part
     except ConnectionError:
         return False
     return True

@@ -68,10 +68,10 @@ def talking_server(lines: dict[bytes, bytes], greeting: bytes) -> Iterator[int]:
                     sock.close()
                     return
                 line += byte
-            for word, answer in lines.items():
+            for word, response in lines.items():
                 if word in line.upper():
                     tag = line.split()[0]
-                    sock.sendall(answer.replace(b"<tag>", tag))
+                    sock.sendall(response.replace(b"<tag>", tag))
                     if word in (b"STARTTLS", b"STLS", b"AUTH"):
                         sock = server_side.wrap_socket(sock, server_side=True)
                     break

@@ -324,18 +324,18 @@ def test_offset_beyond_four_gib_is_sent(tmp_path: Path) -> None:
 def test_file_over_two_gib_takes_several_calls(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[int, int]] = []
+    requested: list[tuple[int, int]] = []
 
     def counted(out: int, fd: int, offset: int, size: int) -> int:
-        asked.append((offset, size))
+        requested.append((offset, size))
         return size
 
     monkeypatch.setattr(os, "sendfile", counted)
     with (tmp_path / "sparse").open("w+b") as file, tcp_pair() as pair:
         send_file_segment(pair.near, FileSegment(file.fileno(), 0, (5 << 30) + 1))
-    assert sum(size for _, size in asked) == (5 << 30) + 1
-    assert max(size for _, size in asked) < 1 << 31
-    assert asked[-1] == (5 << 30, 1)
+    assert sum(size for _, size in requested) == (5 << 30) + 1
+    assert max(size for _, size in requested) < 1 << 31
+    assert requested[-1] == (5 << 30, 1)
 
 
 def test_send_on_a_gevent_socket_lets_others_run(tmp_path: Path) -> None:

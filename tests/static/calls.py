@@ -68,10 +68,10 @@ def app_behind(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     return [b"the app: " + environ["REQUEST_METHOD"].encode()]
 
 
-def write_sibling(original: Path, suffix: str, content: bytes, *, age_s: float = 0) -> Path:
+def write_precompressed(original: Path, suffix: str, content: bytes, *, age_s: float = 0) -> Path:
     """Write a precompressed file as new as its original, or older by some seconds."""
-    sibling = original.with_name(original.name + suffix)
-    sibling.write_bytes(content)
+    precompressed = original.with_name(original.name + suffix)
+    precompressed.write_bytes(content)
     mtime = original.stat().st_mtime_ns - int(age_s * 1e9)
-    os.utime(sibling, ns=(mtime, mtime))
-    return sibling
+    os.utime(precompressed, ns=(mtime, mtime))
+    return precompressed

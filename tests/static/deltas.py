@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.static.calls import Answered, call
-from tests.support.coded import BROWSERS, available
+from tests.support.decoders import BROWSERS, available
 
 LINES = [f"function f{number}() {{ return {number * 7919 % 1009}; }}\n" for number in range(4000)]
 OLD = "".join(LINES).encode()
@@ -17,5 +17,5 @@ VARY = "Accept-Encoding, Available-Dictionary"
 def ask(
     app: Any, method: str = "GET", *, old: bytes = OLD, path: str = f"/{NEW_NAME}", **headers: Any
 ) -> Answered:
-    asked = {"Accept_Encoding": BROWSERS, "Available_Dictionary": available(old), **headers}
-    return call(app, path, method, **asked)
+    requested = {"Accept_Encoding": BROWSERS, "Available_Dictionary": available(old), **headers}
+    return call(app, path, method, **requested)

@@ -14,7 +14,7 @@ from wsgiref.headers import Headers
 
 import pytest
 
-from tests.static.calls import LARGE, Answered, call, environ_of, write_sibling
+from tests.static.calls import LARGE, Answered, call, environ_of, write_precompressed
 from tests.support.files import settle
 from tests.support.process import open_descriptors
 from wsgifast import StaticFiles
@@ -39,9 +39,9 @@ def test_changed_file_is_sent_at_once(site: Path, name: str) -> None:
         path.write_bytes(content)
         # A GET takes the short way, if it can. A range never does.
         for byte_range in [{"Range": "bytes=1-"}, {}] if number % 2 else [{}]:
-            answer = call(app, f"/{name}", **byte_range)
+            response = call(app, f"/{name}", **byte_range)
             expected = content[1:] if byte_range else content
-            assert answer.body == expected, f"write {number} is not seen"
+            assert response.body == expected, f"write {number} is not seen"
     path.unlink()
     assert call(app, f"/{name}").status == 404
     path.write_bytes(b"back")
@@ -82,9 +82,9 @@ def test_file_replaced_before_reopening_is_looked_up(
     for headers in ({}, {"Range": "bytes=0-9"}, {"Range": "bytes=0-9,20-29"}):
         settle(site / "large.bin")
         call(app, "/large.bin", "HEAD")  # cached from here on
-        answer = call(app, "/large.bin", **headers)
-        assert int(answer.headers["content-length"]) == len(answer.body)
-        assert bytes([len(swaps)]) in answer.body
+        response = call(app, "/large.bin", **headers)
+        assert int(response.headers["content-length"]) == len(response.body)
+        assert bytes([len(swaps)]) in response.body
     assert len(swaps) == 3
     assert call(app, "/large.bin", "HEAD").headers["content-length"] == str(300_000 + len(swaps))
     assert call(app, "/large.bin", Range="bytes=999999-").status == 416
@@ -112,8 +112,8 @@ def test_growing_file_is_sent_to_its_declared_length(site: Path) -> None:
     iterable.close()  # type: ignore[attr-defined]
 
 
-def grow(answer: Callable[..., Answered], path: str) -> None:
-    """Ask for every kind of answer, since each leaves something that is remembered."""
+def grow(response: Callable[..., Answered], path: str) -> None:
+    """Ask for every kind of response, since each leaves something that is remembered."""
     for method in ("GET", "HEAD"):
         for headers in (
             {},
@@ -125,7 +125,7 @@ def grow(answer: Callable[..., Answered], path: str) -> None:
             {"Accept_Encoding": "br", "Range": "bytes=1-2"},
             {"Accept_Encoding": "br", "If_None_Match": "*"},
         ):
-            answer(path, method, **headers)
+            response(path, method, **headers)
 
 
 @pytest.mark.parametrize("etag", ["stat", "content"])
@@ -137,8 +137,8 @@ def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
     for number, path in enumerate(files):
         path.write_bytes(os.urandom(10 + number * 80))
         if number % 3 == 0:
-            write_sibling(path, ".gz", b"1234567")
-            write_sibling(path, ".br", b"123456")
+            write_precompressed(path, ".gz", b"1234567")
+            write_precompressed(path, ".br", b"123456")
     bound = 1 << 19
 
     def add(headers: Headers, path: str, url: str) -> None:
@@ -146,16 +146,16 @@ def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
 
     def raw(app: StaticFiles) -> None:
         # What the ASGI half remembers beside.
-        for found in app._cache._kept.values():
+        for found in app._cache._entries.values():
             for source in found.sources():
-                for facts in (
+                for conditions in (
                     RequestFacts(),
                     RequestFacts("HEAD"),
                     RequestFacts(if_none_match="*"),
                     RequestFacts(if_match='"none"'),
                     RequestFacts(range="bytes=999999999-"),
                 ):
-                    _ = source.representation.plan(facts).raw_headers
+                    _ = source.representation.plan(conditions).raw_headers
 
     def fill(app: StaticFiles) -> None:
         for path in files:
@@ -192,11 +192,11 @@ def test_app_used_by_threads_answers_each(site: Path) -> None:
     def ask() -> None:
         while not stop.is_set():
             for name in ("app.js", "large.bin", "index.html"):
-                answer = call(app, f"/{name}", Accept_Encoding="gzip")
-                if answer.status != 200 or len(answer.body) != int(
-                    answer.headers["content-length"]
+                response = call(app, f"/{name}", Accept_Encoding="gzip")
+                if response.status != 200 or len(response.body) != int(
+                    response.headers["content-length"]
                 ):
-                    wrong.append(answer)
+                    wrong.append(response)
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:

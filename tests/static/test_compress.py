@@ -11,13 +11,13 @@ import pytest
 
 from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
-from tests.static.calls import Answered, call, write_sibling
-from tests.support.coded import decoded
+from tests.static.calls import Answered, call, write_precompressed
+from tests.support.decoders import decoded
 from tests.support.files import settle
 from wsgifast import Compression, StaticFiles, WSGIFast
 from wsgifast.compression.codings import compressor
 from wsgifast.errors import ConfigurationError
-from wsgifast.files import RequestFacts, coded_copies
+from wsgifast.files import RequestFacts, compressed_copies
 
 TEXT = b"let answer = 42; // and what was the question?\n" * 5000
 CODINGS = ("zstd", "br", "gzip")
@@ -34,20 +34,22 @@ def script(site: Path) -> Path:
 
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("size", [len(TEXT), 5000])
-def test_file_without_sibling_is_sent_compressed(script: Path, coding: str, size: int) -> None:
+def test_file_without_precompressed_is_sent_compressed(
+    script: Path, coding: str, size: int
+) -> None:
     script.write_bytes(TEXT[:size])
     settle(script)
     app = StaticFiles(directory=script.parent, compress=True)
     first = call(app, "/large.js", Accept_Encoding=coding)
     for _ in range(2):
-        answer = call(app, "/large.js", Accept_Encoding=coding)
-        assert decoded(coding, answer.body) == TEXT[:size]
-        assert (answer.headers, answer.body) == (first.headers, first.body)
-    headers = answer.headers
+        response = call(app, "/large.js", Accept_Encoding=coding)
+        assert decoded(coding, response.body) == TEXT[:size]
+        assert (response.headers, response.body) == (first.headers, first.body)
+    headers = response.headers
     assert headers["content-encoding"] == coding
     assert headers["vary"] == "Accept-Encoding"
-    assert headers["content-length"] == str(len(answer.body))
-    assert len(answer.names) == len(headers)
+    assert headers["content-length"] == str(len(response.body))
+    assert len(response.names) == len(headers)
     plain = call(app, "/large.js")
     assert (plain.body, plain.headers["vary"]) == (TEXT[:size], "Accept-Encoding")
     assert plain.headers["etag"] != headers["etag"]
@@ -57,13 +59,13 @@ def test_file_without_sibling_is_sent_compressed(script: Path, coding: str, size
     def ask(method: str = "GET", **extra: str) -> Answered:
         return call(app, "/large.js", method, Accept_Encoding=coding, **extra)
 
-    head = ask("HEAD")
-    assert (head.headers, head.body) == (headers, b"")
+    received = ask("HEAD")
+    assert (received.headers, received.body) == (headers, b"")
     assert ask(If_None_Match=tag).status == 304
     assert ask(If_None_Match=plain.headers["etag"]).status == 200
     assert ask(If_Match=plain.headers["etag"]).status == 412
     part = ask(Range="bytes=2-8", If_Range=tag)
-    assert (part.status, part.body) == (206, answer.body[2:9])
+    assert (part.status, part.body) == (206, response.body[2:9])
     assert ask(Range="bytes=2-8", If_Range=headers["last-modified"]).status == 200
 
 
@@ -78,19 +80,19 @@ def test_compression_around_it_leaves_its_validators(script: Path) -> None:
         again = call(wrapped, "/large.js", Accept_Encoding="br", **{precondition: tag})
         assert (again.status, again.headers["etag"]) == (status, tag)
         headers = {"accept_encoding": "br", precondition.lower(): tag}
-        answer = call_asgi(asgi_wrapped, scope_of("/large.js", **headers))
-        assert (answer.status, dict(answer.headers)["etag"]) == (status, tag)
+        response = call_asgi(asgi_wrapped, scope_of("/large.js", **headers))
+        assert (response.status, dict(response.headers)["etag"]) == (status, tag)
 
 
-def test_file_with_a_sibling_is_sent_by_it(script: Path) -> None:
+def test_file_with_a_precompressed_file_is_sent_by_it(script: Path) -> None:
     packed = gzip.compress(TEXT)
-    write_sibling(script, ".gz", packed)
+    write_precompressed(script, ".gz", packed)
     settle(script)
     app = StaticFiles(directory=script.parent, compress=True)
     for _ in range(2):
         assert call(app, "/large.js", Accept_Encoding="zstd, gzip").body == packed
-        answer = call(app, "/large.js", Accept_Encoding="zstd")
-        assert decoded("zstd", answer.body) == TEXT
+        response = call(app, "/large.js", Accept_Encoding="zstd")
+        assert decoded("zstd", response.body) == TEXT
 
 
 def test_changed_file_is_compressed_anew(script: Path) -> None:
@@ -98,8 +100,8 @@ def test_changed_file_is_compressed_anew(script: Path) -> None:
     assert decoded("br", call(app, "/large.js", Accept_Encoding="br").body) == TEXT
     script.write_bytes(TEXT[::-1])
     for _ in range(2):
-        answer = call(app, "/large.js", Accept_Encoding="br")
-        assert decoded(answer.headers.get("content-encoding"), answer.body) == TEXT[::-1]
+        response = call(app, "/large.js", Accept_Encoding="br")
+        assert decoded(response.headers.get("content-encoding"), response.body) == TEXT[::-1]
         settle(script)
 
 
@@ -107,15 +109,15 @@ def test_other_types_and_sizes_are_left_alone(script: Path) -> None:
     (script.parent / "image.png").write_bytes(TEXT)
     (script.parent / "huge.js").touch()
     with (script.parent / "huge.js").open("wb") as huge:
-        huge.truncate(coded_copies.MAX_FILE_BYTES + 1)
+        huge.truncate(compressed_copies.MAX_FILE_BYTES + 1)
     settle(script.parent / "huge.js", script.parent / "image.png")
     app = StaticFiles(directory=script.parent, compress=True)
     for path in ("/image.png", "/huge.js", "/app.js"):
         for _ in range(2):
-            answer = call(app, path, Accept_Encoding="gzip", Range="bytes=0-0")
-            assert "content-encoding" not in answer.headers, path
-            assert "vary" not in answer.headers, path
-            assert answer.headers["accept-ranges"] == "bytes"
+            response = call(app, path, Accept_Encoding="gzip", Range="bytes=0-0")
+            assert "content-encoding" not in response.headers, path
+            assert "vary" not in response.headers, path
+            assert response.headers["accept-ranges"] == "bytes"
     small = StaticFiles(directory=script.parent, compress=Compression(min_bytes=100))
     assert call(small, "/app.js", Accept_Encoding="br").headers["content-encoding"] == "br"
     assert "content-encoding" not in call(app, "/large.js", Accept_Encoding="gzip;q=0").headers
@@ -123,8 +125,8 @@ def test_other_types_and_sizes_are_left_alone(script: Path) -> None:
     def transforms(headers: Any, path: str, url: str) -> None:
         headers["Cache-Control"] = "no-transform"
 
-    kept = StaticFiles(directory=script.parent, compress=True, add_headers=transforms)
-    assert "content-encoding" not in call(kept, "/large.js", Accept_Encoding="br").headers
+    unchanged = StaticFiles(directory=script.parent, compress=True, add_headers=transforms)
+    assert "content-encoding" not in call(unchanged, "/large.js", Accept_Encoding="br").headers
 
 
 def test_page_of_a_missing_file_is_compressed(script: Path) -> None:
@@ -132,12 +134,12 @@ def test_page_of_a_missing_file_is_compressed(script: Path) -> None:
     settle(script.parent / "404.html")
     app = StaticFiles(directory=script.parent, compress=True)
     for _ in range(2):
-        answer = call(app, "/nothing", Accept_Encoding="gzip")
-        assert (answer.status, decoded("gzip", answer.body)) == (404, TEXT)
-        assert "etag" not in answer.headers
+        response = call(app, "/nothing", Accept_Encoding="gzip")
+        assert (response.status, decoded("gzip", response.body)) == (404, TEXT)
+        assert "etag" not in response.headers
 
 
-def test_answer_from_the_cache_compresses_nothing(
+def test_response_from_the_cache_compresses_nothing(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = StaticFiles(directory=script.parent, compress=True)
@@ -147,19 +149,19 @@ def test_answer_from_the_cache_compresses_nothing(
         made.append(coding)
         return compressor(coding, **options)
 
-    monkeypatch.setattr("wsgifast.files.coded_copies.compressor", counted)
+    monkeypatch.setattr("wsgifast.files.compressed_copies.compressor", counted)
     call(app, "/large.js")
-    facts = RequestFacts(accept_encoding="br")
-    assert app.answer_kept(facts, "/large.js") is None
+    conditions = RequestFacts(accept_encoding="br")
+    assert app.answer_from_cache(conditions, "/large.js") is None
     assert made == []
     call(app, "/large.js", Accept_Encoding="br")
-    answer = app.answer_kept(facts, "/large.js")
-    assert answer is not None
-    assert answer[1] is None
+    response = app.answer_from_cache(conditions, "/large.js")
+    assert response is not None
+    assert response[1] is None
     assert made == ["br"]
 
 
-def test_compressed_asgi_answers_equal_wsgis(script: Path) -> None:
+def test_compressed_asgi_responses_equal_wsgis(script: Path) -> None:
     ours = StaticFiles(directory=script.parent, compress=True)
     theirs = asgifast.StaticFiles(directory=script.parent, compress=True)
     for coding in (*CODINGS, "identity"):

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.static.deltas import NEW, NEW_NAME, OLD, OLD_NAME, ask
-from tests.support.coded import decoded_delta
+from tests.support.decoders import decoded_delta
 from tests.support.files import settle
 from wsgifast import StaticFiles
 from wsgifast.files import deltas
@@ -146,8 +146,8 @@ def test_unknown_dictionary_costs_little_after_a_look(
         (site / name).write_bytes(OLD[:1000] + name.encode())
     settle(*site.iterdir(), site)
     app = StaticFiles(directory=site, dictionaries=True)
-    asked = names[::count]
-    for name in asked[:1] if count == 1 else asked:
+    requested = names[::count]
+    for name in requested[:1] if count == 1 else requested:
         ask(app, old=b"unknown", path=f"/{name}")
     spent: list[str] = []
 
@@ -161,7 +161,7 @@ def test_unknown_dictionary_costs_little_after_a_look(
     monkeypatch.setattr(os, "listdir", noted("listing", os.listdir))
     monkeypatch.setattr(deltas, "content_of", noted("reading", deltas.content_of))
     monkeypatch.setattr(threading.Thread, "start", noted("thread", threading.Thread.start))
-    for number, name in enumerate(asked):
+    for number, name in enumerate(requested):
         ask(app, old=f"unknown {number}".encode(), path=f"/{name}")
     assert not spent
 
@@ -179,12 +179,12 @@ def test_folder_of_many_releases_is_kept_in_part(
     with monkeypatch.context() as patched:
         looks = Mock(side_effect=os.listdir)
         patched.setattr(os, "listdir", looks)
-        answers = []
+        responses = []
         for old, new in zip(names[::2], names[1::2], strict=True):
-            answers.append(ask(app, old=(site / old).read_bytes(), path=f"/{new}").body)
+            responses.append(ask(app, old=(site / old).read_bytes(), path=f"/{new}").body)
     assert looks.call_count == 1
     full = [(site / new).read_bytes() for new in names[1::2]]
-    as_deltas = [body != whole for body, whole in zip(answers, full, strict=True)]
+    as_deltas = [body != whole for body, whole in zip(responses, full, strict=True)]
     assert 0 < sum(as_deltas) < 100
 
 

@@ -19,7 +19,7 @@ from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
 from tests.static.calls import call, call_with, environ_of
 from tests.static.deltas import LINES, NEW, NEW_NAME, OLD, OLD_NAME, VARY, ask
-from tests.support.coded import BROWSERS, available, decoded, decoded_delta
+from tests.support.decoders import BROWSERS, available, decoded, decoded_delta
 from tests.support.files import settle
 from wsgifast import Compression, ConfigurationError, StaticFiles, WSGIFast
 from wsgifast.compression.dictionaries import make_delta
@@ -33,12 +33,12 @@ def _waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_release_offers_itself_as_a_dictionary(releases: Path) -> None:
     app = StaticFiles(directory=releases, dictionaries=True)
-    answer = call(app, f"/{OLD_NAME}")
-    assert answer.body == OLD
-    assert answer.headers["use-as-dictionary"] == 'match="/app.*.js"'
-    assert answer.headers["cache-control"] == "max-age=31536000, public, immutable"
-    assert answer.headers["vary"] == VARY
-    again = call(app, f"/{OLD_NAME}", If_None_Match=answer.headers["etag"])
+    response = call(app, f"/{OLD_NAME}")
+    assert response.body == OLD
+    assert response.headers["use-as-dictionary"] == 'match="/app.*.js"'
+    assert response.headers["cache-control"] == "max-age=31536000, public, immutable"
+    assert response.headers["vary"] == VARY
+    again = call(app, f"/{OLD_NAME}", If_None_Match=response.headers["etag"])
     assert (again.status, again.headers["vary"]) == (304, VARY)
     for path in ("/app.js", "/index.html"):
         plain = call(app, path)
@@ -55,8 +55,8 @@ def test_pattern_begins_at_the_root_of_the_origin(releases: Path) -> None:
     assert call_with(app, environ).headers["use-as-dictionary"] == 'match="/below/s/app.*.js"'
     scope = {**scope_of(f"/below/s/{OLD_NAME}"), "root_path": "/below"}
     twin = asgifast.StaticFiles(directory=releases, dictionaries=True, prefix="/s/")
-    answer = call_asgi(twin, scope)
-    assert dict(answer.headers)["use-as-dictionary"] == 'match="/below/s/app.*.js"'
+    response = call_asgi(twin, scope)
+    assert dict(response.headers)["use-as-dictionary"] == 'match="/below/s/app.*.js"'
 
 
 def test_changing_or_packed_file_is_no_dictionary(releases: Path) -> None:
@@ -79,15 +79,15 @@ def test_changing_or_packed_file_is_no_dictionary(releases: Path) -> None:
     assert ask(none).headers.get("content-encoding") is None
 
 
-def test_coded_and_pinned_files_have_no_deltas(releases: Path) -> None:
+def test_compressed_and_pinned_files_have_no_deltas(releases: Path) -> None:
     for number, name in enumerate(("app.0a1b2c3d.svgz", "app.4e5f6a7b.svgz")):
         (releases / name).write_bytes(gzip.compress(OLD + bytes([number])))
     settle(*releases.iterdir())
     app = StaticFiles(directory=releases, dictionaries=True)
     old = (releases / "app.0a1b2c3d.svgz").read_bytes()
-    answer = ask(app, old=old, path="/app.4e5f6a7b.svgz")
-    assert answer.headers["content-encoding"] == "gzip"
-    assert "use-as-dictionary" not in answer.headers
+    response = ask(app, old=old, path="/app.4e5f6a7b.svgz")
+    assert response.headers["content-encoding"] == "gzip"
+    assert "use-as-dictionary" not in response.headers
 
     def pinned(headers: Any, path: str, url: str) -> None:
         headers["Cache-Control"] = "max-age=1000, No-Transform"
@@ -118,10 +118,10 @@ def test_release_that_is_never_fresh_is_no_dictionary(
             headers["Cache-Control"] = cache_control
 
     app = StaticFiles(directory=releases, dictionaries=True, add_headers=changed)
-    asked = ask(app)
-    assert ("use-as-dictionary" in asked.headers) == fresh
-    assert asked.headers.get("vary") == (VARY if fresh else None)
-    assert asked.headers.get("content-encoding") == ("dcz" if fresh else None)
+    requested = ask(app)
+    assert ("use-as-dictionary" in requested.headers) == fresh
+    assert requested.headers.get("vary") == (VARY if fresh else None)
+    assert requested.headers.get("content-encoding") == ("dcz" if fresh else None)
     twin = asgifast.StaticFiles(directory=releases, dictionaries=True, add_headers=changed)
     headers = dict(call_asgi(twin, scope_of(f"/{NEW_NAME}")).headers)
     assert ("use-as-dictionary" in headers) == fresh
@@ -133,29 +133,29 @@ def test_client_with_an_earlier_release_gets_its_delta(releases: Path) -> None:
     zstd = call(app, f"/{NEW_NAME}", Accept_Encoding="zstd")
     first = ask(app)
     for _ in range(2):
-        answer = ask(app)
-        assert (answer.headers, answer.body) == (first.headers, first.body)
-    assert decoded_delta(answer.body, OLD) == NEW
-    assert len(answer.body) < len(zstd.body) / 10
-    headers = answer.headers
+        response = ask(app)
+        assert (response.headers, response.body) == (first.headers, first.body)
+    assert decoded_delta(response.body, OLD) == NEW
+    assert len(response.body) < len(zstd.body) / 10
+    headers = response.headers
     assert headers["content-encoding"] == "dcz"
     assert headers["vary"] == VARY
-    assert headers["content-length"] == str(len(answer.body))
+    assert headers["content-length"] == str(len(response.body))
     assert headers["use-as-dictionary"] == plain.headers["use-as-dictionary"]
-    assert len(answer.names) == len(headers)
+    assert len(response.names) == len(headers)
     tag = headers["etag"]
     assert len({tag, plain.headers["etag"], zstd.headers["etag"]}) == 3
     assert not tag.startswith("W/")
-    head = ask(app, "HEAD")
-    assert (head.headers, head.body) == (headers, b"")
+    received = ask(app, "HEAD")
+    assert (received.headers, received.body) == (headers, b"")
     again = ask(app, If_None_Match=tag)
     assert (again.status, again.headers["vary"]) == (304, VARY)
     assert ask(app, If_None_Match=zstd.headers["etag"]).status == 200
     assert ask(app, If_Match=plain.headers["etag"]).status == 412
     part = ask(app, Range="bytes=2-8", If_Range=tag)
-    assert (part.status, part.body) == (206, answer.body[2:9])
-    assert ask(app, Range="bytes=2-8", If_Range=plain.headers["etag"]).body == answer.body
-    assert ask(app, Range="bytes=2-8", If_Range=headers["last-modified"]).body == answer.body
+    assert (part.status, part.body) == (206, response.body[2:9])
+    assert ask(app, Range="bytes=2-8", If_Range=plain.headers["etag"]).body == response.body
+    assert ask(app, Range="bytes=2-8", If_Range=headers["last-modified"]).body == response.body
 
 
 def test_deltas_to_two_dictionaries_have_own_tags(releases: Path) -> None:
@@ -190,11 +190,11 @@ def test_client_without_dictionary_gets_other_coding(
     settle(releases / "other.0a1b2c3d.js")
     app = StaticFiles(directory=releases, dictionaries=True, compress=True)
     for _ in range(2):
-        answer = ask(app, **headers)
-        coding = answer.headers["content-encoding"]
+        response = ask(app, **headers)
+        coding = response.headers["content-encoding"]
         assert coding in ("zstd", "br")
-        assert decoded(coding, answer.body) == NEW
-        assert answer.headers["vary"] == VARY
+        assert decoded(coding, response.body) == NEW
+        assert response.headers["vary"] == VARY
 
 
 def test_other_origins_get_deltas_if_they_may_read(releases: Path) -> None:
@@ -246,11 +246,11 @@ def test_delta_is_made_once_for_a_hundred_requests(
     go_on, made = slow_makings
     app = StaticFiles(directory=releases, dictionaries=True)
     with ThreadPoolExecutor(100) as pool:
-        asked = [pool.submit(ask, app) for _ in range(100)]
+        requested = [pool.submit(ask, app) for _ in range(100)]
         while not made:
             pass
         go_on.set()
-        assert {decoded_delta(each.result().body, OLD) for each in asked} == {NEW}
+        assert {decoded_delta(each.result().body, OLD) for each in requested} == {NEW}
     assert len(made) == 1
 
 
@@ -295,19 +295,19 @@ def test_any_request_headers_get_the_file(
     releases: Path, dictionary: str, accepted: str, site: str, mode: str
 ) -> None:
     app = StaticFiles(directory=releases, dictionaries=True, compress=True)
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "Available_Dictionary": dictionary, "Accept_Encoding": accepted,
         "Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode,
     }  # fmt: skip
-    answer = ask(app, **asked)
-    coding = answer.headers.get("content-encoding")
-    assert answer.status == 200
-    assert answer.headers["vary"] == VARY
+    response = ask(app, **requested)
+    coding = response.headers.get("content-encoding")
+    assert response.status == 200
+    assert response.headers["vary"] == VARY
     if coding == "dcz":
         assert dictionary.strip(" ") == available(OLD)
-        assert decoded_delta(answer.body, OLD) == NEW
+        assert decoded_delta(response.body, OLD) == NEW
     else:
-        assert decoded(coding, answer.body) == NEW
+        assert decoded(coding, response.body) == NEW
 
 
 def test_large_and_small_files_have_no_deltas(
@@ -336,13 +336,13 @@ def test_compression_around_it_passes_deltas_on(releases: Path, tmp_path: Path) 
     tag = delta.headers["etag"]
     for compression in (Compression(), Compression(dictionary=pages)):
         wrapped = WSGIFast(static, compress=compression)
-        answer = ask(wrapped)
-        assert (answer.headers, answer.body) == (delta.headers, delta.body)
+        response = ask(wrapped)
+        assert (response.headers, response.body) == (delta.headers, delta.body)
         assert ask(wrapped, If_None_Match=tag).status == 304
         # The dictionary of pages is none of the script's.
-        answer = ask(wrapped, old=OLD[:5000])
-        assert answer.headers["vary"] == VARY
-        assert answer.headers["content-encoding"] == "zstd"
+        response = ask(wrapped, old=OLD[:5000])
+        assert response.headers["vary"] == VARY
+        assert response.headers["content-encoding"] == "zstd"
 
 
 def test_cached_delta_needs_no_look_at_the_disk(

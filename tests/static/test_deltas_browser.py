@@ -72,8 +72,8 @@ def has_dictionaries(browser: Chromium, seen: list[Fetched]) -> bool:
     others = [re.sub(r"\.[0-9a-f]{12,20}\.", ".0123456789ab.", fetched.url) for fetched in seen]
     browser.forget()
     browser.evaluate(f"Promise.all({json.dumps(others)}.map(url => fetch(url)))")
-    asked = browser.fetched()
-    return all("available-dictionary" in asked[url].request for url in others)
+    requested = browser.fetched()
+    return all("available-dictionary" in requested[url].request for url in others)
 
 
 def make_deltas(site: Site, server: LiveServer) -> None:

@@ -24,8 +24,8 @@ def test_directory_redirects_to_its_index(site: Path) -> None:
     assert call(app, "/").body == b"<h1>home</h1>"
     assert call(app, "/docs/").body == b"<h1>docs</h1>"
     assert call(app, "/docs/index.html").body == b"<h1>docs</h1>"
-    answer = call(app, "/docs")
-    assert (answer.status, answer.headers["location"], answer.body) == (302, "./docs/", b"")
+    response = call(app, "/docs")
+    assert (response.status, response.headers["location"], response.body) == (302, "./docs/", b"")
     environ = {**environ_of("/docs"), "QUERY_STRING": "a=1&b=\xe9%20 \r\nX: y"}
     location = call_with(app, environ).headers["location"]
     assert location == "./docs/?a=1&b=%E9%20%20%0D%0AX:%20y"
@@ -66,10 +66,10 @@ def test_wsgi_mount_point_without_its_slash_redirects(
     app = StaticFiles(directory=site, **options)
     for method in ("GET", "HEAD"):
         environ = {**environ_of("", method), "SCRIPT_NAME": mount}
-        answer = call_with(app, environ)
-        assert (answer.status, answer.headers["location"]) == (302, location)
-        answer = call_with(app, {**environ, "QUERY_STRING": "a=1&b=//x"})
-        assert answer.headers["location"] == f"{location}?a=1&b=//x"
+        response = call_with(app, environ)
+        assert (response.status, response.headers["location"]) == (302, location)
+        response = call_with(app, {**environ, "QUERY_STRING": "a=1&b=//x"})
+        assert response.headers["location"] == f"{location}?a=1&b=//x"
     assert ask_mount(app, mount, "/").status == 200
     assert ask_mount(app, mount, "/docs").headers["location"] == "./docs/"
 
@@ -79,9 +79,9 @@ def test_wsgi_mount_point_without_its_slash_redirects(
 def test_redirect_of_a_mount_point_stays_at_its_host(site: Path, mount: str, query: str) -> None:
     mount = f"/{mount}x"
     text = mount.encode("utf-8", "surrogatepass").decode("latin-1")
-    answer = ask_mount(StaticFiles(directory=site), text, query=query)
-    assert answer.status == 302
-    location = answer.headers["location"]
+    response = ask_mount(StaticFiles(directory=site), text, query=query)
+    assert response.status == 302
+    location = response.headers["location"]
     assert location.isascii()
     assert location.isprintable()
     base = "http://here" + quote(mount, errors="surrogatepass")
@@ -146,9 +146,9 @@ def test_directory_with_listing_lists_its_files(site: Path) -> None:
     (site / "empty" / "in").symlink_to("../app.js")
     os.mkfifo(site / "empty" / "fifo")
     app = StaticFiles(directory=site, listing=True)
-    answer = call(app, "/empty/")
-    page = answer.body.decode()
-    assert answer.status == 200
+    response = call(app, "/empty/")
+    page = response.body.decode()
+    assert response.status == 200
     assert "<img" not in page
     assert "&lt;img src=x onerror=&quot;a&quot;&gt;&amp;.txt" in page
     assert 'href="./a%3Ab/"' in page
@@ -157,7 +157,7 @@ def test_directory_with_listing_lists_its_files(site: Path) -> None:
     for size, shown_size in SHOWN_SIZES:
         assert f'"./size{size}">size{size}</a></td><td>{shown_size}</td>' in page
     assert not any(name in page for name in (".hidden", "slash", "fifo", "./out"))
-    assert answer.headers["content-security-policy"] == "default-src 'none'"
+    assert response.headers["content-security-policy"] == "default-src 'none'"
     assert call(app, "/empty").headers["location"] == "./empty/"
     assert call(app, "/").body == b"<h1>home</h1>"
     assert b'"../"' not in call(StaticFiles(directory=site, listing=True, index=None), "/").body
@@ -201,8 +201,10 @@ def test_listing_leaves_out_what_cannot_be_read(
 def test_listing_has_no_date_beyond_the_calendar(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = os.stat_result((stat.S_IFREG, *[0] * 7, 1 << 60, 0))
-    monkeypatch.setattr("wsgifast.files.listing._entries", lambda *_, **__: {"far.txt": facts})
+    stat_result = os.stat_result((stat.S_IFREG, *[0] * 7, 1 << 60, 0))
+    monkeypatch.setattr(
+        "wsgifast.files.listing._entries", lambda *_, **__: {"far.txt": stat_result}
+    )
     assert b"far.txt" in call(StaticFiles(directory=site, listing=True), "/empty/").body
 
 

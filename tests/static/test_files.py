@@ -21,7 +21,7 @@ from tests.static.calls import (
     call,
     call_with,
     environ_of,
-    write_sibling,
+    write_precompressed,
 )  # fmt: skip
 from tests.support.effort import effort
 from tests.support.files import settle
@@ -35,12 +35,12 @@ def test_file_is_served_whole(site: Path, cache_bytes: int) -> None:
     settle(site / "app.js")
     for _ in range(3):
         for name in ("app.js", "large.bin", "nothing.txt"):
-            answer = call(app, f"/{name}")
-            assert (answer.status, answer.body) == (200, (site / name).read_bytes())
-            assert answer.headers["content-length"] == str(len(answer.body))
-            assert answer.headers["accept-ranges"] == "bytes"
-            assert {"etag", "last-modified", "content-type"} <= set(answer.headers)
-            assert len(answer.names) == len(set(answer.names))
+            response = call(app, f"/{name}")
+            assert (response.status, response.body) == (200, (site / name).read_bytes())
+            assert response.headers["content-length"] == str(len(response.body))
+            assert response.headers["accept-ranges"] == "bytes"
+            assert {"etag", "last-modified", "content-type"} <= set(response.headers)
+            assert len(response.names) == len(set(response.names))
 
 
 def test_small_file_is_one_block_large_is_wrapped(site: Path) -> None:
@@ -55,9 +55,9 @@ def test_small_file_is_one_block_large_is_wrapped(site: Path) -> None:
 def test_file_without_a_wrapper_is_iterated_and_closed(site: Path) -> None:
     environ = environ_of("/large.bin")
     del environ["wsgi.file_wrapper"]
-    answer = call_with(StaticFiles(directory=site), environ)
-    assert answer.body == LARGE
-    assert answer.iterable.owner is None
+    response = call_with(StaticFiles(directory=site), environ)
+    assert response.body == LARGE
+    assert response.iterable.owner is None
 
 
 NO_FILES = [
@@ -98,9 +98,9 @@ def test_path_without_a_file_is_404(site: Path) -> None:
         (site / name).write_text("SECRET=1")
     app = StaticFiles(directory=site)
     for path in (*NO_FILES, *(f"/{name}" for name in HIDDEN)):
-        answer = call(app, path)
-        assert answer.status == 404, f"{path}: {answer}"
-        assert b"SECRET" not in answer.body, path
+        response = call(app, path)
+        assert response.status == 404, f"{path}: {response}"
+        assert b"SECRET" not in response.body, path
 
 
 def test_name_with_dots_is_served_hidden_by_option(site: Path) -> None:
@@ -123,9 +123,9 @@ def test_empty_path_is_the_root(site: Path) -> None:
 @given(path=st.text(st.sampled_from("/.adocs\\\0%2eé"), max_size=15))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(100))
 def test_any_path_is_no_server_error(site: Path, path: str) -> None:
-    answer = call(StaticFiles(directory=site, listing=True), "/" + path)
-    assert answer.status in (200, 302, 404)
-    assert b"SECRET" not in answer.body
+    response = call(StaticFiles(directory=site, listing=True), "/" + path)
+    assert response.status in (200, 302, 404)
+    assert b"SECRET" not in response.body
 
 
 def test_name_that_is_not_ascii_is_served(site: Path) -> None:
@@ -149,12 +149,12 @@ def test_path_left_as_text_by_the_server_is_served(site: Path) -> None:
     assert call_with(StaticFiles(directory=site), environ).body == b"euro"
 
 
-def test_sibling_out_of_the_directory_is_not_sent(site: Path) -> None:
+def test_precompressed_out_of_directory_is_not_sent(site: Path) -> None:
     (site.parent / "secret.gz").write_bytes(b"secret")
     (site / "app.js.gz").symlink_to("../secret.gz")
-    answer = call(StaticFiles(directory=site), "/app.js", Accept_Encoding="gzip")
-    assert "content-encoding" not in answer.headers
-    assert answer.body == (site / "app.js").read_bytes()
+    response = call(StaticFiles(directory=site), "/app.js", Accept_Encoding="gzip")
+    assert "content-encoding" not in response.headers
+    assert response.body == (site / "app.js").read_bytes()
 
 
 def test_unreadable_file_is_403_and_logged(
@@ -189,13 +189,13 @@ def test_file_with_a_wrong_size_is_read_to_its_end(path: str, etag: str | None) 
     app = StaticFiles(directory=folder, etag=etag)
     for _ in range(2):
         for headers in ({}, {"Range": "bytes=0-1"}, {"If_Modified_Since": EPOCH}):
-            answer = call(app, f"/{name}", **headers)
-            assert (answer.status, answer.body) == (200, content)
-            assert answer.headers["content-length"] == str(len(content))
-            assert {"accept-ranges", "last-modified"}.isdisjoint(answer.headers)
-            assert ("etag" in answer.headers) == (etag == "content")
-        head = call(app, f"/{name}", "HEAD")
-        assert (head.status, head.headers, head.body) == (200, answer.headers, b"")
+            response = call(app, f"/{name}", **headers)
+            assert (response.status, response.body) == (200, content)
+            assert response.headers["content-length"] == str(len(content))
+            assert {"accept-ranges", "last-modified"}.isdisjoint(response.headers)
+            assert ("etag" in response.headers) == (etag == "content")
+        received = call(app, f"/{name}", "HEAD")
+        assert (received.status, received.headers, received.body) == (200, response.headers, b"")
     assert app._cache.used_bytes == 0
 
 
@@ -254,16 +254,16 @@ def test_head_has_status_and_headers_of_get(
     if not (site / "version").is_symlink():
         (site / "version").symlink_to("/proc/version")
         (site / "drawing.svgz").write_bytes(b"packed")
-        write_sibling(site / "app.js", ".gz", b"packed")
+        write_precompressed(site / "app.js", ".gz", b"packed")
     (site / "404.html").unlink(missing_ok=True)
     if has_page:
         (site / "404.html").write_text("<h1>missing</h1>")
     app = StaticFiles(directory=site, **options)
     headers = {} if accepted is None else {"Accept_Encoding": accepted}
     for _ in range(2):
-        get, head = call(app, path, **headers), call(app, path, "HEAD", **headers)
-        assert (head.status, head.headers, head.body) == (get.status, get.headers, b"")
-        assert head.names == get.names
+        get, received = call(app, path, **headers), call(app, path, "HEAD", **headers)
+        assert (received.status, received.headers, received.body) == (get.status, get.headers, b"")
+        assert received.names == get.names
         assert get.headers["content-length"] == str(len(get.body))
 
 
@@ -271,7 +271,7 @@ def test_missing_file_gets_the_sites_page(site: Path) -> None:
     page = b"<h1>missing</h1>" * 30
     (site / "404.html").write_bytes(page)
     packed = gzip.compress(page)
-    write_sibling(site / "404.html", ".gz", packed)
+    write_precompressed(site / "404.html", ".gz", packed)
     app = StaticFiles(directory=site, allow_all_origins=True, immutable=".", prefix="/site")
     tag = call(app, "/site/404.html").headers["etag"]
     settle(site / "404.html", site / "404.html.gz")
@@ -285,17 +285,17 @@ def test_missing_file_gets_the_sites_page(site: Path) -> None:
                 {"If_Match": '"other"'},
                 {"If_Modified_Since": "Sun, 06 Nov 2044 08:49:37 GMT"},
             ):
-                answer = call(app, path, **headers)
-                assert (answer.status, answer.body) == (404, page)
-                assert answer.headers["content-type"] == "text/html; charset=utf-8"
-                assert answer.headers["access-control-allow-origin"] == "*"
-                kept = {"etag", "last-modified", "cache-control", "accept-ranges"}
-                assert kept.isdisjoint(answer.headers)
-            coded = call(app, path, Accept_Encoding="gzip")
-            assert (coded.status, coded.body) == (404, packed)
-            assert coded.headers["content-encoding"] == "gzip"
-            assert coded.headers["content-length"] == str(len(packed))
-            assert coded.headers["vary"] == answer.headers["vary"] == "Accept-Encoding"
+                response = call(app, path, **headers)
+                assert (response.status, response.body) == (404, page)
+                assert response.headers["content-type"] == "text/html; charset=utf-8"
+                assert response.headers["access-control-allow-origin"] == "*"
+                omitted = {"etag", "last-modified", "cache-control", "accept-ranges"}
+                assert omitted.isdisjoint(response.headers)
+            compressed = call(app, path, Accept_Encoding="gzip")
+            assert (compressed.status, compressed.body) == (404, packed)
+            assert compressed.headers["content-encoding"] == "gzip"
+            assert compressed.headers["content-length"] == str(len(packed))
+            assert compressed.headers["vary"] == response.headers["vary"] == "Accept-Encoding"
     direct = call(app, "/site/404.html")
     assert (direct.status, direct.headers["etag"]) == (200, tag)
     assert call(app, "/site/none", "POST").status == 405
@@ -308,9 +308,9 @@ def test_large_404_page_is_sent_from_its_file(site: Path) -> None:
     settle(site / "404.html")
     app = StaticFiles(directory=site)
     for _ in range(2):
-        answer = call(app, "/none")
-        assert (answer.status, answer.body) == (404, LARGE)
-        assert isinstance(answer.iterable, FileWrapper)
+        response = call(app, "/none")
+        assert (response.status, response.body) == (404, LARGE)
+        assert isinstance(response.iterable, FileWrapper)
 
 
 def test_404_page_has_the_lowest_priority(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.static.calls import EPOCH, call, write_sibling
+from tests.static.calls import EPOCH, call, write_precompressed
 from tests.support.effort import effort
 from tests.support.files import settle
 from wsgifast import StaticFiles
@@ -46,43 +46,43 @@ def test_file_has_its_type_and_charset(site: Path) -> None:
     assert call(plain, "/a.js").headers["content-type"] == "text/javascript"
 
 
-def test_type_that_is_always_coded_has_its_coding(site: Path) -> None:
+def test_type_that_is_always_compressed_has_its_coding(site: Path) -> None:
     packed = gzip.compress(b"<svg/>")
     for name in ("a.svgz", "B.SVGZ", "a.tgz", "a.js.gz", "a.svg.gz", "a.svg"):
         (site / name).write_bytes(packed)
     for suffix in (".gz", ".br"):  # precompressed files of a compressed file
-        write_sibling(site / "a.svgz", suffix, b"packed again")
+        write_precompressed(site / "a.svgz", suffix, b"packed again")
     app = StaticFiles(directory=site)
     for name in ("a.svgz", "B.SVGZ"):
         for accepted in ({}, {"Accept_Encoding": "identity"}, {"Accept_Encoding": "gzip, br"}):
-            answer = call(app, f"/{name}", **accepted)
-            assert (answer.status, answer.body) == (200, packed)
-            assert answer.headers["content-type"] == "image/svg+xml"
-            assert answer.headers["content-encoding"] == "gzip"
-            assert answer.names.count("content-encoding") == 1
-            assert "vary" not in answer.headers
+            response = call(app, f"/{name}", **accepted)
+            assert (response.status, response.body) == (200, packed)
+            assert response.headers["content-type"] == "image/svg+xml"
+            assert response.headers["content-encoding"] == "gzip"
+            assert response.names.count("content-encoding") == 1
+            assert "vary" not in response.headers
         part = call(app, f"/{name}", Range="bytes=2-5")
         assert (part.status, part.body) == (206, packed[2:6])
         assert part.headers["content-encoding"] == "gzip"
         assert call(app, f"/{name}", Range="bytes=0-1,4-5").body == packed
     for name in ("a.tgz", "a.js.gz", "a.svg.gz"):
-        answer = call(app, f"/{name}")
-        assert answer.headers["content-type"] == "application/gzip"
-        assert "content-encoding" not in answer.headers
+        response = call(app, f"/{name}")
+        assert response.headers["content-type"] == "application/gzip"
+        assert "content-encoding" not in response.headers
     assert "content-encoding" not in call(app, "/a.svg").headers
     other = StaticFiles(directory=site, mimetypes={".svgz": "application/gzip"})
     assert "content-encoding" not in call(other, "/a.svgz").headers
 
 
-def test_file_with_users_coding_has_no_siblings(site: Path) -> None:
+def test_file_with_users_coding_has_no_precompressed(site: Path) -> None:
     def add(headers: Headers, path: str, url: str) -> None:
         headers["Content-Encoding"] = "br"
 
-    write_sibling(site / "app.js", ".gz", b"packed")
+    write_precompressed(site / "app.js", ".gz", b"packed")
     app = StaticFiles(directory=site, add_headers=add)
-    answer = call(app, "/app.js", Accept_Encoding="gzip")
-    assert answer.body == (site / "app.js").read_bytes()
-    assert answer.names.count("content-encoding") == 1
+    response = call(app, "/app.js", Accept_Encoding="gzip")
+    assert response.body == (site / "app.js").read_bytes()
+    assert response.names.count("content-encoding") == 1
 
 
 def test_allowed_origins_see_the_headers_of_ranges(site: Path) -> None:
@@ -142,10 +142,10 @@ def test_add_headers_applies_to_every_status(site: Path) -> None:
     assert whole.headers["x-path"] == f"{site / 'app.js'} /app.js"
     assert whole.headers["cache-control"] == "no-store"
     for headers in ({"If_None_Match": "*"}, {"Range": "bytes=9999999-"}, {"If_Match": '"x"'}):
-        answer = call(app, "/app.js", **headers)
-        assert answer.status in (304, 416, 412)
-        assert answer.headers["access-control-allow-origin"] == "*"
-        assert ("cache-control" in answer.headers) == (answer.status == 304)
+        response = call(app, "/app.js", **headers)
+        assert response.status in (304, 416, 412)
+        assert response.headers["access-control-allow-origin"] == "*"
+        assert ("cache-control" in response.headers) == (response.status == 304)
     assert call(app, "/large.bin", If_None_Match='"mine"').status == 304
 
 
@@ -161,9 +161,9 @@ def test_entity_tag_follows_the_option(site: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["app.js", "large.bin"])
-@pytest.mark.parametrize("kept", [True, False])
-def test_preconditions_and_ranges_are_answered(site: Path, name: str, kept: bool) -> None:
-    app = StaticFiles(directory=site, cache_bytes=(1 << 20) * kept)
+@pytest.mark.parametrize("cached", [True, False])
+def test_preconditions_and_ranges_are_answered(site: Path, name: str, cached: bool) -> None:
+    app = StaticFiles(directory=site, cache_bytes=(1 << 20) * cached)
     settle(site / name)
     content = (site / name).read_bytes()
     whole = call(app, f"/{name}")
@@ -179,9 +179,9 @@ def test_preconditions_and_ranges_are_answered(site: Path, name: str, kept: bool
         ("bytes=-5", content[-5:]),
         ("bytes=100-", content[100:]),
     ):
-        answer = call(app, f"/{name}", Range=header)
-        assert (answer.status, answer.body) == (206, part)
-        assert answer.headers["content-length"] == str(len(part))
+        response = call(app, f"/{name}", Range=header)
+        assert (response.status, response.body) == (206, part)
+        assert response.headers["content-length"] == str(len(part))
     assert call(app, f"/{name}", Range="bytes=0-9", If_Range='"old"').body == content
     assert call(app, f"/{name}", Range="bytes=0-9", If_Range=tag).status == 206
     assert call(app, f"/{name}", Range="bytes=99999999-").status == 416
@@ -191,7 +191,7 @@ def test_preconditions_and_ranges_are_answered(site: Path, name: str, kept: bool
     assert len(several.body) == int(several.headers["content-length"])
     assert content[:10] in several.body
     assert content[20:30] in several.body
-    assert isinstance(several.iterable, SegmentedBody) == (name == "large.bin" or not kept)
+    assert isinstance(several.iterable, SegmentedBody) == (name == "large.bin" or not cached)
 
 
 MALFORMED = st.text(st.sampled_from('bytes=0123456789-, ;"W/*gziprqGMTMon:é\x00\x7f'), max_size=40)
@@ -209,12 +209,12 @@ MALFORMED = st.text(st.sampled_from('bytes=0123456789-, ;"W/*gziprqGMTMon:é\x00
     )
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(100))
-def test_malformed_headers_get_a_legal_answer(site: Path, headers: dict[str, str]) -> None:
+def test_malformed_headers_get_a_legal_response(site: Path, headers: dict[str, str]) -> None:
     app = StaticFiles(directory=site)
-    answer = call(app, "/app.js", **headers)
-    assert answer.status in (200, 206, 304, 412, 416)
-    if answer.status != 304:
-        assert int(answer.headers["content-length"]) == len(answer.body)
+    response = call(app, "/app.js", **headers)
+    assert response.status in (200, 206, 304, 412, 416)
+    if response.status != 304:
+        assert int(response.headers["content-length"]) == len(response.body)
 
 
 CONDITIONS = {
@@ -240,14 +240,14 @@ def test_cached_file_is_answered_as_an_uncached_one(
 ) -> None:
     """The short way for cached files gives the same response as the whole core."""
     if not (site / "app.js.gz").exists():
-        write_sibling(site / "app.js", ".gz", b"packed")
+        write_precompressed(site / "app.js", ".gz", b"packed")
         settle(site / "app.js", site / "app.js.gz")
-    kept, unkept = StaticFiles(directory=site), StaticFiles(directory=site, cache_bytes=0)
-    whole = call(kept, "/app.js").headers
+    cached, uncached = StaticFiles(directory=site), StaticFiles(directory=site, cache_bytes=0)
+    whole = call(cached, "/app.js").headers
     filled = {
         name: value.replace("<tag>", whole["etag"]).replace("<date>", whole["last-modified"])
         for name, value in headers.items()
     }
-    one, other = (call(app, "/app.js", method, **filled) for app in (kept, unkept))
+    one, other = (call(app, "/app.js", method, **filled) for app in (cached, uncached))
     assert (one.status, one.headers, one.body) == (other.status, other.headers, other.body)
-    assert kept._cache.used_bytes
+    assert cached._cache.used_bytes

@@ -70,18 +70,18 @@ def test_missing_file_gets_the_sites_page_on_servers(server: LiveServer) -> None
     for _ in range(2):
         missing = server.get("/none.js", headers=[("If-None-Match", "*"), ("Range", "bytes=0-1")])
         assert (missing.status, missing.body) == (404, b"<h1>missing</h1>")
-        head = server.get("/none.js", method="HEAD")
-        assert (head.status, head.body) == (404, b"")
-        assert head.header("Content-Length") == missing.header("Content-Length") == "16"
-        assert head.header("ETag") is missing.header("Cache-Control") is None
+        received = server.get("/none.js", method="HEAD")
+        assert (received.status, received.body) == (404, b"")
+        assert received.header("Content-Length") == missing.header("Content-Length") == "16"
+        assert received.header("ETag") is missing.header("Cache-Control") is None
 
 
 @pytest.mark.parametrize("target", ["/app.js", "/large.bin", "/empty.txt", "/docs", "/docs/", "/x"])
 def test_head_has_length_ranges_and_tag_of_get(server: LiveServer, target: str) -> None:
-    get, head = server.get(target), server.get(target, method="HEAD")
-    assert (head.status, head.body) == (get.status, b"")
+    get, received = server.get(target), server.get(target, method="HEAD")
+    assert (received.status, received.body) == (get.status, b"")
     for name in ("Content-Length", "Accept-Ranges", "ETag", "Last-Modified", "Content-Type"):
-        assert head.header(name) == get.header(name), name
+        assert received.header(name) == get.header(name), name
 
 
 def test_any_target_stays_in_the_directory(server: LiveServer) -> None:
@@ -90,9 +90,9 @@ def test_any_target_stays_in_the_directory(server: LiveServer) -> None:
         *("//etc/passwd", "/..%5csecret", "/%00", "/app.js%00.html", "/%ff%fe"),
         *("/%252e%252e/secret", "/" + "a" * 3000),
     ):
-        answer = server.get(target)
-        assert answer.status in (400, 404), f"{target}: {answer}"
-        assert b"secret" not in answer.body, target
+        response = server.get(target)
+        assert response.status in (400, 404), f"{target}: {response}"
+        assert b"secret" not in response.body, target
 
 
 def test_file_shrinking_ends_connection_and_is_logged(server: LiveServer, root: Path) -> None:
@@ -100,8 +100,8 @@ def test_file_shrinking_ends_connection_and_is_logged(server: LiveServer, root: 
     path.write_bytes(LARGE * 8)
     with Connection(server.address, receive_buffer=16_384) as connection:
         connection.send_request("/shrinking.bin")
-        head = connection.read_head()
-        assert head.header("Content-Length") == str(len(LARGE) * 8)
+        received = connection.read_headers()
+        assert received.header("Content-Length") == str(len(LARGE) * 8)
         connection.read(100_000)
         os.truncate(path, 200_000)
         rest = connection.read_to_end()

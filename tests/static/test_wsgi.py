@@ -10,7 +10,7 @@ from wsgiref.validate import validator
 
 import pytest
 
-from tests.static.calls import app_behind, call, call_with, environ_of, write_sibling
+from tests.static.calls import app_behind, call, call_with, environ_of, write_precompressed
 from tests.support.files import settle
 from tests.support.process import open_descriptors
 from tests.support.wsgi import new_environ
@@ -19,8 +19,8 @@ from wsgifast import StaticFiles
 
 def test_app_without_another_answers_everything(site: Path) -> None:
     app = StaticFiles(directory=site)
-    answer = call(app, "/app.js", "POST")
-    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+    response = call(app, "/app.js", "POST")
+    assert (response.status, response.headers["allow"]) == (405, "GET, HEAD")
     assert call(app, "/none").headers["content-type"].startswith("text/plain")
     assert call(StaticFiles(directory=site, prefix="/static"), "/app.js").status == 404
 
@@ -43,8 +43,8 @@ def test_static_files_under_validator_keeps_to_wsgi(site: Path) -> None:
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
-def test_any_answer_leaves_no_descriptor_open(site: Path, cache_bytes: int) -> None:
-    write_sibling(site / "app.js", ".gz", b"packed")
+def test_any_response_leaves_no_descriptor_open(site: Path, cache_bytes: int) -> None:
+    write_precompressed(site / "app.js", ".gz", b"packed")
     settle(site / "app.js", site / "app.js.gz", site / "large.bin")
     app = StaticFiles(directory=site, cache_bytes=cache_bytes, listing=True, etag="content")
     tag = call(app, "/large.bin").headers["etag"]
@@ -70,19 +70,21 @@ def test_failing_start_response_leaves_no_descriptor(site: Path) -> None:
     assert open_descriptors() <= before
 
 
-def test_failing_sibling_leaves_no_descriptor(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_precompressed_leaves_no_descriptor(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for suffix in (".zst", ".br", ".gz"):
-        write_sibling(site / "app.js", suffix, b"packed")
+        write_precompressed(site / "app.js", suffix, b"packed")
     app = StaticFiles(directory=site)
     open_file = os.open
 
-    def no_third_sibling(path: str, flags: int, **options: int) -> int:
+    def no_third_file(path: str, flags: int, **options: int) -> int:
         if str(path).endswith(".gz"):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return open_file(path, flags, **options)
 
     before = open_descriptors()
-    monkeypatch.setattr(os, "open", no_third_sibling)
+    monkeypatch.setattr(os, "open", no_third_file)
     with pytest.raises(OSError, match="Too many open files"):
         call(app, "/app.js")
     monkeypatch.undo()

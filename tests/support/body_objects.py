@@ -342,7 +342,7 @@ def _in_wrapper(spec: Spec, file: Any, environ: WSGIEnvironment) -> Any:
     return werkzeug.wsgi.FileWrapper(file, 1000)
 
 
-def answer(spec: Spec, environ: WSGIEnvironment, start_response: Any, closed: list[int]) -> Any:
+def respond(spec: Spec, environ: WSGIEnvironment, start_response: Any, closed: list[int]) -> Any:
     headers = [("Content-Type", "text/csv"), ("X-Spec", spec.kind)]
     if spec.size is not None:
         headers.append(("Content-Length", f" {spec.size} "))
@@ -356,7 +356,7 @@ def answer(spec: Spec, environ: WSGIEnvironment, start_response: Any, closed: li
 
 
 def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    return answer(Spec.of(environ["QUERY_STRING"]), environ, start_response, [])
+    return respond(Spec.of(environ["QUERY_STRING"]), environ, start_response, [])
 
 
 _wrapped = WSGIFast(app)

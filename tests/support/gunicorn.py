@@ -11,7 +11,7 @@ from .servers import LiveServer
 _OWN_WORKERS = ("sync", "gthread", "gevent")
 
 
-def may_end_head_with_bare_lf(server: LiveServer) -> bool:
+def may_end_headers_with_bare_lf(server: LiveServer) -> bool:
     """Return whether a server's error pages are gunicorn's own, with headers ended by a bare LF.
 
     This is so on Python 3.14 and newer. There textwrap.dedent() takes the CR of the empty line in

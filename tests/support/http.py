@@ -38,11 +38,11 @@ class Response:
         return values[0] if values else None
 
     def __str__(self) -> str:
-        head = "".join(f"{key}: {value}\n" for key, value in self.headers)
-        return f"{self.version} {self.status} {self.reason}\n{head}\n{self.body[:200]!r}"
+        headers = "".join(f"{key}: {value}\n" for key, value in self.headers)
+        return f"{self.version} {self.status} {self.reason}\n{headers}\n{self.body[:200]!r}"
 
 
-class Answers:
+class ResponseReader:
     """Reads the bytes of a server, one response at a time.
 
     :param bare_lf: let a bare LF end the headers. tests.support.gunicorn says for which servers.
@@ -57,31 +57,31 @@ class Answers:
 
         :raises EOFError: if the connection ends before the response does.
         """
-        head = self.read_head()
-        self.read_body(head, method)
-        return head
+        response = self.read_headers()
+        self.read_body(response, method)
+        return response
 
-    def read_body(self, head: Response, method: str = "GET") -> None:
+    def read_body(self, response: Response, method: str = "GET") -> None:
         """Read the body that belongs to a response's headers.
 
         :raises EOFError: if the connection ends before the body does.
         """
-        lengths = {v for k, v in head.headers if k.lower() == "content-length"}
-        codings = [v.lower() for k, v in head.headers if k.lower() == "transfer-encoding"]
-        assert not (lengths and codings), f"Content-Length and Transfer-Encoding:\n{head}"
-        if method == "HEAD" or head.status in (204, 304) or head.status < 200:
+        lengths = {v for k, v in response.headers if k.lower() == "content-length"}
+        codings = [v.lower() for k, v in response.headers if k.lower() == "transfer-encoding"]
+        assert not (lengths and codings), f"Content-Length and Transfer-Encoding:\n{response}"
+        if method == "HEAD" or response.status in (204, 304) or response.status < 200:
             return
         if codings:
             assert codings == ["chunked"], f"unknown transfer coding {codings}"
-            head.body = self._read_chunks(head)
+            response.body = self._read_chunks(response)
         elif lengths:
             assert len(lengths) == 1, f"several Content-Length values: {lengths}"
-            head.body = self.read(int(lengths.pop()))
+            response.body = self.read(int(lengths.pop()))
         else:
-            head.keep_alive = False
-            head.body = self.stream.read()
+            response.keep_alive = False
+            response.body = self.stream.read()
 
-    def read_head(self) -> Response:
+    def read_headers(self) -> Response:
         """Read a status line and its headers."""
         line = self._line()
         version, _, rest = line.partition(" ")
@@ -144,7 +144,7 @@ class Answers:
         return b"".join(chunks)
 
 
-class Connection(Answers):
+class Connection(ResponseReader):
     """A client connection that can send anything and reads responses one at a time."""
 
     def __init__(
@@ -212,9 +212,9 @@ class Connection(Answers):
             body = b"".join(chunks) + b"0\r\n\r\n"
         elif body and not names & {"content-length", "transfer-encoding"}:
             fields.append(("Content-Length", str(len(body))))
-        head = f"{method} {target} HTTP/{version}\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in fields)
-        self.send(head.encode("latin-1") + b"\r\n" + body)
+        lines = f"{method} {target} HTTP/{version}\r\n"
+        lines += "".join(f"{name}: {value}\r\n" for name, value in fields)
+        self.send(lines.encode("latin-1") + b"\r\n" + body)
 
 
 def get(
@@ -242,15 +242,15 @@ def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            for answers in connections:
+            for responses in connections:
                 sock = listener.accept()[0]
                 with sock:
-                    for answer in answers:
+                    for response in responses:
                         sock.recv(1000)
-                        if answer == b"reset":
+                        if response == b"reset":
                             reset_on_close(sock)
                             break
-                        sock.sendall(answer)
+                        sock.sendall(response)
 
         # A test that fails leaves it in accept().
         thread = threading.Thread(target=serve, daemon=True)

@@ -16,7 +16,7 @@ Fields = Iterable[tuple[str, str]]
 
 
 @dataclass
-class Answer:
+class Response:
     """What has come on a stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Client:
         )
         self.state = h2.connection.H2Connection(config)
         self.reads = reads
-        self.answers: dict[int, Answer] = {}
+        self.responses: dict[int, Response] = {}
         self.goaways: list[tuple[int, int]] = []  # last stream, error code
         self._window = window
 
@@ -75,8 +75,8 @@ class Client:
         :param ends: whether this is the end of the request.
         """
         stream: int = self.state.get_next_available_stream_id()
-        head = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "a")]
-        self.state.send_headers(stream, [*head, *headers], end_stream=ends and body is None)
+        fields = [(":method", method), (":path", path), (":scheme", "http"), (":authority", "a")]
+        self.state.send_headers(stream, [*fields, *headers], end_stream=ends and body is None)
         if body is not None:
             most = self.state.max_outbound_frame_size
             for start in range(0, max(len(body), 1), most):
@@ -85,7 +85,7 @@ class Client:
                 self.state.send_data(stream, part, end_stream=ends and last and trailers is None)
         if trailers is not None:
             self.state.send_headers(stream, list(trailers), end_stream=True)
-        self.answers[stream] = Answer()
+        self.responses[stream] = Response()
         return stream
 
     def take(self, data: bytes) -> None:
@@ -98,24 +98,24 @@ class Client:
         self.state.increment_flow_control_window(size, stream)
 
     def _take(self, event: Any) -> None:
-        answer = self.answers.setdefault(getattr(event, "stream_id", None) or 0, Answer())
+        response = self.responses.setdefault(getattr(event, "stream_id", None) or 0, Response())
         if isinstance(event, h2.events.ResponseReceived):
-            answer.headers = _text(event.headers)
+            response.headers = _text(event.headers)
         elif isinstance(event, h2.events.InformationalResponseReceived):
-            answer.early.append(_text(event.headers))
+            response.early.append(_text(event.headers))
         elif isinstance(event, h2.events.TrailersReceived):
-            answer.trailers = _text(event.headers)
+            response.trailers = _text(event.headers)
         elif isinstance(event, h2.events.DataReceived):
-            answer.received += event.data
-            answer.frames += 1
+            response.received += event.data
+            response.frames += 1
             if self.reads:
                 self.state.acknowledge_received_data(
                     event.flow_controlled_length, event.stream_id or 0
                 )
         elif isinstance(event, h2.events.StreamEnded):
-            answer.ended = True
+            response.ended = True
         elif isinstance(event, h2.events.StreamReset):
-            answer.reset = int(event.error_code or 0)
+            response.reset = int(event.error_code or 0)
         elif isinstance(event, h2.events.ConnectionTerminated):
             self.goaways.append((event.last_stream_id or 0, int(event.error_code or 0)))
 
@@ -149,16 +149,16 @@ class Connected(Client):
         self.flush()
         return stream
 
-    def answer(self, stream: int) -> Answer:
+    def response(self, stream: int) -> Response:
         """Receive until a stream has ended."""
-        answer = self.answers[stream]
-        while not answer.ended and answer.reset is None:
+        response = self.responses[stream]
+        while not response.ended and response.reset is None:
             self.receive()
-        return answer
+        return response
 
     def receive(self) -> None:
         data = self.sock.recv(65_536)
-        assert data, f"the connection has ended, with {self.answers} and {self.goaways}"
+        assert data, f"the connection has ended, with {self.responses} and {self.goaways}"
         self.take(data)
         self.flush()
 

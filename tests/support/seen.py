@@ -6,11 +6,11 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from wsgifast.compression.policy import coded_tag
+from wsgifast.compression.policy import compressed_tag
 
 from .http import Address, Connection, Response
 
-# One that fails for want of an answer is tried several times, while Hypothesis makes it smaller.
+# One that fails for want of a response is tried several times, while Hypothesis makes it smaller.
 _TIMEOUT_S = 20.0
 # A response has no body with these, whatever its headers say (RFC 9110, section 6.4.1).
 _WITHOUT_BODY = (204, 304)
@@ -65,19 +65,19 @@ def ask(
 
 def _read(connection: Connection, method: str) -> Seen:
     try:
-        head = connection.read_head()
+        received = connection.read_headers()
     except EOFError:
         return Seen()
-    seen = Seen(head.status)
-    for name, value in head.headers:
+    seen = Seen(received.status)
+    for name, value in received.headers:
         seen.headers.setdefault(name.lower(), []).append(value)
-    seen.coding = head.header("Content-Encoding")
-    seen.has_body = method != "HEAD" and head.status not in _WITHOUT_BODY
+    seen.coding = received.header("Content-Encoding")
+    seen.has_body = method != "HEAD" and received.status not in _WITHOUT_BODY
     rest = connection.read_to_end()
     if not seen.has_body:
         seen.is_complete, seen.surplus = True, rest
         return seen
-    content, seen.is_complete, seen.surplus = _framed(head, rest)
+    content, seen.is_complete, seen.surplus = _framed(received, rest)
     seen.sent_bytes = len(content)
     seen.body = content
     if seen.coding is not None:
@@ -89,10 +89,10 @@ def _read(connection: Connection, method: str) -> Seen:
     return seen
 
 
-def _framed(head: Response, rest: bytes) -> tuple[bytes, bool, bytes]:
+def _framed(received: Response, rest: bytes) -> tuple[bytes, bool, bytes]:
     """Split the bytes after the headers into content, whether it is complete, and surplus."""
-    if head.header("Transfer-Encoding") is None:
-        length = head.header("Content-Length")
+    if received.header("Transfer-Encoding") is None:
+        length = received.header("Content-Length")
         if length is None:
             return rest, True, b""
         size = int(length)
@@ -105,7 +105,7 @@ def _framed(head: Response, rest: bytes) -> tuple[bytes, bool, bytes]:
         try:
             size = int(line, 16)
         except ValueError:
-            raise AssertionError(f"no size of a chunk: {rest[:60]!r} behind\n{head}") from None
+            raise AssertionError(f"no size of a chunk: {rest[:60]!r} behind\n{received}") from None
         if not size:
             is_end = following.startswith(b"\r\n")
             return content, is_end, following[2:]
@@ -144,7 +144,9 @@ def differences(
         found.append("another vary")
     tags, raw_tags = other.values("etag"), raw.values("etag")
     if other.coding is not None:
-        raw_tags = [tag for each in raw_tags if (tag := coded_tag(each, other.coding)) is not None]
+        raw_tags = [
+            tag for each in raw_tags if (tag := compressed_tag(each, other.coding)) is not None
+        ]
     if tags != raw_tags and (raw_tags or not has_file) and (tags or raw.has_body):
         found.append("another etag")
     if other.has_body and other.is_complete:

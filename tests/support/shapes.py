@@ -70,7 +70,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def sibling(name: str) -> str:
+def neighbour(name: str) -> str:
     return os.path.join(os.path.dirname(file_path()), name)
 
 
@@ -169,7 +169,7 @@ _MADE: dict[str, tuple[Callable[[], Any], bytes, bool, str]] = {
     "unbuffered-file": (lambda: opened(buffering=0), FILE_BYTES, True, _OCTETS),
     "file-that-was-read-from": (partly_read, FILE_BYTES[1000:], True, _OCTETS),
     "file-at-its-end": (lambda: opened(0, os.SEEK_END), b"", True, _OCTETS),
-    "empty-file": (lambda: open(sibling("empty"), "rb"), b"", True, _OCTETS),
+    "empty-file": (lambda: open(neighbour("empty"), "rb"), b"", True, _OCTETS),
     "temporary-file": (lambda: filled(tempfile.TemporaryFile()), FILE_BYTES, True, _OCTETS),
     "named-temporary-file": (
         lambda: filled(tempfile.NamedTemporaryFile(), 10), FILE_BYTES[10:], True, _OCTETS
@@ -182,9 +182,9 @@ _MADE: dict[str, tuple[Callable[[], Any], bytes, bool, str]] = {
     ),
     "bytes-io": (lambda: filled(io.BytesIO(), 5), FILE_BYTES[5:], True, _OCTETS),
     "string-io": (lambda: io.StringIO(TEXT), TEXT.encode(), False, _OCTETS),
-    "gzip-file": (lambda: gzip.open(sibling("file.gz"), "rb"), FILE_BYTES, False, _OCTETS),
+    "gzip-file": (lambda: gzip.open(neighbour("file.gz"), "rb"), FILE_BYTES, False, _OCTETS),
     "text-file": (
-        lambda: open(sibling("text"), encoding="utf-16"),
+        lambda: open(neighbour("text"), encoding="utf-16"),
         TEXT.encode(), False, "text/plain; charset=utf-8",
     ),
     "pipe": (lambda: CommandOutput("cat", file_path()), FILE_BYTES, False, _OCTETS),

@@ -14,7 +14,7 @@ from typing import Any
 from hpack import Encoder
 from hyperframe.frame import HeadersFrame, SettingsFrame, WindowUpdateFrame
 
-from loadtests.clients import BadAnswer, Connection, percentile
+from loadtests.clients import BadResponse, Connection, percentile
 from tests.support import crowds
 from tests.support.crowds import Kind
 from wsgifast.commands.bench.processes import HOST
@@ -72,12 +72,12 @@ def _numbers(streams: int = _STREAMS) -> range:
 def _http2_requests(path: str, streams: int) -> bytes:
     """A preface, a window for the connection that is never in the way, and the requests."""
     encode = Encoder().encode
-    head = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)]
+    fields = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)]
     frames = [
         SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: _WINDOW_BYTES}),
         WindowUpdateFrame(0, window_increment=2**31 - 1 - 65_535),
         *(
-            HeadersFrame(number, encode(head), flags=["END_HEADERS", "END_STREAM"])
+            HeadersFrame(number, encode(fields), flags=["END_HEADERS", "END_STREAM"])
             for number in _numbers(streams)
         ),
     ]
@@ -207,7 +207,7 @@ def others(
             begun = time.perf_counter()
             try:
                 connection.ask()
-            except (BadAnswer, OSError):
+            except (BadResponse, OSError):
                 failures += 1
             times.append((time.perf_counter() - begun) * 1e3)
             time.sleep(pause_s)

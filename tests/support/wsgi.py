@@ -18,7 +18,7 @@ from wsgifast.bodies.files import close_body
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
-Head = tuple[str, list[tuple[str, str]]]
+Start = tuple[str, list[tuple[str, str]]]
 TEXT = [("Content-Type", "text/plain")]
 
 
@@ -36,7 +36,7 @@ class Server:
 
     def __init__(self, app: WSGIApplication, environ: dict[str, Any] | None = None) -> None:
         self.environ = new_environ() if environ is None else environ
-        self.heads: list[Head] = []
+        self.starts: list[Start] = []
         self.error: BaseException | None = None  # of the last start_response()
         self.sent: list[bytes] = []
         self.result = app(self.environ, self.start_response)
@@ -46,17 +46,17 @@ class Server:
     ) -> Callable[[bytes], object]:
         if exc_info is not None and any(self.sent):
             raise exc_info[1]
-        self.heads.append((status, headers))
+        self.starts.append((status, headers))
         self.error = exc_info and exc_info[1]
         return self.sent.append
 
     @property
-    def head(self) -> Head:
-        return self.heads[-1]
+    def start(self) -> Start:
+        return self.starts[-1]
 
     def header(self, name: str) -> str | None:
-        values = [value for key, value in self.head[1] if key.lower() == name.lower()]
-        assert len(values) <= 1, self.head
+        values = [value for key, value in self.start[1] if key.lower() == name.lower()]
+        assert len(values) <= 1, self.start
         return values[0] if values else None
 
     def finish(self) -> bytes:

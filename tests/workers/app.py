@@ -294,11 +294,11 @@ def do_dialogue(environ: Any, start_response: Any, argument: str) -> Iterable[by
     body = environ["wsgi.input"]
     _ok(start_response)
 
-    def answers() -> Iterator[bytes]:
+    def responses() -> Iterator[bytes]:
         while data := body.read(PIECE_BYTES):
             yield data.upper()
 
-    return Blocks(answers(), "dialogue")
+    return Blocks(responses(), "dialogue")
 
 
 def do_lines(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:

@@ -1,5 +1,5 @@
 """Fixtures of the tests of FastWorker."""
 
-from tests.workers.bench import make_bench
+from tests.workers.stepped_worker import make_stepped
 
-__all__ = ["make_bench"]
+__all__ = ["make_stepped"]

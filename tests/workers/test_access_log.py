@@ -16,17 +16,17 @@ from gunicorn.http.wsgi import FileWrapper
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
-from tests.workers.bench import (
+from tests.workers.serving import fast_worker
+from tests.workers.stepped_worker import (
     LARGE,
     PEER,
-    Bench,
     Client,
-    MakeBench,
-    answers,
+    MakeStepped,
+    SteppedWorker,
     hello,
     request_for,
+    responses,
 )
-from tests.workers.serving import fast_worker
 from wsgifast.bodies.access_log import QUEUE_US
 from wsgifast.errors import RequestError
 
@@ -58,7 +58,7 @@ BODIES: dict[str, Callable[[Path], Iterable[bytes]]] = {
 @pytest.mark.parametrize("length", [True, False])
 @pytest.mark.parametrize("when", ["before the head", "after the head"])
 def test_access_log_omits_bytes_for_client_that_left(
-    make_bench: MakeBench, tmp_path: Path, body: str, length: bool, when: str
+    make_stepped: MakeStepped, tmp_path: Path, body: str, length: bool, when: str
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(LARGE))
@@ -72,66 +72,68 @@ def test_access_log_omits_bytes_for_client_that_left(
         reset(client)
         return BODIES[body](path)
 
-    bench = make_bench(app)
-    client = bench.connect(tcp=True)
+    stepped = make_stepped(app)
+    client = stepped.connect(tcp=True)
     client.run_request()
-    assert not bench.log.errors
+    assert not stepped.log.errors
     # A first small block waits for the next one, unless a length is declared.
     sent = 6 if when == "after the head" and length else 0
-    assert [logged for _, _, logged in bench.log.requests] == [sent]
+    assert [logged for _, _, logged in stepped.log.requests] == [sent]
 
 
 @pytest.mark.parametrize("body", ["one block", "list", "generator", "file"])
 def test_access_log_omits_bytes_not_taken_by_kernel(
-    make_bench: MakeBench, tmp_path: Path, body: str
+    make_stepped: MakeStepped, tmp_path: Path, body: str
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(LARGE))
 
-    bench = make_bench(answers(lambda: BODIES[body](path)))
-    client = bench.connect()  # a Unix socket, whose buffer is not the client's to enlarge
+    stepped = make_stepped(responses(lambda: BODIES[body](path)))
+    client = stepped.connect()  # a Unix socket, whose buffer is not the client's to enlarge
     client.run_request()
     taken = len(client.receive_all_there_is())
     assert taken < LARGE
     client.close()
-    bench.run()
-    ((_, _, size),) = bench.log.requests
+    stepped.run()
+    ((_, _, size),) = stepped.log.requests
     assert size <= taken
 
 
 def test_access_log_of_reset_stream_counts_its_window(
-    make_bench: MakeBench,
+    make_stepped: MakeStepped,
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [])
         peer.state.reset_stream(1)
         peer.send_only()
-        peer.bench.poll()
-        peer.bench.take_up()
+        peer.stepped.poll()
+        peer.stepped.take_up()
         return [bytes(LARGE)]
 
-    peer = Peer(make_bench(app, **HTTP2))
+    peer = Peer(make_stepped(app, **HTTP2))
     peer.ask()
     peer.run()
-    assert [size for _, _, size in peer.bench.log.requests] == [0]
+    assert [size for _, _, size in peer.stepped.log.requests] == [0]
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_access_log_omits_frames_not_taken_by_kernel(make_bench: MakeBench, streams: int) -> None:
-    app = answers([bytes(2 * LARGE)])
-    peer = Peer(make_bench(app, **HTTP2), window=4 * LARGE, reads=False)
+def test_access_log_omits_frames_not_taken_by_kernel(
+    make_stepped: MakeStepped, streams: int
+) -> None:
+    app = responses([bytes(2 * LARGE)])
+    peer = Peer(make_stepped(app, **HTTP2), window=4 * LARGE, reads=False)
     peer.open(4 * LARGE)
     for _ in range(streams):
         peer.ask()
     peer.send_only()
-    peer.bench.run()
+    peer.stepped.run()
     taken = len(peer.socket.receive_all_there_is())
     assert taken < LARGE
     assert peer.near.output.bytes_left() > 10_000
     peer.socket.close()
-    peer.bench.run()
-    assert len(peer.bench.log.requests) == streams
-    assert sum(size for _, _, size in peer.bench.log.requests) <= taken
+    peer.stepped.run()
+    assert len(peer.stepped.log.requests) == streams
+    assert sum(size for _, _, size in peer.stepped.log.requests) <= taken
 
 
 # Requests that fail
@@ -158,7 +160,7 @@ class Unreadable:
 @pytest.mark.parametrize("started", [True, False])
 @pytest.mark.parametrize("http2", [True, False])
 def test_access_log_of_failure_has_path_times_and_size(
-    make_bench: MakeBench, error: BaseException, status: str, started: bool, http2: bool
+    make_stepped: MakeStepped, error: BaseException, status: str, started: bool, http2: bool
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["of.the.app"] = "kept"
@@ -168,44 +170,44 @@ def test_access_log_of_failure_has_path_times_and_size(
         raise error
 
     if http2:
-        peer = Peer(make_bench(app, **HTTP2))
-        bench, size = peer.bench, len(peer.get("/orders/17%20?q=1").body)
+        peer = Peer(make_stepped(app, **HTTP2))
+        stepped, size = peer.stepped, len(peer.get("/orders/17%20?q=1").body)
     else:
-        bench = make_bench(app)
-        client = bench.begin(request_for("/orders/17%20?q=1"))
+        stepped = make_stepped(app)
+        client = stepped.begin(request_for("/orders/17%20?q=1"))
         size = len(client.read_response().body)
-    ((asked, logged, sent),) = bench.log.requests
-    assert asked == "GET /orders/17%20?q=1"
+    ((requested, logged, sent),) = stepped.log.requests
+    assert requested == "GET /orders/17%20?q=1"
     assert logged.split()[0] == status.split()[0]
     assert sent == size > 0
-    environ = bench.log.environs[0]
+    environ = stepped.log.environs[0]
     assert environ["PATH_INFO"] == "/orders/17 "
     assert environ["wsgi.url_scheme"] == "http"
     assert environ["of.the.app"] == "kept"
     assert environ["wsgifast.app_us"] >= 0
 
 
-def test_access_log_of_refusal_by_hook_has_path(make_bench: MakeBench) -> None:
+def test_access_log_of_refusal_by_hook_has_path(make_stepped: MakeStepped) -> None:
     def refuse(worker: Any, req: Any) -> None:
         raise ValueError("of the hook")
 
-    bench = make_bench(lambda environ, start_response: [], pre_request=refuse)
-    client = bench.begin(request_for("/orders/17"))
+    stepped = make_stepped(lambda environ, start_response: [], pre_request=refuse)
+    client = stepped.begin(request_for("/orders/17"))
     assert client.read_response().status == 500
-    ((asked, status, _),) = bench.log.requests
-    assert (asked, status) == ("GET /orders/17", "500 Internal Server Error")
-    assert bench.log.environs[0]["PATH_INFO"] == "/orders/17"
+    ((requested, status, _),) = stepped.log.requests
+    assert (requested, status) == ("GET /orders/17", "500 Internal Server Error")
+    assert stepped.log.environs[0]["PATH_INFO"] == "/orders/17"
 
 
-def test_access_log_omits_an_unreadable_request(make_bench: MakeBench) -> None:
+def test_access_log_omits_an_unreadable_request(make_stepped: MakeStepped) -> None:
     """Like gunicorn's. The error log has it."""
-    bench = make_bench(lambda environ, start_response: [])
-    client = bench.begin(b"GET /orders/17%20?q=1 HTTP/1.1\r\nHost: a\r\nBad Name: x\r\n\r\n")
+    stepped = make_stepped(lambda environ, start_response: [])
+    client = stepped.begin(b"GET /orders/17%20?q=1 HTTP/1.1\r\nHost: a\r\nBad Name: x\r\n\r\n")
     assert client.read_response().status == 400
-    assert bench.log.requests == []
+    assert stepped.log.requests == []
 
 
-def test_subclass_handle_error_is_logged_once(make_bench: MakeBench) -> None:
+def test_subclass_handle_error_is_logged_once(make_stepped: MakeStepped) -> None:
     seen: list[object] = []
 
     def handle_error(self: Any, req: Any, client: Any, addr: Any, error: Any) -> None:
@@ -215,14 +217,14 @@ def test_subclass_handle_error_is_logged_once(make_bench: MakeBench) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         raise ValueError("of the app")
 
-    bench = make_bench(app, attributes={"handle_error": handle_error})
-    made = type(bench.worker)
-    client = bench.connect()
+    stepped = make_stepped(app, attributes={"handle_error": handle_error})
+    made = type(stepped.worker)
+    client = stepped.connect()
     client.run_request("/orders/17")
     assert client.read_response().status == 500
     assert [each[0] for each in seen] == ["/orders/17"]  # type: ignore[index]
-    assert len(bench.log.requests) == 1
-    assert bench.log.says("Error handling request GET /orders/17")
+    assert len(stepped.log.requests) == 1
+    assert stepped.log.says("Error handling request GET /orders/17")
 
 
 def test_text_access_log_of_failure_has_status_size(tmp_path: Path) -> None:
@@ -238,13 +240,13 @@ def test_text_access_log_of_failure_has_status_size(tmp_path: Path) -> None:
 # How a response has ended
 
 
-def test_outcome_of_whole_response_is_sent(make_bench: MakeBench) -> None:
-    bench = make_bench(answers([b"ok"]))
-    bench.begin().read_response()
-    assert bench.log.environs[0]["wsgifast.outcome"] == "sent"
+def test_outcome_of_whole_response_is_sent(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(responses([b"ok"]))
+    stepped.begin().read_response()
+    assert stepped.log.environs[0]["wsgifast.outcome"] == "sent"
 
 
-def test_outcome_of_failed_app_is_cut_off(make_bench: MakeBench) -> None:
+def test_outcome_of_failed_app_is_cut_off(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Length", "10")])
         yield b"short"
@@ -252,41 +254,41 @@ def test_outcome_of_failed_app_is_cut_off(make_bench: MakeBench) -> None:
             raise ValueError("of the app")
 
     for target in ("/raises", "/short"):
-        bench = make_bench(app)
-        bench.connect().run_request(target=target)
-        assert bench.log.environs[0]["wsgifast.outcome"] == "cut off"
-        peer = Peer(make_bench(app, **HTTP2))
+        stepped = make_stepped(app)
+        stepped.connect().run_request(target=target)
+        assert stepped.log.environs[0]["wsgifast.outcome"] == "cut off"
+        peer = Peer(make_stepped(app, **HTTP2))
         peer.get(target)
-        assert peer.bench.log.environs[0]["wsgifast.outcome"] == "cut off"
+        assert peer.stepped.log.environs[0]["wsgifast.outcome"] == "cut off"
 
 
 @pytest.mark.parametrize("http2", [True, False])
 @pytest.mark.parametrize("ends", ["the client leaves", "the client is slow", "the worker ends"])
 def test_outcome_of_unfinished_response_is_named(
-    make_bench: MakeBench, http2: bool, ends: str
+    make_stepped: MakeStepped, http2: bool, ends: str
 ) -> None:
     if http2:
-        peer = Peer(make_bench(answers([bytes(LARGE)]), **HTTP2))
+        peer = Peer(make_stepped(responses([bytes(LARGE)]), **HTTP2))
         peer.ask()
         peer.send_only()
-        bench, client = peer.bench, peer.socket
-        bench.run()
+        stepped, client = peer.stepped, peer.socket
+        stepped.run()
     else:
-        bench = make_bench(answers([bytes(LARGE)]))
-        client = bench.connect()
+        stepped = make_stepped(responses([bytes(LARGE)]))
+        client = stepped.connect()
         client.run_request()
-    assert not bench.log.requests
+    assert not stepped.log.requests
     if ends == "the client leaves":
         client.close()
     elif ends == "the client is slow":
         near = peer.near.streams[1] if http2 else client.near
         near.on_overdue()
     else:
-        bench.worker.application.shared.is_disconnecting = True
+        stepped.worker.application.shared.is_disconnecting = True
         client.near.cut_off()
-    bench.run()
+    stepped.run()
     outcome = "client left" if ends == "the client leaves" else "cut off"
-    assert [each["wsgifast.outcome"] for each in bench.log.environs] == [outcome]
+    assert [each["wsgifast.outcome"] for each in stepped.log.environs] == [outcome]
 
 
 # The thread and the context in which a line is written
@@ -318,63 +320,63 @@ class Values:
             assert self._missing.acquire(timeout=30)
         return self._seen
 
-    def watch(self, bench: Bench) -> None:
-        application = bench.worker.application
+    def watch(self, stepped: SteppedWorker) -> None:
+        application = stepped.worker.application
         application.log_access = self.log
-        application.write_late = bench.server.output_rules.disk.write_line
+        application.write_late = stepped.server.output_rules.disk.write_line
 
 
 @pytest.mark.parametrize("http2", [True, False])
-def test_late_line_sees_no_value_of_another_request(make_bench: MakeBench, http2: bool) -> None:
+def test_late_line_sees_no_value_of_another_request(make_stepped: MakeStepped, http2: bool) -> None:
     values = Values(2)
-    bench = make_bench(values.app, keepalive=5, **(HTTP2 if http2 else {}))
-    values.watch(bench)
+    stepped = make_stepped(values.app, keepalive=5, **(HTTP2 if http2 else {}))
+    values.watch(stepped)
     if http2:
-        peer = Peer(bench)
+        peer = Peer(stepped)
         peer.ask("/download")
         peer.send_only()
         client = peer.socket
     else:
-        client = bench.connect()
+        client = stepped.connect()
         client.send_request("/download")
-    bench.run()
-    bench.connect().run_request("/other")
+    stepped.run()
+    stepped.connect().run_request("/other")
     client.close()
-    bench.run()
+    stepped.run()
     assert values.seen() == [
         ("/other", "/other", "/other"),
         ("/download", "/download", "none"),
     ]
 
 
-def test_line_of_refused_request_sees_no_value(make_bench: MakeBench) -> None:
+def test_line_of_refused_request_sees_no_value(make_stepped: MakeStepped) -> None:
     values = Values(2)
-    bench = make_bench(values.app, keepalive=5, attributes={"body_limit_bytes": 5})
-    values.watch(bench)
-    bench.connect().run_request("/other")
-    bench.connect().run(b"POST /long HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\n")
+    stepped = make_stepped(values.app, keepalive=5, attributes={"body_limit_bytes": 5})
+    values.watch(stepped)
+    stepped.connect().run_request("/other")
+    stepped.connect().run(b"POST /long HTTP/1.1\r\nHost: a\r\nContent-Length: 6\r\n\r\n")
     assert values.seen()[1:] == [("/long", "none", "none")]
 
 
 def test_late_line_is_written_without_a_thread(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     values = Values(1)
-    bench = make_bench(values.app)
-    values.watch(bench)
+    stepped = make_stepped(values.app)
+    values.watch(stepped)
     monkeypatch.setattr(threading.Thread, "start", fail)
-    client = bench.connect()
+    client = stepped.connect()
     client.run_request("/download")
     client.close()
-    bench.run()
+    stepped.run()
     assert [line[:2] for line in values.seen()] == [("/download", "/download")]
 
 
-def test_worker_ends_after_its_last_late_line(make_bench: MakeBench) -> None:
-    bench = make_bench(answers([b"ok"]))
+def test_worker_ends_after_its_last_late_line(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(responses([b"ok"]))
     written: list[str] = []
     beaten = threading.Event()
 
@@ -382,23 +384,23 @@ def test_worker_ends_after_its_last_late_line(make_bench: MakeBench) -> None:
         assert beaten.wait(30)
         written.append("line")
 
-    bench.clock.runs = True
-    bench.server.output_rules.disk.write_line(write)
-    bench.server.end_now(beaten.set)
+    stepped.clock.runs = True
+    stepped.server.output_rules.disk.write_line(write)
+    stepped.server.end_now(beaten.set)
     assert written == ["line"]
 
 
 @pytest.mark.parametrize(("trusted", "http2"), [(True, False), (False, False), (False, True)])
 def test_queue_time_comes_from_trusted_peers_only(
-    make_bench: MakeBench, trusted: bool, http2: bool
+    make_stepped: MakeStepped, trusted: bool, http2: bool
 ) -> None:
     allowed = PEER[0] if trusted else "192.0.2.99"
-    bench = make_bench(hello, forwarded_allow_ips=allowed, **HTTP2)
+    stepped = make_stepped(hello, forwarded_allow_ips=allowed, **HTTP2)
     begun = f"t={time.time() - 3500:.3f}"
     if http2:
-        Peer(bench).get("/", headers=[("x-request-start", begun)])
+        Peer(stepped).get("/", headers=[("x-request-start", begun)])
     else:
-        bench.begin(b"GET / HTTP/1.1\r\nHost: a\r\nX-Request-Start: %b\r\n\r\n" % begun.encode())
-    (environ,) = bench.log.environs
+        stepped.begin(b"GET / HTTP/1.1\r\nHost: a\r\nX-Request-Start: %b\r\n\r\n" % begun.encode())
+    (environ,) = stepped.log.environs
     assert (environ.get(QUEUE_US, 0) > 3_000_000_000) is trusted
     assert (QUEUE_US in environ) is trusted

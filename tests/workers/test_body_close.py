@@ -31,7 +31,7 @@ def stalled(server: LiveServer, notes: Path, *, seconds: float = 0) -> Iterator[
     with Connection(server.address, receive_buffer=4096) as connection:
         headers = [("X-File", str(notes)), ("X-Seconds", str(seconds))]
         connection.send_request(f"/noting/{SIZE}", headers=headers)
-        connection.read_head()
+        connection.read_headers()
         assert server.get("/small/1").status == 200
         yield connection
 
@@ -98,7 +98,7 @@ def test_worker_that_is_done_closes_when_all_is_sent(notes: Path) -> None:
 def test_streams_without_end_close_when_worker_ends(notes: Path) -> None:
     with fast_worker("--graceful-timeout=4") as server, Connection(server.address) as reader:
         reader.send_request("/noting_events", headers=[("X-File", str(notes))])
-        reader.read_head()
+        reader.read_headers()
         assert server.stop() == 0
         assert lines(notes) == ["same"]
 

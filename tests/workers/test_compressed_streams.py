@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.coded import Decoder, decoded
+from tests.support.decoders import Decoder, decoded
 from tests.support.http import Connection
 from tests.support.http2 import Connected
 from tests.support.servers import LiveServer, wait_for
@@ -93,25 +93,25 @@ def server() -> Iterator[LiveServer]:
 @pytest.mark.parametrize("coding", CODINGS)
 def test_quick_blocks_share_a_flush(server: LiveServer, coding: str) -> None:
     whole = b"".join(ROWS)
-    answer = server.get("/rows", headers=[("Accept-Encoding", coding)])
-    assert answer.header("Content-Encoding") == coding
-    assert decoded(coding, answer.body) == whole
+    response = server.get("/rows", headers=[("Accept-Encoding", coding)])
+    assert response.header("Content-Encoding") == coding
+    assert decoded(coding, response.body) == whole
     # With a flush for each row it has about as many bytes as before.
-    assert len(answer.body) < len(whole) / 2
-    line = f"/rows {len(answer.body)} {coding} {len(whole)} {len(answer.body)}"
+    assert len(response.body) < len(whole) / 2
+    line = f"/rows {len(response.body)} {coding} {len(whole)} {len(response.body)}"
     server.wait_for_log(line)
 
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_large_and_empty_blocks_arrive_whole(server: LiveServer, coding: str) -> None:
     for _ in range(3):
-        answer = server.get("/large", headers=[("Accept-Encoding", coding)])
-        assert decoded(coding, answer.body) == b"".join(LARGE)
-    answer = server.get("/empty", headers=[("Accept-Encoding", coding)])
-    assert decoded(answer.header("Content-Encoding"), answer.body) == b""
-    answer = server.get("/image", headers=[("Accept-Encoding", coding)])
-    assert answer.header("Content-Encoding") is None
-    assert answer.body == b"".join(ROWS)
+        response = server.get("/large", headers=[("Accept-Encoding", coding)])
+        assert decoded(coding, response.body) == b"".join(LARGE)
+    response = server.get("/empty", headers=[("Accept-Encoding", coding)])
+    assert decoded(response.header("Content-Encoding"), response.body) == b""
+    response = server.get("/image", headers=[("Accept-Encoding", coding)])
+    assert response.header("Content-Encoding") is None
+    assert response.body == b"".join(ROWS)
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -119,8 +119,8 @@ def test_each_block_arrives_before_the_next_is_made(server: LiveServer, coding: 
     decoder = Decoder(coding)
     with Connection(server.address) as connection:
         connection.send_request("/events", headers=[("Accept-Encoding", coding)])
-        head = connection.read_head()
-        assert head.header("Content-Encoding") == coding
+        received = connection.read_headers()
+        assert received.header("Content-Encoding") == coding
         came = b""
         for number in range(20):
             while not came.endswith(b"event %02d\n" % number):
@@ -133,17 +133,17 @@ def test_each_block_arrives_before_the_next_is_made(server: LiveServer, coding: 
 
 def test_written_and_yielded_blocks_stay_in_order(server: LiveServer) -> None:
     for coding in CODINGS:
-        answer = server.get("/written", headers=[("Accept-Encoding", coding)])
-        assert decoded(coding, answer.body) == b"written" + b"".join(ROWS)
-        answer = server.get("/lazy", headers=[("Accept-Encoding", coding)])
-        assert decoded(coding, answer.body) == b"".join(b"w" + row + row for row in ROWS[:100])
+        response = server.get("/written", headers=[("Accept-Encoding", coding)])
+        assert decoded(coding, response.body) == b"written" + b"".join(ROWS)
+        response = server.get("/lazy", headers=[("Accept-Encoding", coding)])
+        assert decoded(coding, response.body) == b"".join(b"w" + row + row for row in ROWS[:100])
 
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_compressed_stream_that_fails_has_no_end(server: LiveServer, coding: str) -> None:
     with Connection(server.address) as connection:
         connection.send_request("/failing", headers=[("Accept-Encoding", coding)])
-        connection.read_head()
+        connection.read_headers()
         rest = connection.read_to_end()
     assert not rest.endswith(b"0\r\n\r\n")
 
@@ -151,15 +151,15 @@ def test_compressed_stream_that_fails_has_no_end(server: LiveServer, coding: str
 def test_http_1_0_client_gets_stream_without_chunks(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         connection.send(b"GET /rows HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n")
-        head = connection.read_head()
-        assert head.header("Transfer-Encoding") is None
+        received = connection.read_headers()
+        assert received.header("Transfer-Encoding") is None
         assert decoded("gzip", connection.read_to_end()) == b"".join(ROWS)
 
 
 def test_middleware_around_sees_compressed_blocks() -> None:
     with fast_worker(app=f"{__name__}:behind") as server:
-        answer = server.get("/rows", headers=[("Accept-Encoding", "br")])
-        assert decoded("br", answer.body) == b"".join(ROWS)
+        response = server.get("/rows", headers=[("Accept-Encoding", "br")])
+        assert decoded("br", response.body) == b"".join(ROWS)
 
 
 def test_slow_client_gets_all_of_compressed_stream(server: LiveServer) -> None:
@@ -167,8 +167,8 @@ def test_slow_client_gets_all_of_compressed_stream(server: LiveServer) -> None:
         for _ in range(20):  # pipelined: the server is ahead of this client
             connection.send_request("/large", headers=[("Accept-Encoding", "gzip")])
         for _ in range(20):
-            answer = connection.read_response()
-            assert decoded("gzip", answer.body) == b"".join(LARGE)
+            response = connection.read_response()
+            assert decoded("gzip", response.body) == b"".join(LARGE)
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -186,14 +186,14 @@ def test_quick_blocks_share_a_flush_over_http2(coding: str, tmp_path: Path) -> N
         streams = {client.ask(path, headers=accepted): path for path in [*whole, "/rows"]}
         client.flush()
         for stream, path in streams.items():
-            answer = client.answer(stream)
-            assert answer.ended, path
-            assert answer.headers["content-encoding"] == coding
-            assert decoded(coding, answer.body) == whole[path]
-            assert len(answer.body) <= len(whole[path]) / 2 + 120
+            response = client.response(stream)
+            assert response.ended, path
+            assert response.headers["content-encoding"] == coding
+            assert decoded(coding, response.body) == whole[path]
+            assert len(response.body) <= len(whole[path]) / 2 + 120
         failing = client.ask("/failing", headers=accepted)
         client.flush()
-        assert client.answer(failing).reset is not None
+        assert client.response(failing).reset is not None
 
 
 @pytest.mark.parametrize("coding", CODINGS)

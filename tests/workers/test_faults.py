@@ -82,7 +82,7 @@ def test_reset_during_response_leaves_nothing_behind(patient: LiveServer) -> Non
         for target in ("/file", "/segments", "/chunks/100-100000"):
             connection = Connection(patient.address, receive_buffer=4096)
             connection.send_request(target)
-            connection.read_head()
+            connection.read_headers()
             reset(connection.sock)
             connection.close()
 
@@ -107,7 +107,7 @@ def test_dripping_request_gets_408_and_holds_no_thread(server: LiveServer, part:
             assert connection.read_to_end() == b""
 
 
-def test_silent_connection_is_closed_without_answer(server: LiveServer) -> None:
+def test_silent_connection_is_closed_without_response(server: LiveServer) -> None:
     with nothing_left_behind(server), Connection(server.address) as connection:
         assert connection.read_to_end() == b""
 
@@ -151,7 +151,7 @@ class logger_class(Logger):
 """
 
 
-def test_failing_access_log_costs_no_client_its_answer() -> None:
+def test_failing_access_log_costs_no_response() -> None:
     with fast_worker(attributes=LIMITS, configuration=FAILING_LOGGER) as server:
         for framing, body, status in (
             ("Content-Length: 2000001", "", 413),
@@ -214,7 +214,7 @@ def test_generator_is_not_far_ahead_in_memory(patient: LiveServer) -> None:
             connection = Connection(patient.address, receive_buffer=4096)
             stack.enter_context(connection)
             connection.send_request("/chunks/2000-100000")
-            connection.read_head()
+            connection.read_headers()
         # Of 200 MB each; while the disk is slower than the app, up to 8 MB of each are in memory.
         assert stats(patient)["rss_kib"] - before < 60_000
 
@@ -225,7 +225,7 @@ def test_file_that_shrinks_ends_the_connection(patient: LiveServer) -> None:
         Connection(patient.address, receive_buffer=4096) as connection,
     ):
         connection.send_request("/shrinking")
-        assert connection.read_head().header("Content-Length") == str(FILE_BYTES)
+        assert connection.read_headers().header("Content-Length") == str(FILE_BYTES)
         connection.send(b"GET /shrunk HTTP/1.1\r\nHost: a\r\n\r\n")
         assert patient.get("/shrunk").body == b"True"
         with contextlib.suppress(ConnectionResetError):
@@ -255,12 +255,12 @@ def test_downloads_go_on_while_all_threads_are_busy(poller: str, tmp_path: Path)
     ):
         download = stack.enter_context(Connection(server.address, receive_buffer=65_536))
         download.send_request("/file")
-        assert download.read_head().status == 200  # its app has had its thread
+        assert download.read_headers().status == 200  # its app has had its thread
         busy = [stack.enter_context(Connection(server.address)) for _ in range(4)]
         for connection in busy:
             connection.send_request(f"/until{release}")
         for connection in busy:
-            assert connection.read_head().status == 200
+            assert connection.read_headers().status == 200
         # Four threads wait in their apps: no thread is free, and the download still arrives.
         assert download.read(FILE_BYTES) == block(FILE_BYTES)
         # Heads and their limits go on too, and what is ready waits for a thread.

@@ -47,7 +47,7 @@ def test_quick_lines_of_framework_stream_share_chunks(app: str) -> None:
         # On a loaded machine lines may come too far apart.
         for _ in range(10):
             connection.send_request("/burst")
-            assert connection.read_head().status == 200
+            assert connection.read_headers().status == 200
             received = b""
             chunks = 0
             while len(received) < len(expected):
@@ -96,10 +96,10 @@ def test_django_keeps_a_database_connection_a_thread() -> None:
                 return [json.loads(connection.request("/db").body) for _ in range(10)]
 
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            answers = [answer for found in pool.map(ask, range(16)) for answer in found]
+            responses = [response for found in pool.map(ask, range(16)) for response in found]
         connections: dict[int, set[int]] = {}
-        for answer in answers:
-            assert answer["value"] == 7
-            connections.setdefault(answer["thread"], set()).add(answer["connection"])
+        for response in responses:
+            assert response["value"] == 7
+            connections.setdefault(response["thread"], set()).add(response["connection"])
         assert len(connections) <= 4, "more threads than --threads ran the app"
         assert all(len(found) == 1 for found in connections.values()), connections

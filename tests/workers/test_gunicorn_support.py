@@ -52,7 +52,7 @@ def test_settings_equal_those_of_gunicorn() -> None:
         assert not settings.is_ssl
 
 
-def test_head_limit_equals_that_of_gunicorn() -> None:
+def test_header_limit_equals_that_of_gunicorn() -> None:
     for fields, size, line in itertools.product((1, 100, 0, 40_000), (0, 10, 9000), (0, 100, 8000)):
         settings = Settings(
             configured(
@@ -86,12 +86,12 @@ class Sent(list[tuple[int, str, list[tuple[str, str]], bytes]]):
 
 @pytest.mark.parametrize("page", [b"a\n\nb\r\n", b"\n\r\n\n\r\n"])
 @pytest.mark.parametrize(
-    "head", [HEAD, HEAD[:-2] + b"\n", HEAD.replace(b"\r", b"")], ids=["right", "last", "all"]
+    "headers", [HEAD, HEAD[:-2] + b"\n", HEAD.replace(b"\r", b"")], ids=["right", "last", "all"]
 )
-def test_error_page_head_is_repaired_body_unchanged(head: bytes, page: bytes) -> None:
+def test_error_page_has_fixed_headers_unchanged_body(headers: bytes, page: bytes) -> None:
     sent = Sent()
     page_socket = ErrorPage(sent.send)
-    page_socket.sendall(head + page)
+    page_socket.sendall(headers + page)
     assert sent == [(400, "Bad Request", HEADERS, page)]
     assert page_socket.size == 5
 
@@ -136,9 +136,9 @@ def test_files_command_uses_wsgiref_on_old_gunicorn(
     (tmp_path / "page.html").write_text("a page")
     argv = ["python", "-m", "wsgifast", "files", str(tmp_path), "--bind", "{port}"]
     with live_server(argv, env=unsupported) as server:
-        answer = server.get("/page.html")
-        assert (answer.status, answer.body) == (200, b"a page")
-        assert (answer.header("Server") or "").startswith("WSGIServer")
+        response = server.get("/page.html")
+        assert (response.status, response.body) == (200, b"a page")
+        assert (response.header("Server") or "").startswith("WSGIServer")
         assert "Traceback" not in server.log()
 
 

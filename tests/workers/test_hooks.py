@@ -12,8 +12,8 @@ from gunicorn.glogging import Logger
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.http import Connection
 from tests.support.servers import wait_for
-from tests.workers.bench import Bench, MakeBench, ask, hello
 from tests.workers.serving import fast_worker, using
+from tests.workers.stepped_worker import MakeStepped, SteppedWorker, ask, hello
 
 PARSERS = ("httptools", "gunicorn")
 # gunicorn's own: of gunicorn.http.message.Request and gunicorn.http.wsgi.Response.
@@ -37,13 +37,13 @@ def environ_app(seen: list[dict[str, Any]]) -> Callable[..., Iterable[bytes]]:
     return app
 
 
-def send(bench: Bench, protocol: str) -> int:
+def send(stepped: SteppedWorker, protocol: str) -> int:
     """Send a request with a body. Return the status."""
     if protocol == "HTTP/2":
-        return Peer(bench).get(headers=[("x-one", "1"), ("x-two", "2")]).status
-    head = "POST / HTTP/1.1\r\nHost: a\r\nX-One: 1\r\nX-Two: 2\r\nContent-Length: 3\r\n\r\nabc"
-    client = bench.connect()
-    client.run(head.encode())
+        return Peer(stepped).get(headers=[("x-one", "1"), ("x-two", "2")]).status
+    beginning = "POST / HTTP/1.1\r\nHost: a\r\nX-One: 1\r\nX-Two: 2\r\nContent-Length: 3\r\n\r\nabc"
+    client = stepped.connect()
+    client.run(beginning.encode())
     return client.read_response().status
 
 
@@ -97,7 +97,7 @@ CHANGES: dict[str, tuple[Callable[[Any], None], dict[str, Any]]] = {
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("protocol", ["HTTP/1", "HTTP/2"])
 def test_change_by_pre_request_reaches_the_app(
-    make_bench: MakeBench, protocol: str, parser: str, change: str
+    make_stepped: MakeStepped, protocol: str, parser: str, change: str
 ) -> None:
     hook, expected = CHANGES[change]
     if protocol == "HTTP/2" and "body" in expected:
@@ -105,10 +105,10 @@ def test_change_by_pre_request_reaches_the_app(
     seen: list[dict[str, Any]] = []
     options = HTTP2 if protocol == "HTTP/2" else {}
     with using(parser):
-        bench = make_bench(
+        stepped = make_stepped(
             environ_app(seen), pre_request=lambda worker, req: hook(req), keepalive=5, **options
         )
-        assert send(bench, protocol) == 200
+        assert send(stepped, protocol) == 200
     (environ,) = seen
     assert {name: environ.get(name) for name in expected} == expected
 
@@ -116,7 +116,7 @@ def test_change_by_pre_request_reaches_the_app(
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("protocol", ["HTTP/1", "HTTP/2"])
 def test_hooks_find_attributes_of_gunicorn(
-    make_bench: MakeBench, protocol: str, parser: str
+    make_stepped: MakeStepped, protocol: str, parser: str
 ) -> None:
     missing: list[str] = []
     seen: list[Any] = []
@@ -133,57 +133,59 @@ def test_hooks_find_attributes_of_gunicorn(
 
     options = HTTP2 if protocol == "HTTP/2" else {}
     with using(parser):
-        bench = make_bench(
+        stepped = make_stepped(
             hello, pre_request=pre_request, post_request=post_request, keepalive=5, **options
         )
-        assert send(bench, protocol) == 200
+        assert send(stepped, protocol) == 200
     assert not missing
     assert seen == [(1, False, 100), (False, "gunicorn", False)]
 
 
-def test_chunked_body_keeps_its_length_after_a_hook(make_bench: MakeBench) -> None:
+def test_chunked_body_keeps_its_length_after_a_hook(make_stepped: MakeStepped) -> None:
     seen: list[dict[str, Any]] = []
-    bench = make_bench(environ_app(seen), pre_request=lambda worker, req: append(req))
-    head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
-    bench.begin(head.encode())
+    stepped = make_stepped(environ_app(seen), pre_request=lambda worker, req: append(req))
+    beginning = (
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+    )
+    stepped.begin(beginning.encode())
     (environ,) = seen
     assert environ["CONTENT_LENGTH"] == "3"
     assert "HTTP_TRANSFER_ENCODING" not in environ
     assert environ["HTTP_X_REQUEST_ID"] == "made"
 
 
-def test_default_hook_is_called_only_for_its_line(make_bench: MakeBench) -> None:
+def test_default_hook_is_called_only_for_its_line(make_stepped: MakeStepped) -> None:
     class Own(Logger):  # type: ignore[misc]
         def debug(self, msg: str, *args: object, **kwargs: object) -> None:
             said.append(msg % args)
 
     said: list[str] = []
-    bench = make_bench(hello, keepalive=5)
-    application = bench.worker.application
+    stepped = make_stepped(hello, keepalive=5)
+    application = stepped.worker.application
     assert application.post_request is None
-    bench.worker.log = Own(bench.worker.cfg)
-    bench.begin_anew()
-    assert bench.worker.application.pre_request is not None
-    assert ask(bench)[0] == 200
+    stepped.worker.log = Own(stepped.worker.cfg)
+    stepped.begin_anew()
+    assert stepped.worker.application.pre_request is not None
+    assert ask(stepped)[0] == 200
     assert "GET /" in said
 
 
-def test_nr_counts_each_request(make_bench: MakeBench) -> None:
+def test_nr_counts_each_request(make_stepped: MakeStepped) -> None:
     seen: list[tuple[str, int]] = []
-    bench = make_bench(
+    stepped = make_stepped(
         hello,
         keepalive=5,
         pre_request=lambda worker, req: seen.append(("pre", worker.nr)),
         post_request=lambda worker, req, environ, resp: seen.append(("post", worker.nr)),
     )
-    assert bench.worker.nr == 0
+    assert stepped.worker.nr == 0
     for _ in range(2):
-        ask(bench)
+        ask(stepped)
     assert seen == [("pre", 0), ("post", 1), ("pre", 1), ("post", 2)]
-    bench.worker.nr = 10
-    ask(bench)
+    stepped.worker.nr = 10
+    ask(stepped)
     assert seen[-2:] == [("pre", 10), ("post", 11)]
-    assert bench.server.requests == 3
+    assert stepped.server.requests == 3
 
 
 # Two requests are counted before one of their hooks looks.
@@ -209,16 +211,16 @@ def test_post_request_sees_its_own_number() -> None:
 
 
 @pytest.mark.parametrize(("set_to", "ends"), [(3, True), (100, False)])
-def test_max_requests_of_a_hook_counts(make_bench: MakeBench, set_to: int, ends: bool) -> None:
+def test_max_requests_of_a_hook_counts(make_stepped: MakeStepped, set_to: int, ends: bool) -> None:
     def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:
         worker.max_requests = set_to
 
-    bench = make_bench(hello, keepalive=5, max_requests=2, post_request=post_request)
-    ask(bench)
-    ask(bench)
-    assert bench.worker._beat()
-    ask(bench)
-    assert bench.worker._beat() is not ends
+    stepped = make_stepped(hello, keepalive=5, max_requests=2, post_request=post_request)
+    ask(stepped)
+    ask(stepped)
+    assert stepped.worker._beat()
+    ask(stepped)
+    assert stepped.worker._beat() is not ends
 
 
 ADDS_ID = """

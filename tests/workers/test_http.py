@@ -13,7 +13,7 @@ from pathlib import Path
 import gunicorn
 import pytest
 
-from tests.support.gunicorn import may_end_head_with_bare_lf
+from tests.support.gunicorn import may_end_headers_with_bare_lf
 from tests.support.http import Connection
 from tests.support.servers import LiveServer, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
@@ -128,8 +128,8 @@ def test_request_byte_by_byte_is_answered(connection: Connection) -> None:
 
 
 def test_head_and_bodyless_statuses_have_no_body(connection: Connection) -> None:
-    head = connection.request("/small/1000", method="HEAD")
-    assert head.header("Content-Length") == "1000"
+    received = connection.request("/small/1000", method="HEAD")
+    assert received.header("Content-Length") == "1000"
     file = connection.request("/file", method="HEAD")
     assert file.header("Content-Length") == str(FILE_BYTES)
     assert connection.request("/status/304").header("X-Kept") == "1"
@@ -146,10 +146,10 @@ def test_generators_are_sent_in_chunks(client: Client, connection: Connection) -
     wait_until_closed(client, "chunked same thread")
 
 
-def test_blocks_are_not_held_back_while_the_app_waits(client: Client) -> None:
+def test_blocks_are_not_delayed_while_the_app_waits(client: Client) -> None:
     with client.connect() as connection, client.connect() as other:
         connection.send_request("/first_then_wait")
-        assert connection.read_head().status == 200
+        assert connection.read_headers().status == 200
         assert connection.read(21) == b"5\r\nfirst\r\n6\r\nsecond\r\n"
         assert other.request("/release").status == 200
         assert connection.read_to_end_of_chunks() == b"third"
@@ -194,14 +194,14 @@ def test_fastworker_sends_100_continue(connection: Connection) -> None:
         method="POST",
         headers=[("Expect", "100-continue"), ("Content-Length", "4")],
     )
-    assert connection.read_head().status == 100
+    assert connection.read_headers().status == 100
     connection.send(b"body")
     assert connection.read_response().body == b"body"
 
 
 def test_early_hints_precede_response(connection: Connection) -> None:
     connection.send_request("/hints")
-    hints = connection.read_head()
+    hints = connection.read_headers()
     assert hints.status == 103
     assert hints.header("Link") == "</style.css>; rel=preload"
     assert connection.read_response().body == b"ok"
@@ -281,12 +281,12 @@ def gthread(client: Client) -> Iterator[LiveServer]:
 SAID_IN_OUR_WORDS = ("chunk size", "chunk end", "endless field")
 
 
-def test_bad_requests_get_answers_of_gthread(client: Client, gthread: LiveServer) -> None:
-    bare_lf = may_end_head_with_bare_lf(gthread)
+def test_bad_requests_get_responses_of_gthread(client: Client, gthread: LiveServer) -> None:
+    bare_lf = may_end_headers_with_bare_lf(gthread)
     for name, request in BAD_REQUESTS.items():
         if name in SAID_IN_OUR_WORDS and gunicorn.version_info < (27,):
-            continue  # its gthread closes without an answer, beside today's gunicorn_h1c
-        answers = []
+            continue  # its gthread closes without a response, beside today's gunicorn_h1c
+        responses = []
         for connection in (Connection(gthread.address, bare_lf=bare_lf), client.connect()):
             with connection:
                 # Who is answered before all has come may close before it is sent.
@@ -297,12 +297,12 @@ def test_bad_requests_get_answers_of_gthread(client: Client, gthread: LiveServer
                 message = re.sub(rb"\d+", b"N", response.body)
                 if name in SAID_IN_OUR_WORDS:
                     message = re.sub(rb"(</hN>\s+).*", rb"\1", message)
-                answers.append((response.status, response.reason, response.keep_alive, message))
+                responses.append((response.status, response.reason, response.keep_alive, message))
                 if not response.keep_alive:
                     assert connection.read_to_end() == b"", name
-        assert answers[1] == answers[0], name
+        assert responses[1] == responses[0], name
         if name != "bare LF":
-            assert answers[1][0] >= 400, name
+            assert responses[1][0] >= 400, name
 
 
 def test_app_error_before_response_is_500(client: Client) -> None:
@@ -317,7 +317,7 @@ def test_app_error_before_response_is_500(client: Client) -> None:
 
 def test_app_error_during_response_cuts_it_off(client: Client, connection: Connection) -> None:
     connection.send_request("/raise/after")
-    assert connection.read_head().header("Content-Length") == "100"
+    assert connection.read_headers().header("Content-Length") == "100"
     assert connection.read_to_end() == b"some of it"
     wait_until_closed(client, "after same thread")
 
@@ -325,7 +325,7 @@ def test_app_error_during_response_cuts_it_off(client: Client, connection: Conne
 def test_body_breaking_content_length_is_cut(client: Client, connection: Connection) -> None:
     assert connection.request("/long").body == b"long,"
     connection.send_request("/short")
-    connection.read_head()
+    connection.read_headers()
     assert connection.read_to_end() == b"short"
     said = ("/long: the body is longer", "/short: the body has 5 bytes")
     wait_for(lambda: all(each in client.server.log() for each in said), "the log says so")
@@ -360,7 +360,7 @@ def test_inspected_socket_keeps_speaking_http(connection: Connection) -> None:
         assert response.keep_alive
 
 
-def test_half_closed_client_gets_its_answer(
+def test_half_closed_client_gets_its_response(
     client: Client, connection: Connection, tmp_path: Path
 ) -> None:
     if client.tls is not None:

@@ -1,4 +1,5 @@
-"""HTTP/2 on FastWorker: over TLS and in the clear, with gthread's answers to the same requests."""
+"""HTTP/2 on FastWorker: over TLS and in the clear, with gthread's responses to the same
+requests."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ import pytest
 from h2.connection import ConnectionState
 
 from tests.support.http import Connection
-from tests.support.http2 import Answer
 from tests.support.http2 import Connected as Client
+from tests.support.http2 import Response
 from tests.support.programs import program
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.tls import client_context, write_certificate
@@ -61,7 +62,7 @@ REQUESTS = [
 CHANGING = {"SERVER_PORT", "REMOTE_PORT", "thread"}
 
 
-def answers(worker: str, folder: Path) -> dict[str, object]:
+def responses(worker: str, folder: Path) -> dict[str, object]:
     said: dict[str, object] = {}
     with (
         tls_server(worker, folder) as (server, context),
@@ -70,38 +71,38 @@ def answers(worker: str, folder: Path) -> dict[str, object]:
         client = Client(connection.sock)
         client.begin()
         for path, method, body in REQUESTS:
-            answer = client.answer(client.send(path, method, body))
-            answer.headers.pop("date", None)
-            said[path] = answer
+            response = client.response(client.send(path, method, body))
+            response.headers.pop("date", None)
+            said[path] = response
             if path.startswith("/environ"):
-                environ = json.loads(answer.body)
+                environ = json.loads(response.body)
                 said[path] = {k: v for k, v in environ.items() if k not in CHANGING}
         # Several at once, and a connection that goes on after all of these.
         streams = [client.send(f"/small/{size}") for size in range(5)]
-        said["at once"] = [client.answer(stream).body for stream in streams]
+        said["at once"] = [client.response(stream).body for stream in streams]
         server.wait_for_log('"GET /small/4 HTTP/2.0" 200')
     return said
 
 
-def test_http2_over_tls_gets_answers_of_gthread(tmp_path: Path) -> None:
-    expected = answers("gthread", tmp_path)
-    said = answers("FastWorker", tmp_path)
+def test_http2_over_tls_gets_responses_of_gthread(tmp_path: Path) -> None:
+    expected = responses("gthread", tmp_path)
+    said = responses("FastWorker", tmp_path)
     for path in ("/raise/before", "/raise/first"):
         # What an app has raised is not for its client.
-        told, untold = expected.pop(path), said[path]
-        assert isinstance(told, Answer)
-        assert isinstance(untold, Answer)
-        assert untold.headers[":status"] == told.headers[":status"] == "500"
-        assert told.body != untold.body
-        assert b"<p>Internal Server Error</p></h1>\n    \n" in untold.body
-    for path, answer in expected.items():
-        if isinstance(answer, Answer):
-            answer.headers.setdefault("server", "gunicorn")  # 26.2's gthread leaves it out
-        assert said[path] == answer, path
+        logged, unlogged = expected.pop(path), said[path]
+        assert isinstance(logged, Response)
+        assert isinstance(unlogged, Response)
+        assert unlogged.headers[":status"] == logged.headers[":status"] == "500"
+        assert logged.body != unlogged.body
+        assert b"<p>Internal Server Error</p></h1>\n    \n" in unlogged.body
+    for path, response in expected.items():
+        if isinstance(response, Response):
+            response.headers.setdefault("server", "gunicorn")  # 26.2's gthread leaves it out
+        assert said[path] == response, path
     large, echoed = said["/small/300000"], said["/echo"]
-    assert isinstance(large, Answer)
+    assert isinstance(large, Response)
     assert large.body == block(300_000)
-    assert isinstance(echoed, Answer)
+    assert isinstance(echoed, Response)
     assert echoed.body == block(200_000)
 
 
@@ -112,7 +113,7 @@ def test_http2_and_http_1_share_a_tls_listener(tmp_path: Path) -> None:
             client.begin()
             context.set_alpn_protocols(["http/1.1"])
             assert server.get("/small/5", tls=context).body == block(5)
-            assert client.answer(client.send("/small/6")).body == block(6)
+            assert client.response(client.send("/small/6")).body == block(6)
         # A client that has gone gives its thread and its descriptor back.
         before = stats(server, tls=context)
         context.set_alpn_protocols(["h2"])
@@ -140,7 +141,7 @@ def test_http2_with_prior_knowledge_is_served(cleartext: LiveServer) -> None:
         client = Client(connection.sock)
         client.begin()
         for size in (1000, 100_000):
-            assert client.answer(client.send(f"/small/{size}")).body == block(size)
+            assert client.response(client.send(f"/small/{size}")).body == block(size)
 
 
 def test_nonsense_after_preface_ends_its_connection(cleartext: LiveServer) -> None:
@@ -183,7 +184,7 @@ def slow_readers(server: LiveServer, count: int) -> Iterator[list[tuple[Client, 
             client = Client(sock, window=1000, reads=False)
             client.begin()
             streams = [client.send(path) for path in SLOW]
-            while any(len(client.answers[each].body) < 1000 for each in streams):
+            while any(len(client.responses[each].body) < 1000 for each in streams):
                 client.receive()
             readers.append((client, streams))
         yield readers
@@ -197,7 +198,7 @@ def read_all(client: Client, streams: list[int]) -> None:
     client.flush()
     expected = (block(300_000), b"".join(block(3000, i) for i in range(100)), block(FILE_BYTES))
     for stream, body in zip(streams, expected, strict=True):
-        assert client.answer(stream).body == body
+        assert client.response(stream).body == body
 
 
 def test_slow_http2_readers_hold_no_thread(cleartext: LiveServer) -> None:
@@ -206,11 +207,13 @@ def test_slow_http2_readers_hold_no_thread(cleartext: LiveServer) -> None:
         for _ in range(8):
             idle = Client(stack.enter_context(Connection(cleartext.address)).sock)
             idle.begin()
-            assert idle.answer(idle.send("/small/1")).body == block(1)
+            assert idle.response(idle.send("/small/1")).body == block(1)
         with Connection(cleartext.address) as connection:
             other = Client(connection.sock)
             other.begin()
-            assert other.answer(other.send("/echo", "POST", block(100_000))).body == block(100_000)
+            assert other.response(other.send("/echo", "POST", block(100_000))).body == block(
+                100_000
+            )
         for client, streams in readers:
             read_all(client, streams)
     wait_for(

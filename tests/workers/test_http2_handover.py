@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gunicorn.config import Config
 
-from tests.workers.bench import MakeBench, echo, hello
+from tests.workers.stepped_worker import MakeStepped, echo, hello
 from wsgifast.server.channel import IDLE, STREAMS
 from wsgifast.workers import FastWorker
 from wsgifast.workers.options import InvalidWorkerOption
@@ -22,54 +22,56 @@ UPGRADE = (
 
 @pytest.mark.parametrize("mode", ["prior-knowledge", "both"])
 @pytest.mark.parametrize("step", [1, 1000])
-def test_preface_in_any_packets_begins_http2(make_bench: MakeBench, mode: str, step: int) -> None:
-    bench = make_bench(hello, **ALLOWED, http2_cleartext=mode)
-    client = bench.connect()
+def test_preface_in_any_packets_begins_http2(
+    make_stepped: MakeStepped, mode: str, step: int
+) -> None:
+    stepped = make_stepped(hello, **ALLOWED, http2_cleartext=mode)
+    client = stepped.connect()
     data = PREFACE + SETTINGS
     for start in range(0, len(data), step):
         assert client.is_in(STREAMS) is (0 < len(PREFACE) <= start)
         client.run(data[start : start + step])
-    # Our settings, and the answer to theirs, which came with the preface.
+    # Our settings, and the response to theirs, which came with the preface.
     assert client.receive_all_there_is()[3:4] == b"\4"
     client.close()
-    bench.run()
-    assert not bench.server.registry.connections
-    assert not bench.log.requests
+    stepped.run()
+    assert not stepped.server.registry.connections
+    assert not stepped.log.requests
 
 
-def test_preface_after_request_is_refused(make_bench: MakeBench) -> None:
-    bench = make_bench(hello, **ALLOWED, http2_cleartext="both", keepalive=5)
-    client = bench.begin()
+def test_preface_after_request_is_refused(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello, **ALLOWED, http2_cleartext="both", keepalive=5)
+    client = stepped.begin()
     assert client.read_response().body == b"hello"
     client.run(PREFACE + SETTINGS)
     assert client.read_response().status >= 400
 
 
 @pytest.mark.parametrize("mode", ["prior-knowledge", "both"])
-def test_untrusted_peer_cannot_begin_http2(make_bench: MakeBench, mode: str) -> None:
+def test_untrusted_peer_cannot_begin_http2(make_stepped: MakeStepped, mode: str) -> None:
     options = {**ALLOWED, "forwarded_allow_ips": "192.0.2.9"}
-    bench = make_bench(hello, http2_cleartext=mode, **options)
-    client = bench.begin(PREFACE)
+    stepped = make_stepped(hello, http2_cleartext=mode, **options)
+    client = stepped.begin(PREFACE)
     assert client.read_response().status >= 400
-    client = bench.begin(UPGRADE + b"body")
+    client = stepped.begin(UPGRADE + b"body")
     assert client.read_response().body == b"hello"
 
 
-def test_wrong_preface_is_refused_at_first_byte(make_bench: MakeBench) -> None:
-    bench = make_bench(hello, **ALLOWED, http2_cleartext="prior-knowledge")
-    client = bench.begin(b"GE")
+def test_wrong_preface_is_refused_at_first_byte(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello, **ALLOWED, http2_cleartext="prior-knowledge")
+    client = stepped.begin(b"GE")
     assert client.read_response().status == 400
     assert client.read_to_end() == b""
     # Where HTTP/1 may come too, it is the beginning of a request.
-    bench = make_bench(hello, **ALLOWED, http2_cleartext="both")
-    client = bench.begin(b"GE")
+    stepped = make_stepped(hello, **ALLOWED, http2_cleartext="both")
+    client = stepped.begin(b"GE")
     client.run(b"T / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert client.read_response().body == b"hello"
 
 
-def test_upgrade_is_answered_in_http_1(make_bench: MakeBench) -> None:
-    bench = make_bench(echo, **ALLOWED, http2_cleartext="both", keepalive=5)
-    client = bench.begin(UPGRADE + b"body")
+def test_upgrade_is_answered_in_http_1(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(echo, **ALLOWED, http2_cleartext="both", keepalive=5)
+    client = stepped.begin(UPGRADE + b"body")
     response = client.read_response()
     assert (response.status, response.body) == (200, b"body")
     assert client.is_in(IDLE)

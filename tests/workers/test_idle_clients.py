@@ -69,7 +69,7 @@ def receiver(**attributes: Any) -> tuple[Any, Any]:
     return found, found._memory
 
 
-def test_long_head_without_room_is_refused_with_503() -> None:
+def test_long_headers_without_room_get_503() -> None:
     found, memory = receiver(input_memory_bytes=10_000)
     assert found.feed(GET + FIELDS[:9000]) is MORE
     with pytest.raises(RequestError) as raised:
@@ -79,7 +79,7 @@ def test_long_head_without_room_is_refused_with_503() -> None:
     assert memory.used_bytes == 0
 
 
-def test_short_head_needs_no_room() -> None:
+def test_short_headers_need_no_room() -> None:
     found, memory = receiver(input_memory_bytes=0)
     assert found.feed(GET) is MORE
     assert found.feed(b"\r\n") is COMPLETE
@@ -114,7 +114,7 @@ def test_body_goes_to_disk_when_memory_is_used_up() -> None:
 
 @pytest.mark.parametrize("parser", ["auto", "python"])
 @pytest.mark.parametrize("step", [1 << 20, 1000])
-def test_head_over_the_limit_is_refused_with_431(parser: str, step: int) -> None:
+def test_headers_over_the_limit_are_refused_with_431(parser: str, step: int) -> None:
     make = receivers(attributes={"head_limit_bytes": 1000}, http_parser=parser)
     assert make().feed(GET + b"X: %b\r\n\r\n" % (b"a" * 900) + GET) is COMPLETE
     found, data = make(), GET + b"X: %b\r\n\r\n" % (b"a" * 4100)
@@ -123,7 +123,7 @@ def test_head_over_the_limit_is_refused_with_431(parser: str, step: int) -> None
     assert raised.value.status == 431
 
 
-def test_worker_refuses_a_long_head_with_431() -> None:
+def test_worker_refuses_long_headers_with_431() -> None:
     with (
         fast_worker(attributes={"head_limit_bytes": 2000}) as server,
         Connection(server.address) as connection,

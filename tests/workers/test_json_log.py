@@ -23,8 +23,8 @@ from tests.support.http import Connection
 from tests.support.servers import LiveServer, free_port, live_server, wait_for
 from tests.support.shapes import STREAMED_CRUMBS
 from tests.workers.app import FILE_BYTES
-from tests.workers.bench import LARGE, MakeBench, large
 from tests.workers.serving import fast_worker, gunicorn_command
+from tests.workers.stepped_worker import LARGE, MakeStepped, large
 from wsgifast.bodies.access_log import ErrorLogFormatter
 from wsgifast.workers import JSONLogger
 
@@ -235,42 +235,42 @@ def times(environ: dict[str, Any]) -> tuple[int, int, int]:
     return wait, app, send
 
 
-def test_access_log_times_wait_app_and_sending(make_bench: MakeBench) -> None:
+def test_access_log_times_wait_app_and_sending(make_stepped: MakeStepped) -> None:
     def slow(environ: dict[str, Any], start_response: Any) -> Any:
-        bench.clock.now += 2
+        stepped.clock.now += 2
         return large(environ, start_response)
 
-    bench = make_bench(slow)
-    client = bench.begin(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na")
-    bench.clock.now += 1  # the rest of the request's body takes its time
+    stepped = make_stepped(slow)
+    client = stepped.begin(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na")
+    stepped.clock.now += 1  # the rest of the request's body takes its time
     client.send(b"b")
-    bench.poll()
-    job = bench.take_up()
+    stepped.poll()
+    job = stepped.take_up()
     assert job is not None
-    bench.leave_waiting(job)
-    bench.clock.now += 4
-    bench.answer(bench.take_waiting())
-    bench.clock.now += 8
+    stepped.leave_waiting(job)
+    stepped.clock.now += 4
+    stepped.response(stepped.take_waiting())
+    stepped.clock.now += 8
     while len(client.receive_all_there_is()):
-        bench.run()
-    (environ,) = bench.log.environs
+        stepped.run()
+    (environ,) = stepped.log.environs
     assert times(environ) == (4_000_000, 2_000_000, 8_000_000)
-    assert bench.log.seconds == [15]
+    assert stepped.log.seconds == [15]
     assert environ["wsgifast.sendfile_bytes"] == 0
-    assert bench.log.requests[0][2] == LARGE
+    assert stepped.log.requests[0][2] == LARGE
 
 
-def test_times_are_not_taken_without_access_log(make_bench: MakeBench) -> None:
+def test_times_are_not_taken_without_access_log(make_stepped: MakeStepped) -> None:
     seen: list[Any] = []
-    bench = make_bench(large)
-    bench.log_no_access()
-    client = bench.connect()
+    stepped = make_stepped(large)
+    stepped.log_no_access()
+    client = stepped.connect()
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-    bench.poll()
-    job = bench.take_up()
+    stepped.poll()
+    job = stepped.take_up()
     assert job is not None
     seen.append(job.exchange)
-    bench.answer(job)
+    stepped.response(job)
     assert (seen[0].begun, seen[0].answered) == (0.0, 0.0)
 
 
@@ -347,11 +347,11 @@ def test_other_gunicorn_workers_log_json(worker: str, app: str, path: str) -> No
     options = ("--logger-class=wsgifast.workers.JSONLogger", "--threads=2")
     command = gunicorn_command(f"-k{worker}", "-b127.0.0.1:{port}", *options, app)
     with live_server(command) as server:
-        answer = server.get(path)
+        response = server.get(path)
         server.wait_for_log("url.path")
         (found,) = logged(server)
-    assert found["http.response.status_code"] == answer.status
-    assert found["http.response.body.size"] == len(answer.body)
+    assert found["http.response.status_code"] == response.status
+    assert found["http.response.body.size"] == len(response.body)
     assert found["url.path"] == path
     assert found["wsgifast.duration_us"] >= 0
     assert found.get("wsgifast.chunks") == (STREAMED_CRUMBS if worker == "gthread" else None)

@@ -39,7 +39,7 @@ def test_term_lets_downloads_finish(poller: str) -> None:
             downloads.append(stack.enter_context(connection))
             connection.send_request(f"/file/{FILE_BYTES // 2}")  # more than buffers take
         for connection in downloads:
-            assert connection.read_head().header("Content-Length") == str(FILE_BYTES // 2)
+            assert connection.read_headers().header("Content-Length") == str(FILE_BYTES // 2)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_log("Handling signal: term")
         expected = block(FILE_BYTES)[FILE_BYTES // 2 :]
@@ -141,7 +141,7 @@ def test_reloader_loads_new_app_and_cuts_no_download(tmp_path: Path, poller: str
     ):
         assert server.get("/version").body == b"1"
         download.send_request("/file")
-        assert download.read_head().status == 200
+        assert download.read_headers().status == 200
         new = tmp_path / "new"
         new.write_text(RELOADED.replace("{version}", "2"))
         new.replace(module)

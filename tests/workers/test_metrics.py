@@ -85,8 +85,8 @@ def is_running(pid: int) -> bool:
 @contextlib.contextmanager
 def metered(*options: str, **attributes: float) -> Iterator[tuple[LiveServer, int]]:
     port = free_port()
-    told = {"metrics_bind": f"127.0.0.1:{port}", **attributes}
-    with fast_worker(*options, attributes=told) as server:
+    details = {"metrics_bind": f"127.0.0.1:{port}", **attributes}
+    with fast_worker(*options, attributes=details) as server:
         yield server, port
 
 
@@ -153,8 +153,8 @@ def _gauges(server: LiveServer, port: int) -> None:
         reset_on_close(slow.sock)
         slow.close()
         scrape = scraped_until(port, "wsgifast_clients_left_total", 1)
-    told = {re.sub(r"_(bucket|sum|count)$", "", sample.name) for sample in scrape.all}
-    assert told <= CATALOGUE.keys()
+    details = {re.sub(r"_(bucket|sum|count)$", "", sample.name) for sample in scrape.all}
+    assert details <= CATALOGUE.keys()
     scraped_until(port, "wsgifast_slow_clients", 0)
 
 
@@ -212,13 +212,13 @@ def test_replaced_workers_leave_no_metric_files() -> None:
 
         wait_for(lambda: ends() >= len(pids) - 1, "they have told of their ends")
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             scrape = Scrape(port)
             # Of the last one the last second may be missing.
             waits = scrape.value("wsgifast_thread_wait_seconds_count")
             return waits >= 15 and scrape.value("wsgifast_worker_starts_total") >= len(pids)
 
-        wait_for(is_told, "their requests and their starts are told")
+        wait_for(is_reported, "their requests and their starts are told")
 
         def files() -> set[str]:
             return {path.name.rpartition("_")[2] for path in directory.glob("*.db")}

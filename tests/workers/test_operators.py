@@ -47,8 +47,8 @@ def ask(server: LiveServer, target: str, version: str, method: str = "GET") -> t
             return response.status, response.body
         client = Connected(connection.sock)
         client.begin()
-        answer = client.answer(client.send(target, method))
-        return (0, b"") if answer.reset else (answer.status, answer.body)
+        received = client.response(client.send(target, method))
+        return (0, b"") if received.reset else (received.status, received.body)
 
 
 @contextlib.contextmanager
@@ -221,13 +221,13 @@ def test_deadline_is_off_by_default_and_for_a_view(tmp_path: Path) -> None:
 
 def test_worker_of_threads_past_deadlines_is_replaced(tmp_path: Path) -> None:
     with serving("--threads=2", request_timeout_s=0.2) as server:
-        answers = []
+        responses = []
         with contextlib.ExitStack() as stack:
             for _ in range(2):
                 connection = stack.enter_context(Connection(server.address))
                 connection.send_request(f"/late?{tmp_path / 'never'}")
-                answers.append(connection)
-            assert [each.read_response().status for each in answers] == [503, 503]
+                responses.append(connection)
+            assert [each.read_response().status for each in responses] == [503, 503]
         server.wait_for_log("All 2 threads are past the deadlines of their requests")
         wait_for(lambda: answered(server), "another worker serves")
 

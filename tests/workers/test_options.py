@@ -18,8 +18,8 @@ from gunicorn.config import Config
 
 from tests.support.http import Connection
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
-from tests.workers.bench import Log, MakeBench, hello
 from tests.workers.serving import gunicorn_command, refused, rewrite_module
+from tests.workers.stepped_worker import Log, MakeStepped, hello
 from wsgifast.commands.bench.processes import HOST, is_listening
 from wsgifast.errors import ConfigurationError
 from wsgifast.server_options import OPTIONS
@@ -86,8 +86,8 @@ def test_gunicorn_times_beyond_the_clock_are_refused(name: str) -> None:
     FastWorker.check_config(cfg, Log())
 
 
-def test_http2_settings_are_capped_at_32_bits(make_bench: MakeBench) -> None:
-    most = make_bench(
+def test_http2_settings_are_capped_at_32_bits(make_stepped: MakeStepped) -> None:
+    most = make_stepped(
         hello,
         http_protocols="h2,h1",
         http2_max_header_list_size=2**40,

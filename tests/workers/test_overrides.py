@@ -12,8 +12,8 @@ from gunicorn.http import message, wsgi
 from gunicorn.workers import gthread
 
 from tests.support.servers import wait_for
-from tests.workers.bench import MakeBench, hello
 from tests.workers.serving import fast_worker, refused
+from tests.workers.stepped_worker import MakeStepped, hello
 from wsgifast.workers import FastWorker, overrides
 
 PATCHES = {
@@ -59,10 +59,10 @@ def test_override_without_effect_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [gunicorn, wsgi])
 def test_changed_server_name_is_sent(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch, place: Any
+    make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch, place: Any
 ) -> None:
     monkeypatch.setattr(place, "SERVER", "own")
-    response = make_bench(hello).begin().read_response()
+    response = make_stepped(hello).begin().read_response()
     assert response.header("Server") == "own"
 
 

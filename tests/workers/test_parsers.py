@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from tests.attacks.requests import SEEDS, cuts, mutated
 from tests.support.effort import LONG, effort
 from tests.support.programs import ProgramMissing
-from tests.workers.bench import GET, MakeBench, echo
 from tests.workers.serving import using
+from tests.workers.stepped_worker import GET, MakeStepped, echo
 from wsgifast.errors import RequestError
 from wsgifast.hosts import GUNICORN
 from wsgifast.server.receiving import COMPLETE, MORE, Parser, Receiver
@@ -43,7 +43,7 @@ TRUSTED, STRANGER = ("127.0.0.1", 4711), ("192.0.2.1", 4711)
 # gunicorn's own two, which answer in other words.
 HTTP_PARSERS = ["python", "fast"]
 INSTALLED = [name for name in HTTP_PARSERS if name != "fast" or find_spec("gunicorn_h1c")]
-# What changes how a head is understood.
+# What changes how headers are understood.
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"header_map": "refuse"},
@@ -128,38 +128,38 @@ class Pair:
         return found
 
 
-def head(*lines: bytes) -> bytes:
+def request(*lines: bytes) -> bytes:
     return b"\r\n".join([*lines, b"", b""])
 
 
 PLAIN = {
-    "short": head(b"GET / HTTP/1.1", b"Host: a"),
-    "usual": head(
+    "short": request(b"GET / HTTP/1.1", b"Host: a"),
+    "usual": request(
         b"GET /a%20b/c?d=e&f=%26 HTTP/1.1", b"Host: a.test:81", b"User-Agent: x (y; z) w/1",
         b"Accept: */*;q=0.8", b"Connection: keep-alive", b"Cookie: a=b; c=\"d\"", b"X-Empty:",
         b"X-Spaces: \t a  b \t ", b"X-Latin: \xe9\xff", b"X-Forwarded-Proto: https",
     ),
-    "old": head(b"GET /old HTTP/1.0"),
-    "old, stays": head(b"GET /old HTTP/1.0", b"Connection: keep-alive"),
-    "close": head(b"DELETE / HTTP/1.1", b"Host: a", b"Connection: Keep-Alive, close"),
-    "body": head(b"POST /?a HTTP/1.1", b"Host: a", b"Content-Length: 5", b"Content-Type: b")
+    "old": request(b"GET /old HTTP/1.0"),
+    "old, stays": request(b"GET /old HTTP/1.0", b"Connection: keep-alive"),
+    "close": request(b"DELETE / HTTP/1.1", b"Host: a", b"Connection: Keep-Alive, close"),
+    "body": request(b"POST /?a HTTP/1.1", b"Host: a", b"Content-Length: 5", b"Content-Type: b")
     + b"hello",
-    "no body": head(b"PUT / HTTP/1.1", b"Host: a", b"content-length: 000"),
-    "scheme": head(b"GET / HTTP/1.1", b"Host: a", b"X-Forwarded-Ssl: off"),
+    "no body": request(b"PUT / HTTP/1.1", b"Host: a", b"content-length: 000"),
+    "scheme": request(b"GET / HTTP/1.1", b"Host: a", b"X-Forwarded-Ssl: off"),
 }  # fmt: skip
 NOT_PLAIN = [
-    head(b"QUERY / HTTP/1.1", b"Host: a"),
-    head(b"OPTIONS * HTTP/1.1", b"Host: a"),
-    head(b"CONNECT a:80 HTTP/1.1", b"Host: a"),
-    head(b"GET http://a/ HTTP/1.1", b"Host: a"),
-    head(b"GET //a HTTP/1.1", b"Host: a"),
-    head(b"GET /a#b HTTP/1.1", b"Host: a"),
-    head(b"GET / HTTP/1.1", b"Host: a", b"X-A: 1", b"x-a: 2"),
-    head(b"GET / HTTP/1.1", b"Host: a", b"X_A: 1"),
-    head(b"GET / HTTP/1.1", b"Host: a", b"X-Forwarded-Proto: https", b"X-Forwarded-Ssl: on"),
-    head(b"GET / HTTP/1.1", b"Host: a", b"Connection: upgrade", b"Upgrade: websocket"),
-    head(b"POST / HTTP/1.1", b"Host: a", b"Expect: 100-continue", b"Content-Length: 0"),
-    head(b"POST / HTTP/1.1", b"Host: a", b"Transfer-Encoding: chunked") + b"0\r\n\r\n",
+    request(b"QUERY / HTTP/1.1", b"Host: a"),
+    request(b"OPTIONS * HTTP/1.1", b"Host: a"),
+    request(b"CONNECT a:80 HTTP/1.1", b"Host: a"),
+    request(b"GET http://a/ HTTP/1.1", b"Host: a"),
+    request(b"GET //a HTTP/1.1", b"Host: a"),
+    request(b"GET /a#b HTTP/1.1", b"Host: a"),
+    request(b"GET / HTTP/1.1", b"Host: a", b"X-A: 1", b"x-a: 2"),
+    request(b"GET / HTTP/1.1", b"Host: a", b"X_A: 1"),
+    request(b"GET / HTTP/1.1", b"Host: a", b"X-Forwarded-Proto: https", b"X-Forwarded-Ssl: on"),
+    request(b"GET / HTTP/1.1", b"Host: a", b"Connection: upgrade", b"Upgrade: websocket"),
+    request(b"POST / HTTP/1.1", b"Host: a", b"Expect: 100-continue", b"Content-Length: 0"),
+    request(b"POST / HTTP/1.1", b"Host: a", b"Transfer-Encoding: chunked") + b"0\r\n\r\n",
 ]
 
 
@@ -222,9 +222,9 @@ def test_parsers_agree_on_lines_that_change_meaning(number: int) -> None:
     ):
         pair = Pair(cfg, peer)
         for line in LINES:
-            pair.check(head(*start, line) + body)
+            pair.check(request(*start, line) + body)
             for other in others:
-                pair.check(head(*start, line, other) + body)
+                pair.check(request(*start, line, other) + body)
 
 
 @pytest.mark.parametrize("http_parser", HTTP_PARSERS)
@@ -233,23 +233,23 @@ def test_parsers_agree_on_limits(http_parser: str | None) -> None:
         cfg = configured(http_parser, limit_request_line=limit, limit_request_field_size=limit)
         pair = Pair(cfg)
         for size in (29, 30, 31, 8189, 8190, 8191, 9001):
-            pair.check(head(b"GET /" + b"a" * (size - len("GET / HTTP/1.1")) + b" HTTP/1.1"))
+            pair.check(request(b"GET /" + b"a" * (size - len("GET / HTTP/1.1")) + b" HTTP/1.1"))
             for spaces in (b"", b" ", b"  \t "):
                 value = b"a" * (size - len("X:\r\n") - 2 * len(spaces))
-                pair.check(head(b"GET / HTTP/1.1", b"X:" + spaces + value + spaces))
+                pair.check(request(b"GET / HTTP/1.1", b"X:" + spaces + value + spaces))
     for limit in (2, 0):
         pair = Pair(configured(http_parser, limit_request_fields=limit))
         for count in range(5):
-            pair.check(head(b"GET / HTTP/1.1", *[b"X-%d: a" % n for n in range(count)]))
+            pair.check(request(b"GET / HTTP/1.1", *[b"X-%d: a" % n for n in range(count)]))
 
 
 def test_parsers_agree_on_hosts() -> None:
     pair = Pair(check_host=True)
     for host in (b"a", b"a", b"", b"[::1]:80", b"a b", b"a/", b"a:x", b"a", b"a@b", b"\xe9"):
         for line in (b"GET / HTTP/1.1", b"GET / HTTP/1.0"):
-            pair.check(head(line, b"Host: " + host))
-            pair.check(head(line))
-            pair.check(head(line, b"Host: a", b"host: " + host))
+            pair.check(request(line, b"Host: " + host))
+            pair.check(request(line))
+            pair.check(request(line, b"Host: a", b"host: " + host))
 
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)))
@@ -299,7 +299,7 @@ _pairs = [Pair(configured(http_parser)) for http_parser in INSTALLED]
 def test_parsers_agree_on_generated_requests(
     requests: list[tuple[bytes, list[bytes]]], chance: random.Random
 ) -> None:
-    data = b"".join(head(start, *lines) for start, lines in requests)
+    data = b"".join(request(start, *lines) for start, lines in requests)
     for pair in _pairs:
         pair.check(data)
         pair.check(*cuts(data, chance))
@@ -349,15 +349,17 @@ PROXY_HEADERS = {
 
 
 @pytest.mark.parametrize("header", PROXY_HEADERS.values(), ids=[*PROXY_HEADERS])
-def test_proxy_header_applies_to_its_connection_only(make_bench: MakeBench, header: bytes) -> None:
+def test_proxy_header_applies_to_its_connection_only(
+    make_stepped: MakeStepped, header: bytes
+) -> None:
     addresses: list[tuple[str, str]] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         addresses.append((environ["REMOTE_ADDR"], environ["REMOTE_PORT"]))
         return echo(environ, start_response)
 
-    bench = make_bench(app, proxy_protocol="auto", proxy_allow_ips="*")
-    proxied, plain = bench.connect(), bench.connect()
+    stepped = make_stepped(app, proxy_protocol="auto", proxy_allow_ips="*")
+    proxied, plain = stepped.connect(), stepped.connect()
     for byte in header:
         proxied.run(bytes([byte]))
     for client in (proxied, plain, proxied):
@@ -365,7 +367,7 @@ def test_proxy_header_applies_to_its_connection_only(make_bench: MakeBench, head
         assert client.read_response().status == 200
     assert addresses == [("192.0.2.77", "4712"), ("192.0.2.1", "4711"), ("192.0.2.77", "4712")]
     # A proxy that asks for itself, as to see whether the worker is alive, names no client.
-    local = bench.connect()
+    local = stepped.connect()
     local.send(b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0")
     local.run_request()
     assert local.read_response().status == 200
@@ -376,24 +378,24 @@ def test_proxy_header_applies_to_its_connection_only(make_bench: MakeBench, head
     assert len(addresses) == 4
 
 
-def test_proxy_header_of_other_peer_is_refused(make_bench: MakeBench) -> None:
-    bench = make_bench(echo, proxy_protocol="auto", proxy_allow_ips="192.0.2.9")
-    client = bench.begin(PROXY_HEADERS["text"] + GET)
+def test_proxy_header_of_other_peer_is_refused(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(echo, proxy_protocol="auto", proxy_allow_ips="192.0.2.9")
+    client = stepped.begin(PROXY_HEADERS["text"] + GET)
     assert client.read_response().status == 403
     assert client.read_to_end() == b""
 
 
 @pytest.mark.parametrize(("allowed", "scheme"), [("192.0.2.1", "https"), ("192.0.2.3", "http")])
 def test_forwarded_headers_need_allowed_peers(
-    make_bench: MakeBench, allowed: str, scheme: str
+    make_stepped: MakeStepped, allowed: str, scheme: str
 ) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         said = environ["wsgi.url_scheme"].encode()
         start_response("200 OK", [("Content-Length", str(len(said)))])
         return [said]
 
-    bench = make_bench(app, forwarded_allow_ips=allowed)
-    client = bench.connect()
+    stepped = make_stepped(app, forwarded_allow_ips=allowed)
+    client = stepped.connect()
     client.run_request(headers=[("X-Forwarded-Proto", "https")])
     assert client.read_response().body == scheme.encode()
 
@@ -410,7 +412,7 @@ def uwsgi(body: bytes = b"", **variables: str) -> bytes:
 
 
 @pytest.mark.parametrize("step", [1, 7, 10_000])
-def test_uwsgi_requests_in_any_packets_are_answered(make_bench: MakeBench, step: int) -> None:
+def test_uwsgi_requests_in_any_packets_are_answered(make_stepped: MakeStepped, step: int) -> None:
     paths: list[str] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -419,8 +421,8 @@ def test_uwsgi_requests_in_any_packets_are_answered(make_bench: MakeBench, step:
         start_response("200 OK", [] if not data else [("Content-Length", str(len(data)))])
         return [data or b"until the end"]
 
-    bench = make_bench(app, protocol="uwsgi", uwsgi_allow_ips="*", keepalive=5)
-    client = bench.connect()
+    stepped = make_stepped(app, protocol="uwsgi", uwsgi_allow_ips="*", keepalive=5)
+    client = stepped.connect()
     data = uwsgi(b"body", PATH_INFO="/one") + uwsgi(PATH_INFO="/two")
     for start in range(0, len(data), step):
         client.run(data[start : start + step])

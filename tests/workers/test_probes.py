@@ -16,8 +16,8 @@ from gunicorn.workers.base import Worker
 
 from tests.support.http import Connection, Response, get
 from tests.support.servers import free_port, wait_for
-from tests.workers.bench import LARGE, PEER, MakeBench, echo, large, request_for
 from tests.workers.serving import fast_worker, reset
+from tests.workers.stepped_worker import LARGE, PEER, MakeStepped, echo, large, request_for
 from wsgifast.commands import cli
 from wsgifast.workers import FastWorker
 from wsgifast.workers.gauges import slowest_clients
@@ -43,8 +43,8 @@ def test_probes_while_every_thread_is_busy(
     def says(path: str, status: int, text: str) -> Callable[[], bool]:
         def said() -> bool:
             with contextlib.suppress(OSError):
-                answer = ask(path)
-                return answer.status == status and text in answer.body.decode()
+                response = ask(path)
+                return response.status == status and text in response.body.decode()
             return False
 
         return said
@@ -93,54 +93,54 @@ def test_probes_while_every_thread_is_busy(
 # What a worker writes.
 
 
-def test_worker_state_has_beat_and_slow_clients(make_bench: MakeBench) -> None:
-    bench = make_bench(large, timeout=20)
-    bench.worker.beaten_at = 12.5
-    bench.begin()
-    state = state_of(bench.server, bench.worker)
+def test_worker_state_has_beat_and_slow_clients(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large, timeout=20)
+    stepped.worker.beaten_at = 12.5
+    stepped.begin()
+    state = state_of(stepped.server, stepped.worker)
     assert state.pid == os.getpid()
     assert (state.beat_at, state.exhausted_since, state.accepts) == (12.5, None, True)
     assert (state.unready_after_s, state.lost_after_s) == (UNREADY_AFTER_S, 40)
     (client,) = state.slow_clients
     assert client.path == "/"
-    bench.server.pool.exhaustion.since = 3.25
-    bench.server.shared.is_ending = True
-    state = state_of(bench.server, bench.worker)
+    stepped.server.pool.exhaustion.since = 3.25
+    stepped.server.shared.is_ending = True
+    state = state_of(stepped.server, stepped.worker)
     assert (state.exhausted_since, state.accepts) == (3.25, False)
 
 
-def test_full_worker_does_not_accept_in_its_state(make_bench: MakeBench) -> None:
-    bench = make_bench(echo, worker_connections=2)
-    bench.connect()
-    assert state_of(bench.server, bench.worker).accepts
-    last = bench.connect()
-    assert not state_of(bench.server, bench.worker).accepts
+def test_full_worker_does_not_accept_in_its_state(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(echo, worker_connections=2)
+    stepped.connect()
+    assert state_of(stepped.server, stepped.worker).accepts
+    last = stepped.connect()
+    assert not state_of(stepped.server, stepped.worker).accepts
     last.close()
-    bench.run()
-    assert state_of(bench.server, bench.worker).accepts
+    stepped.run()
+    assert state_of(stepped.server, stepped.worker).accepts
 
 
-def test_worker_is_never_lost_without_timeout(make_bench: MakeBench) -> None:
-    bench = make_bench(echo, timeout=0)
-    assert state_of(bench.server, bench.worker).lost_after_s == math.inf
+def test_worker_is_never_lost_without_timeout(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(echo, timeout=0)
+    assert state_of(stepped.server, stepped.worker).lost_after_s == math.inf
 
 
-def test_beat_sets_its_time(make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = make_bench(echo)
+def test_beat_sets_its_time(make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped = make_stepped(echo)
     monkeypatch.setattr("time.monotonic", lambda: 5.5)
-    bench.worker._beat()
-    assert bench.worker.beaten_at == 5.5
+    stepped.worker._beat()
+    assert stepped.worker.beaten_at == 5.5
 
 
-def test_slowest_clients_of_worker_come_first(make_bench: MakeBench) -> None:
-    bench = make_bench(large)
-    idle = bench.connect()
-    stopped = bench.begin(request_for("/stopped?secret=1"))
-    slow = bench.begin(request_for("/slow"), peer=("2001:db8::1", 5, 0, 0))
-    bench.clock.now += 10
+def test_slowest_clients_of_worker_come_first(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large)
+    idle = stepped.connect()
+    stopped = stepped.begin(request_for("/stopped?secret=1"))
+    slow = stepped.begin(request_for("/slow"), peer=("2001:db8::1", 5, 0, 0))
+    stepped.clock.now += 10
     taken = len(slow.receive_all_there_is())
-    bench.run()
-    found = slowest_clients(bench.server.connections, bench.clock.now, most=10)
+    stepped.run()
+    found = slowest_clients(stepped.server.connections, stepped.clock.now, most=10)
     assert [(each.client, each.path) for each in found] == [
         (f"{PEER[0]}:{PEER[1]}", "/stopped"),
         ("[2001:db8::1]:5", "/slow"),
@@ -150,20 +150,20 @@ def test_slowest_clients_of_worker_come_first(make_bench: MakeBench) -> None:
     assert 0 < first.queued_bytes < LARGE
     assert first.waited_s == second.waited_s == 10
     assert 0 < second.bytes_per_s <= taken / 10
-    assert slowest_clients(bench.server.connections, bench.clock.now, most=1) == [first]
+    assert slowest_clients(stepped.server.connections, stepped.clock.now, most=1) == [first]
     assert idle.is_in("idle")
     assert stopped.is_in("sending")
 
 
-def test_client_that_took_all_is_not_slow(make_bench: MakeBench) -> None:
-    bench = make_bench(large)
-    client = bench.begin(request_for("/"))
-    assert len(slowest_clients(bench.server.connections, bench.clock.now, most=10)) == 1
+def test_client_that_took_all_is_not_slow(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large)
+    client = stepped.begin(request_for("/"))
+    assert len(slowest_clients(stepped.server.connections, stepped.clock.now, most=10)) == 1
     while len(client.receive_all_there_is()):
-        bench.run()
-    assert slowest_clients(bench.server.connections, bench.clock.now, most=10) == []
-    bench.begin(request_for("/"), peer="")
-    (other,) = slowest_clients(bench.server.connections, bench.clock.now, most=10)
+        stepped.run()
+    assert slowest_clients(stepped.server.connections, stepped.clock.now, most=10) == []
+    stepped.begin(request_for("/"), peer="")
+    (other,) = slowest_clients(stepped.server.connections, stepped.clock.now, most=10)
     assert other.client == "unix"
 
 

@@ -162,7 +162,7 @@ def test_reload_to_a_failing_app_keeps_the_old_one(tmp_path: Path) -> None:
         app.server.wait_for_log("All workers are replaced")
 
 
-def test_reload_again_tries_a_mended_app_at_once(tmp_path: Path) -> None:
+def test_reload_again_tries_a_fixed_app_at_once(tmp_path: Path) -> None:
     with gated(tmp_path) as app:
         app.write("raise ValueError('not today')")
         app.reload()
@@ -202,7 +202,7 @@ def test_slow_download_survives_worker_replacement() -> None:
     ):
         first = stats(server)["pid"]
         slow.send_request("/file")
-        assert slow.read_head().header("Content-Length") == str(FILE_BYTES)
+        assert slow.read_headers().header("Content-Length") == str(FILE_BYTES)
         wait_for(lambda: stats(server)["pid"] != first, "a successor serves")
         end = time.monotonic() + 2  # longer than graceful_timeout
         while time.monotonic() < end:
@@ -217,8 +217,8 @@ def test_kept_connections_do_not_delay_replacement() -> None:
     ):
         first = stats(server)["pid"]
         for _ in range(3):
-            kept = stack.enter_context(Connection(server.address))
-            assert kept.request("/small/1").keep_alive
+            persistent = stack.enter_context(Connection(server.address))
+            assert persistent.request("/small/1").keep_alive
         wait_for(lambda: stats(server)["pid"] != first, "the worker is replaced")
 
 
@@ -258,7 +258,7 @@ def test_grown_or_old_worker_is_replaced(
     ):
         first = stats(server)["pid"]
         slow.send_request("/file")
-        assert slow.read_head().status == 200
+        assert slow.read_headers().status == 200
         server.get("/grow")
         server.wait_for_log("max_rss_bytes=250,000,000.")
         assert stats(server)["pid"] == first  # which goes on while others are served
@@ -293,7 +293,7 @@ def test_stuck_worker_is_replaced() -> None:
         first = stats(server)["pid"]
         slow = stack.enter_context(Connection(server.address))
         slow.send_request("/file")
-        assert slow.read_head().status == 200
+        assert slow.read_headers().status == 200
         for _ in range(THREADS):
             stack.enter_context(Connection(server.address)).send_request("/stuck")
         server.wait_for_log("the worker ends")

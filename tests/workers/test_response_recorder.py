@@ -16,7 +16,14 @@ from tests.metrics.test_instrumented import Failing
 from tests.metrics.test_opentelemetry import exported
 from tests.server.http2_peer import HTTP2, Peer
 from tests.support.notes import Notes
-from tests.workers.bench import GET, Bench, MakeBench, answers, large, request_for
+from tests.workers.stepped_worker import (
+    GET,
+    MakeStepped,
+    SteppedWorker,
+    large,
+    request_for,
+    responses,
+)
 from wsgifast import WSGIFast
 from wsgifast.metrics import (
     CATALOGUE,
@@ -42,37 +49,37 @@ class Recorded(Notes):
 
 
 @pytest.fixture
-def begin(make_bench: MakeBench) -> Callable[..., tuple[Bench, Recorded]]:
-    def make(app: Any, recorded: Any = None, **options: Any) -> tuple[Bench, Recorded]:
-        bench = make_bench(app, **options)
+def begin(make_stepped: MakeStepped) -> Callable[..., tuple[SteppedWorker, Recorded]]:
+    def make(app: Any, recorded: Any = None, **options: Any) -> tuple[SteppedWorker, Recorded]:
+        stepped = make_stepped(app, **options)
         recorded = recorded or Recorded()
-        bench.worker._responses = ResponseRecorder(recorded, bench.log)
-        bench.begin_anew()
-        return bench, recorded
+        stepped.worker._responses = ResponseRecorder(recorded, stepped.log)
+        stepped.begin_anew()
+        return stepped, recorded
 
     return make
 
 
-Begin = Callable[..., tuple[Bench, Recorded]]
+Begin = Callable[..., tuple[SteppedWorker, Recorded]]
 
 
 def test_recorder_records_method_status_and_size(begin: Begin) -> None:
-    bench, recorded = begin(answers([b"abc"], status="201 Created"))
-    bench.begin(GET.replace(b"GET", b"POST"))
+    stepped, recorded = begin(responses([b"abc"], status="201 Created"))
+    stepped.begin(GET.replace(b"GET", b"POST"))
     (request,) = recorded.requests
     assert request[:5] == ("POST", "http", 201, None, "")
     assert request.size == 3
 
 
-def test_worker_is_idle_without_connections(make_bench: MakeBench) -> None:
-    bench = make_bench(answers([b"abc"]))
-    collector = WorkerCollector(bench.server)
+def test_worker_is_idle_without_connections(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(responses([b"abc"]))
+    collector = WorkerCollector(stepped.server)
     before = collector.activity()
     assert collector.activity() == before is not None
-    client = bench.begin()
+    client = stepped.begin()
     assert collector.activity() is None
     client.close()
-    bench.run()
+    stepped.run()
     assert collector.activity() not in (None, before)
 
 
@@ -80,9 +87,9 @@ def test_recorder_takes_pattern_from_wsgifast(begin: Begin) -> None:
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: ["x"] * number)
     app.add_url_rule("/lines", "lines", lambda: flask.Response(["x"] * 1000))
-    bench, recorded = begin(WSGIFast(app))
-    bench.begin(request_for("/lines"))
-    bench.begin(request_for("/5"))
+    stepped, recorded = begin(WSGIFast(app))
+    stepped.begin(request_for("/lines"))
+    stepped.begin(request_for("/5"))
     assert [(r.sent_as, r.pattern, r.size > 3) for r in recorded.requests] == [
         ("joined", "/lines", True), ("as-is", "/<int:number>", True),
     ]  # fmt: skip
@@ -94,12 +101,12 @@ def test_recorder_finds_framework_loaded_late(
     monkeypatch.setattr(worker_metrics, "FRAMEWORKS", frozenset({"a_late_framework"}))
     app = flask.Flask(__name__)
     app.add_url_rule("/<int:number>", view_func=lambda number: str(number))
-    bench, recorded = begin(app)
-    assert bench.worker.application.app is app
-    bench.begin(request_for("/5"))
+    stepped, recorded = begin(app)
+    assert stepped.worker.application.app is app
+    stepped.begin(request_for("/5"))
     monkeypatch.setitem(sys.modules, "a_late_framework", sys)
-    bench.worker._responses.note_patterns()
-    bench.begin(request_for("/5"))
+    stepped.worker._responses.note_patterns()
+    stepped.begin(request_for("/5"))
     assert [request.pattern for request in recorded.requests] == [None, "/<int:number>"]
 
 
@@ -115,9 +122,9 @@ def test_recorder_finds_framework_loaded_late(
 def test_recorder_counts_length_errors(
     begin: Begin, body: list[bytes], wrapped: bool, kinds: list[str]
 ) -> None:
-    app = answers(body, ("Content-Length", "5"))
-    bench, recorded = begin(WSGIFast(app) if wrapped else app)
-    bench.begin()
+    app = responses(body, ("Content-Length", "5"))
+    stepped, recorded = begin(WSGIFast(app) if wrapped else app)
+    stepped.begin()
     assert recorded.length_errors == kinds
     assert not recorded.clients_left
 
@@ -131,22 +138,22 @@ def test_recorder_counts_shrunk_file_as_short(begin: Begin, tmp_path: Path) -> N
         wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](path.open("rb"))
         return wrapped
 
-    bench, recorded = begin(app)
-    client = bench.begin()
+    stepped, recorded = begin(app)
+    client = stepped.begin()
     path.write_bytes(bytes(10))
     while client.receive_all_there_is():
-        bench.run()
-    bench.run()
+        stepped.run()
+    stepped.run()
     assert recorded.length_errors == ["short"]
     assert 0 < recorded.requests[0].size < 2_000_000
 
 
 def test_recorder_counts_client_that_is_given_up(begin: Begin) -> None:
-    bench, recorded = begin(large)
-    bench.begin()
+    stepped, recorded = begin(large)
+    stepped.begin()
     assert not recorded.requests
     assert recorded.active_requests == 1
-    bench.pass_time(FastWorker.send_timeout_s + 1)
+    stepped.pass_time(FastWorker.send_timeout_s + 1)
     (request,) = recorded.requests
     assert recorded.clients_left == 1
     assert recorded.active_requests == 0
@@ -154,16 +161,18 @@ def test_recorder_counts_client_that_is_given_up(begin: Begin) -> None:
 
 
 def test_recorder_records_http2_streams(begin: Begin) -> None:
-    bench, recorded = begin(WSGIFast(answers([b"x"] * 100)), **HTTP2)
-    peer = Peer(bench)
+    stepped, recorded = begin(WSGIFast(responses([b"x"] * 100)), **HTTP2)
+    peer = Peer(stepped)
     assert peer.get().status == 200
     assert peer.get().body == b"x" * 100
     assert [(r.status, r.sent_as, r.size) for r in recorded.requests] == [(200, "joined", 100)] * 2
     assert recorded.active_requests == 0
-    assert [labels for _, labels, value in gauges(bench.server) if labels and value] == [("http2",)]
-    bench.pass_time(1000)
+    assert [labels for _, labels, value in gauges(stepped.server) if labels and value] == [
+        ("http2",)
+    ]
+    stepped.pass_time(1000)
     peer.run()
-    assert bench.server.shared.counters.timeouts == {"keepalive": 1}
+    assert stepped.server.shared.counters.timeouts == {"keepalive": 1}
 
 
 def _raise() -> Any:
@@ -171,8 +180,8 @@ def _raise() -> Any:
 
 
 def test_recorder_counts_app_error_as_500(begin: Begin) -> None:
-    bench, recorded = begin(answers(_raise))
-    client = bench.begin()
+    stepped, recorded = begin(responses(_raise))
+    client = stepped.begin()
     assert client.read_response().status == 500
     assert [request.status for request in recorded.requests] == [500]
     assert recorded.active_requests == 0
@@ -183,54 +192,54 @@ def test_recorder_ignores_hijacked_connection(begin: Begin) -> None:
         environ["gunicorn.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
         raise StopIteration
 
-    bench, recorded = begin(app)
-    bench.begin()
+    stepped, recorded = begin(app)
+    stepped.begin()
     assert not recorded.requests
     assert recorded.active_requests == 0
 
 
 def test_recorder_ignores_refused_request(begin: Begin) -> None:
-    bench, recorded = begin(answers([b"abc"]))
-    bench.begin(b"nonsense\r\n\r\n")
+    stepped, recorded = begin(responses([b"abc"]))
+    stepped.begin(b"nonsense\r\n\r\n")
     assert not recorded.requests
 
 
 def test_failing_metrics_back_end_costs_no_response(begin: Begin) -> None:
-    bench, _ = begin(answers([b"abc"], ("Content-Length", "3")), Failing())
-    client = bench.begin()
+    stepped, _ = begin(responses([b"abc"], ("Content-Length", "3")), Failing())
+    client = stepped.begin()
     for _ in range(3):
         assert client.read_response().body == b"abc"
         client.run(GET)
-    assert len(bench.log.errors) == 1
-    assert bench.log.says("further failures are not logged")
+    assert len(stepped.log.errors) == 1
+    assert stepped.log.says("further failures are not logged")
 
 
 def test_worker_metrics_are_collected_with_the_process(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WSGIFAST_METRICS", raising=False)
     collectors: list[Collector] = []
     monkeypatch.setattr(worker_metrics, "process_collectors", collectors)
-    bench = make_bench(large)
-    bench.worker.application.requests = 5
-    collector = WorkerCollector(bench.server)
-    start_reporting(collector, None, bench.worker)
+    stepped = make_stepped(large)
+    stepped.worker.application.requests = 5
+    collector = WorkerCollector(stepped.server)
+    start_reporting(collector, None, stepped.worker)
     assert collectors == [collector.collect]
 
 
 def test_opentelemetry_gets_thread_waits_once(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(collecting.observers, "wsgifast_thread_wait_seconds", [])
-    bench = make_bench(large)
-    bench.worker.application.requests = 5
-    collector = WorkerCollector(bench.server)
+    stepped = make_stepped(large)
+    stepped.worker.application.requests = 5
+    collector = WorkerCollector(stepped.server)
     monkeypatch.setattr(collecting, "process_collectors", [collector.collect])
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     Instruments(provider)
     for seconds in (0.2, 0.3):
-        bench.server.shared.counters.waits.append(seconds)
+        stepped.server.shared.counters.waits.append(seconds)
     for _ in range(2):  # nothing is reported twice
         metric = exported(reader)["wsgifast.thread_wait"]
         (recorded,) = metric.data.data_points
@@ -239,10 +248,10 @@ def test_opentelemetry_gets_thread_waits_once(
     provider.shutdown()
 
 
-def test_ended_worker_reports_counters_only(make_bench: MakeBench) -> None:
-    bench = make_bench(large)
-    bench.worker.application.requests = 5
-    collector = WorkerCollector(bench.server)
+def test_ended_worker_reports_counters_only(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(large)
+    stepped.worker.application.requests = 5
+    collector = WorkerCollector(stepped.server)
 
     def ends() -> dict[str, float | Distribution]:
         """By their reasons, each of which is there before it is one."""

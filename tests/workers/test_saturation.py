@@ -1,4 +1,4 @@
-"""Workers without a free thread, beside siblings that have some, and alone."""
+"""Workers without a free thread, beside other workers that have some, and alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def saturate_one(server: LiveServer, stack: contextlib.ExitStack, never: Path) -
             for each in by_pid[pid]:
                 each.send_request(f"/until{never}")
             for each in by_pid[pid]:
-                assert each.read_head().status == 200
+                assert each.read_headers().status == 200
             return pid
 
 
@@ -46,20 +46,20 @@ def who_answers(server: LiveServer) -> int | None:
             return None
 
 
-def test_siblings_answer_for_saturated_worker(tmp_path: Path) -> None:
+def test_other_workers_respond_for_a_saturated_one(tmp_path: Path) -> None:
     with (
         contextlib.ExitStack() as stack,
         fast_worker("--workers=2", "--keep-alive=60", "--graceful-timeout=1") as server,
     ):
         taken = saturate_one(server, stack, tmp_path / "never")
 
-        def siblings_answer() -> bool:
+        def other_workers_answer() -> bool:
             """Who comes just before the worker has noticed waits, as at any app that hangs."""
             answered = {who_answers(server) for _ in range(60)}
             assert taken not in answered
             return None not in answered
 
-        wait_for(siblings_answer, "all others are served")
+        wait_for(other_workers_answer, "all others are served")
 
 
 def test_idle_workers_share_the_connections() -> None:

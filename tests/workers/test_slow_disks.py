@@ -148,16 +148,16 @@ def test_hanging_disk_delays_slow_http2_readers_only(server: tuple[LiveServer, P
         # Nor is anybody who shares a connection with them.
         reader, _ = readers[0]
         reader.open(1 << 20)
-        assert reader.answer(reader.send("/")).body == b"ok"
+        assert reader.response(reader.send("/")).body == b"ok"
         (disk / "goes").touch()
         for reader, streams in readers:
             for stream in streams:
-                assert reader.answer(stream).body == RESPONSE
+                assert reader.response(stream).body == RESPONSE
 
 
 def test_hanging_disk_delays_uploads_only(server: tuple[LiveServer, Path]) -> None:
     served, disk = server
-    head = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
+    headers = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
     framed = [b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)]
     framed += [b"Transfer-Encoding: chunked\r\n\r\n%b" % chunks]
@@ -165,7 +165,9 @@ def test_hanging_disk_delays_uploads_only(server: tuple[LiveServer, Path]) -> No
         clients = []
         for number in range(CLIENTS):
             client = stack.enter_context(Connection(served.address))
-            sender = threading.Thread(target=client.sock.sendall, args=(head + framed[number % 2],))
+            sender = threading.Thread(
+                target=client.sock.sendall, args=(headers + framed[number % 2],)
+            )
             sender.start()
             clients.append((client, sender))
         others_are_answered(served, disk)
@@ -182,13 +184,13 @@ def test_hanging_disk_delays_http2_uploads_only(server: tuple[LiveServer, Path])
         with connected(served) as sock:
             client = Connected(sock)
             client.begin()
-            return client.answer(client.send("/upload", "POST", BODY)).body
+            return client.response(client.send("/upload", "POST", BODY)).body
 
     with ThreadPoolExecutor(CLIENTS) as clients:
-        answers = clients.map(upload, range(CLIENTS))
+        responses = clients.map(upload, range(CLIENTS))
         others_are_answered(served, disk)
         (disk / "goes").touch()
-        assert [*answers] == [hashlib.sha256(BODY).hexdigest().encode()] * CLIENTS
+        assert [*responses] == [hashlib.sha256(BODY).hexdigest().encode()] * CLIENTS
 
 
 def test_client_leaving_a_hanging_disk_is_no_error(server: tuple[LiveServer, Path]) -> None:
@@ -198,8 +200,8 @@ def test_client_leaving_a_hanging_disk_is_no_error(server: tuple[LiveServer, Pat
             waits.unlink()
         with Connection(served.address, receive_buffer=4096) as client:
             size = len(BODY) if target.startswith(b"POST") else 0
-            head = b"%b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (target, size)
-            client.sock.sendall(head + BODY[: size // 2])
+            headers = b"%b HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (target, size)
+            client.sock.sendall(headers + BODY[: size // 2])
             others_are_answered(served, disk)
     (disk / "goes").touch()
     with Connection(served.address) as client:

@@ -74,7 +74,7 @@ def test_large_streamed_body_is_read(connection: Connection, chunked: bool) -> N
 def test_streamed_body_is_answered_piece_by_piece(client: Client, connection: Connection) -> None:
     connection.send(ONE_OF_FIVE_PIECES[:-1])
     connection.send(ONE_OF_FIVE_PIECES[-1:])
-    assert connection.read_head().status == 200
+    assert connection.read_headers().status == 200
     assert connection.read_chunk() == PIECE.upper()
     for _ in range(4):
         assert client.get("/small/5").body == block(5)  # others are served meanwhile
@@ -93,9 +93,9 @@ def test_client_that_stops_sending_releases_thread(impatient: Client) -> None:
         for connection in stalled:
             connection.send(ONE_OF_FIVE_PIECES)
         for connection in stalled:
-            assert connection.read_head().status == 200
+            assert connection.read_headers().status == 200
             assert connection.read_chunk() == PIECE.upper()
-            # No last chunk: the client sees that the answer is not whole.
+            # No last chunk: the client sees that the response is not whole.
             assert connection.read_to_end() == b""
             connection.close()
     assert impatient.closed(DIALOGUE) == before + len(stalled)
@@ -108,7 +108,7 @@ def test_client_leaving_an_upload_releases_the_thread(client: Client, leave: str
         for _ in range(THREADS + 1):
             connection = client.connect()
             connection.send(ONE_OF_FIVE_PIECES)
-            connection.read_head()
+            connection.read_headers()
             assert connection.read_chunk() == PIECE.upper()
             if leave == "reset":
                 reset(connection.sock)
@@ -135,12 +135,14 @@ def test_request_after_unread_body_is_answered(
     connection: Connection, framing: bytes, cut: str, tmp_path: Path
 ) -> None:
     """The next request is found behind it, also where it came in the same TLS record."""
-    head, _, body = framing.partition(b"\r\n\r\n")
+    headers, _, body = framing.partition(b"\r\n\r\n")
     arrived = tmp_path / "arrived"
-    head = b"POST /ignore_body%b HTTP/1.1\r\nHost: a\r\n" % bytes(arrived) + head + b"\r\n\r\n"
+    headers = (
+        b"POST /ignore_body%b HTTP/1.1\r\nHost: a\r\n" % bytes(arrived) + headers + b"\r\n\r\n"
+    )
     following = b"GET /small/5 HTTP/1.1\r\nHost: a\r\n\r\n"
-    place = {"one record": 0, "after the head": len(head), "in the body": len(head) + 4}[cut]
-    data = head + body + following
+    place = {"one record": 0, "after the head": len(headers), "in the body": len(headers) + 4}[cut]
+    data = headers + body + following
     if place:
         connection.send(data[:place])
     connection.send(data[place:])
@@ -150,9 +152,9 @@ def test_request_after_unread_body_is_answered(
     assert connection.request("/small/7").body == block(7)
 
 
-def test_body_that_follows_its_answer_is_skipped(connection: Connection) -> None:
-    head = b"POST /ignore_body HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
-    connection.send(head)
+def test_body_that_follows_its_response_is_skipped(connection: Connection) -> None:
+    headers = b"POST /ignore_body HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n"
+    connection.send(headers)
     response = connection.read_response()
     assert response.body == b"ok"
     assert response.keep_alive
@@ -161,7 +163,7 @@ def test_body_that_follows_its_answer_is_skipped(connection: Connection) -> None
 
 
 def test_unread_body_that_never_comes_ends_connection(impatient: Client) -> None:
-    """Where the next request would start is not known: the answer, and then the end."""
+    """Where the next request would start is not known: the response, and then the end."""
     with (
         nothing_left_behind(impatient.server, tls=impatient.tls),
         impatient.connect() as connection,

@@ -65,10 +65,10 @@ def test_tls_context_is_renewed_for_changed_file_only(tmp_path: Path) -> None:
     contexts = TLSContexts(configured(path, path), Log())
     current = contexts.current()
     assert contexts.current() is current
-    facts = path.stat()
+    stat_result = path.stat()
 
     def keep_time() -> None:
-        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        os.utime(path, ns=(stat_result.st_atime_ns, stat_result.st_mtime_ns))
 
     def grow() -> None:
         path.write_bytes(pem + b"\n")
@@ -81,7 +81,7 @@ def test_tls_context_is_renewed_for_changed_file_only(tmp_path: Path) -> None:
         keep_time()
 
     def touch() -> None:
-        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
+        os.utime(path, ns=(stat_result.st_atime_ns, stat_result.st_mtime_ns + 1))
 
     for change in (grow, replace, touch):
         change()

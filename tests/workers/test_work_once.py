@@ -21,10 +21,10 @@ from werkzeug.wsgi import ClosingIterator
 
 import wsgifast
 from tests.support.wsgi import Server, new_environ
-from tests.workers.bench import Bench
+from tests.workers.stepped_worker import SteppedWorker
 from wsgifast import StaticFiles, WSGIFast
 from wsgifast.compression import response
-from wsgifast.http import head
+from wsgifast.http import fields
 from wsgifast.sockets import sending
 
 ROOT = str(Path(wsgifast.__file__).parent)
@@ -32,7 +32,7 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\nAccept-Encoding: gzip\r\n\r\n"
 SIZE = 200_000
 
 EXAMINES = {sending.regular_segment.__code__}
-CHECKS = {head.declared_length.__code__, head.ResponseHead.__init__.__code__}
+CHECKS = {fields.declared_length.__code__, fields.ResponseStart.__init__.__code__}
 
 SOCKET = socket.socket()
 # Of which each response has another, so that no cache knows its headers.
@@ -60,7 +60,7 @@ class Watch:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(ROOT):
             return
-        # A head that is made of a checked one has no headers to check.
+        # Headers that are made of checked ones have no headers to check.
         if code not in CHECKS or frame.f_locals["headers"]:
             self.called.append(code)
 
@@ -86,13 +86,13 @@ def run(request: pytest.FixtureRequest) -> Runs:
     if request.param != "FastWorker":
         extra = {"wsgi.file_wrapper": wrappers.get(request.param)}
         return lambda app: in_process(app, **extra)
-    make: Callable[..., Bench] = request.getfixturevalue("make_bench")
+    make: Callable[..., SteppedWorker] = request.getfixturevalue("make_stepped")
 
     def by_fast_worker(app: App) -> list[CodeType]:
-        bench = make(app, keepalive=5)
+        stepped = make(app, keepalive=5)
         for _ in range(2):
             with Watch() as watch:
-                assert b"200 OK" in bench.begin(GET).receive_all_there_is()
+                assert b"200 OK" in stepped.begin(GET).receive_all_there_is()
         return watch.called
 
     return by_fast_worker

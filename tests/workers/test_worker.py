@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.tls import write_certificate
-from tests.workers.bench import Bench, MakeBench, ask, hello
+from tests.workers.stepped_worker import MakeStepped, SteppedWorker, ask, hello
 from wsgifast.sockets.closing import LINGER_S
 
 # Its life
@@ -62,27 +62,27 @@ class Pool:
 class Life:
     """A worker with a listener, run in the test's thread."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.worker = worker = bench.worker
+    def __init__(self, stepped: SteppedWorker) -> None:
+        self.stepped = stepped
+        self.worker = worker = stepped.worker
         self.said: list[str] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
-        bench.begin_anew(self.listener)
+        stepped.begin_anew(self.listener)
         self.pool: Any = Pool(self.said)
-        bench.server.pool = self.pool
-        worker.make_server = lambda: bench.server
+        stepped.server.pool = self.pool
+        worker.make_server = lambda: stepped.server
         worker.notify = lambda: self.said.append("notify")
 
     def listens(self) -> bool:
-        return bool(self.bench.listens)
+        return bool(self.stepped.listens)
 
     def close(self) -> None:
         self.listener.close()
 
 
 @pytest.fixture
-def life(make_bench: MakeBench) -> Iterator[Life]:
-    made = Life(make_bench(hello, graceful_timeout=30, keepalive=60))
+def life(make_stepped: MakeStepped) -> Iterator[Life]:
+    made = Life(make_stepped(hello, graceful_timeout=30, keepalive=60))
     yield made
     made.close()
 
@@ -118,7 +118,7 @@ def test_failed_pool_ends_worker_with_status_1(life: Life) -> None:
         life.pool.failed = True
 
     life.pool.at_monitor = [fail]
-    life.bench.connect()  # which nobody would serve
+    life.stepped.connect()  # which nobody would serve
     with pytest.raises(SystemExit) as raised:
         life.worker.run()
     assert raised.value.code == 1
@@ -127,14 +127,14 @@ def test_failed_pool_ends_worker_with_status_1(life: Life) -> None:
 
 
 def test_requests_finish_within_graceful_timeout(life: Life) -> None:
-    worker, bench = life.worker, life.bench
-    client = bench.connect()
+    worker, stepped = life.worker, life.stepped
+    client = stepped.connect()
     seen: list[float] = []
 
     def later() -> None:
         assert not life.listens()
-        seen.append(bench.clock.now)
-        bench.clock.now += 0.5
+        seen.append(stepped.clock.now)
+        stepped.clock.now += 0.5
         if len(seen) == 3:
             client.near.close()
 
@@ -144,11 +144,11 @@ def test_requests_finish_within_graceful_timeout(life: Life) -> None:
     assert len(seen) == 3
     assert life.said[5:] == ["interrupt", *["notify", "sweep", "monitor"] * 3, "interrupt", "stop"]
     assert all(0 < seconds <= 0.1 for seconds in life.pool.rounds[1:])
-    assert not bench.log.says("cut off")
+    assert not stepped.log.says("cut off")
 
 
 def test_ending_worker_waits_for_accept_under_way(life: Life) -> None:
-    acceptor = life.bench.server.acceptor
+    acceptor = life.stepped.server.acceptor
 
     def begin() -> None:
         acceptor._accepting += 1  # a thread is in accept()
@@ -165,70 +165,70 @@ def test_ending_worker_waits_for_accept_under_way(life: Life) -> None:
 
 
 def test_requests_beyond_graceful_timeout_are_cut_off(life: Life) -> None:
-    worker, bench = life.worker, life.bench
+    worker, stepped = life.worker, life.stepped
 
     def later() -> None:
-        bench.clock.now += 9.99
+        stepped.clock.now += 9.99
 
     life.pool.at_monitor = [lambda: setattr(worker, "alive", False), later, later, later, later]
-    client = bench.connect()
+    client = stepped.connect()
     client.near.deadline = math.inf
     client.run(b"GET / HT")
     client.near.deadline = math.inf
     worker.run()
-    assert bench.clock.now == pytest.approx(1000 + 4 * 9.99)
+    assert stepped.clock.now == pytest.approx(1000 + 4 * 9.99)
     assert life.pool.rounds[-1] == pytest.approx(30 - 3 * 9.99)  # no longer than that
-    assert bench.log.says("1 connections cut off")
+    assert stepped.log.says("1 connections cut off")
     assert life.said[-1] == "stop"
 
 
 def test_ending_worker_lets_idle_clients_ask_once_more(life: Life) -> None:
-    worker, bench, server = life.worker, life.bench, life.bench.server
-    client = bench.connect()
-    assert ask(bench, client)[:2] == (200, True)
-    now = bench.clock.now
+    worker, stepped, server = life.worker, life.stepped, life.stepped.server
+    client = stepped.connect()
+    assert ask(stepped, client)[:2] == (200, True)
+    now = stepped.clock.now
 
-    def answer() -> None:
+    def response() -> None:
         # What comes in this moment is answered, with the truth about the connection.
         assert client.near.deadline == now + LINGER_S
         assert server.shared.keepalive_s == LINGER_S
-        assert ask(bench, client)[:2] == (200, False)
+        assert ask(stepped, client)[:2] == (200, False)
         client.close()
-        bench.run()
+        stepped.run()
 
     assert server.shared.keepalive_s == 60
-    life.pool.at_monitor = [lambda: setattr(worker, "alive", False), answer]
+    life.pool.at_monitor = [lambda: setattr(worker, "alive", False), response]
     worker.run()
     assert not server.connections
 
 
-def test_pool_has_the_threads_of_settings(make_bench: MakeBench) -> None:
-    bench = make_bench(hello, threads=7)
-    pool = bench.server.pool
+def test_pool_has_the_threads_of_settings(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello, threads=7)
+    pool = stepped.server.pool
     assert len(pool._members) == 7
     pool.monitor._on_tick()
 
 
-def test_thread_that_fails_is_logged_and_ends_worker(make_bench: MakeBench) -> None:
-    bench = make_bench(hello)
-    pool = bench.server.pool
+def test_thread_that_fails_is_logged_and_ends_worker(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello)
+    pool = stepped.server.pool
     pool.work.append(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pool._serve_until_stopped(pool.leader)
     assert pool.failed
-    assert bench.log.says("A thread of the worker has failed")
+    assert stepped.log.says("A thread of the worker has failed")
     assert pool.monitor._interrupted
 
 
-def test_held_blocks_are_sent_at_tick(make_bench: MakeBench) -> None:
-    bench = make_bench(hello)
-    bench.hold_blocks_back()
-    client = bench.connect()
+def test_delayed_blocks_are_sent_at_tick(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello)
+    stepped.hold_blocks_back()
+    client = stepped.connect()
     write_next = client.near.output.begin_stream(b"one", frame=None, may_run_ahead=False)
     write_next(b"two")
     assert client.receive_all_there_is() == b"one"
-    assert bench.server.pool.monitor._tick_requested
-    bench.server.pool.monitor._on_tick()
+    assert stepped.server.pool.monitor._tick_requested
+    stepped.server.pool.monitor._on_tick()
     assert client.receive_all_there_is() == b"two"
 
 
@@ -236,32 +236,32 @@ def test_held_blocks_are_sent_at_tick(make_bench: MakeBench) -> None:
 
 
 @pytest.mark.skipif(not hasattr(select, "EPOLLRDHUP"), reason="the system does not tell")
-def test_client_that_hung_up_is_answered_after_others(make_bench: MakeBench) -> None:
-    asked: list[str] = []
+def test_client_that_hung_up_is_answered_after_others(make_stepped: MakeStepped) -> None:
+    requested: list[str] = []
 
     def app(environ: Any, start_response: Any) -> Any:
-        asked.append(environ["PATH_INFO"])
+        requested.append(environ["PATH_INFO"])
         return hello(environ, start_response)
 
-    bench = make_bench(app)
-    done, waits = bench.connect(), bench.connect()
+    stepped = make_stepped(app)
+    done, waits = stepped.connect(), stepped.connect()
     done.sock.sendall(b"GET /done HTTP/1.1\r\nHost: a\r\n\r\n")
     done.sock.shutdown(socket.SHUT_WR)
     waits.sock.sendall(b"GET /waits HTTP/1.1\r\nHost: a\r\n\r\n")
-    bench.run()
-    assert asked == ["/waits", "/done"]
+    stepped.run()
+    assert requested == ["/waits", "/done"]
     for client in (done, waits):
         assert client.receive_all_there_is().startswith(b"HTTP/1.1 200 ")
 
 
 def test_connection_given_to_ending_worker_is_answered(
-    make_bench: MakeBench,
+    make_stepped: MakeStepped,
 ) -> None:
     """With EPOLLEXCLUSIVE no other worker knows of it."""
-    bench = make_bench(hello, workers=2)
+    stepped = make_stepped(hello, workers=2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        bench.begin_anew(listener)
-        server = bench.server
+        stepped.begin_anew(listener)
+        server = stepped.server
         server.acceptor.update()
         with socket.create_connection(listener.getsockname(), timeout=60) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -270,8 +270,8 @@ def test_connection_given_to_ending_worker_is_answered(
             server.acceptor.close()
             server.receive(event)
             assert len(server.connections) == 1
-            while not bench.log.requests:
-                bench.run()
+            while not stepped.log.requests:
+                stepped.run()
             assert sock.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -280,52 +280,54 @@ def test_connection_given_to_ending_worker_is_answered(
     [({"workers": 2}, True), ({"workers": 1}, False), ({"workers": 2, "reuse_port": True}, False)],
 )
 def test_saturated_worker_leaves_connections(
-    make_bench: MakeBench, settings: dict[str, Any], leaves: bool
+    make_stepped: MakeStepped, settings: dict[str, Any], leaves: bool
 ) -> None:
-    bench = make_bench(hello, **settings)
+    stepped = make_stepped(hello, **settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        bench.begin_anew(listener)
-        server = bench.server
+        stepped.begin_anew(listener)
+        server = stepped.server
         for saturated in (False, True, False):
             server.pool.saturated = saturated
             server.acceptor.update()
-            assert bench.listens is not (saturated and leaves)
+            assert stepped.listens is not (saturated and leaves)
         server.stop()
-        bench.sweep()
+        stepped.sweep()
 
 
 @pytest.mark.parametrize("poller_kind", ["epoll", "poll"])
-def test_listener_event_is_accepted_and_answered(make_bench: MakeBench, poller_kind: str) -> None:
-    bench = make_bench(hello, attributes={"poller": poller_kind})
+def test_listener_event_is_accepted_and_answered(
+    make_stepped: MakeStepped, poller_kind: str
+) -> None:
+    stepped = make_stepped(hello, attributes={"poller": poller_kind})
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        bench.begin_anew(listener)
-        server = bench.server
+        stepped.begin_anew(listener)
+        server = stepped.server
         server.acceptor.update()
         with socket.create_connection(listener.getsockname(), timeout=60) as sock:
             sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
             while not server.connections:
-                bench.run()
+                stepped.run()
             (near,) = server.connections
             assert not near.sock.getblocking()
-            while not bench.log.requests:
-                bench.run()
+            while not stepped.log.requests:
+                stepped.run()
             assert sock.recv(1000).startswith(b"HTTP/1.0 200 OK\r\n")
         # An event of a descriptor that is nobody's any more.
         server.receive((12345, 1))
         server.stop()
         server.acceptor.update()
-    assert [status for _, status, _ in bench.log.requests] == ["200 OK"]
+    assert [status for _, status, _ in stepped.log.requests] == ["200 OK"]
 
 
-def test_events_count_for_unfinished_listener(make_bench: MakeBench) -> None:
-    bench = make_bench(hello)
+def test_events_count_for_unfinished_listener(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello)
     counted: list[int] = []
-    acceptor = bench.server.acceptor
+    acceptor = stepped.server.acceptor
     acceptor.count_event = lambda: counted.append(1)
-    ask(bench)
+    ask(stepped)
     assert not counted
     acceptor.unfinished = 99
-    ask(bench)
+    ask(stepped)
     assert counted
 
 
@@ -337,31 +339,31 @@ def test_events_count_for_unfinished_listener(make_bench: MakeBench) -> None:
     ],
 )
 def test_connection_not_made_is_closed_and_logged(
-    make_bench: MakeBench, tmp_path: Path, error: Exception, said: str
+    make_stepped: MakeStepped, tmp_path: Path, error: Exception, said: str
 ) -> None:
     def parser_for(peer: object) -> None:
         raise error
 
     pem = write_certificate(tmp_path / "server.pem")
-    bench = make_bench(hello, certfile=pem, keyfile=pem)
+    stepped = make_stepped(hello, certfile=pem, keyfile=pem)
     near, far = socket.socketpair()
     with far:
-        bench.server._parser_for = parser_for
-        assert bench.server.connect(near, ("192.0.2.1", 1), None) is None
+        stepped.server._parser_for = parser_for
+        assert stepped.server.connect(near, ("192.0.2.1", 1), None) is None
         assert near.fileno() == -1
         assert far.recv(1) == b""
-    assert not bench.server.registry.connections
-    assert bench.log.says(said)
-    assert bench.log.errors == [error] * (not isinstance(error, OSError))
+    assert not stepped.server.registry.connections
+    assert stepped.log.says(said)
+    assert stepped.log.errors == [error] * (not isinstance(error, OSError))
 
 
 @pytest.mark.parametrize("suppressed", [True, False])
 def test_tls_settings_apply_to_sockets(
-    make_bench: MakeBench, tmp_path: Path, suppressed: bool
+    make_stepped: MakeStepped, tmp_path: Path, suppressed: bool
 ) -> None:
     pem = write_certificate(tmp_path / "server.pem")
-    bench = make_bench(hello, certfile=pem, keyfile=pem, suppress_ragged_eofs=suppressed)
-    client = bench.connect()
+    stepped = make_stepped(hello, certfile=pem, keyfile=pem, suppress_ragged_eofs=suppressed)
+    client = stepped.connect()
     sock = client.near.sock
     assert isinstance(sock, ssl.SSLSocket)
     assert vars(sock)["suppress_ragged_eofs"] is suppressed
@@ -371,19 +373,19 @@ def test_tls_settings_apply_to_sockets(
 # Requests
 
 
-def test_worker_ends_after_max_requests(make_bench: MakeBench) -> None:
-    bench = make_bench(hello, max_requests=3, keepalive=5)
-    worker, server = bench.worker, bench.server
+def test_worker_ends_after_max_requests(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello, max_requests=3, keepalive=5)
+    worker, server = stepped.worker, stepped.server
     worker.notify = lambda: None
-    client, other = bench.connect(), bench.connect()
-    assert ask(bench, client) == (200, True, b"hello")
-    assert ask(bench, client) == (200, True, b"hello")
+    client, other = stepped.connect(), stepped.connect()
+    assert ask(stepped, client) == (200, True, b"hello")
+    assert ask(stepped, client) == (200, True, b"hello")
     assert worker._beat()
     assert not server.pool.monitor._interrupted
-    assert ask(bench, client) == (200, True, b"hello")
+    assert ask(stepped, client) == (200, True, b"hello")
     assert server.pool.monitor._interrupted  # the monitor hears of it at once
     assert not worker._beat()  # no arbiter would start its successor
     assert server.shared.is_ending
-    assert ask(bench, other) == (200, False, b"hello")
+    assert ask(stepped, other) == (200, False, b"hello")
     assert not worker._beat()
-    assert sum("Autorestarting" in line for line in bench.log.lines) == 1
+    assert sum("Autorestarting" in line for line in stepped.log.lines) == 1

@@ -15,24 +15,24 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.bench import GET, PEER, Log, MakeBench, answers, ask, hello
+from tests.workers.stepped_worker import GET, PEER, Log, MakeStepped, ask, hello, responses
 from wsgifast.bodies.files import SegmentedBody
 from wsgifast.workers import FastWorker
 from wsgifast.workers.access_line import AccessLog
 
 
-def test_keepalive_depends_on_settings_and_load(make_bench: MakeBench) -> None:
-    bench = make_bench(hello, keepalive=0)
-    assert ask(bench)[:2] == (200, False)
-    bench = make_bench(hello, keepalive=5, worker_connections=5, threads=3)
-    first, second, third = (bench.connect() for _ in range(3))
+def test_keepalive_depends_on_settings_and_load(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello, keepalive=0)
+    assert ask(stepped)[:2] == (200, False)
+    stepped = make_stepped(hello, keepalive=5, worker_connections=5, threads=3)
+    first, second, third = (stepped.connect() for _ in range(3))
     # Connections for as many threads as there are, at least.
-    assert ask(bench, first)[:2] == (200, False)
+    assert ask(stepped, first)[:2] == (200, False)
     first.close()
-    bench.run()
-    assert ask(bench, second)[:2] == (200, True)
-    bench.worker.handle_exit(signal.SIGTERM, None)
-    assert ask(bench, third)[:2] == (200, False)
+    stepped.run()
+    assert ask(stepped, second)[:2] == (200, True)
+    stepped.worker.handle_exit(signal.SIGTERM, None)
+    assert ask(stepped, third)[:2] == (200, False)
 
 
 class Hooks:
@@ -56,21 +56,23 @@ class Hooks:
 
 
 @pytest.mark.parametrize("failing", ["", "pre", "post"])
-def test_failing_hook_ends_its_request_only(make_bench: MakeBench, failing: str) -> None:
+def test_failing_hook_ends_its_request_only(make_stepped: MakeStepped, failing: str) -> None:
     hooks = Hooks(failing, RuntimeError)
-    bench = make_bench(
+    stepped = make_stepped(
         hello, keepalive=5, pre_request=hooks.pre_request, post_request=hooks.post_request
     )
-    status, kept, _ = ask(bench, target="/a")
-    assert (status, kept) == ((500, False) if failing == "pre" else (200, True))
+    status, stays, _ = ask(stepped, target="/a")
+    assert (status, stays) == ((500, False) if failing == "pre" else (200, True))
     seen = (None, None) if failing == "pre" else ("/a", "200 OK")
     assert hooks.calls == [("pre", None, None), ("post", *seen)]
-    assert bench.log.says("Exception in post_request hook") == (failing == "post")
-    assert len(bench.log.requests) == 1
+    assert stepped.log.says("Exception in post_request hook") == (failing == "post")
+    assert len(stepped.log.requests) == 1
 
 
 @pytest.mark.parametrize("speaks_http2", [False, True])
-def test_hook_may_change_request_and_response(make_bench: MakeBench, speaks_http2: bool) -> None:
+def test_hook_may_change_request_and_response(
+    make_stepped: MakeStepped, speaks_http2: bool
+) -> None:
     seen: list[Any] = []
 
     def post_request(worker: Any, req: Any, environ: Any, resp: Any) -> None:
@@ -78,24 +80,24 @@ def test_hook_may_change_request_and_response(make_bench: MakeBench, speaks_http
         resp.sent = 7
         seen.append(weakref.ref(resp)())
 
-    bench = make_bench(hello, keepalive=5, post_request=post_request, **HTTP2)
-    assert (Peer(bench).get().status if speaks_http2 else ask(bench)[0]) == 200
+    stepped = make_stepped(hello, keepalive=5, post_request=post_request, **HTTP2)
+    assert (Peer(stepped).get().status if speaks_http2 else ask(stepped)[0]) == 200
     (resp,) = seen
     assert (resp.mark, vars(resp)["mark"]) == (5, 5)
-    assert bench.log.requests == [("GET /", 5, 7)]
-    assert not bench.log.errors
+    assert stepped.log.requests == [("GET /", 5, 7)]
+    assert not stepped.log.errors
 
 
 @pytest.mark.parametrize("hook", [True, False])
-def test_stop_iteration_of_hook_or_app_is_an_error(make_bench: MakeBench, hook: bool) -> None:
+def test_stop_iteration_of_hook_or_app_is_an_error(make_stepped: MakeStepped, hook: bool) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response("200 OK", [("Content-Length", "0")])
         raise StopIteration
 
     hooks = Hooks("pre" if hook else "", StopIteration)
-    bench = make_bench(app, keepalive=5, pre_request=hooks.pre_request)
-    assert bench.begin().read_to_end().startswith(b"HTTP/1.1 500 ")
-    assert bench.log.says("Error")
+    stepped = make_stepped(app, keepalive=5, pre_request=hooks.pre_request)
+    assert stepped.begin().read_to_end().startswith(b"HTTP/1.1 500 ")
+    assert stepped.log.says("Error")
 
 
 class FailsToClose:
@@ -112,10 +114,10 @@ class FailsToClose:
         raise self._error
 
 
-def test_app_error_after_empty_body_sends_nothing_more(make_bench: MakeBench) -> None:
+def test_app_error_after_empty_body_sends_nothing_more(make_stepped: MakeStepped) -> None:
     body = FailsToClose(iter(()), ValueError("of the app"))
-    app = answers(body, ("Content-Length", "0"))
-    raw = make_bench(app, keepalive=5).begin().read_to_end()
+    app = responses(body, ("Content-Length", "0"))
+    raw = make_stepped(app, keepalive=5).begin().read_to_end()
     assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
     assert raw.count(b"HTTP/1.1") == 1
 
@@ -123,7 +125,7 @@ def test_app_error_after_empty_body_sends_nothing_more(make_bench: MakeBench) ->
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, ConnectionError])
 @pytest.mark.parametrize("where", ["app", "head", "body", "close"])
 def test_app_error_of_any_kind_is_answered_and_logged(
-    make_bench: MakeBench, error: type[BaseException], where: str
+    make_stepped: MakeStepped, error: type[BaseException], where: str
 ) -> None:
     class Body:
         def __iter__(self) -> Iterator[bytes]:
@@ -143,27 +145,27 @@ def test_app_error_of_any_kind_is_answered_and_logged(
         start_response("200 OK", [])
         return Body()
 
-    bench = make_bench(app, keepalive=5)
-    raw = bench.begin().read_to_end()
+    stepped = make_stepped(app, keepalive=5)
+    raw = stepped.begin().read_to_end()
     if where in ("app", "head"):
         assert raw.startswith(b"HTTP/1.1 500 ")
         page = raw.partition(b"\r\n\r\n")[2]
         expected = [("GET /", "500 Internal Server Error", len(page))]
-        assert bench.log.environs[0]["PATH_INFO"] == "/"
+        assert stepped.log.environs[0]["PATH_INFO"] == "/"
     else:
         assert raw.startswith(b"HTTP/1.1 200 OK\r\n")
         assert raw.endswith(b"some\r\n" if where == "body" else b"some\r\n0\r\n\r\n")
         expected = [("GET /", "200 OK", 4)]
-    assert bench.log.says("Error handling request")
-    assert not bench.log.says("Error in a connection")
-    assert bench.log.requests == expected
+    assert stepped.log.says("Error handling request")
+    assert not stepped.log.says("Error in a connection")
+    assert stepped.log.requests == expected
 
 
 @pytest.mark.parametrize(
     "error", [None, BrokenPipeError("in its own words"), ValueError("of the app")]
 )
 def test_app_error_after_client_left_is_logged_if_own(
-    make_bench: MakeBench, error: Exception | None
+    make_stepped: MakeStepped, error: Exception | None
 ) -> None:
     def blocks(start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
@@ -176,18 +178,18 @@ def test_app_error_after_client_left_is_logged_if_own(
         body = blocks(start_response)
         return body if error is None else FailsToClose(body, error)
 
-    bench = make_bench(app)
-    client = bench.connect()
+    stepped = make_stepped(app)
+    client = stepped.connect()
     client.run(GET)
-    assert not bench.server.registry.connections
+    assert not stepped.server.registry.connections
     is_its_own = isinstance(error, ValueError)
-    assert bench.log.says("Error handling request") is is_its_own
-    assert bench.log.says("Ignoring a lost connection") is not is_its_own
-    assert len(bench.log.requests) == 1
+    assert stepped.log.says("Error handling request") is is_its_own
+    assert stepped.log.says("Ignoring a lost connection") is not is_its_own
+    assert len(stepped.log.requests) == 1
 
 
 @pytest.mark.parametrize("kind", [list, tuple, iter, "segments", "file"])
-def test_body_is_closed_once(make_bench: MakeBench, kind: Any, tmp_path: Path) -> None:
+def test_body_is_closed_once(make_stepped: MakeStepped, kind: Any, tmp_path: Path) -> None:
     closed: list[str] = []
     path = tmp_path / "file"
     path.write_bytes(b"body")
@@ -209,26 +211,26 @@ def test_body_is_closed_once(make_bench: MakeBench, kind: Any, tmp_path: Path) -
             return environ["wsgi.file_wrapper"](File())
         return kind([b"body"])
 
-    bench = make_bench(app)
-    assert ask(bench)[2] == b"body"
+    stepped = make_stepped(app)
+    assert ask(stepped)[2] == b"body"
     assert closed == ([kind] if isinstance(kind, str) else [])
 
 
-def test_access_log_gets_duration_and_environ(make_bench: MakeBench) -> None:
+def test_access_log_gets_duration_and_environ(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        bench.clock.now += 1.5
+        stepped.clock.now += 1.5
         return hello(environ, start_response)
 
-    bench = make_bench(app)
-    ask(bench)
-    assert bench.log.seconds == [1.5]
-    assert bench.log.environs[0]["REQUEST_METHOD"] == "GET"
+    stepped = make_stepped(app)
+    ask(stepped)
+    assert stepped.log.seconds == [1.5]
+    assert stepped.log.environs[0]["REQUEST_METHOD"] == "GET"
 
 
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("own", [True, False])
 def test_access_log_is_called_only_if_read(
-    make_bench: MakeBench, writes: bool, own: bool, monkeypatch: pytest.MonkeyPatch
+    make_stepped: MakeStepped, writes: bool, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
 
@@ -243,11 +245,11 @@ def test_access_log_is_called_only_if_read(
     cfg = Config()
     cfg.set("accesslog", "-" if writes else None)
     log = Counting(cfg)
-    bench = make_bench(hello, attributes={"body_limit_bytes": 10})
-    bench.worker.log = log
-    bench.begin_anew()
-    ask(bench)
-    bench.begin(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
+    stepped = make_stepped(hello, attributes={"body_limit_bytes": 10})
+    stepped.worker.log = log
+    stepped.begin_anew()
+    ask(stepped)
+    stepped.begin(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
     assert calls == (["200 OK", "413 Content Too Large"] if own or writes else [])
     for handler in [*log.access_log.handlers, *log.error_log.handlers]:
         handler.close()
@@ -255,70 +257,70 @@ def test_access_log_is_called_only_if_read(
     logging.getLogger("gunicorn.error").handlers.clear()
 
 
-def test_failing_logger_costs_no_answer(make_bench: MakeBench) -> None:
+def test_failing_logger_costs_no_response(make_stepped: MakeStepped) -> None:
     class Failing(Log):
         def access(self, *args: Any) -> None:
             raise OSError("the log cannot be written")
 
-    bench = make_bench(hello, keepalive=5, attributes={"body_limit_bytes": 10})
-    bench.worker.log = bench.worker.application.log = log = Failing()
-    bench.worker.application.log_access = AccessLog(log).write
-    client = bench.connect()
+    stepped = make_stepped(hello, keepalive=5, attributes={"body_limit_bytes": 10})
+    stepped.worker.log = stepped.worker.application.log = log = Failing()
+    stepped.worker.application.log_access = AccessLog(log).write
+    client = stepped.connect()
     for _ in range(2):
-        assert ask(bench, client) == (200, True, b"hello")
+        assert ask(stepped, client) == (200, True, b"hello")
     assert log.lines.count("Error in the access log") == 2
-    bench.worker.application.app = None  # not callable: the app's error
-    assert ask(bench, client)[0] == 500
+    stepped.worker.application.app = None  # not callable: the app's error
+    assert ask(stepped, client)[0] == 500
     for framing, status in (
         (b"Content-Length: 11\r\n\r\n", 413),
         (b"Content-Length: 10\r\n\r\nshort", 408),
         (b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", 400),
         (b"X-Long: %b\r\n\r\n" % (10_000 * b"a"), 431),
     ):
-        client = bench.begin(b"POST / HTTP/1.1\r\nHost: a\r\n" + framing)
-        bench.pass_time(FastWorker.body_timeout_s + 1)
+        client = stepped.begin(b"POST / HTTP/1.1\r\nHost: a\r\n" + framing)
+        stepped.pass_time(FastWorker.body_timeout_s + 1)
         assert client.read_response().status == status
         assert client.read_to_end() == b""
-    # What has too long a head is no request yet.
+    # What has too long headers is no request yet.
     assert log.lines.count("Error in the access log") == 6
     assert not log.says("Error in a connection")
 
 
 def test_path_outside_script_name_is_400(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+    make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCRIPT_NAME", "/inside")
-    bench = make_bench(hello, attributes={"body_limit_bytes": 10})
-    client = bench.begin(b"POST /outside HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
+    stepped = make_stepped(hello, attributes={"body_limit_bytes": 10})
+    client = stepped.begin(b"POST /outside HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\n")
     assert client.read_response().status == 413
-    assert ask(bench, target="/outside")[0] == 400
-    assert [line for line in bench.log.lines if "SCRIPT" in line] == [
+    assert ask(stepped, target="/outside")[0] == 400
+    assert [line for line in stepped.log.lines if "SCRIPT" in line] == [
         f"Invalid request from {PEER}: Request path '/outside' does not start with "
         "SCRIPT_NAME '/inside'"
     ]
-    assert ask(bench, target="/inside/a")[0] == 200
-    assert [status for _, status, _ in bench.log.requests] == [
+    assert ask(stepped, target="/inside/a")[0] == 200
+    assert [status for _, status, _ in stepped.log.requests] == [
         "413 Content Too Large",
         "400 Bad Request",
         "200 OK",
     ]
 
 
-def test_hijacked_response_is_not_logged(make_bench: MakeBench) -> None:
+def test_hijacked_response_is_not_logged(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         environ["gunicorn.socket"].sendall(b"mine")
         raise StopIteration
 
-    bench = make_bench(app)
-    client = bench.begin()
+    stepped = make_stepped(app)
+    client = stepped.begin()
     assert client.read_to_end() == b"mine"
-    assert not bench.log.requests
+    assert not stepped.log.requests
 
 
-def test_worker_has_attributes_of_gthread(make_bench: MakeBench) -> None:
-    bench = make_bench(hello, worker_connections=20, threads=3)
-    worker = bench.worker
+def test_worker_has_attributes_of_gthread(make_stepped: MakeStepped) -> None:
+    stepped = make_stepped(hello, worker_connections=20, threads=3)
+    worker = stepped.worker
     assert isinstance(worker, gthread.ThreadWorker)
     assert worker.max_keepalived == 17
-    bench.connect()
+    stepped.connect()
     assert worker.tpool is None

@@ -37,8 +37,8 @@ TRACE_ID = "wsgifast.trace_id"
 # The content coding of the body, and its sizes in bytes without and with it. The sizes of a stream
 # are final at its end.
 CODING = "wsgifast.coding"
-UNCODED_BYTES = "wsgifast.uncoded_bytes"
-CODED_BYTES = "wsgifast.coded_bytes"
+UNCOMPRESSED_BYTES = "wsgifast.uncoded_bytes"
+COMPRESSED_BYTES = "wsgifast.coded_bytes"
 # Bytes of the response that were sent by sendfile.
 SENDFILE_BYTES = "wsgifast.sendfile_bytes"
 # FastWorker's: how a response has ended, as far as the server knows. The client may still leave
@@ -47,8 +47,8 @@ OUTCOME = "wsgifast.outcome"
 SENT, CLIENT_LEFT, CUT_OFF = "sent", "client left", "cut off"
 # Those that a JSON log has under the same names, if present.
 LOGGED = (
-    SENT_AS, CHUNKS, CODING, UNCODED_BYTES, CODED_BYTES, SENDFILE_BYTES, QUEUE_US, WAIT_US, APP_US,
-    SEND_US, OUTCOME, REQUEST_ID,
+    SENT_AS, CHUNKS, CODING, UNCOMPRESSED_BYTES, COMPRESSED_BYTES, SENDFILE_BYTES, QUEUE_US,
+    WAIT_US, APP_US, SEND_US, OUTCOME, REQUEST_ID,
 )  # fmt: skip
 
 # The last second for which json_line() has made the text of the time.

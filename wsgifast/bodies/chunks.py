@@ -104,20 +104,20 @@ def _worth_joining(chunks: list[Any] | tuple[Any, ...], total: int) -> bool:
 
 
 def _joined_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    held: list[bytes] = []
-    held_bytes = 0
+    delayed: list[bytes] = []
+    delayed_bytes = 0
     for chunk in chunks:
         is_large = len(chunk) >= LARGE_CHUNK_BYTES
-        if held and (is_large or held_bytes >= JOINED_BLOCK_BYTES):
-            yield b"".join(held)
-            held, held_bytes = [], 0
+        if delayed and (is_large or delayed_bytes >= JOINED_BLOCK_BYTES):
+            yield b"".join(delayed)
+            delayed, delayed_bytes = [], 0
         if is_large:
             yield chunk
         else:
-            held.append(chunk)
-            held_bytes += len(chunk)
-    if held_bytes:
-        yield b"".join(held)
+            delayed.append(chunk)
+            delayed_bytes += len(chunk)
+    if delayed_bytes:
+        yield b"".join(delayed)
 
 
 # After a chunk that took longer than this, chunks are sent at once: the app waits for something.
@@ -141,33 +141,33 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
     :raises Exception: the app's own, after everything that it had yielded.
     """
     quick = 0
-    held: list[bytes] = []
-    held_bytes = 0
+    delayed: list[bytes] = []
+    delayed_bytes = 0
     oldest = last = clock()
     try:
         for chunk in chunks:
             now = clock()
             if now - last > SLOW_CHUNK_S:
                 quick = 0
-            if not held:
+            if not delayed:
                 oldest = now
-            held.append(chunk)
-            held_bytes += len(chunk)
+            delayed.append(chunk)
+            delayed_bytes += len(chunk)
             last = now
             if quick >= QUICK_CHUNKS:
-                if held_bytes < LARGE_CHUNK_BYTES and now - oldest <= MAX_HOLD_S:
+                if delayed_bytes < LARGE_CHUNK_BYTES and now - oldest <= MAX_HOLD_S:
                     continue
             elif chunk:  # not an empty one: the app may still replace the headers
                 quick += 1
-            yield b"".join(held)
-            held, held_bytes = [], 0
+            yield b"".join(delayed)
+            delayed, delayed_bytes = [], 0
             last = clock()  # without the time that the server took to send the chunk
     except Exception:
-        if held:
-            yield b"".join(held)
+        if delayed:
+            yield b"".join(delayed)
         raise
-    if held:
-        yield b"".join(held)
+    if delayed:
+        yield b"".join(delayed)
 
 
 def excerpt(value: object) -> str:

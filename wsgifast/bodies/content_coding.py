@@ -10,7 +10,7 @@ from ..compression.codings import Compressor
 from ..compression.policy import IS_BEHIND, Compression, Wish
 from ..compression.response import Decision, ResponseCoding
 from ..http.headers import Headers
-from .access_log import CODED_BYTES, CODING, UNCODED_BYTES
+from .access_log import CODING, COMPRESSED_BYTES, UNCOMPRESSED_BYTES
 from .files import header_of
 
 if TYPE_CHECKING:
@@ -72,23 +72,23 @@ class ContentCoding(ResponseCoding):
             return decision.apply(headers), blocks
         self.compressor = None
         content = b"".join(blocks)
-        coded = self.compressor_for(decision, coding, size).whole(content)
-        if len(coded) >= size:
-            for key in (CODING, UNCODED_BYTES, CODED_BYTES):
+        compressed = self.compressor_for(decision, coding, size).whole(content)
+        if len(compressed) >= size:
+            for key in (CODING, UNCOMPRESSED_BYTES, COMPRESSED_BYTES):
                 self.environ.pop(key)
             return headers.with_vary(decision.vary), [content]
         headers = decision.apply(headers)
         if self.method != "HEAD":
-            self.environ[CODED_BYTES] = len(coded)
-            headers.append(("Content-Length", str(len(coded))))
-            blocks = [coded]
+            self.environ[COMPRESSED_BYTES] = len(compressed)
+            headers.append(("Content-Length", str(len(compressed))))
+            blocks = [compressed]
         return headers, blocks
 
-    def note(self, coding: str, uncoded_bytes: int, coded_bytes: int) -> None:
+    def note(self, coding: str, uncompressed_bytes: int, compressed_bytes: int) -> None:
         """Put the coding and both sizes into the environ, for logs."""
         self.environ[CODING] = coding
-        self.environ[UNCODED_BYTES] = uncoded_bytes
-        self.environ[CODED_BYTES] = coded_bytes
+        self.environ[UNCOMPRESSED_BYTES] = uncompressed_bytes
+        self.environ[COMPRESSED_BYTES] = compressed_bytes
 
     def flushed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         """Compress and flush each block as it arrives, so that none is delayed (PEP 3333)."""
@@ -115,7 +115,7 @@ class ContentCoding(ResponseCoding):
 
     def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:
         environ = self.environ
-        environ.update({CODING: coding, UNCODED_BYTES: size or 0, CODED_BYTES: 0})
+        environ.update({CODING: coding, UNCOMPRESSED_BYTES: size or 0, COMPRESSED_BYTES: 0})
         is_behind = environ.get(IS_BEHIND)
         return self.compression.compressor(
             coding,
@@ -129,8 +129,8 @@ class ContentCoding(ResponseCoding):
         keys = ("REMOTE_USER", "AUTH_TYPE", "HTTP_REMOTE_USER")
         return any(self.environ.get(key) for key in keys)
 
-    def _count(self, block: bytes, coded: bytes) -> bytes:
+    def _count(self, block: bytes, compressed: bytes) -> bytes:
         environ: Any = self.environ
-        environ[UNCODED_BYTES] += len(block)
-        environ[CODED_BYTES] += len(coded)
-        return coded
+        environ[UNCOMPRESSED_BYTES] += len(block)
+        environ[COMPRESSED_BYTES] += len(compressed)
+        return compressed

@@ -10,25 +10,27 @@ from .file_responses import send_nothing
 from .start_response import AppResponse
 
 
-def answer_by_tag(head: AppResponse, blocks: Iterable[bytes], size: int) -> Iterable[bytes] | None:
+def respond_by_tag(
+    response: AppResponse, blocks: Iterable[bytes], size: int
+) -> Iterable[bytes] | None:
     """Give a whole body its tag. Return the body of a 304 if the client has it already.
 
     A step of :class:`wsgifast.WSGIFast`: None means that the response is sent.
     """
-    environ = head.environ
+    environ = response.environ
     if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
         return None
-    if not may_have_tag(head.code, size, head.headers):
+    if not may_have_tag(response.code, size, response.headers):
         return None
     tag = weak_tag(blocks)
-    head.headers.append(("ETag", tag))
-    asked = environ.get("HTTP_IF_NONE_MATCH")
-    if asked is None or evaluate("GET", tag, None, if_none_match=asked) != 304:
+    response.headers.append(("ETag", tag))
+    requested = environ.get("HTTP_IF_NONE_MATCH")
+    if requested is None or evaluate("GET", tag, None, if_none_match=requested) != 304:
         return None
-    head.status, head.code = "304 Not Modified", 304
-    head.no_body, head.length = True, None
-    head.headers = head.headers.without(NOT_IN_304)
-    decision = head.decide_whole(0)
+    response.status, response.code = "304 Not Modified", 304
+    response.no_body, response.length = True, None
+    response.headers = response.headers.without(NOT_IN_304)
+    decision = response.decide_whole(0)
     if decision is not None:
-        head.headers = decision.apply(head.headers)
-    return send_nothing(head, None)
+        response.headers = decision.apply(response.headers)
+    return send_nothing(response, None)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..compression.response import Decision
-from ..files.app_files import FrontServer, describe_file_body, is_made_for_one_answer
-from ..files.coded_copies import COPIES, MAX_FILE_BYTES
+from ..files.app_files import FrontServer, describe_file_body, is_made_for_one_response
+from ..files.compressed_copies import COPIES, MAX_FILE_BYTES
 from ..files.plan import UNCONDITIONAL, Plan
 from ..http.headers import Headers
 from ..sockets.sending import FileSegment
@@ -25,7 +25,7 @@ from .files import (
     file_body,
     in_file_wrapper,
     known_size,
-    request_facts,
+    request_conditions,
     size_left,
 )
 from .start_response import AppResponse
@@ -37,7 +37,7 @@ class _Request:
 
     :ivar owner: closed when the file has been sent.
     :ivar may_plan: whether the app has answered GET or HEAD with 200.
-    :ivar is_answer: whether the app has chosen a part of the file: an inner StaticFiles or
+    :ivar is_part: whether the app has chosen a part of the file: an inner StaticFiles or
         WSGIFast, or an app that has applied Range by itself.
     :ivar decision: about compression. None to send the file as it is.
     :ivar coding: to compress the file in. None to send it as it is.
@@ -45,32 +45,32 @@ class _Request:
 
     __slots__ = (
         "coding",
+        "conditions",
         "decision",
-        "facts",
         "file",
-        "head",
-        "is_answer",
+        "is_part",
         "may_plan",
         "owner",
+        "response",
         "segment",
     )
 
     decision: Decision | None
     coding: str | None
 
-    def __init__(self, head: AppResponse, file: Any, segment: FileSegment, owner: Any) -> None:
-        self.head = head
+    def __init__(self, response: AppResponse, file: Any, segment: FileSegment, owner: Any) -> None:
+        self.response = response
         self.file = file
         self.segment = segment
         self.owner = owner
-        self.facts = facts = request_facts(head.environ)
-        self.may_plan = head.code == 200 and facts.method in ("GET", "HEAD")
-        self.is_answer = type(file) is FileSlice
+        self.conditions = conditions = request_conditions(response.environ)
+        self.may_plan = response.code == 200 and conditions.method in ("GET", "HEAD")
+        self.is_part = type(file) is FileSlice
         self.decision = self.coding = None
 
     def is_single_use(self) -> bool:
         """Return whether the file exists for this response only."""
-        return is_made_for_one_answer(self.file, self.segment.fd, self.head.began_ns)
+        return is_made_for_one_response(self.file, self.segment.fd, self.response.began_ns)
 
 
 class FileResponses:
@@ -89,70 +89,72 @@ class FileResponses:
             self.steps.insert(0, self._by_front_server)
         if ranges or conditional:
             self.steps.append(self._conditional)
-        self.steps.append(self._coded)
+        self.steps.append(self._compressed)
 
-    def send(self, head: AppResponse, body: File) -> Iterable[bytes]:
+    def send(self, response: AppResponse, body: File) -> Iterable[bytes]:
         """Send a file from its position: by its descriptor, or by reading it."""
         file, owner, segment = body.content, body.closed, body.segment
-        if head.forwarded and not head.no_body:
+        if response.forwarded and not response.no_body:
             # write() was used. The server counts these bytes towards the Content-Length. Its
             # sendfile may not, so the remaining bytes are sent in blocks too.
-            head.environ[SENT_AS] = "blocks"
-            size = None if head.length is None else head.counter().missing
-            rest = FileReader(file, size, head.convert, owner)
-            return rest if head.coding is None else ClosedWith(head.coding.flushed(rest), rest)
-        if segment is None or (head.length is not None and head.length > segment.size):
-            if head.length is not None and corrects_length(owner):
+            response.environ[SENT_AS] = "blocks"
+            size = None if response.length is None else response.counter().missing
+            rest = FileReader(file, size, response.convert, owner)
+            return (
+                rest if response.coding is None else ClosedWith(response.coding.flushed(rest), rest)
+            )
+        if segment is None or (response.length is not None and response.length > segment.size):
+            if response.length is not None and corrects_length(owner):
                 size = size_left(file)
-                if size and size < head.length:
-                    head.correct_length(size)
-            if segment is None or (head.length is not None and head.length > segment.size):
-                return _send_read(head, body)
-        if head.length is not None:
-            segment = segment._replace(size=head.length)
-        request = _Request(head, file, segment, owner)
+                if size and size < response.length:
+                    response.correct_length(size)
+            if segment is None or (response.length is not None and response.length > segment.size):
+                return _send_read(response, body)
+        if response.length is not None:
+            segment = segment._replace(size=response.length)
+        request = _Request(response, file, segment, owner)
         for step in self.steps:
-            answer = step(request)
-            if answer is not None:
-                return answer
+            blocks = step(request)
+            if blocks is not None:
+                return blocks
         body.segment = segment
-        if head.length is None:
-            head.set_length(body.length)
-        if head.no_body:
-            return send_nothing(head, owner)
-        head.forward()
-        wrapper = head.environ.get("wsgi.file_wrapper")
-        head.environ[SENT_AS] = "blocks" if wrapper is None else "file"
+        if response.length is None:
+            response.set_length(body.length)
+        if response.no_body:
+            return send_nothing(response, owner)
+        response.forward()
+        wrapper = response.environ.get("wsgi.file_wrapper")
+        response.environ[SENT_AS] = "blocks" if wrapper is None else "file"
         return body.iterate(wrapper)
 
     def _by_front_server(self, request: _Request) -> Iterable[bytes] | None:
         """Name the file in a header, and let the server in front of this one send it."""
-        head, file, owner = request.head, request.file, request.owner
+        response, file, owner = request.response, request.file, request.owner
         assert self._front_server is not None
         if (
             not request.may_plan
-            or request.is_answer
+            or request.is_part
             or request.is_single_use()
             or not closes_no_more_than(owner, file)
         ):
             return None
-        headers = self._front_server.hand_over(head.headers, file, request.segment)
+        headers = self._front_server.hand_over(response.headers, file, request.segment)
         if headers is None:
             return None
-        head.headers = headers
-        return send_nothing(head, owner, "accel")
+        response.headers = headers
+        return send_nothing(response, owner, "accel")
 
     def _copy(self, request: _Request) -> Iterable[bytes] | None:
         """Decide about compression, and send the compressed copy of the file if there is one."""
-        head, segment = request.head, request.segment
-        request.decision = decision = head.decide_whole(segment.size, pages=False)
+        response, segment = request.response, request.segment
+        request.decision = decision = response.decide_whole(segment.size, pages=False)
         if decision is None:
             return None
-        headers = head.headers
+        headers = response.headers
         if decision.coding is None:
-            head.headers = decision.apply(headers)
+            response.headers = decision.apply(headers)
             return None
-        head.headers = headers = headers.with_vary()
+        response.headers = headers = headers.with_vary()
         if segment.size > MAX_FILE_BYTES:
             return None
         request.coding = decision.coding
@@ -164,11 +166,13 @@ class FileResponses:
         request.coding = None
         if copy.body is None:
             return None
-        coding = head.coding
+        coding = response.coding
         assert coding is not None
-        facts = request.facts._replace(if_none_match=coding.if_none_match, if_match=coding.if_match)
+        conditions = request.conditions._replace(
+            if_none_match=coding.if_none_match, if_match=coding.if_match
+        )
         described = describe_file_body(
-            facts, headers, request.file, segment, copy=copy, **self._options
+            conditions, headers, request.file, segment, copy=copy, **self._options
         )
         if described is None:
             return None
@@ -179,21 +183,21 @@ class FileResponses:
 
     def _conditional(self, request: _Request) -> Iterable[bytes] | None:
         """Answer Range and the preconditions, or add the headers of such a file."""
-        if not request.may_plan or request.is_answer:
+        if not request.may_plan or request.is_part:
             return None
-        head = request.head
-        headers = head.headers
+        response = request.response
+        headers = response.headers
         described = describe_file_body(
-            request.facts,
+            request.conditions,
             headers,
             request.file,
             request.segment,
-            began_ns=head.began_ns,
+            began_ns=response.began_ns,
             **self._options,
         )
         if described is None:
             return None
-        if described.facts[2:8] != UNCONDITIONAL:
+        if described.conditions[2:8] != UNCONDITIONAL:
             plan = described.plan()
             # What is compressed is sent whole.
             if plan.status in (304, 412) or (plan.status != 200 and request.coding is None):
@@ -202,82 +206,87 @@ class FileResponses:
             headers[:] = described.headers
         return None
 
-    def _coded(self, request: _Request) -> Iterable[bytes] | None:
+    def _compressed(self, request: _Request) -> Iterable[bytes] | None:
         """Compress the file while it is sent."""
         if request.coding is None:
             return None
-        head, size = request.head, request.segment.size
-        assert head.coding is not None
-        decision = head.coding.refine(request.decision, head.code, head.headers)
-        if head.length is None:
-            head.set_length(size)
+        response, size = request.response, request.segment.size
+        assert response.coding is not None
+        decision = response.coding.refine(request.decision, response.code, response.headers)
+        if response.length is None:
+            response.set_length(size)
         reader = FileSlice(request.segment, request.owner)
-        return _send_coded(head, reader, size, decision)
+        return _send_compressed(response, reader, size, decision)
 
 
-def send_nothing(head: AppResponse, body: Any, sent_as: str = "no-body") -> Iterable[bytes]:
+def send_nothing(response: AppResponse, body: Any, sent_as: str = "no-body") -> Iterable[bytes]:
     """Send only the headers, and close the app's body."""
-    if not head.forwarded:  # write() does that
-        head.forward()
-    head.environ[SENT_AS] = sent_as
+    if not response.forwarded:  # write() does that
+        response.forward()
+    response.environ[SENT_AS] = sent_as
     # With one empty chunk servers send the headers without adding a Content-Length.
     return ClosedWith((b"",), body)
 
 
-def send_segments(head: AppResponse, body: SegmentedBody) -> Iterable[bytes]:
+def send_segments(response: AppResponse, body: SegmentedBody) -> Iterable[bytes]:
     """Send byte strings and parts of files. Their headers are complete."""
-    if head.no_body:
-        return send_nothing(head, body)
-    if not head.forwarded:
-        head.forward()
-    head.environ[SENT_AS] = "segments"
+    if response.no_body:
+        return send_nothing(response, body)
+    if not response.forwarded:
+        response.forward()
+    response.environ[SENT_AS] = "segments"
     return body
 
 
 def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
-    """Send a plan in place of the app's answer."""
-    head = request.head
+    """Send a plan in place of the app's response."""
+    response = request.response
     if plan.status != 200:  # the app's own phrase stays
-        head.status = plan.status_line
-        head.code = plan.status
-    head.headers = Headers(plan.headers)
-    if head.coding is not None and plan.status == 304:
-        decision = head.coding.decide_page(304, head.headers)
+        response.status = plan.status_line
+        response.code = plan.status
+    response.headers = Headers(plan.headers)
+    if response.coding is not None and plan.status == 304:
+        decision = response.coding.decide_page(304, response.headers)
         if decision is not None:
-            head.headers = decision.apply(head.headers)
+            response.headers = decision.apply(response.headers)
     parts = plan.segments_of(request.segment.fd, request.segment.offset)
     if not parts:
-        return send_nothing(head, request.owner)
+        return send_nothing(response, request.owner)
     if isinstance(parts[0], bytes) and len(parts) == 1:
-        head.forward()
-        head.environ[SENT_AS] = "copy"
+        response.forward()
+        response.environ[SENT_AS] = "copy"
         return ClosedWith(parts, request.owner)  # type: ignore[arg-type]  # the copy is in memory
     body = file_body(parts, request.owner)
     if isinstance(body, SegmentedBody):
-        return send_segments(head, body)
-    return _wrap(head, body)
+        return send_segments(response, body)
+    return _wrap(response, body)
 
 
-def _send_read(head: AppResponse, body: File) -> Iterable[bytes]:
+def _send_read(response: AppResponse, body: File) -> Iterable[bytes]:
     """Send a file that has to be read."""
     file, owner = body.content, body.closed
     in_memory = known_size(file)
-    if head.length is None:
-        head.set_length(in_memory)
-    reader = FileReader(file, head.length, head.convert, owner)
-    if head.compression is not None:
+    if response.length is None:
+        response.set_length(in_memory)
+    reader = FileReader(file, response.length, response.convert, owner)
+    if response.compression is not None:
         # One that is too short fails after its headers, as it does uncompressed.
-        is_all_there = in_memory is not None and in_memory >= (head.length or 0)
-        if is_all_there and head.length is not None:
-            return _send_coded(head, reader, head.length, head.decide_whole(head.length))
-        return _send_coded(head, reader, None, None)
-    if head.no_body:
-        return send_nothing(head, owner)
-    return _wrap(head, reader)
+        is_all_there = in_memory is not None and in_memory >= (response.length or 0)
+        if is_all_there and response.length is not None:
+            return _send_compressed(
+                response, reader, response.length, response.decide_whole(response.length)
+            )
+        return _send_compressed(response, reader, None, None)
+    if response.no_body:
+        return send_nothing(response, owner)
+    return _wrap(response, reader)
 
 
-def _send_coded(
-    head: AppResponse, reader: FileSlice | FileReader, size: int | None, decision: Decision | None
+def _send_compressed(
+    response: AppResponse,
+    reader: FileSlice | FileReader,
+    size: int | None,
+    decision: Decision | None,
 ) -> Iterable[bytes]:
     """Send a body that has to be read compressed, if its headers allow it.
 
@@ -286,25 +295,25 @@ def _send_coded(
     blocks: Iterable[bytes] = reader
     if size is not None:
         if decision is not None:
-            blocks = head.compress_whole(decision, reader, size)
+            blocks = response.compress_whole(decision, reader, size)
     else:
-        coding = head.coding
+        coding = response.coding
         assert coding is not None
-        head.headers = coding.begin(head.code, head.headers)
+        response.headers = coding.begin(response.code, response.headers)
         if coding.compressor is not None:
             blocks = coding.flushed(reader)
-    if head.no_body:
-        return send_nothing(head, reader)
+    if response.no_body:
+        return send_nothing(response, reader)
     if blocks is reader:
-        return _wrap(head, reader)
-    head.forward()
-    head.environ[SENT_AS] = "blocks"
+        return _wrap(response, reader)
+    response.forward()
+    response.environ[SENT_AS] = "blocks"
     return ClosedWith(blocks, reader)
 
 
-def _wrap(head: AppResponse, reader: FileSlice | FileReader) -> Iterable[bytes]:
+def _wrap(response: AppResponse, reader: FileSlice | FileReader) -> Iterable[bytes]:
     """Put a file into the server's own wrapper, if it has one."""
-    head.forward()
-    wrapper = head.environ.get("wsgi.file_wrapper")
-    head.environ[SENT_AS] = "blocks" if wrapper is None else "file"
+    response.forward()
+    wrapper = response.environ.get("wsgi.file_wrapper")
+    response.environ[SENT_AS] = "blocks" if wrapper is None else "file"
     return in_file_wrapper(reader, wrapper)

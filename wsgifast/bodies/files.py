@@ -17,7 +17,7 @@ from ..compression.dictionaries import client_dictionary
 from ..errors import BodyTooShort
 from ..files import RequestFacts
 from ..http.framing import BodyCounter, Framing
-from ..http.request_head import header_key
+from ..http.request_headers import header_key
 from ..sockets.sending import (
     BLOCK_BYTES,
     TEMPORARY,
@@ -45,7 +45,7 @@ _OTHER_STANDARD = frozenset(
 )
 Segment = bytes | FileSegment
 # The keys of RequestFacts' fields, in their order, between the method and the dictionary.
-_FACTS = (
+_CONDITIONS = (
     "HTTP_ACCEPT_ENCODING", "HTTP_RANGE", "HTTP_IF_RANGE", "HTTP_IF_MATCH",
     "HTTP_IF_UNMODIFIED_SINCE", "HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE",
 )  # fmt: skip
@@ -350,7 +350,7 @@ def header_of(environ: WSGIEnvironment, name: str) -> str | None:
     return value
 
 
-def request_facts(environ: WSGIEnvironment) -> RequestFacts:
+def request_conditions(environ: WSGIEnvironment) -> RequestFacts:
     """Return the request's values in an environ on which a response with a file depends."""
     get = environ.get
     available = get("HTTP_AVAILABLE_DICTIONARY")
@@ -359,7 +359,7 @@ def request_facts(environ: WSGIEnvironment) -> RequestFacts:
         dictionary = client_dictionary(available, partial(header_of, environ))
     # As RequestFacts(...), without the call of a Python function.
     return tuple.__new__(
-        RequestFacts, (get("REQUEST_METHOD", "GET"), *map(get, _FACTS), dictionary)
+        RequestFacts, (get("REQUEST_METHOD", "GET"), *map(get, _CONDITIONS), dictionary)
     )
 
 

@@ -52,10 +52,10 @@ def trace_id_from(traceparent: str | None) -> str | None:
 def request_ids_stage(respond: Respond) -> Respond:
     """Give each request an id, in the environ and in the headers of the response: a stage."""
 
-    def call(head: AppResponse) -> Iterable[bytes]:
-        environ = head.environ
+    def call(response: AppResponse) -> Iterable[bytes]:
+        environ = response.environ
         if REQUEST_ID in environ:  # from a WSGIFast around this one
-            return respond(head)
+            return respond(response)
         sent, traceparent = environ.get("HTTP_X_REQUEST_ID"), environ.get("HTTP_TRACEPARENT")
         if sent is not None or traceparent is not None:
             trusts: Callable[[dict[str, Any]], bool] | None = environ.get(TRUSTS_PEER)
@@ -66,13 +66,13 @@ def request_ids_stage(respond: Respond) -> Respond:
         trace_id = trace_id_from(traceparent)
         if trace_id is not None:
             environ[TRACE_ID] = trace_id
-        head.edits = [*head.edits, partial(_add_header, request_id)]
-        return respond(head)
+        response.edits = [*response.edits, partial(_add_header, request_id)]
+        return respond(response)
 
     return call
 
 
-def _add_header(request_id: str, head: AppResponse) -> None:
+def _add_header(request_id: str, response: AppResponse) -> None:
     """Add X-Request-ID to a response. One of the app's stays."""
-    if head.headers.get("x-request-id") is None:
-        head.headers.append(("X-Request-ID", request_id))
+    if response.headers.get("x-request-id") is None:
+        response.headers.append(("X-Request-ID", request_id))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..compression.decoding import BodyLimits, RequestDecoder
 from ..errors import BodyTooLarge, MalformedRequest, RequestError
 from ..files.temporary import Budget, Spool, no_room
-from ..http.head import parse_length
+from ..http.fields import parse_length
 from .body import ClosedWith
 from .start_response import AppResponse, Respond
 from .stream import ConvertedStream
@@ -161,26 +161,26 @@ def within_limits(
         exc_info if its headers have been forwarded.
     """
 
-    def call(head: AppResponse) -> Iterable[bytes]:
+    def call(response: AppResponse) -> Iterable[bytes]:
         try:
-            limited = limit_request(head.environ, limits)
+            limited = limit_request(response.environ, limits)
         except RequestError as error:
-            return refuse(head, error)
+            return refuse(response, error)
         if limited is None:
-            return respond(head)
-        return _respond_counted(respond, head, limited, partial(refuse, head))
+            return respond(response)
+        return _respond_counted(respond, response, limited, partial(refuse, response))
 
     return call
 
 
 def _respond_counted(
     respond: Respond,
-    head: AppResponse,
+    response: AppResponse,
     limited: LimitedInput,
     refuse: Callable[..., Iterable[bytes]],
 ) -> Iterable[bytes]:
     """Call the app, and replace its response once it has read too much."""
-    server_start, has_started = head.server_start, False
+    server_start, has_started = response.server_start, False
 
     def start(
         status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None, /
@@ -194,13 +194,13 @@ def _respond_counted(
             return server_start(status, headers)
         return server_start(status, headers, exc_info)
 
-    head.server_start = start
+    response.server_start = start
     try:
-        body = respond(head)
+        body = respond(response)
     except Exception:
         if limited.error is None or has_started:  # by write(), which has sent something
             raise
-        head.server_start = server_start
+        response.server_start = server_start
         return refuse(limited.error)
     if type(body) is not ConvertedStream:
         return body
@@ -215,8 +215,8 @@ def _respond_counted(
         except Exception:
             if limited.error is None or has_sent:
                 raise
-            head.server_start = server_start
-            answer = refuse(limited.error, sys.exc_info() if has_started else None)
-        yield from answer
+            response.server_start = server_start
+            page = refuse(limited.error, sys.exc_info() if has_started else None)
+        yield from page
 
     return ClosedWith(iterated(), body)

@@ -53,16 +53,16 @@ class Times:
 def server_timing_stage(respond: Respond) -> Respond:
     """Add the times of each request to the headers of its response: a stage."""
 
-    def call(head: AppResponse) -> Iterable[bytes]:
+    def call(response: AppResponse) -> Iterable[bytes]:
         waits = [wait_s for wait in wait_sources if (wait_s := wait()) is not None]
         if not waits:
-            start = queue_seconds(head.environ.get("HTTP_X_REQUEST_START"), time.time())
+            start = queue_seconds(response.environ.get("HTTP_X_REQUEST_START"), time.time())
             waits = [] if start is None else [start]
         times = Times(max(waits, default=None))
         # On the object, so that responses without the option call nothing more.
-        head.compress_whole = partial(_timed, times, head.compress_whole)  # type: ignore[method-assign]
-        head.edits = [*head.edits, partial(_add_header, times)]
-        return respond(head)
+        response.compress_whole = partial(_timed, times, response.compress_whole)  # type: ignore[method-assign]
+        response.edits = [*response.edits, partial(_add_header, times)]
+        return respond(response)
 
     return call
 
@@ -81,6 +81,6 @@ def _timed(
     return blocks
 
 
-def _add_header(times: Times, head: AppResponse) -> None:
+def _add_header(times: Times, response: AppResponse) -> None:
     """Add the header. The app's own stays."""
-    head.headers.append((NAME, times.value()))
+    response.headers.append((NAME, times.value()))

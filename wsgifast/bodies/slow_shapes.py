@@ -148,13 +148,13 @@ class Reports:
     """Chooses the responses to examine, and logs findings, rarely.
 
     :param rate: the share of the responses, from 0 to 1.
-    :param mended: the findings that the middleware corrects: they are logged as INFO, the others as
+    :param fixed: the findings that the middleware corrects: they are logged as INFO, the others as
         WARNING.
     """
 
-    def __init__(self, rate: float, *, mended: frozenset[str]) -> None:
+    def __init__(self, rate: float, *, fixed: frozenset[str]) -> None:
         self._rate = rate
-        self._mended = mended
+        self._fixed = fixed
         self._lock = threading.Lock()
         # When each endpoint had its last finding, oldest first.
         self._reported: dict[str, float] = {}
@@ -180,7 +180,7 @@ class Reports:
         if not self._is_due(endpoint):
             return
         logger.log(
-            logging.INFO if id_ in self._mended else logging.WARNING,
+            logging.INFO if id_ in self._fixed else logging.WARNING,
             # The client's texts have no control characters, and 80 characters at most.
             "%s: %s (%.80a %.80a) returns %d chunks (%s), median %s; wsgifast doctor --explain %s "
             "says more",

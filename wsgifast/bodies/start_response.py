@@ -16,8 +16,8 @@ from ..checks import app_name
 from ..compression.policy import WISH, Compression, Wish
 from ..compression.response import ADDS_VARY, Decision, decide
 from ..errors import BodyError
+from ..http.fields import ResponseStart, declared_length, known_start, no_pairs, status_code
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
-from ..http.head import ResponseHead, declared_length, known_head, no_pairs, status_code
 from ..http.headers import LOWER, Headers
 from .access_log import LENGTH_ERROR
 from .body import Writer
@@ -43,7 +43,7 @@ class AppResponse:
     They are forwarded to the server when the app has returned and its body was classified, at the
     first write(), or at once if a lazy app calls start_response from inside its iterator (`holds`
     is False by then). Our own servers check headers as they send them. So theirs are checked here
-    in the same way, and passed on as a :class:`~..http.head.ResponseHead`, which no one checks
+    in the same way, and passed on as a :class:`~..http.headers.ResponseStart`, which no one checks
     again.
 
     :param app: named in errors.
@@ -89,7 +89,7 @@ class AppResponse:
         self.compression: Compression | None = None
         self.codes_stream = False
         self._headers: Headers | None = None
-        self._checked: ResponseHead | None = None
+        self._checked: ResponseStart | None = None
         self.began_ns = time_ns()
 
     @property
@@ -119,7 +119,7 @@ class AppResponse:
         server_start = self.server_start
         try:
             if type(server_start) is MethodType and isinstance(server_start.__self__, Writer):
-                self._checked = checked = known_head(status, headers)
+                self._checked = checked = known_start(status, headers)
                 code, length = checked.code, checked.content_length
                 given: list[tuple[str, str]] = checked.given
             else:
@@ -296,7 +296,7 @@ class AppResponse:
             and not (self.no_body or self._wish)
         ):
             return None  # most small ones
-        # Frameworks drop the body of an answer to HEAD.
+        # Frameworks drop the body of a response to HEAD.
         known_size = size if size or self._method != "HEAD" else None
         if coding is not None:
             decide_by = coding.decide_page if pages else coding.decide

@@ -23,28 +23,28 @@ class ConvertedStream(Sendable):
 
     It has no len(), even if the app's iterable has one: gevent's pywsgi would iterate it twice.
 
-    :param head: may change while the body is iterated: a lazy app calls start_response from inside
-        its iterator, and may call write() between two chunks. Its environ gets how the body is
-        sent, and at the end the number of chunks.
-    :param coalesce: join small chunks, unless the head says that it is an event stream.
+    :param response: may change while the body is iterated: a lazy app calls start_response from
+        inside its iterator, and may call write() between two chunks. Its environ gets how the body
+        is sent, and at the end the number of chunks.
+    :param coalesce: join small chunks, unless the headers say that it is an event stream.
     """
 
-    def __init__(self, head: AppResponse, body: Iterable[Any], *, coalesce: bool) -> None:
-        self._head = head
+    def __init__(self, response: AppResponse, body: Iterable[Any], *, coalesce: bool) -> None:
+        self._response = response
         self._body: Iterable[Any] | None = body
         self._coalesce = coalesce
-        head.environ[SENT_AS] = "no-body" if head.no_body else "stream"
+        response.environ[SENT_AS] = "no-body" if response.no_body else "stream"
 
     def __iter__(self) -> Iterator[bytes]:
         coding = self.coding
-        return self.uncoded() if coding is None else coding.flushed(self.uncoded())
+        return self.uncompressed() if coding is None else coding.flushed(self.uncompressed())
 
     @property
     def coding(self) -> ContentCoding | None:
         """The coding of the blocks. Whether it compresses them is known after the first one."""
-        return self._head.coding if self._head.codes_stream else None
+        return self._response.coding if self._response.codes_stream else None
 
-    def uncoded(self) -> Iterator[bytes]:
+    def uncompressed(self) -> Iterator[bytes]:
         """Iterate the blocks for a server that compresses them itself, as ours do."""
         return self._coalesced() if self._coalesce else self._chunks()
 
@@ -53,21 +53,21 @@ class ConvertedStream(Sendable):
         if coding is None or writer.headers_sent:  # by write()
             writer.write_stream(self)
         else:
-            writer.write_coded(self.uncoded(), coding)
+            writer.write_compressed(self.uncompressed(), coding)
 
     def _coalesced(self) -> Iterator[bytes]:
         chunks = self._chunks()
         for chunk in chunks:
             yield chunk
             break  # a lazy app has called start_response by now
-        if not self._head.no_body and not is_event_stream(self._head.headers):
-            self._head.environ[SENT_AS] = "coalesced"
+        if not self._response.no_body and not is_event_stream(self._response.headers):
+            self._response.environ[SENT_AS] = "coalesced"
             chunks = coalesced(chunks, time.monotonic)
         yield from chunks
 
     def _chunks(self) -> Iterator[bytes]:
-        head = self._head
-        convert = head.convert
+        response = self._response
+        convert = response.convert
         chunks = iter(iterated(self._body))
         first = b""
         # A lazy app calls start_response at the first chunk, and any app may replace the headers
@@ -75,24 +75,24 @@ class ConvertedStream(Sendable):
         try:
             for chunk in chunks:
                 first = convert(chunk)
-                if head.status is not None:
+                if response.status is not None:
                     if first:
                         break
                     yield b""
                 elif first:
                     break
         except Exception:
-            if not head.is_over():
+            if not response.is_over():
                 raise
-        if head.status is None:
+        if response.status is None:
             # When an iterable fails, cheroot sends the headers that it has. Without them nothing.
             headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
-            head.server_start("500 Internal Server Error", headers)
-            raise head.not_started()
-        if head.no_body:
+            response.server_start("500 Internal Server Error", headers)
+            raise response.not_started()
+        if response.no_body:
             yield b""  # so that the server sends the headers, without adding a Content-Length
             return
-        counter = None if head.length is None else head.counter()
+        counter = None if response.length is None else response.counter()
         count = total = 0
         try:
             for chunk in chain((first,), chunks) if first else ():
@@ -104,7 +104,7 @@ class ConvertedStream(Sendable):
                 if counter is not None:
                     admitted = counter.admit(size)
                     if admitted < size:
-                        head.note_surplus()
+                        response.note_surplus()
                         yield chunk[:admitted]
                         return
                 elif count == SAMPLED_CHUNKS:
@@ -113,19 +113,19 @@ class ConvertedStream(Sendable):
                 yield chunk
             else:
                 if counter is not None and counter.missing:
-                    head.environ[LENGTH_ERROR] = "short"
+                    response.environ[LENGTH_ERROR] = "short"
                     raise BodyTooShort(counter.missing)
                 return
             for chunk in chunks:
                 count += 1
                 yield chunk if type(chunk) is bytes else convert(chunk)
         except Exception:
-            if not head.is_over():
+            if not response.is_over():
                 raise
         finally:
-            environ = head.environ
+            environ = response.environ
             environ[CHUNKS] = count
-            if count > 1 and environ[SENT_AS] == "stream" and not is_event_stream(head.headers):
+            if count > 1 and environ[SENT_AS] == "stream" and not is_event_stream(response.headers):
                 measured = count if counter else min(count, SAMPLED_CHUNKS)
                 environ[SENT_AS] = stream_kind(measured, len(first), total)
 

@@ -42,7 +42,7 @@ FILE_WRAPPERS = {
     "wsgifast.commands.doctor.recording.FileWrapper": "filelike",
     "wsgiref.util.FileWrapper": "filelike",
 }
-# File objects that end before the file that they read, for a framework's own answer to Range: the
+# File objects that end before the file that they read, for a framework's own response to Range: the
 # attribute with the file. Their `remaining` is the number of bytes left.
 _FILE_RANGES = {
     "falcon.routing.static._BoundedFile": "fh",

@@ -13,10 +13,10 @@ from itertools import chain
 from typing import Any, Protocol
 
 from ..errors import BodyError, ClientGone
+from ..http.fields import ResponseStart, known_start
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
-from ..http.head import ResponseHead, known_head
 from ..sockets.sending import SMALL_FILE_BYTES, FileSegment, FileTruncated
-from .access_log import CODED_BYTES
+from .access_log import COMPRESSED_BYTES
 from .body import Writer
 from .chunks import is_event_stream
 from .classify import classify
@@ -64,7 +64,7 @@ class Output(Protocol):
     def end_stream(self, end: Callable[[], bytes], /) -> None:
         """Send the end of a stream. `end` is called once all its blocks have been framed."""
 
-    def write_file(self, head: bytes, fd: int, offset: int, size: int, /) -> None:
+    def write_file(self, headers: bytes, fd: int, offset: int, size: int, /) -> None:
         """Send headers, which may be empty, and a part of a file.
 
         :raises FileTruncated: if the file ends early.
@@ -86,7 +86,7 @@ class ResponseWriter(Writer, BodyCounter):
 
     # The values until start_response is called.
     status_code = 0
-    _head: ResponseHead | None = None
+    _start: ResponseStart | None = None
     _method: str  # of the request
     _chunks: bool  # whether the client understands chunks
     closes = True
@@ -105,8 +105,8 @@ class ResponseWriter(Writer, BodyCounter):
 
     # For subclasses.
 
-    def _encoded_head(self) -> bytes:
-        """Return the headers as they are sent. See :meth:`_checked_head`."""
+    def _encoded_headers(self) -> bytes:
+        """Return the headers as they are sent. See :meth:`_checked_start`."""
         raise NotImplementedError
 
     def _end_body(self, close: Callable[[], object]) -> None:
@@ -132,12 +132,12 @@ class ResponseWriter(Writer, BodyCounter):
                 check_second_start(exc_info, sent=self.headers_sent)
             finally:
                 exc_info = None
-        self._head = head = known_head(status, headers)
+        self._start = start = known_start(status, headers)
         self.status = status
-        self.status_code = head.code
-        self._framing = framing = head.frame(self._method, chunks=self._chunks)
+        self.status_code = start.code
+        self._framing = framing = start.frame(self._method, chunks=self._chunks)
         # Content-Length first: most responses have one, and the property costs more.
-        self.closes = head.closes or (framing.length is None and not framing.ends_itself)
+        self.closes = start.closes or (framing.length is None and not framing.ends_itself)
         self._has_body = has_body = framing.has_body  # BodyCounter's __init__, inlined
         self.length = framing.length if has_body else 0
         self.sent = self.dropped = 0
@@ -154,7 +154,7 @@ class ResponseWriter(Writer, BodyCounter):
         """
         coding = self._coding
         if coding is not None and coding.compressor is not None:
-            self._write_coded_block(data, coding)
+            self._write_compressed_block(data, coding)
             return
         self._write_block(data)
         if self.is_cut:
@@ -184,13 +184,13 @@ class ResponseWriter(Writer, BodyCounter):
         self, block: bytes, frame: Callable[[bytes], bytes] | None, *, compresses: bool = False
     ) -> None:
         """Send the headers, and the first block, which may be empty."""
-        head = self._checked_head()
-        begin = self._encoded_head() + (frame(block) if frame and block else block)
+        start = self._checked_start()
+        begin = self._encoded_headers() + (frame(block) if frame and block else block)
         self.headers_sent = True
         self._write_next = self._output.begin_stream(
             begin,
             frame=frame,
-            may_run_ahead=not is_event_stream(head.headers),
+            may_run_ahead=not is_event_stream(start.headers),
             compresses=compresses,
         )
 
@@ -223,13 +223,13 @@ class ResponseWriter(Writer, BodyCounter):
             (data,) = blocks
             size = self.length
             if type(data) is bytes and size == len(data) <= _JOIN_BYTES:
-                head = self._encoded_head()
+                headers = self._encoded_headers()
                 self.headers_sent = True
                 self.sent = size
-                self._output.write(head + data)
+                self._output.write(headers + data)
                 return
         begun = self.headers_sent
-        parts = [b"" if begun else self._encoded_head()]
+        parts = [b"" if begun else self._encoded_headers()]
         for data in blocks:
             block = self._framed(data)
             if block:
@@ -259,7 +259,7 @@ class ResponseWriter(Writer, BodyCounter):
                 break
         self.close()
 
-    def write_coded(self, blocks: Iterator[bytes], coding: ContentCoding) -> None:
+    def write_compressed(self, blocks: Iterator[bytes], coding: ContentCoding) -> None:
         """Send a stream that is compressed, with one flush for the blocks that are sent together.
 
         They are compressed where they are framed, under the output's lock, a little at a time.
@@ -271,19 +271,19 @@ class ResponseWriter(Writer, BodyCounter):
                 self._coding = None
                 self.write_stream(chain((block,), blocks))
                 return
-            self._write_coded_block(block, coding)
+            self._write_compressed_block(block, coding)
         if coding.compressor is None:
             self.close()
             return
-        head = self._unsent_head()
+        headers = self._unsent_headers()
         is_chunked = self._framing.chunked
         self.headers_sent = True
         self._output.end_stream(
-            lambda: head + (chunk(coding.end()) + LAST_CHUNK if is_chunked else coding.end())
+            lambda: headers + (chunk(coding.end()) + LAST_CHUNK if is_chunked else coding.end())
         )
-        self.sent = coding.environ[CODED_BYTES]
+        self.sent = coding.environ[COMPRESSED_BYTES]
 
-    def _write_coded_block(self, block: bytes, coding: ContentCoding) -> None:
+    def _write_compressed_block(self, block: bytes, coding: ContentCoding) -> None:
         if not block:
             return
         try:
@@ -296,7 +296,7 @@ class ResponseWriter(Writer, BodyCounter):
                     frame = lambda data: chunk(coding.flushed_block(data))  # noqa: E731
                 self._begin_stream(block, frame, compresses=True)
         finally:  # for the log, where the client leaves
-            self.sent = coding.environ[CODED_BYTES]
+            self.sent = coding.environ[COMPRESSED_BYTES]
 
     def _write_rest(self, blocks: Iterator[Any]) -> None:
         """Send all but the first block of a body without a Content-Length, at the least cost."""
@@ -333,7 +333,7 @@ class ResponseWriter(Writer, BodyCounter):
     def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
         """Send byte strings and parts of files in their order."""
         begun = self.headers_sent
-        before = self._unsent_head()
+        before = self._unsent_headers()
         output = self._output
         for segment in segments:
             if not isinstance(segment, FileSegment):
@@ -371,7 +371,7 @@ class ResponseWriter(Writer, BodyCounter):
 
     def close(self) -> None:
         """End the response."""
-        end = self._unsent_head() + self._end()
+        end = self._unsent_headers() + self._end()
         self.headers_sent = True
         if end:
             self._output.write(end)
@@ -396,13 +396,13 @@ class ResponseWriter(Writer, BodyCounter):
         admitted = self.admit(size)
         return block if admitted == size else block[:admitted]
 
-    def _unsent_head(self) -> bytes:
-        return b"" if self.headers_sent else self._encoded_head()
+    def _unsent_headers(self) -> bytes:
+        return b"" if self.headers_sent else self._encoded_headers()
 
-    def _checked_head(self) -> ResponseHead:
-        if self._head is None:
+    def _checked_start(self) -> ResponseStart:
+        if self._start is None:
             raise BodyError("the app returned a body without calling start_response")
-        return self._head
+        return self._start
 
 
 def not_bytes(block: object) -> BodyError:

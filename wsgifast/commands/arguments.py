@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from ..bodies.access_log import json_line
 from ..errors import ConfigurationError, WSGIFastError
-from ..http.head import check_field
+from ..http.fields import check_field
 from ..sockets.options import Address
 from .terminal import lines_of, show
 
@@ -184,16 +184,16 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
         if keyfile is not None:
             raise ConfigurationError(f"--keyfile {keyfile}: name its certificate by --certfile")
         return
-    asked: list[bool] = []
+    requested: list[bool] = []
 
     def password() -> str:
-        asked.append(True)  # the server will ask for it
+        requested.append(True)  # the server will ask for it
         return ""
 
     try:
         ssl.create_default_context().load_cert_chain(certfile, keyfile, password)
     except OSError as error:
-        if not asked:
+        if not requested:
             both = certfile if keyfile is None else f"{certfile} --keyfile {keyfile}"
             raise ConfigurationError(
                 f"--certfile {both}: {error.strerror}; expected a certificate and its key in PEM"

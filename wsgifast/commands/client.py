@@ -28,10 +28,10 @@ _BLOCK_BYTES = 1 << 20
 _SLOW_BUFFER_BYTES = 4096
 
 
-class NoAnswer(WSGIFastError, OSError):
+class NoResponse(WSGIFastError, OSError):
     """The server cannot be reached, breaks off, or does not speak HTTP.
 
-    :ivar status: of the head, if there was one. `headers` are its headers.
+    :ivar status: of the headers, if there was one. `headers` are its headers.
     """
 
     status: int | None = None
@@ -39,11 +39,11 @@ class NoAnswer(WSGIFastError, OSError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """One response, as a client sees it.
 
     :ivar missing: how many bytes of its Content-Length did not come.
-    :ivar body_s: seconds from the end of the head to the end of the body.
+    :ivar body_s: seconds from the end of the headers to the end of the body.
     :ivar closes: the connection ends with it.
     """
 
@@ -139,14 +139,14 @@ class HTTPClient:
     def connect(self) -> http.client.HTTPConnection:
         """Open a connection.
 
-        :raises NoAnswer: if the server cannot be reached.
+        :raises NoResponse: if the server cannot be reached.
         """
         host, port, limit_s = self._host, self._port, self._limit_s
         if self._tls is None:
             connection = http.client.HTTPConnection(host, port, timeout=limit_s)
         else:
             connection = http.client.HTTPSConnection(host, port, timeout=limit_s, context=self._tls)
-        with self._no_answer():
+        with self._no_response():
             connection.connect()
         return connection
 
@@ -159,38 +159,38 @@ class HTTPClient:
         body: bytes = b"",
         on: http.client.HTTPConnection | None = None,
         take: Callable[[bytes], object] | None = None,
-    ) -> Answer:
+    ) -> Response:
         """One request, on a connection of its own or on an open one.
 
-        :param take: gets the whole body, in blocks. Without it the answer has the beginning.
-        :raises NoAnswer: if the answer does not end in time, or is not HTTP.
+        :param take: gets the whole body, in blocks. Without it the response has the beginning.
+        :raises NoResponse: if the response does not end in time, or is not HTTP.
         """
         connection = self.connect() if on is None else on
-        kept = bytearray()
-        head: http.client.HTTPResponse | None = None
+        stored = bytearray()
+        received: http.client.HTTPResponse | None = None
         try:
-            with self._no_answer(lambda: head):
+            with self._no_response(lambda: received):
                 began = time.perf_counter()
                 self._send(connection, url, method, headers, body)
                 with connection.getresponse() as response:
-                    head = response
-                    at_head = time.perf_counter()
+                    received = response
+                    at_headers = time.perf_counter()
                     # Of an endless body some may come again and again.
-                    while len(kept) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
-                        (take or kept.extend)(block)
+                    while len(stored) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
+                        (take or stored.extend)(block)
                         if time.perf_counter() > began + self._limit_s:
                             raise TimeoutError
                 ended = time.perf_counter()
         finally:
             if on is None:
                 connection.close()
-        return Answer(
+        return Response(
             response.status,
             response.getheaders(),
-            bytes(kept),
-            (response.length or 0) if len(kept) < _MOST_BYTES else 0,
+            bytes(stored),
+            (response.length or 0) if len(stored) < _MOST_BYTES else 0,
             ended - began,
-            ended - at_head,
+            ended - at_headers,
             response.will_close,
         )
 
@@ -199,7 +199,7 @@ class HTTPClient:
         connection = self.connect()
         sock: socket.socket = connection.sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
-        with self._no_answer():
+        with self._no_response():
             self._send(connection, url)
         return sock
 
@@ -221,24 +221,24 @@ class HTTPClient:
         connection.endheaders(body or None)
 
     @contextlib.contextmanager
-    def _no_answer(
-        self, head: Callable[[], http.client.HTTPResponse | None] = lambda: None
+    def _no_response(
+        self, received: Callable[[], http.client.HTTPResponse | None] = lambda: None
     ) -> Iterator[None]:
-        """Raise NoAnswer for errors of the connection.
+        """Raise NoResponse for errors of the connection.
 
-        :param head: the received part of the response.
+        :param received: the received part of the response.
         """
         try:
             yield
         except (OSError, http.client.HTTPException) as error:
             where = f"{self._host}:{self._port or (443 if self._tls else 80)}"
             reason = getattr(error, "strerror", None) or error or type(error).__name__
-            response = head()
+            response = received()
             if isinstance(error, TimeoutError):
                 reason = f"no {'end of the ' if response else ''}answer within {self._limit_s:g} s"
             elif not isinstance(error, OSError):
-                reason = f"the answer is not HTTP ({reason})"
-            raised = NoAnswer(f"{where}: {reason}")
+                reason = f"the response is not HTTP ({reason})"
+            raised = NoResponse(f"{where}: {reason}")
             if response is not None:
                 raised.status, raised.headers = response.status, response.getheaders()
             raise raised from error

@@ -10,7 +10,7 @@ from typing import Any
 from ..checks import size_text
 from ..compression.codings import (
     CODING_PACKAGES,
-    SIBLING_SUFFIXES,
+    PRECOMPRESSED_SUFFIXES,
     available_codings,
     checked_codings,
 )
@@ -19,7 +19,7 @@ from ..compression.response import is_private
 from ..errors import ConfigurationError, WSGIFastError
 from ..files.compress import CompressReport, compress
 from .arguments import STATUS_PART_FAILED, add_parser, check_writable, count, option
-from .client import HTTPClient, NoAnswer
+from .client import HTTPClient, NoResponse
 from .terminal import printable, progress_line, show
 
 _PAGE_LIMIT_S = 30
@@ -86,9 +86,9 @@ def _run(options: argparse.Namespace) -> int:
     if not options.quiet:
         show(_summary(report))
         if codings is None:
-            for coding in sorted(set(SIBLING_SUFFIXES) - set(available_codings())):
+            for coding in sorted(set(PRECOMPRESSED_SUFFIXES) - set(available_codings())):
                 show(
-                    f"No {SIBLING_SUFFIXES[coding]} files were written: to have them, "
+                    f"No {PRECOMPRESSED_SUFFIXES[coding]} files were written: to have them, "
                     f"pip install {CODING_PACKAGES[coding]}"
                 )
     return STATUS_PART_FAILED if report.failed else 0
@@ -120,16 +120,16 @@ def _page(url: str) -> tuple[bytes | None, str]:
     """Fetch a page. Return None and the reason if it may not be in a public dictionary."""
     client, path = HTTPClient.of_url(url, limit_s=_PAGE_LIMIT_S)
     try:
-        answer = client.ask(path or "/", headers=[("Accept-Encoding", "identity")])
-    except NoAnswer as error:
+        response = client.ask(path or "/", headers=[("Accept-Encoding", "identity")])
+    except NoResponse as error:
         return None, str(error)
-    if answer.status != 200:
-        return None, f"status {answer.status}"
-    if answer.header("content-encoding") not in (None, "identity"):
+    if response.status != 200:
+        return None, f"status {response.status}"
+    if response.header("content-encoding") not in (None, "identity"):
         return None, "it is compressed"
-    if is_private(answer.headers):
+    if is_private(response.headers):
         return None, "it has Set-Cookie, private or no-store"
-    return answer.body, ""
+    return response.body, ""
 
 
 def _summary(report: CompressReport) -> str:

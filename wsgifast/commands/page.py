@@ -94,10 +94,10 @@ def page(title: str, body: str, *, by: str, note: str = "") -> str:
 
 def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that is scrolled sideways where it is too wide. Its cells are HTML."""
-    head = "".join(f"<th>{column}</th>" for column in columns)
+    before = "".join(f"<th>{column}</th>" for column in columns)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
     return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table><thead><tr>{before}</tr></thead>'
         f"<tbody>{lines}</tbody></table></div>"
     )
 
@@ -131,19 +131,19 @@ class Bar(NamedTuple):
 
 
 def ratio_chart(
-    bars: Sequence[Bar], attributes: str = 'role="img" aria-label="ratios"', head: str = ""
+    bars: Sequence[Bar], attributes: str = 'role="img" aria-label="ratios"', before: str = ""
 ) -> str:
     """Bars of ratios, those of which more is better above the others, each kind with its axis.
 
     :param attributes: of the <svg>.
-    :param head: its content before the bars.
+    :param before: its content before the bars.
     """
     marks: list[str] = []
     top = 0
     for less in (False, True):
         if chosen := [bar for bar in bars if bar.less is less]:
             top = _draw(chosen, marks, top + (_BETWEEN_PX if top else 0))
-    return "\n".join([f'<svg {attributes} width="100%" height="{top}">{head}', *marks, "</svg>"])
+    return "\n".join([f'<svg {attributes} width="100%" height="{top}">{before}', *marks, "</svg>"])
 
 
 def _draw(bars: Sequence[Bar], marks: list[str], top: int) -> int:

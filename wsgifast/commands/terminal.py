@@ -166,20 +166,20 @@ def fitted(
     :param least: the columns to cut where it is too wide, in this order, and their least widths.
     """
     widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
-    for number, kept in least.items():
+    for number, shown in least.items():
         whole = sum(widths) + 2 * (len(widths) - 1)
         over = 0 if width is None else max(0, whole - width)
-        widths[number] = max(min(widths[number], kept), widths[number] - over)
+        widths[number] = max(min(widths[number], shown), widths[number] - over)
     return [list(map(cut, row, widths)) for row in rows]
 
 
 def cut(text: str, width: int) -> str:
     """A text in so many columns: filled up with spaces, or cut off with an ellipsis."""
     if width_of(text) > width:
-        kept = text[: width - 1]  # a character takes a column, or more
-        while width_of(kept) >= width:
-            kept = kept[:-1]
-        text = kept + "…"
+        shown = text[: width - 1]  # a character takes a column, or more
+        while width_of(shown) >= width:
+            shown = shown[:-1]
+        text = shown + "…"
     return text + " " * (width - width_of(text))
 
 

@@ -13,12 +13,12 @@ from ..errors import WSGIFastError
 from ..metrics.setup import VARIABLE, metrics_address
 from ..sockets.options import Address
 from .arguments import add_parser, count, option, seconds
-from .client import HTTPClient, NoAnswer
+from .client import HTTPClient, NoResponse
 from .terminal import cell_text, fitted, output_width, show, table
 
 _DEFAULT_ADDRESS = "127.0.0.1:9100"
 _INTERVAL_S = 2.0
-# For an answer, beyond the interval.
+# For a response, beyond the interval.
 _TIMEOUT_S = 5.0
 # Of a pattern or path, however narrow the terminal is.
 _LEAST_COLUMNS = 16
@@ -147,23 +147,23 @@ def view_of(address: Address, interval_s: float) -> dict[str, Any]:
     limit_s = interval_s + _TIMEOUT_S
     client = HTTPClient(*address, headers=[("Accept", "application/json")], limit_s=limit_s)
     try:
-        answer = client.ask(f"/top?seconds={interval_s:g}")
-    except NoAnswer as error:
+        response = client.ask(f"/top?seconds={interval_s:g}")
+    except NoResponse as error:
         if isinstance(error.__cause__, ConnectionRefusedError):
             raise WSGIFastError(
                 f"nothing listens on {address}: start the server with `wsgifast run --metrics "
                 f"{address}` or {VARIABLE}={address}, or name its metrics address"
             ) from None
         raise
-    text = answer.body.decode("utf-8", "replace")
-    if answer.status in (400, 500, 503):  # with the reason
-        raise WSGIFastError(f"{address}/top answers {answer.status}: {text.strip()}")
+    text = response.body.decode("utf-8", "replace")
+    if response.status in (400, 500, 503):  # with the reason
+        raise WSGIFastError(f"{address}/top answers {response.status}: {text.strip()}")
     try:
         view: dict[str, Any] = json.loads(text)
         lines(view, "")
     except (ValueError, TypeError, KeyError):
         raise WSGIFastError(
-            f"{address}/top answers {answer.status} without a view: that is not a metrics address "
+            f"{address}/top answers {response.status} without a view: it is not a metrics address "
             "of this version of wsgifast"
         ) from None
     return view

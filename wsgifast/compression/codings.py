@@ -21,11 +21,11 @@ from typing import Any
 
 from ..checks import list_of_text
 from ..errors import ConfigurationError
-from ..http.head import TOKEN
+from ..http.fields import TOKEN
 
 # The codings, and the suffix of a precompressed file in each. Of two precompressed files of the
 # same size, and of two codings that a client prefers equally, the first one here is sent.
-SIBLING_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
+PRECOMPRESSED_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
 ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 # The module that a coding needs, and how it is installed. Before Python 3.14 none of them is in the
 # standard library. gzip's zlib always is.
@@ -70,7 +70,7 @@ _MEMBER = re.compile(rf"({TOKEN})(?:[ \t]*;[ \t]*[qQ]=(0(?:\.[0-9]{{0,3}})?|1(?:
 
 def available_codings() -> tuple[str, ...]:
     """Return the content codings that can be made here. gzip always can."""
-    return tuple(coding for coding in SIBLING_SUFFIXES if _is_available(coding))
+    return tuple(coding for coding in PRECOMPRESSED_SUFFIXES if _is_available(coding))
 
 
 def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
@@ -85,9 +85,9 @@ def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
     if names is None:
         raise ConfigurationError(f"codings={codings!r}: a list, such as ['gzip']")
     for coding in names:
-        if coding not in SIBLING_SUFFIXES:
+        if coding not in PRECOMPRESSED_SUFFIXES:
             raise ConfigurationError(
-                f"{coding!r} is not a known coding: {', '.join(SIBLING_SUFFIXES)}"
+                f"{coding!r} is not a known coding: {', '.join(PRECOMPRESSED_SUFFIXES)}"
             )
         if not _is_available(coding):
             package = CODING_PACKAGES[coding]
@@ -185,14 +185,16 @@ class Totals:
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self.uncoded_bytes: Counter[str] = Counter()
-        self.coded_bytes: Counter[str] = Counter()
+        self.uncompressed_bytes: Counter[str] = Counter()
+        self.compressed_bytes: Counter[str] = Counter()
         self.cpu_seconds: defaultdict[str, float] = defaultdict(float)
 
-    def count(self, coding: str, uncoded_bytes: int, coded_bytes: int, cpu_seconds: float) -> None:
+    def count(
+        self, coding: str, uncompressed_bytes: int, compressed_bytes: int, cpu_seconds: float
+    ) -> None:
         with self._lock:
-            self.uncoded_bytes[coding] += uncoded_bytes
-            self.coded_bytes[coding] += coded_bytes
+            self.uncompressed_bytes[coding] += uncompressed_bytes
+            self.compressed_bytes[coding] += compressed_bytes
             self.cpu_seconds[coding] += cpu_seconds
 
 
@@ -219,18 +221,18 @@ class Counted(Compressor):
 
     def whole(self, content: bytes) -> bytes:
         began = thread_time()
-        coded = self._inner.whole(content)
-        TOTALS.count(self._coding, len(content), len(coded), thread_time() - began)
-        return coded
+        compressed = self._inner.whole(content)
+        TOTALS.count(self._coding, len(content), len(compressed), thread_time() - began)
+        return compressed
 
     def flushed(self, block: bytes) -> bytes:
         return self._counted(self._inner.flushed, block)
 
     def _counted(self, call: Callable[[bytes], bytes], block: bytes) -> bytes:
         began = thread_time()
-        coded = call(block)
-        TOTALS.count(self._coding, len(block), len(coded), thread_time() - began)
-        return coded
+        compressed = call(block)
+        TOTALS.count(self._coding, len(block), len(compressed), thread_time() - began)
+        return compressed
 
 
 class _Gzip(Compressor):

@@ -99,7 +99,7 @@ class RequestDecoder:
         self._decoder: _Frames | _Brotli | None = _DECODERS[coding]()
         self._coding = coding
         self._max_bytes = max_bytes
-        self._coded = self._decoded = 0
+        self._compressed = self._decoded = 0
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         """Decode some bytes, into pieces of 64 KiB at most.
@@ -119,11 +119,11 @@ class RequestDecoder:
     def end(self) -> None:
         """:raises RequestError: if the body is not complete."""
         decoder, self._decoder = self._decoder, None
-        if self._coded and (decoder is None or not decoder.is_complete()):
+        if self._compressed and (decoder is None or not decoder.is_complete()):
             raise self._wrong()
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
-        self._coded += len(data)
+        self._compressed += len(data)
         decoder = self._decoder
         if decoder is None:
             raise self._wrong()  # behind the end, or refused before
@@ -145,14 +145,14 @@ class RequestDecoder:
             del pieces, decoder  # an error's traceback keeps this frame
 
     def _check(self, frames: int) -> None:
-        coded, decoded = self._coded, self._decoded
+        compressed, decoded = self._compressed, self._decoded
         if decoded > self._max_bytes:
             raise BodyTooLarge(self._max_bytes)
-        if decoded > max(_RATIO_COUNTS_FROM_BYTES, coded * _MAX_RATIO):
+        if decoded > max(_RATIO_COUNTS_FROM_BYTES, compressed * _MAX_RATIO):
             raise RequestError(413, f"The request body grows more than {_MAX_RATIO} times")
         if (
-            frames > _FREE_FRAMES + coded // _BYTES_PER_FRAME
-            or coded > _WASTE_COUNTS_FROM_BYTES + 2 * decoded
+            frames > _FREE_FRAMES + compressed // _BYTES_PER_FRAME
+            or compressed > _WASTE_COUNTS_FROM_BYTES + 2 * decoded
         ):
             raise MalformedRequest(
                 f"The request body is {self._coding} with too many empty or tiny parts: "

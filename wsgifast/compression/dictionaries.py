@@ -20,7 +20,7 @@ from urllib.parse import quote
 from ..errors import ConfigurationError
 from .codings import (
     MAX_ZSTD_WINDOW_LOG,
-    SIBLING_SUFFIXES,
+    PRECOMPRESSED_SUFFIXES,
     ZSTD_MODULE,
     Compressor,
     Zstd,
@@ -32,7 +32,7 @@ DCZ = "dcz"
 # On everything that may be sent in this coding (section 6.2).
 VARY = "Accept-Encoding, Available-Dictionary"
 # Of two codings that a client prefers equally, the first one is sent.
-_CODINGS = (DCZ, *SIBLING_SUFFIXES)
+_CODINGS = (DCZ, *PRECOMPRESSED_SUFFIXES)
 
 # Section 5: a skippable frame of zstd, with the SHA-256 of the dictionary.
 _MAGIC = b"\x5e\x2a\x4d\x18\x20\x00\x00\x00"
@@ -269,9 +269,9 @@ def train(pages: Iterable[bytes]) -> bytes:
         if not page:
             continue
         if len(dictionary) >= _MIN_PAGES_BYTES:
-            coded = len(make_delta(page, dictionary)) - HEADER_BYTES
+            compressed = len(make_delta(page, dictionary)) - HEADER_BYTES
             alone = len(make_delta(page, bytes(_MIN_PAGES_BYTES))) - HEADER_BYTES
-            if coded <= alone * _NEW_SHARE:
+            if compressed <= alone * _NEW_SHARE:
                 continue
         dictionary += page
     return dictionary

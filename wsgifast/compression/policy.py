@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from ..checks import check_switches, is_count, list_of_text
 from ..errors import ConfigurationError
-from ..http.head import TOKEN
+from ..http.fields import TOKEN
 from ..http.headers import Header, Headers
 from .codings import (
     COMPRESSORS,
@@ -251,7 +251,7 @@ def is_page(content_type: str) -> bool:
     return _PAGES.match(content_type.strip(" \t").lower()) is not None
 
 
-def coded_tag(etag: str, coding: str, checksum: int | None = None) -> str | None:
+def compressed_tag(etag: str, coding: str, checksum: int | None = None) -> str | None:
     """Return the entity tag of a compressed body. None if the uncompressed one's is malformed.
 
     It has a suffix: + after a strong tag, ~ after a weak one, the coding and a checksum, so that no

@@ -22,17 +22,17 @@ from types import MappingProxyType
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from ..http.fields import parse_length
 from ..http.framing import has_body
-from ..http.head import parse_length
 from ..http.headers import LOWER, Header, Headers
-from .codings import SIBLING_SUFFIXES, Compressor, preferred_coding
+from .codings import PRECOMPRESSED_SUFFIXES, Compressor, preferred_coding
 from .dictionaries import DCZ, ClientDictionary, PagesDictionary, client_dictionary, prefers_delta
 from .policy import (
     IDENTITY_HEADERS,
     Compression,
     Wish,
     cache_directives,
-    coded_tag,
+    compressed_tag,
     is_page,
     is_restorable,
     suffix_check,
@@ -40,10 +40,10 @@ from .policy import (
 )
 
 _NOT_SHARED = {"private", "no-store"}
-# A tag of coded_tag().
-_CODED_TAG = re.compile(
+# A tag of compressed_tag().
+_COMPRESSED_TAG = re.compile(
     r'(?:W/)?"(?P<checked>(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~!])'
-    rf"(?P<coding>{'|'.join([*SIBLING_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{{8}})?)"
+    rf"(?P<coding>{'|'.join([*PRECOMPRESSED_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{{8}})?)"
     r'\.(?P<check>[0-9a-f]{8})"'
 )
 
@@ -90,7 +90,7 @@ class Decision(NamedTuple):
         if etag is not None and self.sent_tags:
             changed.set("ETag", self.sent_tags.get(etag.strip(" \t"), etag))
         if self.coding is not None:
-            if etag is not None and (tag := coded_tag(etag, self.coding)) is not None:
+            if etag is not None and (tag := compressed_tag(etag, self.coding)) is not None:
                 changed.append(("ETag", tag))
             changed.append(("Content-Encoding", self.coding))
         return changed
@@ -187,15 +187,15 @@ class ResponseCoding:
             return _with_copy(match)
 
         if if_none_match is not None:
-            if_none_match = _CODED_TAG.sub(restored, if_none_match)
+            if_none_match = _COMPRESSED_TAG.sub(restored, if_none_match)
         if if_match is not None:
-            if_match = _CODED_TAG.sub(_with_copy, if_match)
+            if_match = _COMPRESSED_TAG.sub(_with_copy, if_match)
         return if_none_match, if_match
 
     @staticmethod
     def app_if(value: str) -> str:
         """Return WebDAV's If header (RFC 4918, section 10.4) with the app's own tags."""
-        return _CODED_TAG.sub(_original, value)
+        return _COMPRESSED_TAG.sub(_original, value)
 
     def decide(
         self, code: int, headers: Sequence[Header], size: int | None = None
@@ -224,8 +224,8 @@ class ResponseCoding:
         on_dictionary = decision._replace(vary=(*decision.vary, "Available-Dictionary"))
         if code == 304:
             return on_dictionary
-        is_coded_page = decision.coding is not None and is_page(decision.content_type)
-        if not is_coded_page or code != 200 or is_private(headers) or self.has_user():
+        is_compressed_page = decision.coding is not None and is_page(decision.content_type)
+        if not is_compressed_page or code != 200 or is_private(headers) or self.has_user():
             return decision
         allowed = Headers(headers).get("access-control-allow-origin")
         if self._dictionary is not None and self._dictionary.may_be_used(allowed):
@@ -277,14 +277,14 @@ def decide(
     is_head = method == "HEAD"
     if (code != 200 or method != "GET") and not has_body("GET" if is_head else method, code):
         return None
-    asked = wish[0] if wish else None  # None leaves it to the options
-    has_least_size = code != 206 and not asked
+    requested = wish[0] if wish else None  # None leaves it to the options
+    has_least_size = code != 206 and not requested
     if has_least_size and size is not None and size < compression.min_bytes:
         return None
     content_type, has_vary = type_to_compress(headers)
     if content_type is None:
         return None
-    if not (compression.shrinks[content_type] if asked is None else asked):
+    if not (compression.shrinks[content_type] if requested is None else requested):
         return None
     if has_least_size and size is None:
         length = parse_length((Headers(headers).get("content-length") or "").strip(" \t"))
@@ -311,7 +311,7 @@ def is_private(headers: Iterable[Header]) -> bool:
 
 
 def _original(match: re.Match[str]) -> str:
-    """The app's tag. The whole match if it is not one of :func:`coded_tag`."""
+    """The app's tag. The whole match if it is not one of :func:`compressed_tag`."""
     if suffix_check(match["checked"]) != match["check"]:
         return match[0]
     if match["kind"] == "!":

@@ -35,7 +35,7 @@ from ..http.chunked import ChunkDecoder, LengthDecoder
 from ..http.framing import wants_to_persist
 from ..sockets.closing import UNREAD_BODY_BYTES, Lingering
 from ..sockets.options import set_nodelay
-from .request import CheckedLines, RequestBody, check_head
+from .request import CheckedLines, RequestBody, check_headers
 from .response import Outlet, Response
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.close_connection = True  # not as it reads Connection
             if not parsed:
                 return
-            length = check_head(self.requestline, self.headers)
+            length = check_headers(self.requestline, self.headers)
         except RequestError as error:
             self.send_error(error.status, str(error))
             return

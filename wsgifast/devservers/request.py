@@ -2,7 +2,7 @@
 
 `http.server` parses a request as if the connection ended after it. On a persistent connection, any
 doubt about where a request ends allows request smuggling (RFC 9112, 11.2). So its parser reads
-through :class:`CheckedLines`, :func:`check_head` decides how the body is framed, and
+through :class:`CheckedLines`, :func:`check_headers` decides how the body is framed, and
 :class:`RequestBody` ends where the request ends.
 """
 
@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 from ..errors import ClientGone, MalformedRequest, RequestError
 from ..http.chunked import BodyDecoder
-from ..http.head import TOKEN, parse_length
-from ..http.request_head import check_host
+from ..http.fields import TOKEN, parse_length
+from ..http.request_headers import check_host
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -57,7 +57,7 @@ class CheckedLines:
         return line.rstrip(b" \t\r\n") + b"\r\n"  # 5.1: white space ends no value
 
 
-def check_head(request_line: str, headers: Message) -> int | None:
+def check_headers(request_line: str, headers: Message) -> int | None:
     """Check parsed request headers, and return where the body ends (RFC 9112, 6.3).
 
     Headers with an underscore in their name are removed. In a WSGI environ they look like the same

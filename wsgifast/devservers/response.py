@@ -86,34 +86,34 @@ class Response(ResponseWriter):
 
     def _know_size(self, size: int) -> None:
         """Frame the body by its size, if the headers were not sent yet."""
-        head = self._head
-        if head is None or self.headers_sent:
+        start = self._start
+        if start is None or self.headers_sent:
             return
         self._framing = framing = frame_response(
-            self._method, head.code, head.content_length, size=size, chunks=self._chunks
+            self._method, start.code, start.content_length, size=size, chunks=self._chunks
         )
-        self.closes = head.closes or not framing.ends_itself
+        self.closes = start.closes or not framing.ends_itself
         BodyCounter.__init__(self, framing)
         # If it is too short, only the end of the connection shows it to the client.
         length = self.length
         self.must_close = length is not None and size < length
 
-    def _encoded_head(self) -> bytes:
-        head = self._checked_head()
-        ends = self.must_close or self.closes or head.code == 101
+    def _encoded_headers(self) -> bytes:
+        start = self._checked_start()
+        ends = self.must_close or self.closes or start.code == 101
         self.keep_alive = not ends and self._may_stay()
-        names = {name.lower() for name, _ in head.headers}
+        names = {name.lower() for name, _ in start.headers}
         handler = self._handler
         defaults = ("Server", handler.version_string()), ("Date", handler.date_time_string())
         own = [(name, value) for name, value in defaults if name.lower() not in names]
-        if head.upgrades:
+        if start.upgrades:
             own.append(("Connection", "upgrade"))
         elif not self.keep_alive:
             own.append(("Connection", "close"))
         elif not self._chunks:
             own.append(("Connection", "keep-alive"))
         lines = "".join([f"{name}: {value}\r\n" for name, value in own])
-        return head.encode("1.1", self._framing, lines)
+        return start.encode("1.1", self._framing, lines)
 
 
 def _checked(block: object) -> bytes:
@@ -161,13 +161,13 @@ class Outlet:
         finally:
             self.unsent = sum(map(len, buffers))
 
-    def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
+    def write_file(self, headers: bytes, fd: int, offset: int, size: int) -> None:
         """:raises FileTruncated: if the file ends early.
 
         :raises BodyTooShort: if the file cannot be read.
         """
-        if head:
-            self.write_all([head], more_follows=True)
+        if headers:
+            self.write_all([headers], more_follows=True)
         self.unsent = size
         try:
             segment = FileSegment(fd, offset, size)

@@ -22,13 +22,13 @@ from django.http import FileResponse, Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
 
-from ..bodies.files import file_body, request_facts, suited_to
+from ..bodies.files import file_body, request_conditions, suited_to
 from ..errors import ConfigurationError
 from ..files import Plan, RequestFacts
 from ..files.app_files import FrontServer
 from ..files.directory import Directory, names_of
 from ..files.lookup import FoundDirectory, FoundFile, Lookup
-from ..files.site import DEFAULT_CACHE_BYTES, Answer, StaticFilesBase
+from ..files.site import DEFAULT_CACHE_BYTES, Response, StaticFilesBase
 from ..sockets.sending import BLOCK_BYTES, file_segment
 from .settings import SITE_OPTIONS, media_front_server, static_options
 
@@ -82,9 +82,9 @@ class PlannedResponse(_Planned, FileResponse):
             yield block
 
 
-def response_to(request: HttpRequest, answer: Answer) -> HttpResponseBase:
-    """Return an answer as a response. The response closes the answer's descriptor."""
-    plan, fd = answer
+def response_to(request: HttpRequest, planned: Response) -> HttpResponseBase:
+    """Return a planned response. It closes the plan's descriptor."""
+    plan, fd = planned
     if fd is None:
         content = b"".join(plan.segments)  # type: ignore[arg-type]  # no runs
         response: HttpResponseBase = _WholeResponse(content, status=plan.status)
@@ -128,23 +128,23 @@ class StaticFilesMiddleware:
         if self._is_async:
             return self._answer_async(request)
         for site in self._sites_for(request):
-            facts = request_facts(request.META)
-            answer = site.answer_kept(facts, request.path_info) or site.look_up(
-                facts, request.path_info, *_place(request)
+            conditions = request_conditions(request.META)
+            planned = site.answer_from_cache(conditions, request.path_info) or site.look_up(
+                conditions, request.path_info, *_place(request)
             )
-            if answer is not None:
-                return response_to(request, answer)
+            if planned is not None:
+                return response_to(request, planned)
         return self.get_response(request)
 
     async def _answer_async(self, request: HttpRequest) -> HttpResponseBase:
         for site in self._sites_for(request):
-            facts = request_facts(request.META)
-            answer = site.answer_kept(facts, request.path_info)
-            if answer is None:
+            conditions = request_conditions(request.META)
+            planned = site.answer_from_cache(conditions, request.path_info)
+            if planned is None:
                 look_up = sync_to_async(site.look_up, thread_sensitive=False)
-                answer = await look_up(facts, request.path_info, *_place(request))
-            if answer is not None:
-                return response_to(request, answer)
+                planned = await look_up(conditions, request.path_info, *_place(request))
+            if planned is not None:
+                return response_to(request, planned)
         return await self.get_response(request)
 
     def _sites_for(self, request: HttpRequest) -> list[Site]:
@@ -280,11 +280,11 @@ def serve_media(
         handed_over = _hand_over(front_server, request, folder, path)
         if handed_over is not None:
             return handed_over
-    facts = request_facts(request.META)
-    answer = site.answer_kept(facts, f"/{path}") or site.look_up(facts, f"/{path}")
-    if answer is None or answer[0].status == 403:
+    conditions = request_conditions(request.META)
+    planned = site.answer_from_cache(conditions, f"/{path}") or site.look_up(conditions, f"/{path}")
+    if planned is None or planned[0].status == 403:
         raise Http404(f"There is no {path}")
-    return response_to(request, answer)
+    return response_to(request, planned)
 
 
 def _hand_over(
@@ -292,10 +292,10 @@ def _hand_over(
 ) -> HttpResponseBase | None:
     """Answer with the name of a file, for the front server to send. Return None if it cannot."""
     site = _site_of(folder, cache_bytes=0)  # a cached file has no descriptor
-    answer = site.look_up(RequestFacts(), f"/{path}")
-    if answer is None:
+    planned = site.look_up(RequestFacts(), f"/{path}")
+    if planned is None:
         return None
-    plan, fd = answer
+    plan, fd = planned
     if fd is None:
         return None
     with open(os.path.join(folder, path), "rb", buffering=0, opener=lambda *_: fd) as file:

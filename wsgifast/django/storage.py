@@ -64,9 +64,9 @@ class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
         if static_options()["keep_only_hashed"]:
             # Django may make intermediate files, which it does not report.
             made = set(_files_below(self.location)) - before
-            kept = {os.path.normpath(name) for name in self.hashed_files.values()}
-            kept.add(self.manifest_name)
-            for name in ({os.path.normpath(path) for path in paths} | made) - kept:
+            to_keep = {os.path.normpath(name) for name in self.hashed_files.values()}
+            to_keep.add(self.manifest_name)
+            for name in ({os.path.normpath(path) for path in paths} | made) - to_keep:
                 self.delete(name)
         yield from _compressed(self.location)
 
@@ -81,8 +81,8 @@ def _compressed(directory: str) -> _Processed:
         skip_extensions=options["skip_extensions"],
         overwrite=True,
     )
-    for sibling in report.written:
-        yield sibling.rpartition(".")[0], sibling, True
+    for precompressed in report.written:
+        yield precompressed.rpartition(".")[0], precompressed, True
     for path, why in report.failed.items():
         yield path, None, OSError(f"{path}: {why}")
 

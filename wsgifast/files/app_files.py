@@ -20,7 +20,7 @@ from urllib.parse import quote
 from ..errors import ConfigurationError
 from ..http.headers import Header, Headers
 from ..sockets.sending import TEMPORARY, FileSegment
-from .coded_copies import CodedCopy
+from .compressed_copies import CompressedCopy
 from .conditions import is_etag, stat_etag
 from .found import stat_or_none
 from .plan import Plan, Representation, RequestFacts
@@ -43,7 +43,7 @@ _LOCATION = re.compile(r"/[!-~]*")
 class FileDescription(NamedTuple):
     """A file that an app answers with, and the response to a request for it.
 
-    :ivar facts: the request's values that count.
+    :ivar conditions: the request's values that count.
     :ivar headers: of a 200 with the whole file, without a Content-Length that the app has not sent.
     :ivar size: in bytes.
     :ivar copy: sent in place of the file. None to send the file.
@@ -51,22 +51,24 @@ class FileDescription(NamedTuple):
     :ivar ranges: whether ranges are answered.
     """
 
-    facts: RequestFacts
+    conditions: RequestFacts
     headers: Headers
     size: int
-    copy: CodedCopy | None
+    copy: CompressedCopy | None
     etag: str | None
     ranges: bool
 
     def plan(self) -> Plan:
-        """Plan the answer."""
+        """Plan the response."""
         if self.copy is None:
-            return Representation(self.size, self.headers).plan(self.facts)
-        return self.copy.plan(self.facts, self.headers.with_vary(), self.etag, ranges=self.ranges)
+            return Representation(self.size, self.headers).plan(self.conditions)
+        return self.copy.plan(
+            self.conditions, self.headers.with_vary(), self.etag, ranges=self.ranges
+        )
 
 
 def describe_file_body(
-    facts: RequestFacts,
+    conditions: RequestFacts,
     headers: Sequence[Header],
     file: object,
     segment: FileSegment,
@@ -74,7 +76,7 @@ def describe_file_body(
     ranges: bool = True,
     conditional: bool = True,
     began_ns: int | None = None,
-    copy: CodedCopy | None = None,
+    copy: CompressedCopy | None = None,
 ) -> FileDescription | None:
     """Describe the file of a GET or HEAD that the app answered with 200 and a file.
 
@@ -83,8 +85,8 @@ def describe_file_body(
     Last-Modified is added, since caches may use it for a heuristic freshness of days (RFC 9111,
     section 4.2.2).
 
-    A file that was made for this response (:func:`is_made_for_one_answer`) gets no ETag. If the app
-    has sent an ETag with it, parts are sent only to requests with that tag in If-Range.
+    A file that was made for this response (:func:`is_made_for_one_response`) gets no ETag. If the
+    app has sent an ETag with it, parts are sent only to requests with that tag in If-Range.
     Accept-Ranges is not sent, since many clients download in parts without If-Range. They would put
     pieces of several responses together.
 
@@ -96,7 +98,7 @@ def describe_file_body(
     :param conditional: evaluate the four preconditions.
     :param began_ns: when the request began: nanoseconds since 1970 (UTC). None if not known.
     :param copy: one with a body, which is sent in place of the file, with validators and ranges of
-        its own. `facts` are then as the client sent them: its tags may be those of copies.
+        its own. `conditions` are then as the client sent them: its tags may be those of copies.
     :returns: None to leave the response unchanged: the app has applied Range itself, or there is no
         validator.
     """
@@ -104,25 +106,25 @@ def describe_file_body(
     if not _SETTLED.isdisjoint(given):
         return None
     added: list[Header] = []
-    is_for_this_answer = is_made_for_one_answer(file, segment.fd, began_ns)
+    is_for_this_response = is_made_for_one_response(file, segment.fd, began_ns)
     if _VALIDATORS.isdisjoint(given):
-        etag = None if is_for_this_answer else _file_etag(file, segment)
+        etag = None if is_for_this_response else _file_etag(file, segment)
         if etag is None:
             return None
         added.append(("ETag", etag))
         given["etag"] = etag
     accepted = given.get("accept-ranges")
-    if is_for_this_answer:
-        ranges = ranges and '"' in (facts.if_range or "")
+    if is_for_this_response:
+        ranges = ranges and '"' in (conditions.if_range or "")
         accepted = accepted or ""
     if accepted is not None:
         ranges = ranges and accepted.strip().lower() != "none"
     elif ranges:
         added.append(("Accept-Ranges", "bytes"))
     if not ranges:
-        facts = facts._replace(range=None)
+        conditions = conditions._replace(range=None)
     if not conditional:
-        facts = RequestFacts(facts.method, None, facts.range, facts.if_range)
+        conditions = RequestFacts(conditions.method, None, conditions.range, conditions.if_range)
     described = Headers(headers)
     described += added
     etag = None
@@ -130,22 +132,22 @@ def describe_file_body(
         etag = given.get("etag", "").strip(" \t")
         if not is_etag(etag):
             etag = _file_etag(file, segment)
-    return FileDescription(facts, described, segment.size, copy, etag, ranges)
+    return FileDescription(conditions, described, segment.size, copy, etag, ranges)
 
 
 def plan_file_body(
-    facts: RequestFacts,
+    conditions: RequestFacts,
     headers: Sequence[Header],
     file: object,
     segment: FileSegment,
     **options: Any,
 ) -> Plan | None:
-    """Plan the answer to a GET or HEAD. See :func:`describe_file_body`."""
-    described = describe_file_body(facts, headers, file, segment, **options)
+    """Plan the response to a GET or HEAD. See :func:`describe_file_body`."""
+    described = describe_file_body(conditions, headers, file, segment, **options)
     return None if described is None else described.plan()
 
 
-def is_made_for_one_answer(
+def is_made_for_one_response(
     file: object, fd: int, began_ns: int | None = None, now_ns: int | None = None
 ) -> bool:
     """Return whether a file was made for this response, so that the next may have another, or none.
@@ -159,24 +161,24 @@ def is_made_for_one_answer(
     """
     if isinstance(file, TEMPORARY):
         return True
-    facts = os.fstat(fd)
-    if facts.st_nlink == 0:
+    stat_result = os.fstat(fd)
+    if stat_result.st_nlink == 0:
         return True
     if began_ns is None:
         return False
-    tick_ns = _TICK_NS if facts.st_mtime_ns % 10**9 else _COARSE_TICK_NS
+    tick_ns = _TICK_NS if stat_result.st_mtime_ns % 10**9 else _COARSE_TICK_NS
     # A file system may round up, or have the clock of a file server.
     latest_ns = (time_ns() if now_ns is None else now_ns) + _COARSE_TICK_NS
     # The second: a copy has the time of its original, and its inode was changed just now.
     return (
-        began_ns - tick_ns <= facts.st_mtime_ns <= latest_ns
-        or began_ns - _TICK_NS <= facts.st_ctime_ns <= latest_ns
+        began_ns - tick_ns <= stat_result.st_mtime_ns <= latest_ns
+        or began_ns - _TICK_NS <= stat_result.st_ctime_ns <= latest_ns
     )
 
 
 def _file_etag(file: Any, segment: FileSegment) -> str | None:
-    facts = os.fstat(segment.fd)
-    etag = stat_etag(segment.size, facts.st_mtime_ns)
+    conditions = os.fstat(segment.fd)
+    etag = stat_etag(segment.size, conditions.st_mtime_ns)
     if etag is None:
         return None
     # One URL may stand for several files (by user, by language), and files that were unpacked
@@ -184,7 +186,7 @@ def _file_etag(file: Any, segment: FileSegment) -> str | None:
     name = getattr(file, "name", None)
     if not isinstance(name, (str, bytes)) or _DESCRIPTOR.match(os.fsencode(name)):
         # Opened by a descriptor. Its number is another one at the next request.
-        name = facts.st_dev, facts.st_ino
+        name = conditions.st_dev, conditions.st_ino
     return f'{etag[:-1]}-{zlib.crc32(repr((name, segment.offset)).encode()):x}"'
 
 

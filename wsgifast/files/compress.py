@@ -29,7 +29,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from ..checks import list_of_text
-from ..compression.codings import SIBLING_SUFFIXES, checked_codings, compress_file
+from ..compression.codings import PRECOMPRESSED_SUFFIXES, checked_codings, compress_file
 from ..compression.dictionaries import (
     DELTA_SUFFIX,
     delta_suffix,
@@ -38,7 +38,7 @@ from ..compression.dictionaries import (
     make_delta,
 )
 from ..errors import ConfigurationError
-from .coded_copies import MIN_SAVING
+from .compressed_copies import MIN_SAVING
 from .deltas import content_of, newest_releases
 from .directory import Directory, names_of, open_folder
 from .found import has_same_time, is_outdated, stat_or_none
@@ -54,8 +54,8 @@ _COMPRESSED_EXTENSIONS = frozenset(
 # Hidden, so that it is not served.
 MANIFEST = ".wsgifast-compress.json"
 _MANIFEST_VERSION = 1
-_SUFFIXES = "|".join(map(re.escape, SIBLING_SUFFIXES.values()))
-_SIBLING = re.compile(
+_SUFFIXES = "|".join(map(re.escape, PRECOMPRESSED_SUFFIXES.values()))
+_PRECOMPRESSED = re.compile(
     rf"(?P<original>[^/]+)(?:{_SUFFIXES}|\.[0-9a-f]{{16}}{re.escape(DELTA_SUFFIX)})\Z"
 )
 # The errors if a precompressed file's folder is gone, or has become a link.
@@ -161,7 +161,7 @@ def skipped_extensions(given: Iterable[str] | None) -> Collection[str]:
     names = list_of_text(given)
     if names is None:
         raise ConfigurationError(f"skip_extensions={given!r}: a list of strings, such as ['jpg']")
-    ours = {*SIBLING_SUFFIXES.values(), DELTA_SUFFIX}
+    ours = {*PRECOMPRESSED_SUFFIXES.values(), DELTA_SUFFIX}
     return {*(f".{name.lstrip('.').lower()}" for name in names), *ours}
 
 
@@ -200,24 +200,24 @@ class _Run:
             for coding in self.codings:
                 encode = partial(compress_file, original.content, coding)
                 limit = int(len(original.content) * (1 - MIN_SAVING))
-                sibling = path + SIBLING_SUFFIXES[coding]
-                size = self._make_sibling(folder, sibling, encode, limit, original)
+                precompressed = path + PRECOMPRESSED_SUFFIXES[coding]
+                size = self._make_precompressed(folder, precompressed, encode, limit, original)
                 if size is not None:
                     sizes.append(size)
             limit = min(sizes, default=len(original.content)) - 1
             for dictionary in self._dictionaries(path, original):
                 encode = partial(make_delta, original.content, dictionary, best=True)
                 delta = path + delta_suffix(digest_of(dictionary))
-                self._make_sibling(folder, delta, encode, limit, original)
+                self._make_precompressed(folder, delta, encode, limit, original)
         return (len(original.content), min(sizes)) if sizes else (0, 0)
 
     def remove_orphans(self) -> None:
         for path in sorted(self.made):
             try:
                 with _folder_of(self.root, path) as (folder, name):
-                    original = _facts_of(_SIBLING.sub(r"\g<original>", name), dir_fd=folder)
+                    original = _stat_of(_PRECOMPRESSED.sub(r"\g<original>", name), dir_fd=folder)
                     is_orphan = original is None or not _is_regular(original)
-                    there = _facts_of(name, dir_fd=folder)
+                    there = _stat_of(name, dir_fd=folder)
                     if original and there and name.endswith(DELTA_SUFFIX):
                         is_orphan |= not has_same_time(there, original)
                     if is_orphan and self._is_ours(folder, path):
@@ -240,7 +240,7 @@ class _Run:
                 if content is not None and content != original.content:
                     yield content
 
-    def _make_sibling(
+    def _make_precompressed(
         self,
         folder: int,
         path: str,
@@ -253,15 +253,15 @@ class _Run:
         :param most_bytes: that it may have to be of use.
         """
         name = path.rpartition("/")[2]
-        there = _facts_of(name, dir_fd=folder)
+        there = _stat_of(name, dir_fd=folder)
         ours = there is not None and self._is_ours(folder, path)
         if there is not None and not ours and not self.overwrite:
-            if not _is_regular(there) or is_outdated(there, original.facts):
+            if not _is_regular(there) or is_outdated(there, original.stat_result):
                 self.report.left_alone.append(path)
                 return None
             self.report.current.append(path)
             return there.st_size
-        if there is not None and ours and has_same_time(there, original.facts):
+        if there is not None and ours and has_same_time(there, original.stat_result):
             self.report.current.append(path)
             return there.st_size
         encoded = encode()
@@ -272,7 +272,7 @@ class _Run:
         with self._writing:
             if self._is_stopped:
                 return None
-            _write_file(folder, name, encoded, original.facts)
+            _write_file(folder, name, encoded, original.stat_result)
             self.made[path] = _digest(encoded)
         self.report.written.append(path)
         return len(encoded)
@@ -300,8 +300,12 @@ def _originals(root: Path, skipped: Collection[str]) -> Iterator[str]:
         for name in names:
             path = (below / name).as_posix()
             if names_of(path) and Path(name).suffix.lower() not in skipped:
-                facts = _facts_of(os.path.join(folder, name))
-                if facts and _is_regular(facts) and 0 < facts.st_size <= _MAX_FILE_BYTES:
+                stat_result = _stat_of(os.path.join(folder, name))
+                if (
+                    stat_result
+                    and _is_regular(stat_result)
+                    and 0 < stat_result.st_size <= _MAX_FILE_BYTES
+                ):
                     yield path
 
 
@@ -321,7 +325,7 @@ def _read_manifest(root: Path) -> dict[str, str]:
         content = {} if file is None else json.loads(file.content)
         if content["version"] == _MANIFEST_VERSION:
             made = {str(name): str(digest) for name, digest in content["siblings"].items()}
-            if all(names_of(path) and _SIBLING.search(path) for path in made):
+            if all(names_of(path) and _PRECOMPRESSED.search(path) for path in made):
                 return made
     except FileNotFoundError:
         return {}
@@ -351,7 +355,7 @@ def _write_manifest(root: Path, made: dict[str, str]) -> None:
 
 class _File(NamedTuple):
     content: bytes
-    facts: os.stat_result
+    stat_result: os.stat_result
 
 
 @contextlib.contextmanager
@@ -366,11 +370,11 @@ def _folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
 
 
 # The lstat() of a name. None if it does not exist.
-_facts_of = partial(stat_or_none, follow_symlinks=False)
+_stat_of = partial(stat_or_none, follow_symlinks=False)
 
 
-def _is_regular(facts: os.stat_result | None) -> bool:
-    return facts is not None and stat.S_ISREG(facts.st_mode)
+def _is_regular(stat_result: os.stat_result | None) -> bool:
+    return stat_result is not None and stat.S_ISREG(stat_result.st_mode)
 
 
 def _read_file(folder: int, name: str) -> _File | None:
@@ -378,15 +382,15 @@ def _read_file(folder: int, name: str) -> _File | None:
 
     :raises OSError: if it does not exist, or cannot be read.
     """
-    facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if not _is_regular(facts):
+    stat_result = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if not _is_regular(stat_result):
         return None  # before open(): opening a device may have effects
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(name, flags, dir_fd=folder), "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not _is_regular(facts) or facts.st_size > _MAX_FILE_BYTES:
+        stat_result = os.fstat(file.fileno())
+        if not _is_regular(stat_result) or stat_result.st_size > _MAX_FILE_BYTES:
             return None
-        return _File(file.read(), facts)
+        return _File(file.read(), stat_result)
 
 
 def _write_file(folder: int, name: str, content: bytes, like: os.stat_result | None = None) -> None:
@@ -416,11 +420,11 @@ def _write_file(folder: int, name: str, content: bytes, like: os.stat_result | N
 
 def _give_away(fd: int, like: os.stat_result) -> None:
     """Give a file the owner and group of another, as far as this process may."""
-    facts = os.fstat(fd)
-    if os.geteuid() == 0 and facts.st_uid != like.st_uid:
+    stat_result = os.fstat(fd)
+    if os.geteuid() == 0 and stat_result.st_uid != like.st_uid:
         with contextlib.suppress(OSError):  # in a user namespace, or on a network file system
             os.fchown(fd, like.st_uid, -1)
-    if facts.st_gid != like.st_gid:
+    if stat_result.st_gid != like.st_gid:
         with contextlib.suppress(OSError):  # of a group that this process is not in
             os.fchown(fd, -1, like.st_gid)
 

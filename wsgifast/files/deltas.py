@@ -34,10 +34,10 @@ from ..compression.dictionaries import (
     hashed_name,
     make_delta,
 )
-from .coded_copies import COPIES, MAX_FILE_BYTES, CodedCopy, delta_key, made_copy
+from .compressed_copies import COPIES, MAX_FILE_BYTES, CompressedCopy, delta_key, made_copy
 from .directory import Directory, Identity, Opened, identity_of
 from .found import (
-    Kept,
+    CacheEntry,
     MemoryCache,
     ReleasesOf,
     is_outdated,
@@ -81,7 +81,7 @@ class _Release(NamedTuple):
     mtime_ns: int
 
 
-class _Listing(Kept):
+class _Listing(CacheEntry):
     """The files of some folders that have other releases, at one state of the folders.
 
     :ivar folders: the paths and their identities. None for a missing folder.
@@ -108,7 +108,7 @@ class _Listing(Kept):
         return all(_identity_at(path) == seen for path, seen in self.folders)
 
 
-class _Releases(Kept):
+class _Releases(CacheEntry):
     """The releases of a file by digest, at one state of their folders."""
 
     __slots__ = ("by_digest", "listing")
@@ -145,26 +145,26 @@ class Deltas:
         self._listings: MemoryCache[_Listing] = MemoryCache(_REMEMBERED_BYTES)
         self._known: MemoryCache[_Releases] = MemoryCache(_REMEMBERED_BYTES)
 
-    def get(self, file: FoundFile, digest: bytes) -> CodedCopy | None:
+    def get(self, file: FoundFile, digest: bytes) -> CompressedCopy | None:
         """Return a file as a delta to the dictionary of a digest.
 
         :returns: None if there is none yet, or can be none.
         """
         opened = file.opened(file.path)
         releases = file.releases
-        size = opened.facts.st_size
-        if releases is None or size < MIN_FILE_BYTES or not is_settled(opened.facts):
+        size = opened.stat_result.st_size
+        if releases is None or size < MIN_FILE_BYTES or not is_settled(opened.stat_result):
             return None
-        identity = identity_of(opened.facts)
+        identity = identity_of(opened.stat_result)
         key = delta_key(identity, digest)
-        copy = COPIES.kept(key, on_disk=True)
+        copy = COPIES.cached(key, on_disk=True)
         if copy is not None:
             return copy
-        written = file.open_sibling(delta_suffix(digest))
+        written = file.open_precompressed(delta_suffix(digest))
         if written is not None:
             copy = _read_delta(written, opened, digest)
             if copy is not None:
-                COPIES.keep(key, copy)
+                COPIES.store(key, copy)
                 return copy
         if size > MAX_FILE_BYTES:
             return None
@@ -174,7 +174,7 @@ class Deltas:
         making = self._begin(wanted, key)
         if making is None or not making.wait(_WAIT_S):
             return None
-        return COPIES.kept(key)
+        return COPIES.cached(key)
 
     def has_surely_none(self, file: ReleasesOf, digest: bytes) -> bool:
         """Whether there was no such dictionary or delta before, in the same state of the folders.
@@ -205,8 +205,8 @@ class Deltas:
             try:
                 with self._turn:
                     # It may have been made between the request's look and this thread's.
-                    if COPIES.kept(key) is None and (copy := self._make(wanted)) is not None:
-                        COPIES.keep(key, copy)
+                    if COPIES.cached(key) is None and (copy := self._make(wanted)) is not None:
+                        COPIES.store(key, copy)
             except OSError as error:
                 log.warning("%s: no delta could be made: %s", wanted.file.path, error)
             finally:
@@ -222,7 +222,7 @@ class Deltas:
             return None
         return making
 
-    def _make(self, wanted: _Wanted) -> CodedCopy | None:
+    def _make(self, wanted: _Wanted) -> CompressedCopy | None:
         release = self._look(wanted.releases).dictionary_for(wanted.file.names, wanted.digest)
         if release is None:
             return None
@@ -265,7 +265,10 @@ class Deltas:
             return listing, True
         # Before they are listed: changes meanwhile are found at the next look.
         seen = [(path, stat_or_none(path)) for path in file.folders]
-        folders = [(path, None if facts is None else identity_of(facts)) for path, facts in seen]
+        folders = [
+            (path, None if stat_result is None else identity_of(stat_result))
+            for path, stat_result in seen
+        ]
         found: dict[HashedName, list[tuple[Directory, str]]] = {}
         deltas = set()
         for root, name in _names_in(file.roots, file.names[:-1]):
@@ -280,7 +283,7 @@ class Deltas:
             while several and listing.cost > _REMEMBERED_BYTES:
                 several = dict(islice(several.items(), len(several) // 2))
                 listing = _Listing(folders, several, listing.deltas)
-        settled = all(facts is None or is_settled(facts) for _, facts in seen)
+        settled = all(stat_result is None or is_settled(stat_result) for _, stat_result in seen)
         if settled:
             self._listings.put(file.folders_key, listing)
         return listing, settled
@@ -318,11 +321,11 @@ def _newest(
     found: list[_Release] = []
     for root, name in releases:
         names = (*folder, name)
-        facts = stat_or_none(root.full_path(names))
-        if facts is None or not stat.S_ISREG(facts.st_mode):
+        stat_result = stat_or_none(root.full_path(names))
+        if stat_result is None or not stat.S_ISREG(stat_result.st_mode):
             continue
-        if MIN_FILE_BYTES <= facts.st_size <= max_bytes:
-            found.append(_Release(root, names, identity_of(facts), facts.st_mtime_ns))
+        if MIN_FILE_BYTES <= stat_result.st_size <= max_bytes:
+            found.append(_Release(root, names, identity_of(stat_result), stat_result.st_mtime_ns))
     return sorted(found, key=lambda release: release.mtime_ns, reverse=True)[:MAX_RELEASES]
 
 
@@ -332,31 +335,31 @@ def content_of(root: Directory, names: Sequence[str], identity: Identity) -> byt
     if opened is None:
         return None
     with open(opened.fd, "rb") as file:
-        if opened.is_directory or identity_of(opened.facts) != identity:
+        if opened.is_directory or identity_of(opened.stat_result) != identity:
             return None
-        content = file.read(opened.facts.st_size + 1)
-        is_whole = len(content) == opened.facts.st_size
+        content = file.read(opened.stat_result.st_size + 1)
+        is_whole = len(content) == opened.stat_result.st_size
         return content if is_whole and identity_of(os.fstat(opened.fd)) == identity else None
 
 
 def _identity_at(path: str) -> Identity | None:
-    facts = stat_or_none(path)
-    return None if facts is None else identity_of(facts)
+    stat_result = stat_or_none(path)
+    return None if stat_result is None else identity_of(stat_result)
 
 
-def _read_delta(written: Opened, original: Opened, digest: bytes) -> CodedCopy | None:
+def _read_delta(written: Opened, original: Opened, digest: bytes) -> CompressedCopy | None:
     """Read a delta that was written beside its file. None if it is none of these two."""
-    size = written.facts.st_size
+    size = written.stat_result.st_size
     if (
-        not stat.S_ISREG(written.facts.st_mode)
-        or not HEADER_BYTES < size < min(original.facts.st_size, MAX_FILE_BYTES)
-        or is_outdated(written.facts, original.facts)
+        not stat.S_ISREG(written.stat_result.st_mode)
+        or not HEADER_BYTES < size < min(original.stat_result.st_size, MAX_FILE_BYTES)
+        or is_outdated(written.stat_result, original.stat_result)
     ):
         return None
     body = os.pread(written.fd, size, 0)
     if len(body) != size or not body.startswith(delta_header(digest)):
         return None
-    return CodedCopy(body, DCZ, original.facts.st_size)
+    return CompressedCopy(body, DCZ, original.stat_result.st_size)
 
 
 # Of the whole process, as the cache is.

@@ -48,16 +48,16 @@ class Opened(NamedTuple):
     """A regular file or directory that may be served. The caller closes the descriptor."""
 
     fd: int
-    facts: os.stat_result
+    stat_result: os.stat_result
 
     @property
     def is_directory(self) -> bool:
-        return stat.S_ISDIR(self.facts.st_mode)
+        return stat.S_ISDIR(self.stat_result.st_mode)
 
 
-def is_served(facts: os.stat_result) -> bool:
+def is_served(stat_result: os.stat_result) -> bool:
     """Whether this is a regular file or a directory. Nothing else is opened."""
-    return stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode)
+    return stat.S_ISREG(stat_result.st_mode) or stat.S_ISDIR(stat_result.st_mode)
 
 
 def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
@@ -260,8 +260,8 @@ def open_checked(name: str, parent: int | None, *, follow: bool = False) -> Open
     if not is_served(os.stat(name, dir_fd=parent, follow_symlinks=follow)):
         return None
     fd = os.open(name, _FILE_FLAGS if follow else _FILE_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
-    facts = os.fstat(fd)
-    if not is_served(facts):
+    stat_result = os.fstat(fd)
+    if not is_served(stat_result):
         os.close(fd)
         return None
-    return Opened(fd, facts)
+    return Opened(fd, stat_result)

@@ -32,7 +32,7 @@ _CUT_TO_NS = (1_000_000, 1_000_000_000)
 _SETTLED_NS = 50_000_000
 
 
-class Kept:
+class CacheEntry:
     """A value of the cache.
 
     :ivar cost: the bytes of memory that it takes at most, including what it may cache itself later.
@@ -46,7 +46,7 @@ class Kept:
         self.used = False
 
 
-K = TypeVar("K", bound=Kept)
+K = TypeVar("K", bound=CacheEntry)
 
 
 class MemoryCache(Generic[K]):
@@ -62,14 +62,14 @@ class MemoryCache(Generic[K]):
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
-        self._kept: OrderedDict[str, K] = OrderedDict()
+        self._entries: OrderedDict[str, K] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: str) -> K | None:
-        kept = self._kept.get(key)
-        if kept is not None:
-            kept.used = True
-        return kept
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.used = True
+        return entry
 
     def put(self, key: str, value: K) -> list[tuple[str, K]]:
         """Cache a value in place of the key's last one, unless it alone exceeds the bound.
@@ -83,22 +83,22 @@ class MemoryCache(Generic[K]):
             evicted = []
             while self.used_bytes + value.cost > self.max_bytes:
                 evicted.append(self._evict_one())
-            self._kept[key] = value
+            self._entries[key] = value
             self.used_bytes += value.cost
             return evicted
 
     def _evict_one(self) -> tuple[str, K]:
         while True:
-            key = next(iter(self._kept))
-            oldest = self._kept[key]
+            key = next(iter(self._entries))
+            oldest = self._entries[key]
             if not oldest.used:
                 self._remove(key)
                 return key, oldest
             oldest.used = False
-            self._kept.move_to_end(key)
+            self._entries.move_to_end(key)
 
     def _remove(self, key: str) -> None:
-        value = self._kept.pop(key, None)
+        value = self._entries.pop(key, None)
         if value is not None:
             self.used_bytes -= value.cost
 
@@ -156,7 +156,7 @@ class ReleasesOf(NamedTuple):
 
 
 @dataclass(eq=False)
-class Found(Kept):
+class Found(CacheEntry):
     """A file and its precompressed files, as found for one URL path.
 
     :ivar cost: 0 for a file that must not be cached.
@@ -201,10 +201,10 @@ class Found(Kept):
             return None
         return preferred_coding(accept_encoding, self.made_codings)
 
-    def wanted_dictionary(self, facts: RequestFacts) -> bytes | None:
+    def wanted_dictionary(self, conditions: RequestFacts) -> bytes | None:
         """Return the digest of the dictionary to send the file with. None to use none."""
-        client = facts.dictionary
-        if client is None or self.releases is None or not prefers_delta(facts.accept_encoding):
+        client = conditions.dictionary
+        if client is None or self.releases is None or not prefers_delta(conditions.accept_encoding):
             return None
         allowed = Headers(self.original.representation.headers).get("access-control-allow-origin")
         return client.digest if client.may_be_used(allowed) else None
@@ -235,9 +235,9 @@ class Found(Kept):
         return source
 
 
-def is_settled(facts: os.stat_result) -> bool:
+def is_settled(stat_result: os.stat_result) -> bool:
     """Whether any later change would be seen by the file's identity."""
-    return abs(time.time_ns() - facts.st_ctime_ns) > _SETTLED_NS
+    return abs(time.time_ns() - stat_result.st_ctime_ns) > _SETTLED_NS
 
 
 def stat_or_none(path: str | bytes, **options: Any) -> os.stat_result | None:
@@ -271,6 +271,8 @@ def has_same_time(one: os.stat_result, other: os.stat_result) -> bool:
     )
 
 
-def is_outdated(sibling: os.stat_result, original: os.stat_result) -> bool:
+def is_outdated(precompressed: os.stat_result, original: os.stat_result) -> bool:
     """Return whether a precompressed file was made from an earlier content of its original."""
-    return sibling.st_mtime_ns < original.st_mtime_ns and not has_same_time(sibling, original)
+    return precompressed.st_mtime_ns < original.st_mtime_ns and not has_same_time(
+        precompressed, original
+    )

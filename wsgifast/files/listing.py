@@ -41,17 +41,17 @@ def listing_plan(
     """
     rows = ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>'] if names else []
     entries = [
-        (not stat.S_ISDIR(facts.st_mode), name.casefold(), name, facts)
-        for name, facts in _entries(names, roots, hidden_files=hidden_files).items()
+        (not stat.S_ISDIR(stat_result.st_mode), name.casefold(), name, stat_result)
+        for name, stat_result in _entries(names, roots, hidden_files=hidden_files).items()
     ]
-    for is_file, _, name, facts in sorted(entries, key=lambda entry: entry[:3]):
+    for is_file, _, name, stat_result in sorted(entries, key=lambda entry: entry[:3]):
         slash = "" if is_file else "/"
         # "./": "a:b" would be a URL with a scheme.
         link = "./" + quote(name.encode("utf-8", "surrogateescape")) + slash
-        size = size_text(facts.st_size) if is_file else ""
+        size = size_text(stat_result.st_size) if is_file else ""
         date = ""
         with contextlib.suppress(OSError, OverflowError):  # a year beyond C's int
-            date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(facts.st_mtime))
+            date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(stat_result.st_mtime))
         rows.append(
             f'<tr><td><a href="{link}">{_text(name)}{slash}</a></td>'
             f"<td>{size}</td><td>{date}</td></tr>"
@@ -89,7 +89,7 @@ def _entries(
                     continue
                 if entry is not None:
                     os.close(entry.fd)
-                    entries[name] = entry.facts
+                    entries[name] = entry.stat_result
         finally:
             os.close(opened.fd)
     return entries

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..compression.codings import SIBLING_SUFFIXES
+from ..compression.codings import PRECOMPRESSED_SUFFIXES
 from ..compression.dictionaries import VARY, hashed_name
 from ..compression.policy import Compression, cache_directives
 from ..compression.response import ResponseCoding
 from ..http.headers import Header, Headers
 from ..sockets.sending import has_its_size
-from .coded_copies import MAX_FILE_BYTES
+from .compressed_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
 from .found import (
@@ -63,7 +63,7 @@ class FoundFile:
         self.roots = roots or [directory]
         self.names = names
         self.path = directory.full_path(names)
-        self.facts = opened.facts
+        self.stat_result = opened.stat_result
         self.absent = absent
         self._open = {self.path: opened}
 
@@ -73,7 +73,7 @@ class FoundFile:
         hashed = hashed_name(self.names[-1])
         return None if hashed is None else ReleasesOf(hashed, self.roots, self.names)
 
-    def open_sibling(self, suffix: str) -> Opened | None:
+    def open_precompressed(self, suffix: str) -> Opened | None:
         """Open the precompressed file with a suffix. Return None if none can be read."""
         *folders, name = self.names
         opened = open_if_readable(self.directory, [*folders, name + suffix])
@@ -206,22 +206,22 @@ class Lookup:
         # Before the precompressed files: a new one changes the directory's identity.
         beside = {folder: stat_or_none(folder)}
         codings: dict[str, os.stat_result] = {}
-        is_coded = Headers(headers).get("content-encoding") is not None
-        for coding, suffix in () if is_coded else SIBLING_SUFFIXES.items():
+        is_compressed = Headers(headers).get("content-encoding") is not None
+        for coding, suffix in () if is_compressed else PRECOMPRESSED_SUFFIXES.items():
             seen = stat_or_none(file.path + suffix)
             if seen is None:
                 continue
-            sibling = file.open_sibling(suffix)
-            if sibling is not None and _takes_the_place(sibling, file.facts):
-                codings[coding] = sibling.facts
+            precompressed = file.open_precompressed(suffix)
+            if precompressed is not None and _takes_the_place(precompressed, file.stat_result):
+                codings[coding] = precompressed.stat_result
             else:
                 beside[file.path + suffix] = seen
-        made_codings = self._made_codings(headers, file.facts.st_size)
+        made_codings = self._made_codings(headers, file.stat_result.st_size)
         # `add_headers` may have removed the header, or set a coding, or made the file immutable.
         cache_control = Headers(headers).get("cache-control") or ""
         has_deltas = (
             Headers(headers).get("use-as-dictionary") is not None
-            and not is_coded
+            and not is_compressed
             and "no-transform" not in cache_directives(cache_control)
         )
         vary = VARY if has_deltas else "Accept-Encoding" if codings or made_codings else None
@@ -237,8 +237,8 @@ class Lookup:
             absent=file.absent,
             url=url,
             settled=all(
-                facts is not None and is_settled(facts)
-                for facts in (file.facts, *codings.values(), *beside.values())
+                stat_result is not None and is_settled(stat_result)
+                for stat_result in (file.stat_result, *codings.values(), *beside.values())
             ),
         )
 
@@ -262,10 +262,14 @@ class Lookup:
         :param unsized: the current content of a file of /proc, /sys and the like. It has neither
             ranges nor validators by time.
         """
-        path = file.path if coding is None else file.path + SIBLING_SUFFIXES[coding]
-        fd, facts = opened = file.opened(path)
+        path = file.path if coding is None else file.path + PRECOMPRESSED_SUFFIXES[coding]
+        fd, stat_result = opened = file.opened(path)
         if unsized is None:
-            size, mtime_ns, body = facts.st_size, facts.st_mtime_ns, self._small_body(opened)
+            size, mtime_ns, body = (
+                stat_result.st_size,
+                stat_result.st_mtime_ns,
+                self._small_body(opened),
+            )
         else:
             size, mtime_ns, body = len(unsized), 0, unsized
         etag = None
@@ -284,26 +288,28 @@ class Lookup:
             body=body,
             ranges=unsized is None,
         )
-        return Source(path, file.directory, identity_of(facts), representation)
+        return Source(path, file.directory, identity_of(stat_result), representation)
 
     def _small_body(self, opened: Opened) -> bytes | None:
-        fd, facts = opened
-        if facts.st_size > self.body_bytes:
+        fd, stat_result = opened
+        if stat_result.st_size > self.body_bytes:
             return None
-        body = os.pread(fd, facts.st_size + 1, 0)
-        if len(body) != facts.st_size or identity_of(os.fstat(fd)) != identity_of(facts):
+        body = os.pread(fd, stat_result.st_size + 1, 0)
+        if len(body) != stat_result.st_size or identity_of(os.fstat(fd)) != identity_of(
+            stat_result
+        ):
             return None  # it is being written: do not cache it
         return body
 
 
-def _takes_the_place(sibling: Opened, original: os.stat_result) -> bool:
+def _takes_the_place(precompressed: Opened, original: os.stat_result) -> bool:
     """Return whether a precompressed file may be sent in place of the original."""
-    facts = sibling.facts
+    stat_result = precompressed.stat_result
     return (
-        stat.S_ISREG(facts.st_mode)
-        and 0 < facts.st_size < original.st_size
-        and has_its_size(*sibling)
-        and not is_outdated(facts, original)
+        stat.S_ISREG(stat_result.st_mode)
+        and 0 < stat_result.st_size < original.st_size
+        and has_its_size(*precompressed)
+        and not is_outdated(stat_result, original)
     )
 
 

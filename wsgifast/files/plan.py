@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..compression.dictionaries import ClientDictionary
 from ..errors import reason_phrase
-from ..http.head import raw_headers
+from ..http.fields import raw_headers
 from ..http.headers import Header, Headers
 from ..sockets.sending import FileSegment
 from .conditions import (
@@ -25,7 +25,7 @@ from .conditions import (
     is_etag,
     parse_http_date,
 )
-from .ranges import ByteRange, content_range, multipart_heads, new_boundary, parse_range
+from .ranges import ByteRange, content_range, multipart_headers, new_boundary, parse_range
 
 # Headers about the content (RFC 9110, section 8), for answers without it. All others stay: cookies,
 # CORS, caching and security headers apply to any status.
@@ -171,17 +171,19 @@ class Representation:
         self.etag = etag if self._is_comparable else None
         self.modified = modified
 
-    def plan(self, facts: RequestFacts, *, boundary: Callable[[], str] = new_boundary) -> Plan:
+    def plan(self, conditions: RequestFacts, *, boundary: Callable[[], str] = new_boundary) -> Plan:
         """Plan the response to a GET or HEAD. The caller refuses other methods.
 
         :param boundary: returns the boundary of a multipart response.
         """
-        if facts[2:8] == UNCONDITIONAL:
-            return self._head if facts.method == "HEAD" else self._whole
-        method, _, range_, if_range, match, unmodified_since, none_match, modified_since, _ = facts
+        if conditions[2:8] == UNCONDITIONAL:
+            return self._to_head if conditions.method == "HEAD" else self._whole
+        method, _, range_, if_range, match, unmodified_since, none_match, modified_since, _ = (
+            conditions
+        )
         if not (match is unmodified_since is none_match is modified_since is None):
             if not self._is_comparable and not (match is none_match is None):
-                return self._head if method == "HEAD" else self._whole
+                return self._to_head if method == "HEAD" else self._whole
             status = evaluate(
                 method,
                 self.etag,
@@ -197,7 +199,7 @@ class Representation:
                 return self._precondition_failed
         # Section 14.2: Range is defined for GET alone.
         if range_ is None or method != "GET" or not self._has_ranges:
-            return self._head if method == "HEAD" else self._whole
+            return self._to_head if method == "HEAD" else self._whole
         if if_range is not None and not if_range_holds(if_range, self.etag, self.modified):
             return self._whole
         ranges = parse_range(range_, self.size)
@@ -218,7 +220,7 @@ class Representation:
         return Plan(200, self.headers, [self._run(ByteRange(0, self.size))] if self.size else ())
 
     @cached_property
-    def _head(self) -> Plan:
+    def _to_head(self) -> Plan:
         """200 with the same headers, to HEAD (section 9.3.2)."""
         return Plan(200, self.headers)
 
@@ -237,8 +239,8 @@ class Representation:
     @cached_property
     def _unsatisfiable(self) -> Plan:
         """416 with the size (section 15.5.17)."""
-        kept = self._headers_without(_OF_THE_BODY | _OF_THE_FILE)
-        return Plan(416, [*kept, ("Content-Range", f"bytes */{self.size}"), *NO_TEXT])
+        remaining = self._headers_without(_OF_THE_BODY | _OF_THE_FILE)
+        return Plan(416, [*remaining, ("Content-Range", f"bytes */{self.size}"), *NO_TEXT])
 
     def _partial(self, part: ByteRange) -> Plan:
         """206 with one range."""
@@ -255,12 +257,12 @@ class Representation:
 
     def _multipart(self, ranges: list[ByteRange], boundary: str) -> Plan:
         """206 with several ranges (section 15.3.7.2)."""
-        heads = multipart_heads(ranges, self.size, self.content_type, boundary)
+        part_headers = multipart_headers(ranges, self.size, self.content_type, boundary)
         segments: list[bytes | ByteRange] = []
-        for head, part in zip(heads, ranges, strict=False):
-            segments += head, self._run(part)
-        segments.append(heads[-1])
-        length = sum(map(len, heads)) + sum(part.size for part in ranges)
+        for text, part in zip(part_headers, ranges, strict=False):
+            segments += text, self._run(part)
+        segments.append(part_headers[-1])
+        length = sum(map(len, part_headers)) + sum(part.size for part in ranges)
         headers = [
             *self._headers_without(_OF_THE_WHOLE | {"content-type"}),
             ("Content-Type", f"multipart/byteranges; boundary={boundary}"),

@@ -91,7 +91,7 @@ def new_boundary() -> str:
     return secrets.token_hex(16)
 
 
-def multipart_heads(
+def multipart_headers(
     parts: Sequence[ByteRange], size: int, content_type: str | None, boundary: str
 ) -> list[bytes]:
     """Return the bytes before each part of a multipart/byteranges body, and after the last one.
@@ -104,13 +104,13 @@ def multipart_heads(
     :returns: one item more than there are parts.
     """
     type_line = "" if content_type is None else f"Content-Type: {content_type}\r\n"
-    heads = [
+    all_headers = [
         f"\r\n--{boundary}\r\n{type_line}Content-Range: {content_range(part, size)}\r\n\r\n"
         for part in parts
     ]
-    heads[0] = heads[0][2:]  # the first boundary has no line break before it
-    heads.append(f"\r\n--{boundary}--\r\n")
-    return [head.encode("latin-1") for head in heads]
+    all_headers[0] = all_headers[0][2:]  # the first boundary has no line break before it
+    all_headers.append(f"\r\n--{boundary}--\r\n")
+    return [headers.encode("latin-1") for headers in all_headers]
 
 
 def _number(digits: str) -> int:
@@ -119,13 +119,15 @@ def _number(digits: str) -> int:
 
 
 def _merged(ranges: list[ByteRange]) -> list[ByteRange]:
-    ascending = sorted((start, start + size, asked) for asked, (start, size) in enumerate(ranges))
+    ascending = sorted(
+        (start, start + size, position) for position, (start, size) in enumerate(ranges)
+    )
     merged = [ascending[0]]
-    for start, stop, asked in ascending[1:]:
-        last_start, last_stop, last_asked = merged[-1]
+    for start, stop, position in ascending[1:]:
+        last_start, last_stop, last_position = merged[-1]
         if start <= last_stop:
-            merged[-1] = (last_start, max(stop, last_stop), min(asked, last_asked))
+            merged[-1] = (last_start, max(stop, last_stop), min(position, last_position))
         else:
-            merged.append((start, stop, asked))
+            merged.append((start, stop, position))
     merged.sort(key=lambda item: item[2])
     return [ByteRange(start, stop - start) for start, stop, _ in merged]

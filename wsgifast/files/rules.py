@@ -68,7 +68,7 @@ _TYPES = {
 }
 # Files with this extension are in gzip always. Browsers show them only with a Content-Encoding (the
 # registration of image/svg+xml asks for it).
-_CODED_EXTENSION = ".svgz"
+_COMPRESSED_EXTENSION = ".svgz"
 # Other compressed files that are requested by their own name are sent as such: with a
 # Content-Encoding a browser would save them decompressed.
 _ENCODED_TYPES = {
@@ -119,12 +119,14 @@ class HeaderRules:
         """
         content_type = self.content_type(path)
         own: list[Header] = [("Content-Type", content_type)]
-        is_coded = _extension(path) == _CODED_EXTENSION
-        if is_coded and content_type == _TYPES[_CODED_EXTENSION]:  # `mimetypes` may have another
+        is_compressed = _extension(path) == _COMPRESSED_EXTENSION
+        if (
+            is_compressed and content_type == _TYPES[_COMPRESSED_EXTENSION]
+        ):  # `mimetypes` may have another
             own.append(("Content-Encoding", "gzip"))
         if self._is_immutable is not None and self._is_immutable(path, url):
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
-            dictionaries = None if is_coded else self.dictionaries
+            dictionaries = None if is_compressed else self.dictionaries
             if dictionaries is not None and dictionaries.shrinks[content_type]:
                 offer = use_as_dictionary(mount.rstrip("/") + url)
                 own += [] if offer is None else [("Use-As-Dictionary", offer)]

@@ -20,7 +20,7 @@ from ..compression.policy import Compression, compression_for
 from ..errors import ConfigurationError
 from ..http.headers import Header
 from ..sockets.sending import FileSegment
-from .coded_copies import COPIES, copy_key, delta_key
+from .compressed_copies import COPIES, copy_key, delta_key
 from .deltas import DELTAS
 from .directory import Directory
 from .found import Found, MemoryCache, Source
@@ -41,7 +41,7 @@ _MISSING_PAGE = "404.html"
 AppT = TypeVar("AppT")
 
 # A plan, and the descriptor of the file that its ranges are of, which the caller closes.
-Answer = tuple[Plan, int | None]
+Response = tuple[Plan, int | None]
 
 
 class StaticFilesBase(Generic[AppT]):
@@ -117,7 +117,7 @@ class StaticFilesBase(Generic[AppT]):
                 )
             found.close()
 
-    def answer_kept(self, facts: RequestFacts, path: str) -> Answer | None:
+    def answer_from_cache(self, conditions: RequestFacts, path: str) -> Response | None:
         """Answer a GET or HEAD from the cache. None if :meth:`look_up` has to be called.
 
         It reads no file, and calls stat() and open() only for paths that the kernel has cached. So
@@ -126,13 +126,13 @@ class StaticFilesBase(Generic[AppT]):
         :param path: the URL path below the mount point, decoded. Bytes that are not UTF-8 are
             surrogates, as os.fsdecode makes them.
         """
-        kept = self._cache.get(path)
-        source = kept and kept.unchanged(facts.accept_encoding)
-        return _answer(facts, kept, source) if kept and source else None
+        cached = self._cache.get(path)
+        source = cached and cached.unchanged(conditions.accept_encoding)
+        return _answer(conditions, cached, source) if cached and source else None
 
     def look_up(
-        self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
-    ) -> Answer | None:
+        self, conditions: RequestFacts, path: str, query: str = "", mount: str = ""
+    ) -> Response | None:
         """Answer a GET or HEAD from the disk. Return None if there is no such file.
 
         :param path: below the mount point: "" for the mount point itself, without a slash.
@@ -143,54 +143,54 @@ class StaticFilesBase(Generic[AppT]):
         try:
             found = self._lookup.locate(path)
             if isinstance(found, FoundFile):
-                return self._answer_found(facts, path, found, mount)
+                return self._answer_found(conditions, path, found, mount)
         except Unreadable:
-            return _in_memory(_FORBIDDEN, facts)
+            return _in_memory(_FORBIDDEN, conditions)
         if found is None:
-            return self._answer_fallback(facts, path, query, mount)
+            return self._answer_fallback(conditions, path, query, mount)
         if found.lacks_slash:
-            return _in_memory(_redirect(path or mount, query), facts)
+            return _in_memory(_redirect(path or mount, query), conditions)
         hidden_files = self._lookup.hidden_files
         page = listing_plan(path, found.names, found.roots, hidden_files=hidden_files)
-        return _in_memory(page, facts)
+        return _in_memory(page, conditions)
 
     def look_up_or_miss(
-        self, facts: RequestFacts, path: str, query: str = "", mount: str = ""
-    ) -> Answer | None:
+        self, conditions: RequestFacts, path: str, query: str = "", mount: str = ""
+    ) -> Response | None:
         """Answer as :meth:`look_up`. Without an app, a missing file gets 404."""
-        answer = self.look_up(facts, path, query, mount)
-        if answer is None and self.app is None:
-            return self._answer_missing(facts)
-        return answer
+        response = self.look_up(conditions, path, query, mount)
+        if response is None and self.app is None:
+            return self._answer_missing(conditions)
+        return response
 
-    def _answer_missing(self, facts: RequestFacts) -> Answer:
+    def _answer_missing(self, conditions: RequestFacts) -> Response:
         """Answer 404 to a GET or HEAD, with the site's own page if it has one."""
         # Range and preconditions apply where the response would be a success (RFC 9110, sections
         # 13.2.1 and 14.2).
-        asked = RequestFacts(facts.method, facts.accept_encoding)
+        requested = RequestFacts(conditions.method, conditions.accept_encoding)
         page = self._missing_page
-        answer = self.answer_kept(asked, page) or self.look_up(asked, page)
-        if answer is None or answer[0].status != 200:
-            return _in_memory(_MISSING, facts)
-        plan, fd = answer
+        response = self.answer_from_cache(requested, page) or self.look_up(requested, page)
+        if response is None or response[0].status != 200:
+            return _in_memory(_MISSING, conditions)
+        plan, fd = response
         return plan.as_missing(), fd
 
     def _answer_found(
-        self, facts: RequestFacts, path: str, file: FoundFile, mount: str
-    ) -> Answer | None:
+        self, conditions: RequestFacts, path: str, file: FoundFile, mount: str
+    ) -> Response | None:
         """Answer with an open file: the one that was described is the one that is sent."""
         try:
             found = self._lookup.describe(file, path, mount)
             if found.cost:
                 self._cache.put(path, found)
-            source = found.select(facts.accept_encoding)
-            return _answer(facts, found, source, file)
+            source = found.select(conditions.accept_encoding)
+            return _answer(conditions, found, source, file)
         finally:
             file.close()
 
     def _answer_fallback(
-        self, facts: RequestFacts, path: str, query: str, mount: str
-    ) -> Answer | None:
+        self, conditions: RequestFacts, path: str, query: str, mount: str
+    ) -> Response | None:
         fallback = self._fallback
         if fallback is None or path == fallback:
             return None
@@ -198,7 +198,7 @@ class StaticFilesBase(Generic[AppT]):
             return _redirect(path or mount, query), None
         if not path.startswith(self._lookup.prefix) or "." in path.rpartition("/")[2]:
             return None
-        return self.answer_kept(facts, fallback) or self.look_up(facts, fallback)
+        return self.answer_from_cache(conditions, fallback) or self.look_up(conditions, fallback)
 
 
 class _ClassSignature:
@@ -224,18 +224,18 @@ def _directories(
 
 
 def _answer(
-    facts: RequestFacts, found: Found, source: Source, file: FoundFile | None = None
-) -> Answer | None:
+    conditions: RequestFacts, found: Found, source: Source, file: FoundFile | None = None
+) -> Response | None:
     """Answer with an open file, or with a cached one.
 
     :param source: the file that was selected for the request.
     :param file: None for a cached one. The answer is None if that has changed, or if a copy of it
         would have to be made.
     """
-    digest = None if facts.dictionary is None else found.wanted_dictionary(facts)
+    digest = None if conditions.dictionary is None else found.wanted_dictionary(conditions)
     if digest is not None:
         if file is None:
-            copy = COPIES.kept(delta_key(found.original.identity, digest))
+            copy = COPIES.cached(delta_key(found.original.identity, digest))
             assert found.releases is not None
             if copy is None and not DELTAS.has_surely_none(found.releases, digest):
                 return None
@@ -243,27 +243,27 @@ def _answer(
             copy = DELTAS.get(file, digest)
         if copy is not None and copy.body is not None:
             original = found.original.representation
-            return copy.plan(facts, original.headers, original.etag), None
+            return copy.plan(conditions, original.headers, original.etag), None
     wanted = source.representation
-    coding = found.made_coding(source, facts.accept_encoding)
+    coding = found.made_coding(source, conditions.accept_encoding)
     if coding is not None:
         if file is None:
-            copy = COPIES.kept(copy_key(source.identity, 0, wanted.size, coding))
+            copy = COPIES.cached(copy_key(source.identity, 0, wanted.size, coding))
             if copy is None:
                 return None
         else:
             copy = COPIES.get(FileSegment(file.opened(source.path).fd, 0, wanted.size), coding)
         if copy is not None and copy.body is not None:
-            return copy.plan(facts, wanted.headers, wanted.etag), None
-    plan = wanted.plan(facts)
+            return copy.plan(conditions, wanted.headers, wanted.etag), None
+    plan = wanted.plan(conditions)
     if plan.is_in_memory:
         return plan, None
     fd = source.reopen() if file is None else file.take(source.path)
     return None if fd is None else (plan, fd)
 
 
-def _in_memory(plan: Plan, facts: RequestFacts) -> Answer:
-    return (plan if facts.method == "GET" else Plan(plan.status, plan.headers)), None
+def _in_memory(plan: Plan, conditions: RequestFacts) -> Response:
+    return (plan if conditions.method == "GET" else Plan(plan.status, plan.headers)), None
 
 
 def _redirect(path: str, query: str) -> Plan:

@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from ..errors import BodyTooLarge, MalformedRequest
-from .head import NO_TRAILERS, TOKEN
+from .fields import NO_TRAILERS, TOKEN
 
 _TOKEN = TOKEN.encode()
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'  # RFC 9110 section 5.6.4

@@ -28,7 +28,7 @@ class Framing:
         return self.chunked or not self.has_body or self.length is not None
 
 
-_AT_HEAD = Framing(False, None, False)
+_TO_HEAD = Framing(False, None, False)
 _CHUNKED = Framing(True, None, True)
 _AT_CLOSE = Framing(True, None, False)
 
@@ -64,7 +64,7 @@ def frame_response(
         # RFC 9110 15.3.6. Unlike with 204, clients expect a body here: it is empty.
         return Framing(False, 0, False)
     if code < 200 or code == 204 or (method == "CONNECT" and code < 300):
-        return _AT_HEAD  # RFC 9110 8.6, RFC 9112 6.1: neither header
+        return _TO_HEAD  # RFC 9110 8.6, RFC 9112 6.1: neither header
     # For HEAD and 304, the length that GET would have, or none (RFC 9110 8.6). An empty body for
     # HEAD does not mean that it would be empty for GET.
     if length is None and code != 304 and size:

@@ -35,7 +35,7 @@ class Headers(list[Header]):
     """A list of (name, value) pairs of str, in the order in which they are sent.
 
     It is a list because servers, frameworks and comparisons take one. Nothing is checked here: see
-    :mod:`.head` for that. Every method takes names in lower case, except those that add a header.
+    :mod:`.fields` for that. Every method takes names in lower case, except those that add a header.
     The methods that return Headers leave the original unchanged.
     """
 

@@ -55,7 +55,7 @@ _PLAN = "merging.json"
 _PARSED_KEYS = 20_000
 # A file begins with the number of its bytes that are used.
 _USED = struct.Struct("=i")
-_HEAD_BYTES = 8
+_HEADER_BYTES = 8
 _VALUE_BYTES = 8
 
 
@@ -234,7 +234,7 @@ class _ValuesFile:
         self.kind, _ = _parts_of(path)
         self.keys: list[str] = []
         self.numbers: tuple[float, ...] = ()
-        self._used = _HEAD_BYTES
+        self._used = _HEADER_BYTES
         self._values = struct.Struct("=")
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.close = weakref.finalize(self, os.close, self._fd)

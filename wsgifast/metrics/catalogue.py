@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
-from ..compression.codings import SIBLING_SUFFIXES
+from ..compression.codings import PRECOMPRESSED_SUFFIXES
 
 Kind = Literal["counter", "gauge", "histogram"]
 # How a gauge of several workers is shown: their sum, the greatest value, or one for each `pid`.
@@ -89,7 +89,7 @@ CONNECTION_STATES: Final = (
 _TIMEOUTS = ("handshake", "head", "body", "send", "keepalive")
 # Why a request has waited for a thread in vain.
 _SHED = ("queue_timeout", "client_left")
-_CODINGS = tuple(SIBLING_SUFFIXES)
+_CODINGS = tuple(PRECOMPRESSED_SUFFIXES)
 _ENDS = ("max_requests", "max_rss_bytes", "max_lifetime_s", "stuck", "failed", "stopped")
 
 # The bounds that the conventions advise, and three smaller ones, for short responses.

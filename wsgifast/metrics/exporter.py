@@ -30,7 +30,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..sockets.options import Address
 from .aggregation import UNREADABLE, Directory
-from .health import JSON, PATHS, PLAIN, Answer, answer, is_alive, remove_dead, slow_clients
+from .health import JSON, PATHS, PLAIN, HTTPResponse, is_alive, remove_dead, response, slow_clients
 from .setup import ADDRESS_FILE, Export, check_space, metrics_address
 from .top import view
 
@@ -189,43 +189,43 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
         path = environ["PATH_INFO"]
         if path == "/metrics":
             accept = environ.get("HTTP_ACCEPT", "")
-            found = read(lambda: Answer("200 OK", *directory.text(accept)))
+            found = read(lambda: HTTPResponse("200 OK", *directory.text(accept)))
         elif path == "/top":
             is_head = environ["REQUEST_METHOD"] == "HEAD"
             query = environ.get("QUERY_STRING", "")
-            found = Answer("200 OK", JSON, b"") if is_head else top(query)
+            found = HTTPResponse("200 OK", JSON, b"") if is_head else top(query)
         else:
             text = f"There are /metrics, /top, {', '.join(PATHS)}\n".encode()
-            found = answer(path, directory.path) or Answer("404 Not Found", PLAIN, text)
+            found = response(path, directory.path) or HTTPResponse("404 Not Found", PLAIN, text)
         headers = [("Content-Type", found.content_type), ("Content-Length", str(len(found.body)))]
         start_response(found.status, [*headers, ("Cache-Control", "no-store")])
         # wsgiref would send a body to HEAD (RFC 9110 9.3.2).
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [found.body]
 
-    def top(query: str) -> Answer:
+    def top(query: str) -> HTTPResponse:
         try:
             seconds = float(parse_qs(query).get("seconds", [f"{_TOP_S}"])[-1])
         except ValueError:
             seconds = 0.0
         if not 0 < seconds <= _MOST_TOP_S:
             text = f"seconds={query}: expected a number above 0, up to {_MOST_TOP_S}\n"
-            return Answer("400 Bad Request", PLAIN, text.encode())
+            return HTTPResponse("400 Bad Request", PLAIN, text.encode())
 
-        def compare() -> Answer:
+        def compare() -> HTTPResponse:
             before = directory.scrape()
             time.sleep(seconds)
             found = view(before, directory.scrape(), slow_clients(directory.path))
-            return Answer("200 OK", JSON, json.dumps(asdict(found)).encode())
+            return HTTPResponse("200 OK", JSON, json.dumps(asdict(found)).encode())
 
         if not places.acquire(blocking=False):
             text = f"{_MOST_TOPS} clients wait for /top: try again later\n"
-            return Answer("503 Service Unavailable", PLAIN, text.encode())
+            return HTTPResponse("503 Service Unavailable", PLAIN, text.encode())
         try:
             return read(compare)
         finally:
             places.release()
 
-    def read(found: Callable[[], Answer]) -> Answer:
+    def read(found: Callable[[], HTTPResponse]) -> HTTPResponse:
         # Old values must not look new, nor those of some workers like all.
         try:
             check_space(directory.path)
@@ -236,6 +236,6 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
                 return found()
             except (OSError, *UNREADABLE) as error:
                 log(problem := f"The metrics cannot be read: {error}")
-        return Answer("500 Internal Server Error", PLAIN, f"{problem}\n".encode())
+        return HTTPResponse("500 Internal Server Error", PLAIN, f"{problem}\n".encode())
 
     return serve

@@ -217,7 +217,7 @@ def remove_dead(directory: str) -> None:
                 os.unlink(path)
 
 
-class Answer(NamedTuple):
+class HTTPResponse(NamedTuple):
     """A response."""
 
     status: str
@@ -225,20 +225,20 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def answer(path: str, directory: str) -> Answer | None:
+def response(path: str, directory: str) -> HTTPResponse | None:
     """Return the response to a path of PATHS by the states of the workers, or None.
 
     :param directory: where their files are.
     """
     probe = {"/livez": liveness, "/readyz": readiness}.get(path)
     if path in PATHS and not os.path.isdir(directory):  # the exporter ends after its server
-        return Answer("503 Service Unavailable", PLAIN, b"the server has ended\n")
+        return HTTPResponse("503 Service Unavailable", PLAIN, b"the server has ended\n")
     if probe is not None:
         ok, text = probe([*states(directory)], time.monotonic())
         status = "200 OK" if ok else "503 Service Unavailable"
-        return Answer(status, PLAIN, f"{text}\n".encode())
+        return HTTPResponse(status, PLAIN, f"{text}\n".encode())
     if path == "/clients":
-        return Answer("200 OK", JSON, json.dumps(slow_clients(directory)).encode())
+        return HTTPResponse("200 OK", JSON, json.dumps(slow_clients(directory)).encode())
     return None
 
 

@@ -22,7 +22,7 @@ from ..bodies.body import ClosedWith, Segments
 from ..bodies.files import ClosedThen, FileReader, FileSlice, SegmentedBody, close_body
 from ..bodies.start_response import AppResponse, Respond
 from ..bodies.wrappers import known_file
-from .requests import RECORDER, Asked, Recorder, Recording, asked_of_environ
+from .requests import RECORDER, Recorder, Recording, RequestLabels, labels_of_environ
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -57,12 +57,12 @@ class Instrumented:
 
     def stage(self, respond: Respond) -> Respond:
         """Have requests recorded: a stage."""
-        return lambda head: self._recorded(respond, head)
+        return lambda response: self._recorded(respond, response)
 
-    def _recorded(self, respond: Respond, head: AppResponse) -> Iterable[bytes]:
-        environ = head.environ
+    def _recorded(self, respond: Respond, response: AppResponse) -> Iterable[bytes]:
+        environ = response.environ
         if RECORDER in environ and environ[RECORDER] is self._recorded_by:
-            return respond(head)
+            return respond(response)
         began = perf_counter()
         recording, span = self._recording, None
         recorder = recording.recorder
@@ -72,30 +72,30 @@ class Instrumented:
                 recording, recorder = self._tracing, None
             if recorder is None and span is None:
                 environ.setdefault(RECORDER, self._spans)
-                return respond(head)
+                return respond(response)
         if RECORDER not in environ:
             environ[RECORDER] = recorder or self._spans
-        asked = asked_of_environ(environ)
-        active = recording.begin(asked)
+        labels = labels_of_environ(environ)
+        active = recording.begin(labels)
         try:
-            body = respond(head)
+            body = respond(response)
         except BaseException:
-            _record(recording, asked, active, environ, span, began, 500, 0)
+            _record(recording, labels, active, environ, span, began, 500, 0)
             raise
         kind = type(body)
         if kind is not list and kind is not tuple:
-            record = partial(_record, recording, asked, active, environ, span, began)
-            return _followed(record, head, body, environ.get("wsgi.file_wrapper"))
+            record = partial(_record, recording, labels, active, environ, span, began)
+            return _followed(record, response, body, environ.get("wsgi.file_wrapper"))
         # As _record(), without a call.
         recording.end(
-            asked,
+            labels,
             active,
-            head.code,
+            response.code,
             environ[PATTERN] if PATTERN in environ else None,  # noqa: SIM401 - get() is a call
             environ[SENT_AS],
             began,
             perf_counter(),
-            head.length or 0,  # always known of these
+            response.length or 0,  # always known of these
             environ[LENGTH_ERROR] if LENGTH_ERROR in environ else None,  # noqa: SIM401
             False,
             span,
@@ -106,7 +106,7 @@ class Instrumented:
 
 def _record(
     recording: Recording,
-    asked: Asked,
+    labels: RequestLabels,
     active: list[None] | None,
     environ: WSGIEnvironment,
     span: object | None,
@@ -121,7 +121,7 @@ def _record(
     :param left: whether the client left before.
     """
     recording.end(
-        asked,
+        labels,
         active,
         status,
         environ.get(PATTERN),
@@ -137,7 +137,7 @@ def _record(
 
 
 def _followed(
-    record: Callable[[int, int, bool], None], head: AppResponse, body: Any, wrapper: Any
+    record: Callable[[int, int, bool], None], response: AppResponse, body: Any, wrapper: Any
 ) -> Iterable[bytes]:
     """The body. Its close() records the request.
 
@@ -151,7 +151,7 @@ def _followed(
         if not is_recorded:
             is_recorded = True
             # A lazy app that was never iterated has no status.
-            record(head.code or 500, size, left)
+            record(response.code or 500, size, left)
 
     kind = type(body)
     if kind is ClosedWith and type(body.blocks) in (list, tuple):

@@ -53,20 +53,20 @@ _REPAIRED = CATALOGUE["wsgifast_responses_repaired_total"]
 LengthError = Literal["short", "long", "corrected"]
 
 # What is recorded of a request as it came: a record's first fields.
-Asked = tuple[str, str]
+RequestLabels = tuple[str, str]
 
 
-def asked_of_environ(environ: Mapping[str, Any]) -> Asked:
+def labels_of_environ(environ: Mapping[str, Any]) -> RequestLabels:
     """Of a WSGI request, before its app may change the environ."""
     return environ.get("REQUEST_METHOD", "GET"), environ.get("wsgi.url_scheme", "http")
 
 
-def asked_of_scope(scope: Mapping[str, Any]) -> Asked:
+def labels_of_scope(scope: Mapping[str, Any]) -> RequestLabels:
     """Of an ASGI request."""
     return scope["method"], scope["scheme"] if "scheme" in scope else "http"  # noqa: SIM401
 
 
-def asked_of_parsed(req: Any) -> Asked:
+def labels_of_parsed(req: Any) -> RequestLabels:
     """Of a request of FastWorker's parsers."""
     return req.method, req.scheme
 
@@ -158,15 +158,15 @@ class Recording:
         # Not a subclass: its record() may do more.
         self._metrics = recorder if type(recorder) is RequestMetrics else None
 
-    def begin(self, asked: Asked) -> list[None] | None:
+    def begin(self, labels: RequestLabels) -> list[None] | None:
         """Begin a request that has reached the app. Return the argument of :meth:`end`."""
         if self._metrics is not None:  # as its begin(), without a call
-            active = self._metrics.active[asked]
+            active = self._metrics.active[labels]
             active.append(None)
             return active
         if self.recorder is not None:
             try:
-                self.recorder.begin(*asked[:2])
+                self.recorder.begin(*labels[:2])
             except Exception:  # noqa: BLE001 - it is logged
                 self._failures.log()
         return None
@@ -186,7 +186,7 @@ class Recording:
 
     def end(
         self,
-        asked: Asked,
+        labels: RequestLabels,
         active: list[None] | None,
         status: int,
         pattern: str | None,
@@ -209,7 +209,7 @@ class Recording:
         """
         metrics = self._metrics
         try:
-            record = asked + (status, pattern, sent_as, now - began, size)  # noqa: RUF005 - it costs less
+            record = labels + (status, pattern, sent_as, now - began, size)  # noqa: RUF005 - it costs less
             if metrics is not None:  # as its record(), without a call
                 metrics.records.extend(record)
                 if active:
@@ -260,7 +260,7 @@ class RequestMetrics:
         self.look_at = 0.0
         self.records.clear()
         self.active = _Active()
-        self.under_way: Callable[[], Iterable[Asked]] | None = None
+        self.under_way: Callable[[], Iterable[RequestLabels]] | None = None
         self._series = _SeriesByLabels()
         self._unsorted = 0
         self._length_errors = Counter[LengthError]()
@@ -320,8 +320,8 @@ class RequestMetrics:
         yield from _added_up(_REPAIRED, repaired)
         yield from points_of("wsgifast_content_length_errors_total", length_errors)
         yield point("wsgifast_clients_left_total", self._clients_left)
-        yield from points_of("wsgifast_uncoded_bytes_total", TOTALS.uncoded_bytes)
-        yield from points_of("wsgifast_coded_bytes_total", TOTALS.coded_bytes)
+        yield from points_of("wsgifast_uncoded_bytes_total", TOTALS.uncompressed_bytes)
+        yield from points_of("wsgifast_coded_bytes_total", TOTALS.compressed_bytes)
         yield from points_of("wsgifast_compression_cpu_seconds_total", TOTALS.cpu_seconds)
 
     def _active(self, ended: Iterable[_Shown]) -> Iterator[Point]:
@@ -329,7 +329,7 @@ class RequestMetrics:
         if self.under_way is None:
             active = [(labels, len(each)) for labels, each in self.active.known.items()]
         else:
-            found = Counter(_active_labels(asked) for asked in self.under_way())
+            found = Counter(_active_labels(request) for request in self.under_way())
             none = dict.fromkeys((_labels_of(_ACTIVE, shown) for shown in ended), 0)
             active = list({**none, **found}.items())
         for labels, count in active:
@@ -407,10 +407,10 @@ class _Active(dict[Any, list[None]]):
     def __init__(self) -> None:
         self.known: dict[tuple[str, ...], list[None]] = {}
 
-    def __missing__(self, asked: Asked) -> list[None]:
-        requests = self.known.setdefault(_active_labels(asked), [])
+    def __missing__(self, labels: RequestLabels) -> list[None]:
+        requests = self.known.setdefault(_active_labels(labels), [])
         if len(self) < _MAX_LABELS:
-            self[asked] = requests
+            self[labels] = requests
         return requests
 
 
@@ -430,8 +430,8 @@ def _labels_of(metric: Metric, shown: _Shown) -> tuple[str, ...]:
     return tuple([shown[_PLACES[label]] for label in metric.labels])
 
 
-def _active_labels(asked: Asked) -> tuple[str, ...]:
-    record = Answered._make((*asked, *[None] * (_FIELDS - len(asked))))
+def _active_labels(labels: RequestLabels) -> tuple[str, ...]:
+    record = Answered._make((*labels, *[None] * (_FIELDS - len(labels))))
     return _labels_of(_ACTIVE, _shown(record.known()))
 
 

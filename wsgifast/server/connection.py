@@ -392,8 +392,8 @@ class Connection(Endpoint, Channel):
 
 def _encoded(page: ErrorPage) -> bytes:
     lines = "".join([f"{name}: {value}\r\n" for name, value in page.headers])
-    head = f"HTTP/1.1 {page.status} {page.reason}\r\nConnection: close\r\n{lines}\r\n"
-    return head.encode("latin-1") + page.body
+    headers = f"HTTP/1.1 {page.status} {page.reason}\r\nConnection: close\r\n{lines}\r\n"
+    return headers.encode("latin-1") + page.body
 
 
 def _has_left(error: ssl.SSLError) -> bool:

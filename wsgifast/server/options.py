@@ -19,7 +19,7 @@ class Options:
     :ivar max_keepalived: with more open connections, each is closed after its response.
     :ivar keepalive_s: how long an idle connection is kept open.
     :ivar graceful_timeout_s: how long requests may take to finish when the server ends.
-    :ivar has_siblings: whether other processes accept from the same listeners.
+    :ivar has_other_workers: whether other processes accept from the same listeners.
     :ivar sendfile: whether to use sendfile.
     :ivar trailer_line_bytes: the longest trailer of a chunked body.
     :ivar max_fields: the most headers of an HTTP/2 request, or trailers of a chunked body. It is
@@ -38,7 +38,7 @@ class Options:
     max_keepalived: int
     keepalive_s: float
     graceful_timeout_s: float
-    has_siblings: bool
+    has_other_workers: bool
     sendfile: bool
     trailer_line_bytes: int
     max_fields: int

@@ -222,21 +222,21 @@ class OutputQueue:
         if backlog.spilling is not None:
             self._wait_for_disk(backlog)
 
-    def write_file(self, head: bytes, fd: int, offset: int, size: int) -> None:
+    def write_file(self, headers: bytes, fd: int, offset: int, size: int) -> None:
         """Send headers, which may be empty, and a part of a file, through a duplicate of `fd`.
 
         :raises OSError: if no descriptor is left. Nothing was sent then.
         """
         with self.lock:
             if self.error is not None:
-                self._dropped += len(head) + size
+                self._dropped += len(headers) + size
             self._check()
-            # First of all: if no descriptor is left, the app's answer can still be a 500.
+            # First of all: if no descriptor is left, the app's response can still be a 500.
             segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None
             self._queue_delayed()
             backlog = self._begin_backlog()
-            if head:
-                backlog.append(head)
+            if headers:
+                backlog.append(headers)
             if segment is not None:
                 backlog.append_file(segment)
             self._send_or_raise()

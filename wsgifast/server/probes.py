@@ -38,7 +38,7 @@ class Probes:
         paths = {options.health_path, options.ready_path}
         self.paths = frozenset(path for path in paths if path is not None)
 
-    def answer(self, channel: Channel) -> bool:
+    def response(self, channel: Channel) -> bool:
         """Respond to a request for one of the paths. Return False if the app gets it."""
         exchange, shared = channel.exchange, self._shared
         if exchange is None or exchange.req.method not in _METHODS:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Final, Protocol
 
-from ..errors import BodyTooLarge, HeadTooLarge, RequestError
+from ..errors import BodyTooLarge, HeadersTooLarge, RequestError
 from ..files.temporary import Reservation, Spool
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
-from ..http.request_head import HeadScanner
-from ..http.stream_head import Field, PlainHead
+from ..http.request_headers import HeaderScanner
+from ..http.stream_headers import Field, PlainHeaders
 from ..server_options import LEAST_BYTES_PER_S
 from ..sockets.client_limits import time_left_s
 from .shared import Shared
@@ -29,8 +29,8 @@ from .shared import Shared
 # Bytes of one receive of headers. Usual headers are smaller, so pipelined requests need fewer
 # calls. It is never less than a TLS record (RFC 8446 section 5.1), because no event would follow
 # for its remaining bytes.
-_HEAD_BYTES = 16 * 1024
-_END_OF_HEAD = b"\r\n\r\n"
+_HEADER_BYTES = 16 * 1024
+_END_OF_HEADERS = b"\r\n\r\n"
 # The same of a body: the most, and of a chunked one the first and the least.
 _RECEIVE_BYTES = 256 * 1024
 _FIRST_CHUNKS_BYTES = 4 * 1024
@@ -39,7 +39,7 @@ _LEAST_CHUNKS_BYTES = 1024
 _CHUNKS_A_TURN = 500
 # Headers up to this size are always accepted, however much memory others have reserved. So clients
 # that send long headers slowly do not prevent the service of others.
-_SMALL_HEAD_BYTES = 4 * 1024
+_SMALL_HEADER_BYTES = 4 * 1024
 # Transfer codings that leave nothing on a body once its framing has been decoded.
 _ONLY_FRAMING = {"chunked", "identity", ""}
 
@@ -149,7 +149,7 @@ class Parser(Protocol):
         """
 
     def parse_stream(
-        self, received: Sequence[Field], plain: PlainHead | None, peer: Any, number: int
+        self, received: Sequence[Field], plain: PlainHeaders | None, peer: Any, number: int
     ) -> Exchange:
         """Make a request of the headers on an HTTP/2 stream.
 
@@ -178,22 +178,22 @@ class Receiver:
     """
 
     __slots__ = (
-        "_body", "_disk", "_head", "_memory", "_number", "_options", "_peer", "_scanner",
+        "_body", "_disk", "_header_memory", "_memory", "_number", "_options", "_peer", "_scanner",
         "exchange", "parser", "rest", "wanted",
     )  # fmt: skip
 
     def __init__(self, parser: Parser, peer: Any, shared: Shared) -> None:
         self.exchange: Exchange | None = None
         self.rest = b""
-        self.wanted = _HEAD_BYTES
+        self.wanted = _HEADER_BYTES
         self.parser = parser
         self._peer = peer
         self._options = shared.options
         self._disk = shared.bodies_on_disk
         self._memory = shared.input_memory
-        self._head = Reservation(shared.input_memory)
+        self._header_memory = Reservation(shared.input_memory)
         self._number = 0  # of the request on its connection
-        self._scanner: HeadScanner | None = None  # of incomplete headers
+        self._scanner: HeaderScanner | None = None  # of incomplete headers
         self._body: BodyCollector | None = None  # being received
 
     @property
@@ -223,14 +223,14 @@ class Receiver:
             data, self.rest = self.rest + data, b""
         scanner = self._scanner
         if scanner is None:
-            if data.endswith(_END_OF_HEAD) or _END_OF_HEAD in data:
+            if data.endswith(_END_OF_HEADERS) or _END_OF_HEADERS in data:
                 return self._parse(data)
-            scanner = self._scanner = HeadScanner()
+            scanner = self._scanner = HeaderScanner()
         parser = self.parser
         looks = scanner.add(data) or len(scanner.data) <= parser.eager_bytes
         if looks or len(scanner.data) > parser.head_limit_bytes:
             return self._parse(bytes(scanner.data))
-        self._reserve_head(len(scanner.data))
+        self._reserve_headers(len(scanner.data))
         return MORE
 
     def deadline(self, now: float) -> float | None:
@@ -267,19 +267,19 @@ class Receiver:
     def close(self) -> None:
         """Drop an incomplete request."""
         self.exchange = None
-        self.wanted = _HEAD_BYTES
+        self.wanted = _HEADER_BYTES
         self._scanner = None
-        self._head.release()
+        self._header_memory.release()
         if self._body is not None:
             self._body.spool.close()
             self._body = None
 
-    def _reserve_head(self, size: int) -> None:
+    def _reserve_headers(self, size: int) -> None:
         """Reserve memory for the headers of an incomplete request.
 
         :raises RequestError: if there is none left.
         """
-        if size > _SMALL_HEAD_BYTES and not self._head.grow_to(size):
+        if size > _SMALL_HEADER_BYTES and not self._header_memory.grow_to(size):
             raise RequestError(503, "There is no memory left for the request's head")
 
     def _parse(self, data: bytes) -> str:
@@ -289,14 +289,14 @@ class Receiver:
             exchange = parser.parse(data, self._peer, number)
         except NeedMoreData:
             if len(data) > parser.head_limit_bytes:
-                raise HeadTooLarge(parser.head_limit_bytes) from None
+                raise HeadersTooLarge(parser.head_limit_bytes) from None
             if self._scanner is None:
-                self._scanner = HeadScanner(data)
-            self._reserve_head(len(data))
+                self._scanner = HeaderScanner(data)
+            self._reserve_headers(len(data))
             return MORE
         if self._scanner is not None:  # the headers have not come at once
             self._scanner = None
-            self._head.release()
+            self._header_memory.release()
         if exchange is None:
             self.rest = data
             return HTTP2
@@ -304,7 +304,7 @@ class Receiver:
         self.exchange = exchange
         limit = parser.head_limit_bytes
         if len(data) > limit and len(data) - len(exchange.rest) > limit:
-            raise HeadTooLarge(limit)
+            raise HeadersTooLarge(limit)
         if exchange.length == 0:
             self.rest = exchange.rest
             exchange.body = io.BytesIO()
@@ -313,7 +313,7 @@ class Receiver:
             return COMPLETE
         return self._begin_body(exchange, len(data) - len(exchange.rest))
 
-    def _begin_body(self, exchange: Exchange, head_bytes: int) -> str:
+    def _begin_body(self, exchange: Exchange, header_bytes: int) -> str:
         options = self._options
         length = exchange.length
         if length is not None and length > options.body_limit_bytes:
@@ -324,7 +324,7 @@ class Receiver:
         step = self._feed_body(body, data)
         if step is MORE:
             # The bytes themselves, and the parsed headers.
-            self._reserve_head(2 * head_bytes)
+            self._reserve_headers(2 * header_bytes)
         return WANTS_CONTINUE if step is MORE and exchange.expects_continue else step
 
     def _feed_body(self, body: BodyCollector, data: bytes) -> str:
@@ -340,10 +340,10 @@ class Receiver:
         if exchange.length is None:
             exchange.declare_length(body.spool.size)
         exchange.body = body.spool.open()
-        self.wanted = _HEAD_BYTES
+        self.wanted = _HEADER_BYTES
         self._body = None
-        if self._head.size:
-            self._head.release()
+        if self._header_memory.size:
+            self._header_memory.release()
         return COMPLETE
 
 

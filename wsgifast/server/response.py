@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ..bodies.writer import NOT_STARTED, Output, ResponseWriter
 from ..files import http_date
-from ..http.head import interim_fields
+from ..http.fields import interim_fields
 
 _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 
@@ -99,10 +99,10 @@ class Response(ResponseWriter):
     @property
     def headers(self) -> list[tuple[str, str]]:
         """The app's headers as they are sent."""
-        if self._head is None:
+        if self._start is None:
             return []
         length = self._framing.length
-        return self._head.headers + ([] if length is None else [("Content-Length", str(length))])
+        return self._start.headers + ([] if length is None else [("Content-Length", str(length))])
 
     @property
     def response_length(self) -> int | None:
@@ -117,7 +117,7 @@ class Response(ResponseWriter):
 
     @property
     def upgrade(self) -> bool:
-        return self._head is not None and self._head.upgrades
+        return self._start is not None and self._start.upgrades
 
     @property
     def version(self) -> str | None:
@@ -157,14 +157,14 @@ class Response(ResponseWriter):
         lines = "".join([f"{name}: {value}\r\n" for name, value in fields])
         self._output.write(f"HTTP/1.1 103 Early Hints\r\n{lines}\r\n".encode("latin-1"))
 
-    def _encoded_head(self) -> bytes:
-        head = self._head or self._checked_head()
+    def _encoded_headers(self) -> bytes:
+        start = self._start or self._checked_start()
         self.closes = closes = self.must_close or self.closes or bool(self.req.should_close())
         connection = "close" if closes else "keep-alive"
-        if head.upgrades:
+        if start.upgrades:
             connection = "upgrade"
         version = self.req.version
         http_version = _VERSIONS.get(version) or f"{version[0]}.{version[1]}"
-        server_name = None if head.has_server else self.cfg.server_name
-        own = header_lines.get(server_name, connection, dates=not head.has_date)
-        return head.encode(http_version, self._framing, own)
+        server_name = None if start.has_server else self.cfg.server_name
+        own = header_lines.get(server_name, connection, dates=not start.has_date)
+        return start.encode(http_version, self._framing, own)

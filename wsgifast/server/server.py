@@ -120,7 +120,7 @@ class Server:
         application.write_late = disk.write_line
         application.postpone = self.pool.postpone
         probes = Probes(shared, application.settings, application.file_wrapper, readiness)
-        application.probe_paths, application.answer_probe = probes.paths, probes.answer
+        application.probe_paths, application.answer_probe = probes.paths, probes.response
         self._deadlines = Deadlines(shared, self.pool.members, application.time_out, self.kill)
         self._shedding = Shedding(shared)
         self._sheds = options.queue_timeout_s < math.inf
@@ -255,7 +255,7 @@ class Server:
 
     def _may_accept(self) -> bool:
         """Return whether to accept. Without a free thread, other workers get the connections."""
-        saturated = self._options.has_siblings and self.pool.saturated
+        saturated = self._options.has_other_workers and self.pool.saturated
         return not (self.shared.is_ending or saturated)
 
     def connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:

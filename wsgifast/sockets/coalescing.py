@@ -356,7 +356,7 @@ class AsyncCoalescingWriter:
         self._buffers: list[bytes] = []
         self._size = 0
         self._due = 0
-        self._turn_asked = False
+        self._turn_requested = False
         self._closed = False
 
     def write(self, data: ReadableBuffer) -> None:
@@ -377,8 +377,8 @@ class AsyncCoalescingWriter:
             if self._transport.is_closing():
                 raise SendFailed("the connection is closed")
             self._due = time.monotonic_ns() + self._window_ns
-            if not self._turn_asked:
-                self._turn_asked = True
+            if not self._turn_requested:
+                self._turn_requested = True
                 self._loop.call_soon(self._next_turn)
         buffers.append(data)
         self._size += len(data)
@@ -411,7 +411,7 @@ class AsyncCoalescingWriter:
         await self.drain()
 
     def _next_turn(self) -> None:
-        self._turn_asked = False
+        self._turn_requested = False
         self.flush()
 
 

@@ -167,12 +167,12 @@ def regular_segment(
     if not file.readable():
         return None
     fd = file.fileno()
-    facts = os.fstat(fd)
-    if not stat.S_ISREG(facts.st_mode) or not has_its_size(fd, facts):
+    stat_result = os.fstat(fd)
+    if not stat.S_ISREG(stat_result.st_mode) or not has_its_size(fd, stat_result):
         return None
     # tell(), not the descriptor's own offset: a buffered file that was read from is ahead of it.
     position = file.tell()
-    return FileSegment(fd, position, max(0, facts.st_size - position))
+    return FileSegment(fd, position, max(0, stat_result.st_size - position))
 
 
 class NotAFile(OSError):
@@ -294,18 +294,18 @@ def has_reading_of_its_own(file: object) -> bool:
     return not READING.isdisjoint(getattr(file, "__dict__", ()))
 
 
-def has_its_size(fd: int, facts: os.stat_result) -> bool:
+def has_its_size(fd: int, stat_result: os.stat_result) -> bool:
     """Return whether a regular file has as many bytes as it reports.
 
     A file of /proc reports 0 bytes and has some. A file of /sys reports 4096 and may have fewer.
     Neither has blocks. Files that are empty, sparse or stored in their inode have none either, so
     read a byte.
     """
-    if facts.st_blocks:
+    if stat_result.st_blocks:
         return True
     try:
-        if facts.st_size:
-            return bool(os.pread(fd, 1, facts.st_size - 1))
+        if stat_result.st_size:
+            return bool(os.pread(fd, 1, stat_result.st_size - 1))
         return not os.pread(fd, 1, 0)
     except OSError:
         return False  # the next read reports the error

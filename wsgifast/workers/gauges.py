@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from ..metrics.collecting import Point, point, points_of
 from ..metrics.health import SlowClient
-from ..metrics.requests import Asked, asked_of_parsed
+from ..metrics.requests import RequestLabels, labels_of_parsed
 from ..server.channel import CLOSED, LINGERING, RECEIVING
 from ..server.endpoint import Endpoint
 from ..server.server import Server
@@ -46,13 +46,13 @@ def gauges(server: Server) -> Iterator[Point]:
         yield point("wsgifast_accept_backlog_limit", backlog[1])
 
 
-def requests_under_way(server: Server) -> list[Asked]:
+def requests_under_way(server: Server) -> list[RequestLabels]:
     """Return the method and scheme of each request that the app has got and not answered."""
     found = []
     for connection in list(server.connections):
         for _, exchange in connection.outputs():
             if exchange is not None and exchange.environ is not None:
-                found.append(asked_of_parsed(exchange.req))
+                found.append(labels_of_parsed(exchange.req))
     return found
 
 

@@ -13,10 +13,10 @@ from gunicorn.http.wsgi import proxy_environ
 from gunicorn.http2 import negotiation
 from gunicorn.uwsgi import errors as uwsgi_errors
 
-from ..errors import HeadTooLarge, MalformedRequest
+from ..errors import HeadersTooLarge, MalformedRequest
 from ..http.framing import wants_to_persist
-from ..http.request_head import check_host, header_fields
-from ..http.stream_head import Field, PlainHead, http1_head
+from ..http.request_headers import check_host, header_fields
+from ..http.stream_headers import Field, PlainHeaders, http1_headers
 from ..server.receiving import Exchange, NeedMoreData
 from .gunicorn_support import Settings
 
@@ -58,10 +58,10 @@ class GunicornParser:
             kind = http.get_parser(settings, [], None).mesg_class
             self.eager_bytes = _UWSGI_BYTES
         # gunicorn would look the peer's address up for each request. This parser's peers all have
-        # the same answer.
+        # the same response.
         self._for_request = settings.for_peers(trusted=trusted)
         self._request_class = type(kind.__name__, (_Persistence, kind), {})
-        self.head_limit_bytes = min(head_limit_bytes, _head_limit_bytes(settings))
+        self.head_limit_bytes = min(head_limit_bytes, _header_limit_bytes(settings))
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
         if number == 1 and self.has_preface and self._begins_with_preface(data):
@@ -101,13 +101,13 @@ class GunicornParser:
         )
 
     def parse_stream(
-        self, received: Sequence[Field], plain: PlainHead | None, peer: Any, number: int
+        self, received: Sequence[Field], plain: PlainHeaders | None, peer: Any, number: int
     ) -> Exchange:
-        head, scheme = http1_head(received)
-        if len(head) > self.head_limit_bytes:
-            raise HeadTooLarge(self.head_limit_bytes)
+        headers, scheme = http1_headers(received)
+        if len(headers) > self.head_limit_bytes:
+            raise HeadersTooLarge(self.head_limit_bytes)
         # Never number 1: a PROXY header or a preface cannot come before it on a stream.
-        exchange = self.parse(head, peer, number + 1)
+        exchange = self.parse(headers, peer, number + 1)
         if exchange is None:
             raise MalformedRequest("a preface in place of a request")
         req = exchange.req
@@ -189,7 +189,7 @@ def proxy_addresses(req: Any) -> dict[str, Any] | None:
     return {k: v for k, v in proxy_environ(req).items() if v not in (None, "None")}
 
 
-def _head_limit_bytes(settings: Settings) -> int:
+def _header_limit_bytes(settings: Settings) -> int:
     """gunicorn's own sum of its limits (Message.__init__)."""
     line = settings.limit_request_line or 1024 * 1024
     fields = settings.most_fields * (settings.most_field_bytes + 2)

@@ -203,7 +203,7 @@ def arbiters_signals(arbiter: Any) -> Callable[[], list[int]]:
 
 # Error pages: with valid headers, and without gunicorn's own line in the access log.
 
-_END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+_END_OF_HEADERS = re.compile(rb"\r?\n\r?\n")
 
 
 class ErrorPage:
@@ -225,8 +225,8 @@ class ErrorPage:
         return 0.0
 
     def sendall(self, data: bytes) -> None:
-        head, body = _END_OF_HEAD.split(data, maxsplit=1)
-        first, *lines = head.decode("latin-1").splitlines()
+        block, body = _END_OF_HEADERS.split(data, maxsplit=1)
+        first, *lines = block.decode("latin-1").splitlines()
         _, status, reason = first.split(" ", 2)
         pairs = [line.partition(":") for line in lines]
         headers = [

@@ -13,7 +13,7 @@ from typing import Any
 from gunicorn.config import PostRequest, PreRequest
 from gunicorn.glogging import Logger
 
-from ..http.request_head import header_fields
+from ..http.request_headers import header_fields
 from ..server.channel import AcceptedSocket
 from ..server.receiving import Exchange
 from .environ import AppSocket

@@ -19,14 +19,14 @@ from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
+from ..http.fields import parse_length
 from ..http.framing import wants_to_persist
-from ..http.head import parse_length
-from ..http.request_head import PLAIN_METHODS, PlainKeys, check_host, header_key
-from ..http.stream_head import Field, PlainHead
+from ..http.request_headers import PLAIN_METHODS, PlainKeys, check_host, header_key
+from ..http.stream_headers import Field, PlainHeaders
 from ..server.receiving import Exchange
 from .gunicorn_parser import GunicornParser, Unreader
 
-_END_OF_HEAD = b"\r\n\r\n"
+_END_OF_HEADERS = b"\r\n\r\n"
 _METHODS = {name.encode(): name for name in PLAIN_METHODS}
 _HTTP11 = (1, 1)
 _HTTP2 = (2, 0)
@@ -82,19 +82,19 @@ class HttptoolsParser:
         return self._gunicorn.parse(data, peer, number)
 
     def parse_stream(
-        self, received: Sequence[Field], plain: PlainHead | None, peer: Any, number: int
+        self, received: Sequence[Field], plain: PlainHeaders | None, peer: Any, number: int
     ) -> Exchange:
         exchange = None if plain is None else self._take_plain(plain, peer, number)
         return exchange or self._gunicorn.parse_stream(received, plain, peer, number)
 
-    def _take_plain(self, head: PlainHead, peer: Any, number: int) -> Exchange | None:
+    def _take_plain(self, plain: PlainHeaders, peer: Any, number: int) -> Exchange | None:
         """Make a request from the headers of a stream.
 
         Return None if this worker's settings make it special.
 
         :raises MalformedRequest: for its Host header.
         """
-        method, target, client_scheme, length, fields, size = head
+        method, target, client_scheme, length, fields, size = plain
         scheme, scheme_headers = self._scheme_of(fields)
         line_bytes = len(method) + len(target) + len(" HTTP/1.1\r\n")
         host = fields["HTTP_HOST"]
@@ -130,15 +130,15 @@ class HttptoolsParser:
 
         :raises MalformedRequest: for its Host header.
         """
-        end = data.find(_END_OF_HEAD) + len(_END_OF_HEAD)
-        head = data[:end]
+        end = data.find(_END_OF_HEADERS) + len(_END_OF_HEADERS)
+        headers = data[:end]
         try:
             reader = self._readers.pop()
         except IndexError:
             reader = _Reader()
         llhttp, raw = reader.llhttp, reader.fields
         try:
-            llhttp.feed_data(head)
+            llhttp.feed_data(headers)
             (target,) = reader.targets
             method = llhttp.get_method()
             name = _METHODS[method]
@@ -150,10 +150,10 @@ class HttptoolsParser:
             return None
         # One space between the parts of the request line, and no empty line before it.
         line_end = len(method) + len(target) + 10
-        version = _VERSIONS.get(head[line_end - 9 : line_end + 2])
+        version = _VERSIONS.get(headers[line_end - 9 : line_end + 2])
         # A repeated header, or one that goes on in the next line (RFC 9112 section 5.2), makes
         # fewer headers than lines. One that ends at a lone LF makes more.
-        count = head.count(b"\r\n") - 2
+        count = headers.count(b"\r\n") - 2
         declared = fields.get("CONTENT_LENGTH")
         length = 0 if declared is None else parse_length(declared)
         scheme, scheme_headers = self._scheme, 0
@@ -169,7 +169,7 @@ class HttptoolsParser:
             or "#" in uri
             or line_end > self._line_bytes
             or count > self._most_fields
-            or (end > self._field_bytes and _longest_line(head) + 4 > self._field_bytes)
+            or (end > self._field_bytes and _longest_line(headers) + 4 > self._field_bytes)
         ):
             return None
         http11 = version == _HTTP11
@@ -279,6 +279,6 @@ class _Reader:
 _keys = PlainKeys()
 
 
-def _longest_line(head: bytes) -> int:
+def _longest_line(headers: bytes) -> int:
     """Return the length of the longest. gunicorn's parsers count up to four bytes more."""
-    return max(map(len, head.split(b"\r\n")))
+    return max(map(len, headers.split(b"\r\n")))

@@ -33,7 +33,7 @@ from ..metrics.collecting import (
 )
 from ..metrics.health import SlowClient, State, resident_bytes
 from ..metrics.instrumented import FRAMEWORKS, call_noting_pattern
-from ..metrics.requests import LengthError, Recording, RequestMetrics, asked_of_parsed
+from ..metrics.requests import LengthError, Recording, RequestMetrics, labels_of_parsed
 from ..metrics.setup import Wanted, check, hand_over, prepare, start_exporting, wanted_metrics
 from ..middleware import WSGIFast
 from ..server.application import Application, queued_seconds
@@ -239,7 +239,7 @@ class ResponseRecorder:
                 left = not isinstance(error, (FileTruncated, RequestTimedOut))
             length_error = length_error or _length_error(resp, error)
         self._recording.end(
-            asked_of_parsed(exchange.req),
+            labels_of_parsed(exchange.req),
             None,
             status,
             environ.get(PATTERN),

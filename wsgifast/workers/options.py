@@ -227,7 +227,7 @@ def options(worker: Any, settings: Settings) -> Options:
         keepalive_s=float(settings.keepalive),
         graceful_timeout_s=settings.graceful_timeout,
         # Not where each worker has its own listeners.
-        has_siblings=settings.workers > 1 and not settings.reuse_port,
+        has_other_workers=settings.workers > 1 and not settings.reuse_port,
         sendfile=settings.sendfile is not False,
         trailer_line_bytes=settings.most_field_bytes,
         max_fields=settings.most_fields,

@@ -76,7 +76,7 @@ class TLSContexts:
 
 def _stamp(path: str) -> _Stamp:
     try:
-        facts = os.stat(path)
+        stat_result = os.stat(path)
     except OSError:
         return None  # reading it reports why
-    return facts.st_mtime_ns, facts.st_size, facts.st_ino
+    return stat_result.st_mtime_ns, stat_result.st_size, stat_result.st_ino

@@ -22,7 +22,7 @@ from gunicorn.workers import gthread
 
 from ..bodies.request_ids import TRUSTS_PEER
 from ..compression.policy import IS_BEHIND
-from ..files.coded_copies import COPIES
+from ..files.compressed_copies import COPIES
 from ..metrics.health import readiness, resident_bytes
 from ..metrics.requests import RECORDER
 from ..server.application import Application

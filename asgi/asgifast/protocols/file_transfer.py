@@ -116,7 +116,7 @@ class FileOutput:
         """Bytes of the range that the kernel, or the loop's transport, has not."""
         return self._end - self._offset
 
-    def begin(self, head: bytes) -> bool:
+    def begin(self, headers: bytes) -> bool:
         """Send bytes, and as much of the file behind them as is possible now.
 
         :returns: whether all of it was sent. If not, the owner's file_ended() follows.
@@ -191,11 +191,11 @@ class FileTransfer(FileOutput):
     """Sends by sendfile. See the module's docstring."""
 
     __slots__ = (
-        "_cached_to", "_head", "_is_behind_buffer", "_sock", "_timer", "_waiting_since",
+        "_cached_to", "_headers", "_is_behind_buffer", "_sock", "_timer", "_waiting_since",
         "_was_quick", "_watched",
     )  # fmt: skip
 
-    def begin(self, head: bytes) -> bool:
+    def begin(self, headers: bytes) -> bool:
         self._sock = self._owner.real.get_extra_info("socket")
         # Up to here the file was found in memory.
         self._cached_to = 0
@@ -206,11 +206,11 @@ class FileTransfer(FileOutput):
         self._watched = -1
         self._is_behind_buffer = self._owner.real.get_write_buffer_size() > 0
         if self._is_behind_buffer:
-            self._head = b""
-            self._owner.real.write(head)
+            self._headers = b""
+            self._owner.real.write(headers)
             self._owner.real.set_write_buffer_limits(high=0)
             return False
-        self._head = head
+        self._headers = headers
         return self._go_on()
 
     def drained(self) -> None:
@@ -257,8 +257,8 @@ class FileTransfer(FileOutput):
 
     def _send_cached(self) -> int | None:
         """Send as much of the page cache as the socket accepts now, up to one window."""
-        if self._head:
-            self._send_head()
+        if self._headers:
+            self._send_headers()
         count = self._in_memory()
         return send_file_once(self._sock.fileno(), self._fd, self._offset, count) if count else None
 
@@ -277,15 +277,15 @@ class FileTransfer(FileOutput):
         self._cached_to = known
         return known - start
 
-    def _send_head(self) -> None:
+    def _send_headers(self) -> None:
         sock = self._sock
         # asyncio's and uvloop's own objects have no send().
         own = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
         try:
             own.setblocking(False)  # socket.setdefaulttimeout() would have it wait
-            while self._head:
+            while self._headers:
                 # MSG_MORE: the headers wait for the file's first bytes, and leave with them.
-                self._head = self._head[own.send(self._head, MSG_MORE) :]
+                self._headers = self._headers[own.send(self._headers, MSG_MORE) :]
         finally:
             own.detach()
 
@@ -313,9 +313,9 @@ class FileTransfer(FileOutput):
                 with contextlib.suppress(OSError):  # the peer has gone: sending will raise
                     release_send_buffer(self._sock)
             self._waiting_since = now
-        before = len(self._head), self._offset
+        before = len(self._headers), self._offset
         self._continue()
-        if self._watched != -1 and (len(self._head), self._offset) == before:
+        if self._watched != -1 and (len(self._headers), self._offset) == before:
             self._stop_waiting()
             self._timer = self._loop.call_later(_WITHOUT_MEMORY_S, self._watch)
 
@@ -325,9 +325,9 @@ class FileReader(FileOutput):
 
     __slots__ = ()
 
-    def begin(self, head: bytes) -> bool:
-        if head:
-            self._owner.real.write(head)
+    def begin(self, headers: bytes) -> bool:
+        if headers:
+            self._owner.real.write(headers)
         return self._go_on()
 
     def drained(self) -> None:

@@ -218,12 +218,12 @@ class OutputQueue(FileOwner):
             raise ConnectionResetError("the connection was closed before the file was sent")
         if not segment.size:
             return True
-        head = bytes(self._take()) if self._pending else b""
+        headers = bytes(self._take()) if self._pending else b""
         kind = FileTransfer if self.can_sendfile else FileReader
         self._file = file = kind(self, self._loop, segment, on_sent)
         try:
             try:
-                is_sent = file.begin(head)
+                is_sent = file.begin(headers)
             except SendfileUnavailable:
                 self._file = file = FileReader(self, self._loop, segment, on_sent)
                 is_sent = file.begin(b"")

@@ -133,7 +133,7 @@ class ConnectionLoop:
     """
 
     __slots__ = (
-        "_callback", "_check", "_due", "_fires_at", "_head_timeout_s", "_time", "_timer",
+        "_callback", "_check", "_due", "_fires_at", "_headers_timeout_s", "_time", "_timer",
         "_uploads", "create_task", "pace", "real", "since",
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ class ConnectionLoop:
         is_asyncio = type(loop).time is asyncio.BaseEventLoop.time
         self._time = time.monotonic if is_asyncio else loop.time
         self._check = check
-        self._head_timeout_s = head_timeout_s
+        self._headers_timeout_s = head_timeout_s
         # To be called at `_due`, by the loop's time, unless it is None.
         self._callback: Callable[[], object] | None = None
         self._due = 0.0
@@ -173,7 +173,7 @@ class ConnectionLoop:
         self._due = due = self._time() + delay
         self._callback = callback
         if self._timer is None or self._fires_at > due:
-            self.check_in(min(delay, self._head_timeout_s))
+            self.check_in(min(delay, self._headers_timeout_s))
         return self
 
     def cancel(self) -> None:
@@ -209,7 +209,7 @@ class ConnectionLoop:
                 self._callback = None
                 callback()
                 return
-            left_s = min(left_s, self._head_timeout_s)
+            left_s = min(left_s, self._headers_timeout_s)
         self.check_in(min(left_s, self._check()))
 
     # Uploads

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wsgifast.files import ByteRange
-from wsgifast.http.head import interim_fields
+from wsgifast.http.fields import interim_fields
 
-from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, Held
+from ..coalescing import COALESCED_BYTES, SMALL_MESSAGE_BYTES, DelayedMessages
 from ..messages import (
     EARLY_HINT,
     PATHSEND,
@@ -26,7 +26,7 @@ from ..messages import (
     RequestedFile,
     RequestedPath,
     SendOrder,
-    copied_head,
+    copied_start,
     forward_start,
     open_for_pathsend,
     parse_pathsend,
@@ -67,7 +67,15 @@ class Response(BodyOutput):
 
     # Lives as long as the slowest download, of which there may be thousands.
     __slots__ = (
-        "_counts", "_error", "_held", "_is_empty", "body", "cycle", "end_turn", "order", "start",
+        "_counts",
+        "_delayed",
+        "_error",
+        "_is_empty",
+        "body",
+        "cycle",
+        "end_turn",
+        "order",
+        "start",
     )  # fmt: skip
 
     _body_class: ClassVar[type[FileBody]] = FileBody
@@ -78,7 +86,7 @@ class Response(BodyOutput):
     order: SendOrder | None
     body: asyncio.Future[None] | None
     # None until the first message that may be delayed, and again after the last one.
-    _held: Held | None
+    _delayed: DelayedMessages | None
     # Whether the server counts messages when they are delayed, since they have a Content-Length.
     # One that is too long is refused alone, then.
     _counts: bool
@@ -89,7 +97,7 @@ class Response(BodyOutput):
 
     def begin(self) -> SendOrder:
         """From now on, send messages in order, and delay the small ones."""
-        self._held = self._error = None
+        self._delayed = self._error = None
         self._is_empty = False
         self.order = order = SendOrder()
         return order
@@ -117,7 +125,7 @@ class Response(BodyOutput):
                 if is_body and not cycle.flow.write_paused:
                     await self.send_start()  # which has not to wait
             elif message["type"] == "http.response.start" and not cycle.response_started:
-                message, _, is_declared = copied_head(message)
+                message, _, is_declared = copied_start(message)
                 if is_declared:
                     self.start = message
                     cycle.waiting_for_100_continue = False
@@ -179,21 +187,21 @@ class Response(BodyOutput):
             or order.is_taken
             or len(body) > SMALL_MESSAGE_BYTES
             or cycle.flow.write_paused
-            or (held := self._held or self._begin_to_hold()) is None
+            or (delayed := self._delayed or self._begin_to_delay()) is None
         ):
             return False
-        if held.to_pass_on:
-            held.to_pass_on -= 1
+        if delayed.to_pass_on:
+            delayed.to_pass_on -= 1
             if body and not cycle.disconnected:
                 cycle.transport.write_now(self.frame(body))
             return True
-        if not held.chunks:
+        if not delayed.chunks:
             cycle.transport.delay(self)
         if body and self._counts and not cycle.disconnected:
             body = self.frame(body)
-        held.chunks.append(body)
-        held.size += len(body)
-        if held.size >= COALESCED_BYTES:
+        delayed.chunks.append(body)
+        delayed.size += len(body)
+        if delayed.size >= COALESCED_BYTES:
             self.release()
             cycle.transport.flush()
         return True
@@ -201,7 +209,7 @@ class Response(BodyOutput):
     # For ASGIFast, since send() costs more.
     offer = _hold
 
-    def _begin_to_hold(self) -> Held | None:
+    def _begin_to_delay(self) -> DelayedMessages | None:
         cycle = self.cycle
         if (
             not cycle.response_started
@@ -213,9 +221,9 @@ class Response(BodyOutput):
         ):
             return None
         self._counts = self._declared() is not None
-        held = self._held = Held()
-        self.end_turn = held.end_turn
-        return held
+        delayed = self._delayed = DelayedMessages()
+        self.end_turn = delayed.end_turn
+        return delayed
 
     async def _send_next(self, message: Message) -> None:
         """Send a message. Later ones wait."""
@@ -236,24 +244,24 @@ class Response(BodyOutput):
                 message = {**message, "body": b""}
             body = message.get("body", b"")
             if message.get("more_body"):
-                self.write_held()
+                self.write_delayed()
                 await cycle.send(message)
                 if type(body) is not bytes:
                     cycle.transport.flush()  # its owner may change it in this very turn
                 return
-            held = self._held
+            delayed = self._delayed
             # A waiting send() may be cancelled. Delayed messages are not lost then.
             waits = cycle.flow.write_paused
-            may_join = held is not None and not self._counts and not waits
-            if held is not None and may_join and held.chunks and type(body) is bytes:
-                message = {**message, "body": held.take(body)}
-            self.write_held()
-            self._held = None
+            may_join = delayed is not None and not self._counts and not waits
+            if delayed is not None and may_join and delayed.chunks and type(body) is bytes:
+                message = {**message, "body": delayed.take(body)}
+            self.write_delayed()
+            self._delayed = None
             await self._send_in_one_write(message)
         elif kind == "http.response.start":
             await self._send_start(message)
         else:
-            self.write_held()
+            self.write_delayed()
             await cycle.send(message)
 
     async def send_start(self) -> None:
@@ -271,7 +279,7 @@ class Response(BodyOutput):
 
     async def _send_start(self, message: Message) -> None:
         cycle = self.cycle
-        start, headers, _ = copied_head(message)
+        start, headers, _ = copied_start(message)
         is_empty = start.get("status") in STATUSES_WITHOUT_BODY and not cycle.response_started
         if is_empty:
             start["headers"] = without_framing(headers)
@@ -303,24 +311,24 @@ class Response(BodyOutput):
         if self.start is not None:
             await self.send_start()
         if self.order is not None:
-            self.write_held()
+            self.write_delayed()
 
     async def failed(self) -> None:
         """The app has raised: send its delayed messages."""
         if self.order is None:
             return
-        if self._held is not None and self._held.chunks:
+        if self._delayed is not None and self._delayed.chunks:
             self.release()
             self.cycle.transport.flush()
         if self.body is not None:
             await self._body_sent()
 
-    def write_held(self) -> None:
+    def write_delayed(self) -> None:
         """Write delayed messages, before any other message and when the app has returned.
 
         :raises Exception: uvicorn's error.
         """
-        if self._held is not None and self._held.chunks:
+        if self._delayed is not None and self._delayed.chunks:
             self.release()
         if self._error is not None:
             error, self._error = self._error, None
@@ -328,14 +336,14 @@ class Response(BodyOutput):
 
     def release(self) -> None:
         """Write delayed messages. The transport calls it too. The next send() raises its error."""
-        data = self._held.take() if self._held is not None else b""
+        data = self._delayed.take() if self._delayed is not None else b""
         if not data or self.cycle.disconnected:
             return
         try:
             framed = data if self._counts else self.frame(data)
-        except Exception as error:  # noqa: BLE001 - raised by write_held()
+        except Exception as error:  # noqa: BLE001 - raised by write_delayed()
             self._error = error
-            self._held = None
+            self._delayed = None
             return
         self.cycle.transport.write(framed)
 
@@ -348,7 +356,7 @@ class Response(BodyOutput):
         recording: Request | None = message.get(RECORDING)
         is_path = message["type"] == PATHSEND
         is_over = cycle.response_complete or cycle.disconnected
-        file = close = asked = None
+        file = close = requested = None
         fd = size = 0
         segments: Sequence[bytes | ByteRange] = ()
         # Before the headers: if it fails, uvicorn answers with a 500.
@@ -359,14 +367,14 @@ class Response(BodyOutput):
         elif not is_path:
             file = parse_zerocopysend(message)
         elif self.start is not None or cycle.response_started:
-            asked = parse_pathsend(message)
-            fd, size = open_for_pathsend(asked.path)
+            requested = parse_pathsend(message)
+            fd, size = open_for_pathsend(requested.path)
             close = partial(os.close, fd)
         try:
             if self.start is not None:
                 await self.send_start()
-            self.write_held()
-            self._held = None
+            self.write_delayed()
+            self._delayed = None
             if cycle.response_complete or cycle.disconnected or not cycle.response_started:
                 if recording is not None:
                     recording.ended(None)
@@ -378,8 +386,8 @@ class Response(BodyOutput):
             else:
                 if self.is_bodyless():
                     segments = ()
-                elif asked is not None:
-                    segments = (self._range_of(asked, size),)
+                elif requested is not None:
+                    segments = (self._range_of(requested, size),)
                 body = self._body_class(self, fd, close, recording)
                 close = None
                 self.body = await body.send(segments)
@@ -387,13 +395,13 @@ class Response(BodyOutput):
             if close is not None:
                 close()
 
-    def _range_of(self, asked: RequestedPath, size: int) -> ByteRange:
+    def _range_of(self, requested: RequestedPath, size: int) -> ByteRange:
         """The range to send of a file of `size` bytes."""
-        run = asked.byte_range(size, self._declared())
+        run = requested.byte_range(size, self._declared())
         if run.offset + run.size > size:
             logger.error(
                 "%s has %d bytes where its head says %d: it has shrunk, or %s",
-                asked.path, size, run.offset + run.size, UNKNOWN_PATHSEND,
+                requested.path, size, run.offset + run.size, UNKNOWN_PATHSEND,
             )  # fmt: skip
         return run
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from wsgifast.checks import needs
 
-from ..messages import Message, copied_head, declared_length
+from ..messages import Message, copied_start, declared_length
 from ..protocols.response import Response
 from .protocol import FileSending, check
 
@@ -21,7 +21,7 @@ class H11Response(Response):
     __slots__ = ("_content_length",)
 
     async def _send_start(self, message: Message) -> None:
-        message, headers, _ = copied_head(message)
+        message, headers, _ = copied_start(message)
         self._content_length = declared_length(headers)
         await super()._send_start(message)
 
@@ -47,7 +47,7 @@ class H11Protocol(FileSending, h11_impl.H11Protocol):
     def _is_over_limit(self, error: BaseException | None) -> bool:
         return isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431
 
-    def _has_begun_head(self) -> bool:
+    def _has_begun_headers(self) -> bool:
         return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
 
     def handle_websocket_upgrade(self, *args: Any, rest: bytes = b"") -> None:

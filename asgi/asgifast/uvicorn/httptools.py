@@ -26,7 +26,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
 
     _response_class = Response
 
-    def _has_begun_head(self) -> bool:
+    def _has_begun_headers(self) -> bool:
         return self.scope is not None and "method" not in self.scope
 
     def _parse(self, data: bytes) -> None:
@@ -68,10 +68,10 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
         :returns: the bytes of the headers to parse before anything else.
         """
         scope, headers = self.scope, self.headers
-        asked = scope["method"].encode(), self.url, scope["http_version"].encode()
+        request_line = scope["method"].encode(), self.url, scope["http_version"].encode()
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.parser.feed_data(b"%b %b HTTP/%b\r\n" % asked)
+        self.parser.feed_data(b"%b %b HTTP/%b\r\n" % request_line)
         self.scope["headers"] = headers  # the app sees Upgrade. Later headers are dropped.
         lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
         return b"".join(lines) + b"\r\n"

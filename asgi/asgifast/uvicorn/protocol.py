@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
 
 from wsgifast.checks import needs
-from wsgifast.errors import BodyTooLarge, HeadTooLarge, RequestError, WSGIFastError
+from wsgifast.errors import BodyTooLarge, HeadersTooLarge, RequestError, WSGIFastError
 from wsgifast.hosts import UVICORN
 
 from ..access_line import AccessLogger
@@ -30,7 +30,7 @@ with needs("asgifast.uvicorn", "uvicorn", "asgi"):
 _T = TypeVar("_T")
 _ACCEPTED = b"HTTP/1.1 101 "
 # The empty line that ends the headers, as h11 recognizes it.
-_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_END_OF_HEADERS = re.compile(rb"\n\r?\n")
 
 
 class UnsupportedUvicorn(WSGIFastError, ImportError):
@@ -66,7 +66,7 @@ async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
 class FileSending(ServerOptions, asyncio.Protocol):
     """Mixed into one of uvicorn's protocols.
 
-    :ivar _head_bytes: how many bytes of incomplete headers have been received.
+    :ivar _header_bytes: how many bytes of incomplete headers have been received.
     :ivar app: uvicorn calls it. It calls the app with a Response's send() and an Upload's
         receive().
     :ivar transport: an OutputQueue, or the real one once the connection is a WebSocket's.
@@ -74,7 +74,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
     """
 
     # With two attributes more CPython gives every one of uvicorn's objects a dictionary of its own.
-    __slots__ = ("_answered", "_head_bytes", "_served")
+    __slots__ = ("_answered", "_header_bytes", "_served")
 
     _response_class: Callable[[], Response]
     # One request at a time.
@@ -96,7 +96,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._served = served = self.served_by(self.config)
-        self._head_bytes = 0
+        self._header_bytes = 0
         self.app = self._answer
         # Of the current response, over HTTP/1.1. uvicorn's `cycle` is of the last request read.
         self._answered: Any = None
@@ -123,7 +123,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
 
         Headers after another request in the same read are not counted until the next read.
         """
-        before = self._head_bytes
+        before = self._header_bytes
         limit = self._served.head_limit_bytes
         if not before and data[-4:] == b"\r\n\r\n" and len(data) <= limit:  # most requests
             self._parse(data)
@@ -133,18 +133,18 @@ class FileSending(ServerOptions, asyncio.Protocol):
             self._parse(data)
             return
         room = limit - before
-        if len(data) > room and not _END_OF_HEAD.search(data, 0, room):
+        if len(data) > room and not _END_OF_HEADERS.search(data, 0, room):
             # The end may have begun in the data before.
             if room:
                 self._parse(data[:room])
             if not room or (self.cycle is cycle and not self.transport.is_closing()):
-                self._refuse_head(HeadTooLarge(limit))
+                self._refuse_headers(HeadersTooLarge(limit))
                 return
             data = data[room:]
             before = 0
         self._parse(data)
-        is_head = self.cycle is cycle and not _END_OF_HEAD.search(data)
-        self._head_bytes = before + len(data) if is_head else 0
+        is_head = self.cycle is cycle and not _END_OF_HEADERS.search(data)
+        self._header_bytes = before + len(data) if is_head else 0
 
     def _parse(self, data: bytes) -> None:
         super().data_received(data)
@@ -153,11 +153,11 @@ class FileSending(ServerOptions, asyncio.Protocol):
         """Return whether the parser refuses headers because they exceed the parser's own limit."""
         return False
 
-    def _refuse_head(self, error: RequestError) -> None:
+    def _refuse_headers(self, error: RequestError) -> None:
         """Answer headers that are too long. During a response, close after it instead."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
-            self._answer_head(error)
+            self._answer_headers(error)
             self.transport.close()
         else:
             counters.refused[error.status] += 1
@@ -175,8 +175,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
             await self._refuse(cycle, BodyTooLarge(limit_bytes))
             return None
         is_http1 = self._is_http1
-        if not is_http1 and _head_bytes(scope) > served.head_limit_bytes:
-            await self._refuse(cycle, HeadTooLarge(served.head_limit_bytes))
+        if not is_http1 and _header_bytes(scope) > served.head_limit_bytes:
+            await self._refuse(cycle, HeadersTooLarge(served.head_limit_bytes))
             return None
         extensions = served.offer.extensions_for(scope["path"])
         offered = scope.get("extensions")
@@ -260,27 +260,27 @@ class FileSending(ServerOptions, asyncio.Protocol):
             return left_s
         # The remaining bytes of a body after its response, or headers. After such a body uvicorn
         # does not reset `more_body`.
-        has_begun_head = self._has_begun_head()
-        is_body = cycle is not None and cycle.more_body and not has_begun_head
+        has_begun_headers = self._has_begun_headers()
+        is_body = cycle is not None and cycle.more_body and not has_begun_headers
         left_s = self.loop.since - self.loop.time()
         left_s += self._served.body_timeout_s if is_body else self._served.head_timeout_s
         if left_s > 0:
             return left_s
         counters.timeouts["body" if is_body else "head"] += 1
-        if has_begun_head:
-            self._answer_head(RequestError(408, "The request did not come in time"))
+        if has_begun_headers:
+            self._answer_headers(RequestError(408, "The request did not come in time"))
         self.transport.close()
         return math.inf
 
-    def _has_begun_head(self) -> bool:
+    def _has_begun_headers(self) -> bool:
         """Return whether a part of incomplete headers has arrived."""
         # For that the keep-alive timer was stopped.
         return self.cycle is not None and not self.cycle.more_body
 
-    def _answer_head(self, error: RequestError) -> None:
+    def _answer_headers(self, error: RequestError) -> None:
         """Answer refused headers, while no response is under way."""
         counters.refused[error.status] += 1
-        status, headers, body = error.answer()
+        status, headers, body = error.response()
         lines = [f"HTTP/1.1 {status}".encode()]
         lines += [b"%b: %b" % field for field in self.server_state.default_headers]
         lines += [f"{name.lower()}: {value}".encode() for name, value in headers]
@@ -332,7 +332,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             if self._is_over_limit(sys.exc_info()[1]):
-                self._refuse_head(RequestError(431, "The request's head is too large"))
+                self._refuse_headers(RequestError(431, "The request's head is too large"))
             else:
                 super().send_400_response(msg)  # type: ignore[misc]
         elif cycle.more_body and getattr(self, "pipeline", None):
@@ -387,7 +387,7 @@ def _shared(value: _T) -> _T:
     return value
 
 
-def _head_bytes(scope: Scope) -> int:
+def _header_bytes(scope: Scope) -> int:
     """Return about how long the headers of a request would be over HTTP/1.1."""
     target: int = len(scope["raw_path"]) + len(scope["query_string"])
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])

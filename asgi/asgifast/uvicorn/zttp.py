@@ -27,10 +27,10 @@ from wsgifast.http.framing import has_body
 from wsgifast.server_options import SHARED
 from wsgifast.sockets import FileSegment
 
-from ..coalescing import Held
+from ..coalescing import DelayedMessages
 from ..counters import counters
 from ..files import send_segment
-from ..messages import Message, Receive, Scope, Send, copied_head, declared_length, response_body
+from ..messages import Message, Receive, Scope, Send, copied_start, declared_length, response_body
 from ..protocols.file_body import SMALL_FILE_BYTES, FileBody, count
 from ..protocols.receiving import Upload, admit, release
 from ..protocols.response import Response
@@ -60,7 +60,7 @@ _HIGHEST_STREAM = 2**31 - 1
 _CLOSE_AFTER_GOAWAY_S = 1.0
 # An entry of SETTINGS (RFC 9113, section 6.5.1).
 _CONNECT_SETTING = b"\x00\x08\x00\x00\x00\x01"
-_FRAME_HEAD_BYTES = 9
+_FRAME_HEADER_BYTES = 9
 # zttp's error for headers over its own limit. It has no class of its own.
 _OVER_LIMIT = "message exceeded configured size limit"
 
@@ -109,7 +109,7 @@ class ZttpResponse(Response):
     async def _send_start(self, message: Message) -> None:
         cycle = self.cycle
         if not cycle.response_started:
-            message, headers, _ = copied_head(message)
+            message, headers, _ = copied_start(message)
             if (
                 declared_length(headers)
                 and has_body(cycle.scope["method"], message["status"])
@@ -202,7 +202,7 @@ class ZttpH2Response(Response):
 
     async def _send_next(self, message: Message) -> None:
         if message["type"] == "http.response.start" and self.start is None:
-            start, _, is_declared = copied_head(message)
+            start, _, is_declared = copied_start(message)
             if is_declared and not self.cycle.response_started:
                 self.start = start  # until its body, or file, is there
                 return
@@ -238,9 +238,9 @@ class ZttpH2Response(Response):
         declared: int | None = self.cycle.expected_content_length
         return declared
 
-    def _begin_to_hold(self) -> Held | None:
+    def _begin_to_delay(self) -> DelayedMessages | None:
         # Frames must leave in the order in which they are made, so they are not delayed.
-        return super()._begin_to_hold() if self._declared() is None else None
+        return super()._begin_to_delay() if self._declared() is None else None
 
 
 class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
@@ -253,16 +253,16 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
         self._has_received = True
         super().data_received(data)
 
-    def _has_begun_head(self) -> bool:
-        return super()._has_begun_head() or (self.cycle is None and self._has_received)
+    def _has_begun_headers(self) -> bool:
+        return super()._has_begun_headers() or (self.cycle is None and self._has_received)
 
     def _is_over_limit(self, error: BaseException | None) -> bool:
         return str(error) == _OVER_LIMIT
 
-    def end_late_head(self) -> None:
+    def end_late_headers(self) -> None:
         """Answer with 408, and close."""
         counters.timeouts["head"] += 1
-        self._answer_head(RequestError(408, "The request did not come in time"))
+        self._answer_headers(RequestError(408, "The request did not come in time"))
         self.transport.close()
 
 
@@ -449,11 +449,11 @@ class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
             self.timeout_task.cancel()
             # uvicorn uses the timeout of keep-alive connections, which is shorter.
             timeout_s = min(self._served.head_timeout_s, threading.TIMEOUT_MAX)
-            self.timeout_task = self.loop.call_later(timeout_s, self._end_late_head)
+            self.timeout_task = self.loop.call_later(timeout_s, self._end_late_headers)
             self.client = get_remote_addr(transport)
             admit(self, self._served.by_address)
 
-    def _end_late_head(self) -> None:
+    def _end_late_headers(self) -> None:
         """Nothing has come, or the beginning of a request that may yet be HTTP/2's."""
         if not self.buffer:
             counters.timeouts["head"] += 1
@@ -461,7 +461,7 @@ class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
             return
         self.connections.discard(self)
         self.timeout_task = None
-        self._switch(False, self.buffer).end_late_head()
+        self._switch(False, self.buffer).end_late_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         release(self, self._served.by_address)
@@ -489,13 +489,13 @@ def _without_connect(settings: bytes) -> bytes:
     no offer use HTTP/1.1 for them.
     """
     size = int.from_bytes(settings[:3])
-    head, entries = settings[3:_FRAME_HEAD_BYTES], settings[_FRAME_HEAD_BYTES:]
-    kept = [
+    header, entries = settings[3:_FRAME_HEADER_BYTES], settings[_FRAME_HEADER_BYTES:]
+    known = [
         entries[start : start + 6]
         for start in range(0, size, 6)
         if entries[start : start + 6] != _CONNECT_SETTING
     ]
-    return (6 * len(kept)).to_bytes(3) + head + b"".join(kept) + entries[size:]
+    return (6 * len(known)).to_bytes(3) + header + b"".join(known) + entries[size:]
 
 
 def _with_one_cookie(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

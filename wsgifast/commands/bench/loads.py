@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ...checks import needs
 from ...errors import ConfigurationError
-from ..client import HTTPClient, NoAnswer, decoded, unverified_tls
+from ..client import HTTPClient, NoResponse, decoded, unverified_tls
 from .processes import HOST, Address
 
 with needs("wsgifast bench", "psutil", "bench"):
@@ -105,14 +105,14 @@ def look(task: Task, *, tls: bool = False) -> Seen:
 
     :raises ConfigurationError: if the response does not end within LOOK_S.
     """
-    digest, size, kept = hashlib.sha256(), 0, bytearray()
+    digest, size, stored = hashlib.sha256(), 0, bytearray()
 
     def take(block: bytes) -> None:
         nonlocal size
         digest.update(block)
         size += len(block)
-        if len(kept) < _DECODED_BYTES:
-            kept.extend(block)
+        if len(stored) < _DECODED_BYTES:
+            stored.extend(block)
 
     lines = [line.partition(":") for line in (*task.headers, "Connection: close")]
     headers = [(name, value.strip()) for name, _, value in lines]
@@ -121,17 +121,17 @@ def look(task: Task, *, tls: bool = False) -> Seen:
         client = HTTPClient(
             *task.address, tls=unverified_tls() if tls else None, headers=headers, limit_s=LOOK_S
         )
-        answer = client.ask(task.path, take=take)
-        ok = answer.status < 400 and not answer.missing
-        coding = (answer.header("Content-Encoding") or "").lower().replace("identity", "")
-    except NoAnswer as error:
+        response = client.ask(task.path, take=take)
+        ok = response.status < 400 and not response.missing
+        coding = (response.header("Content-Encoding") or "").lower().replace("identity", "")
+    except NoResponse as error:
         if isinstance(error.__cause__, TimeoutError):
             raise ConfigurationError(
                 f"{task.path}: the response did not end within {LOOK_S:.0f} s. Name a path whose "
                 "responses end"
             ) from None
     # gzip stores a time, so two compressed bodies may differ.
-    if coding and len(kept) == size and (body := decoded(bytes(kept), coding)) is not None:
+    if coding and len(stored) == size and (body := decoded(bytes(stored), coding)) is not None:
         return Seen(size, hashlib.sha256(body).hexdigest(), ok, coding, len(body))
     return Seen(size, digest.hexdigest(), ok, coding, None if coding else size)
 

@@ -113,9 +113,9 @@ class Locust:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(asdict(run)) + "\n")
             process.stdin.flush()
-        answer = self._answer(process)
-        answer["latency_ms"] = {int(p): ms for p, ms in answer["latency_ms"].items()}
-        return Load(**answer)
+        response = self._answer(process)
+        response["latency_ms"] = {int(p): ms for p, ms in response["latency_ms"].items()}
+        return Load(**response)
 
     def start(self) -> subprocess.Popen[str]:
         """Start it, unless it runs already, and wait for its workers.

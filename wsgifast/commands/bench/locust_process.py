@@ -84,7 +84,7 @@ class DownloadUser(FastHttpUser):
 
         A repeated request would hide that the server did not respond to the first.
 
-        A redirection is an answer like any other: nothing but the server is asked.
+        A redirection is a response like any other: nothing but the server is asked.
 
         :param name: in Locust's tables. By default the path.
         :param expected: the size that the body must have. Another size is a failure.
@@ -253,15 +253,15 @@ def main(
         runner.register_message("run", begin)
     master = _Master(runner, workers)
     master.gather()
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # Locust's own output is not an answer
-    print("{}", file=answers, flush=True)
+    output = sys.stdout
+    sys.stdout = sys.stderr  # Locust's own output is not a response
+    print("{}", file=output, flush=True)
     # Read by a thread, so that Locust goes on meanwhile.
     while line := gevent.get_hub().threadpool.apply(sys.stdin.readline):
         run = make_run(**json.loads(line))
-        answer = master.carry_out(run)
+        response = master.carry_out(run)
         done(environment, run)
-        print(json.dumps(answer), file=answers, flush=True)
+        print(json.dumps(response), file=output, flush=True)
     runner.quit()
 
 

@@ -44,9 +44,9 @@ class Grid:
     def wide(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
         """Columns and rows. Titles have their own column, with the key below."""
         rows = [
-            [head, *line]
+            [label, *line]
             for title, key, lines in self.parts
-            for head, line in zip([title, key, *[""] * len(lines)], lines, strict=False)
+            for label, line in zip([title, key, *[""] * len(lines)], lines, strict=False)
         ]
         return ["", *self.columns], rows
 

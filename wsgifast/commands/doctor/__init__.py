@@ -123,7 +123,7 @@ def examine(
             seen = observe(replace(endpoint, headers=(*endpoint.headers, *headers), scheme=scheme))
             search.learn(endpoint, seen.raw)
             add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped))
-            for each in (seen.raw, seen.wrapped, seen.coded, seen.wrapped_coded):
+            for each in (seen.raw, seen.wrapped, seen.compressed, seen.wrapped_compressed):
                 if each is not None:
                     each.body.clear()  # no longer needed
         report.unreached += search.unreached
@@ -159,9 +159,9 @@ def _fetcher(record: Record, headers: tuple[tuple[str, str], ...], limit_s: floa
         raw = record(Endpoint(path, path, "fetched", headers=headers))
         if raw.timed_out or raw.status != 200:
             late = raw.timed_out and f"nothing within {limit_s:g} s"
-            answer = late or raw.error or raw.problem or raw.status or "nothing"
+            response = late or raw.error or raw.problem or raw.status or "nothing"
             raise ConfigurationError(
-                f"the app answers {answer} to GET {path}, and not 200 in time; "
+                f"the app answers {response} to GET {path}, and not 200 in time; "
                 "--header or --cookie may help, or a longer --timeout"
             )
         return bytes(raw.body)

@@ -55,8 +55,8 @@ class StartedApp:
         self._state: dict[str, Any] = {}
         self._from_threads = 0
         # The lifespan protocol: the messages to the app, and those from it.
-        self._asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._requests: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._responses: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         try:
             self._run(self._start(app), _LIFESPAN_S)
         except BaseException:
@@ -95,17 +95,17 @@ class StartedApp:
     async def _start(self, app: App) -> None:
         version = {"version": "3.0", "spec_version": "2.0"}
         scope = {"type": "lifespan", "asgi": version, "state": self._state}
-        self._app = asyncio.ensure_future(app(scope, self._asked.get, self._answers.put))
-        answer = await self._ask("lifespan.startup")
-        if answer["type"] == "lifespan.startup.failed":
-            raise WSGIFastError(f"the app's startup failed: {answer.get('message', '')}")
+        self._app = asyncio.ensure_future(app(scope, self._requests.get, self._responses.put))
+        response = await self._ask("lifespan.startup")
+        if response["type"] == "lifespan.startup.failed":
+            raise WSGIFastError(f"the app's startup failed: {response.get('message', '')}")
 
     async def _ask(self, event: str) -> dict[str, Any]:
-        self._asked.put_nowait({"type": event})
-        answer = asyncio.create_task(self._answers.get())
-        await asyncio.wait({answer, self._app}, return_when=asyncio.FIRST_COMPLETED)
+        self._requests.put_nowait({"type": event})
+        response = asyncio.create_task(self._responses.get())
+        await asyncio.wait({response, self._app}, return_when=asyncio.FIRST_COMPLETED)
         # Apps that do not support the protocol may end or raise instead.
-        return answer.result() if answer.done() else {"type": ""}
+        return response.result() if response.done() else {"type": ""}
 
     def record(
         self,
@@ -244,17 +244,17 @@ class _Request(RecordedRequest, asyncio.Protocol):
             raise self._fails(f"a message of type {kind!r}")
 
     def _begin(self, message: dict[str, Any]) -> None:
-        if self._head is not None:
+        if self._response_start is not None:
             raise self._fails("http.response.start was sent twice")
         pairs = [
             (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
             for name, value in message.get("headers", ())
         ]
         self._start(f"{message['status']} -", pairs)
-        self._send_head()
+        self._send_headers()
 
     async def _body(self, message: dict[str, Any]) -> None:
-        self._send_head()
+        self._send_headers()
         body, more = message.get("body", b""), message.get("more_body", False)
         if body or more or not isinstance(body, bytes):
             self._record(body, time.perf_counter() - self._before)
@@ -265,7 +265,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
         self._before = time.perf_counter()
 
     async def _path(self, message: dict[str, Any]) -> None:
-        self._send_head()
+        self._send_headers()
         with open(message["path"], "rb") as file:
             size = self._counter.admit(os.fstat(file.fileno()).st_size)
             self.recording.chunks.add(size)

@@ -82,16 +82,16 @@ def add_command(commands: Any) -> None:
     described = "an OpenAPI document in JSON, or its path in the app"
     option(source, "--openapi", "FILE|/PATH", described)
 
-    asking = parser.add_argument_group("requests")
+    requests = parser.add_argument_group("requests")
     given = "a value for a URL parameter, such as slug=cat"
-    option(asking, "--value", "NAME=X", given, repeated=True, type=pair("="))
-    add_header_options(asking)
+    option(requests, "--value", "NAME=X", given, repeated=True, type=pair("="))
+    add_header_options(requests)
     rest = "also request endpoints that may change data (default: ask on a terminal)"
-    option(asking, "--all", help=rest)
-    option(asking, "--unsafe", help="like --all, and also use methods other than GET and HEAD")
+    option(requests, "--all", help=rest)
+    option(requests, "--unsafe", help="like --all, and also use methods other than GET and HEAD")
     https = "request by https, for an app that redirects http to it"
-    option(asking, "--https", help=https)
-    option(asking, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
+    option(requests, "--https", help=https)
+    option(requests, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
 
     result = parser.add_argument_group("result")
     option(result, "--format", "", "format of the report", default="text", choices=FORMATS)
@@ -129,22 +129,22 @@ def _run(options: argparse.Namespace) -> int:
         return _finish(report, options, known)
     if options.app is None:
         raise ConfigurationError("name an app, as in: wsgifast doctor shop.wsgi:application")
-    with _stdout_kept():
+    with _stdout_restored():
         report = _examined(options)
     return _finish(report, options, known)
 
 
 @contextlib.contextmanager
-def _stdout_kept() -> Iterator[None]:
+def _stdout_restored() -> Iterator[None]:
     """Send all output of the app and its processes to stderr. stdout is for the report."""
-    kept = os.dup(1)
+    stdout = os.dup(1)
     try:
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _examined(options: argparse.Namespace) -> Report:
@@ -174,9 +174,9 @@ def _allow(options: argparse.Namespace) -> bool | Allow:
 
     There is no question about named paths, because nothing else is requested then.
     """
-    is_asked = sys.stdin.isatty() and sys.stderr.isatty()
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     is_all = bool(options.all or options.unsafe)
-    if is_all or options.paths or not is_asked:
+    if is_all or options.paths or not is_terminal:
         return is_all
     return _ask
 

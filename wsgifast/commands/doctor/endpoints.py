@@ -80,8 +80,8 @@ def _read(line: str) -> tuple[str, str, str] | None:
             )
         )  # fmt: skip
         url = f"{path}?{query}" if query else path
-    is_asked = status and (url.startswith("/") or _ORIGIN.match(url))
-    return (method, url, status) if is_asked else None
+    is_requested = status and (url.startswith("/") or _ORIGIN.match(url))
+    return (method, url, status) if is_requested else None
 
 
 def _some(found: Found, problem: str) -> Found:
@@ -186,18 +186,18 @@ def _is_read_only(document: Mapping[str, Any], item: Mapping[str, Any], method: 
     parameters = [*item.get("parameters", ()), *operation.get("parameters", ())]
     if any(_followed(document, each).get("in") in ("body", "formData") for each in parameters):
         return False
-    good = {str(code): answer for code, answer in operation.get("responses", {}).items()}
-    good = {code: answer for code, answer in good.items() if code[:1] == "2"}
+    good = {str(code): response for code, response in operation.get("responses", {}).items()}
+    good = {code: response for code, response in good.items() if code[:1] == "2"}
     return (
         bool(good)
         and good.keys() <= {"200", "206", "2XX"}
-        and all(_describes(_followed(document, answer)) for answer in good.values())
+        and all(_describes(_followed(document, response)) for response in good.values())
     )
 
 
-def _describes(answer: Mapping[str, Any]) -> bool:
+def _describes(response: Mapping[str, Any]) -> bool:
     """Whether a response describes a representation: of JSON its parts, or data of another type."""
-    content = answer.get("content", {})
+    content = response.get("content", {})
     return bool(content) and all(_describes_type(*each) for each in content.items())
 
 

@@ -19,13 +19,13 @@ from ...checks import Interface, size_text
 from ...compression import Compression
 from ...compression.codings import MAX_PADDING_BYTES, available_codings, compressor
 from ...compression.response import ResponseCoding
-from ...files.coded_copies import MIN_SAVING
+from ...files.compressed_copies import MIN_SAVING
+from ...http.fields import HOP_BY_HOP
 from ...http.framing import list_members
-from ...http.head import HOP_BY_HOP
 from ...middleware import WSGIFast
 from ..client import BROWSER_ACCEPT_ENCODING, decoded
 from .findings import BLOCKED_S
-from .model import LARGE_BYTES, CodedSize, Cost, Endpoint, Observation, Recording
+from .model import LARGE_BYTES, CompressedSize, Cost, Endpoint, Observation, Recording
 from .recording import record_wsgi
 
 # Runs of each contender, to measure costs. Quick endpoints get all of them.
@@ -102,25 +102,32 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
     browsers = replace(endpoint, headers=(*endpoint.headers, BROWSER_ACCEPT_ENCODING))
     known = {("raw", endpoint): raw, ("wrapped", endpoint): seen.wrapped}
     seen.changes = changes(contenders, (endpoint, browsers), known, is_late)
-    seen.coded, seen.wrapped_coded = (known.get((w, browsers)) for w in ("raw", "wrapped"))
+    seen.compressed, seen.wrapped_compressed = (
+        known.get((w, browsers)) for w in ("raw", "wrapped")
+    )
     if seen.wrapped.failed:
         return seen
-    if seen.coded is not None:
-        seen.coded_sizes = coded_sizes(seen.coded)
+    if seen.compressed is not None:
+        seen.compressed_sizes = compressed_sizes(seen.compressed)
     raw.blocked_s = min(raw.blocked_s, seen.wrapped.blocked_s)
     if not is_late():
         raw.blocked_s = _least_blocked_s(seen, record)
     measured = dict(contenders)
-    asked = measured.pop("pathsend=True", None)
-    if asked is not None and raw.file_bytes and not is_late():
+    requested = measured.pop("pathsend=True", None)
+    if requested is not None and raw.file_bytes and not is_late():
         # It is recommended only if it was seen to change nothing.
-        ways = {"raw": record, "wrapped": asked}
+        ways = {"raw": record, "wrapped": requested}
         if not changes(ways, (endpoint, browsers), {("raw", endpoint): raw}):
-            measured["pathsend=True"] = asked
+            measured["pathsend=True"] = requested
     if "coalesced" in measured and (raw.chunks.count < 2 or raw.by_sendfile):
         del measured["coalesced"]
-    coded = seen.coded
-    if raw.is_file and coded is not None and coded.coding and not (raw.coding or coded.is_file):
+    compressed = seen.compressed
+    if (
+        raw.is_file
+        and compressed is not None
+        and compressed.coding
+        and not (raw.coding or compressed.is_file)
+    ):
         measured["coded"] = lambda _, **options: record(browsers, **options)
     if raw.chunks.count > 1 or raw.is_file:
         first = {"raw": raw, "wrapped": seen.wrapped} if is_late() else {}
@@ -129,22 +136,22 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
     is_wsgi = raw.returned != "messages"
     seen.cut_short = is_late()
     if is_wsgi and not is_late() and (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
-        raw.held = record(endpoint, reads=False, inspect=False).held
+        raw.blocks_thread = record(endpoint, reads=False, inspect=False).blocks_thread
     return seen
 
 
-def coded_sizes(answer: Recording) -> dict[str, CodedSize]:
+def compressed_sizes(response: Recording) -> dict[str, CompressedSize]:
     """Return the sizes of a large uncompressed body by coding. Empty if that gains nothing."""
-    body = bytes(answer.body)
+    body = bytes(response.body)
     coding = ResponseCoding(Compression(), "GET", "gzip", [])
-    decision = coding.decide(answer.status or 0, answer.headers)
+    decision = coding.decide(response.status or 0, response.headers)
     if len(body) < LARGE_BYTES or decision is None or decision.coding is None:
         return {}
     found = {}
     for name in available_codings():
         began = time.thread_time()
         size = len(compressor(name, size=len(body)).whole(body))
-        found[name] = CodedSize(size, time.thread_time() - began)
+        found[name] = CompressedSize(size, time.thread_time() - began)
     smallest = min(each.bytes for each in found.values())
     return found if smallest <= len(body) * (1 - MIN_SAVING) else {}
 
@@ -193,7 +200,7 @@ def _costs(
 
 # In which order both are requested again where they differ: whether the app as it is goes first.
 # After the first pair this is the Thue-Morse sequence: an app that answers in turns, such as every
-# other request in another way, gives each side both answers.
+# other request in another way, gives each side both responses.
 _AGAIN_RAW_FIRST = (False, False, True)
 # Of the server, or of one connection.
 _NOT_THE_APPS = HOP_BY_HOP | {"date", "server"}
@@ -205,39 +212,45 @@ _GROWN = 1.1
 
 def changes(
     contenders: Mapping[str, Record],
-    asked_for: Iterable[Endpoint],
+    requests: Iterable[Endpoint],
     known: dict[tuple[str, Endpoint], Recording],
     is_late: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
     """How the responses of the wrapped app differ: the first change of each kind.
 
     :param contenders: "raw", "wrapped", for ASGI also "sendfile".
-    :param asked_for: the endpoint, and with other headers.
+    :param requests: the endpoint, and with other headers.
     :param known: first responses, by contender and endpoint. Others are added.
     :param is_late: whether there is no time for the other headers.
     """
     ways = [way for way in ("wrapped", "sendfile") if way in contenders]
     found: dict[str, str] = {}
 
-    def first(way: str, asked: Endpoint) -> Recording:
-        if (way, asked) not in known:
-            known[way, asked] = contenders[way](asked)
-        return known[way, asked]
+    def first(way: str, requested: Endpoint) -> Recording:
+        if (way, requested) not in known:
+            known[way, requested] = contenders[way](requested)
+        return known[way, requested]
 
-    for asked in asked_for:
-        if "failure" in found or ((("raw", asked) not in known) and is_late()):
+    for requested in requests:
+        if "failure" in found or ((("raw", requested) not in known) and is_late()):
             break
-        own = first("raw", asked)
+        own = first("raw", requested)
         if own.failed:
             continue
         for way in ways:
-            for kind, what in _lasting(contenders, way, asked, own, first(way, asked)).items():
+            for kind, what in _lasting(
+                contenders, way, requested, own, first(way, requested)
+            ).items():
                 found.setdefault(kind, what)
     return found
 
 
 def _lasting(
-    contenders: Mapping[str, Record], way: str, asked: Endpoint, own: Recording, other: Recording
+    contenders: Mapping[str, Record],
+    way: str,
+    requested: Endpoint,
+    own: Recording,
+    other: Recording,
 ) -> dict[str, str]:
     """The differences that are there each time, by their kinds."""
     found = _differences(own, other)
@@ -245,11 +258,11 @@ def _lasting(
         if not found:
             break
         order = ("raw", way) if raw_first else (way, "raw")
-        both = {name: contenders[name](asked) for name in order}
+        both = {name: contenders[name](requested) for name in order}
         again = both["raw"]
         if again.failed:
             return {}
-        same = {kind for kind in found if _facts(again).get(kind) == _facts(own).get(kind)}
+        same = {kind for kind in found if _compared(again).get(kind) == _compared(own).get(kind)}
         if "size" in found and not _is_larger(again, own):
             same.add("size")
         differs = _differences(again, both[way])
@@ -257,7 +270,7 @@ def _lasting(
     return found
 
 
-def _facts(recording: Recording) -> dict[str, object]:
+def _compared(recording: Recording) -> dict[str, object]:
     """The values that have to be the same each time for a difference of a kind to count."""
     fields = _fields(recording)
     return {

@@ -22,7 +22,7 @@ from ...http.headers import Headers
 from .frameworks import django_refuses_host
 from .model import (
     LARGE_BYTES,
-    MAX_KEPT_BYTES,
+    MAX_STORED_BYTES,
     SEVERITIES,
     Endpoint,
     Finding,
@@ -66,8 +66,8 @@ def entry_of(section: str) -> Entry:
 
     :raises ValueError: for any other paragraph.
     """
-    id_, head, *parts = section.strip().split("\n\n")
-    found = re.fullmatch(rf"\*\*([^*]+)\*\* \(({'|'.join(SEVERITIES)})\)", head)
+    id_, title, *parts = section.strip().split("\n\n")
+    found = re.fullmatch(rf"\*\*([^*]+)\*\* \(({'|'.join(SEVERITIES)})\)", title)
     fixes = parts[2:-1]
     is_whole = len(parts) in (3, 5) and not any(p.startswith((" ", _FIX)) for p in parts[:2])
     if fixes:
@@ -138,7 +138,7 @@ _SMALL_BYTES = 1000
 # by little if the file shrinks easily.
 _COSTS_MORE = 1.1
 
-_MENDED = "nothing: the app's wrapper fixes it"
+_FIXED = "nothing: the app's wrapper fixes it"
 # A wrapper that sends so many times as often as one with coalesce=True does not coalesce.
 _MANY_MORE = 2
 
@@ -153,7 +153,7 @@ _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
 _PROTOCOL = "ASGIFast(app) on asgifast.uvicorn's protocols"
 _ONLY_PROTOCOL = "uvicorn --http asgifast.uvicorn:HttpToolsProtocol"
-_ASKED_PROTOCOL = "ASGIFast(app, pathsend=True) on asgifast.uvicorn's protocols"
+_REQUESTED_PROTOCOL = "ASGIFast(app, pathsend=True) on asgifast.uvicorn's protocols"
 _COALESCE = "WSGIFast(app, coalesce=True)"
 _FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
 
@@ -179,10 +179,10 @@ def _with_wrapper(seen: Observation, finding: Finding) -> Finding:
     """The finding about an app that has a wrapper already."""
     if finding.id == "WF031" and finding.fix == _PROTOCOL:  # the server is not the app's fault
         return replace(finding, severity="info", fix=_ONLY_PROTOCOL)
-    return replace(finding, severity="info", fix=_MENDED) if _is_mended(seen, finding) else finding
+    return replace(finding, severity="info", fix=_FIXED) if _is_fixed(seen, finding) else finding
 
 
-def _is_mended(seen: Observation, finding: Finding) -> bool:
+def _is_fixed(seen: Observation, finding: Finding) -> bool:
     if finding.id in ("WF011", "WF012", "WF013", "WF014", "WF015"):
         status = seen.wrapped.status
         return not seen.wrapped.failed and status is not None and status < 500
@@ -190,7 +190,7 @@ def _is_mended(seen: Observation, finding: Finding) -> bool:
         wrapped, coalesced = (seen.costs.get(name) for name in ("wrapped", "coalesced"))
         return bool(wrapped and coalesced and wrapped.sends < _MANY_MORE * coalesced.sends)
     if finding.id == "WF025":
-        return seen.wrapped_coded is not None and bool(seen.wrapped_coded.coding)
+        return seen.wrapped_compressed is not None and bool(seen.wrapped_compressed.coding)
     if finding.id == "WF034":
         return _has_validator(seen.wrapped)
     if finding.id in ("WF001", "WF007", "WF030"):
@@ -199,7 +199,8 @@ def _is_mended(seen: Observation, finding: Finding) -> bool:
 
 
 def add_to(report: Report, seen: Observation, findings: Sequence[Finding]) -> None:
-    """Add an endpoint to a report: as one that was not reached if its answer says nothing of it."""
+    """Add an endpoint to a report: as one that was not reached if its response says nothing of
+    it."""
     reason = _why_not_reached(seen)
     if reason is not None and not any(finding.severity == "wrong" for finding in findings):
         report.unreached.append(Unreached(seen.endpoint.name, reason, seen.endpoint.method))
@@ -217,7 +218,7 @@ def answers_error(seen: Observation) -> Finding | None:
 
 
 def _why_not_reached(seen: Observation) -> str | None:
-    """Return why an answer says nothing about the endpoint, with a hint. None if it does."""
+    """Return why a response says nothing about the endpoint, with a hint. None if it does."""
     raw = seen.raw
     status = raw.status or 0
     if 300 <= status < 400:
@@ -275,16 +276,16 @@ def _failure(seen: Observation) -> Finding | None:
         return _finding("WF015", seen, raw.error, "see its traceback")
     if raw.problem is None:
         return answers_error(seen)
-    mended = not wrapped.failed
+    fixed = not wrapped.failed
     cost = "fails as it is"
     if raw.problem.startswith("a bare"):
         kind = raw.returned
         return _finding("WF011", seen, f"a bare {kind}", f"{_WRAP} sends it; return [body]", cost)
     if raw.problem.startswith("a chunk is"):
-        fix = f"{_WRAP} converts it; yield bytes" if mended else "yield bytes"
+        fix = f"{_WRAP} converts it; yield bytes" if fixed else "yield bytes"
         return _finding("WF012", seen, raw.problem, fix, cost)
     if raw.problem.startswith("Content-Length"):
-        fix = f"{_WRAP} corrects it; count bytes, not characters" if mended else "count the bytes"
+        fix = f"{_WRAP} corrects it; count bytes, not characters" if fixed else "count the bytes"
         return _finding("WF013", seen, raw.problem, fix, "waits or cuts")
     return _finding("WF014", seen, raw.problem, "return a list of bytes", cost)
 
@@ -341,7 +342,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     elif id_ == "WF031":
         what = f"a file, {block} at a time"
         if "pathsend=True" in seen.costs:
-            yield _worth(id_, seen, what, _ASKED_PROTOCOL, "pathsend=True")
+            yield _worth(id_, seen, what, _REQUESTED_PROTOCOL, "pathsend=True")
         else:
             yield _worth(id_, seen, what, _PROTOCOL, "sendfile")
 
@@ -365,7 +366,7 @@ def _remarks(seen: Observation) -> Iterator[Finding]:
     if raw.blocked_s > BLOCKED_S:
         what = f"it blocks the event loop for {_ms(raw.blocked_s)} ms"
         yield _finding("WF032", seen, what, "def in place of async def, or a thread")
-    if raw.held:
+    if raw.blocks_thread:
         size = size_text(raw.declared or raw.chunks.total)
         yield _finding("WF010", seen, f"{size}: a slow client occupies a thread", _FASTWORKER)
     if raw.coding:
@@ -387,34 +388,38 @@ def _remarks(seen: Observation) -> Iterator[Finding]:
 
 def coding_findings(seen: Observation) -> Iterator[Finding]:
     """The response to a client that accepts codings, and its treatment by caches."""
-    raw, coded = seen.raw, seen.coded
-    if coded is None or coded.failed or coded.status != 200:
+    raw, compressed = seen.raw, seen.compressed
+    if compressed is None or compressed.failed or compressed.status != 200:
         return
-    coding = coded.coding
-    kind = (coded.header("Content-Type") or "a body").partition(";")[0]
+    coding = compressed.coding
+    kind = (compressed.header("Content-Type") or "a body").partition(";")[0]
     wrap = "ASGIFast" if raw.returned == "messages" else "WSGIFast"
     fix = f"{wrap}(app, compress=True)"
     if raw.returned == "response":  # of a server that may run anything
         fix = "compress it in the app, the server or a proxy"
-    if seen.coded_sizes:
-        first = "" if coded.sent_bytes <= MAX_KEPT_BYTES else f"of {size_text(MAX_KEPT_BYTES)}: "
-        (name, one), *others = seen.coded_sizes.items()
+    if seen.compressed_sizes:
+        first = (
+            ""
+            if compressed.sent_bytes <= MAX_STORED_BYTES
+            else f"of {size_text(MAX_STORED_BYTES)}: "
+        )
+        (name, one), *others = seen.compressed_sizes.items()
         sizes = f"{name} {_kib(one.bytes)} KiB in {_ms(one.cpu_s)} ms"
         sizes += "".join(f", {n} {_kib(c.bytes)} in {_ms(c.cpu_s)}" for n, c in others)
-        what = f"{size_text(coded.sent_bytes)} of {kind}, not compressed"
+        what = f"{size_text(compressed.sent_bytes)} of {kind}, not compressed"
         yield _finding("WF025", seen, what, fix, first + sizes)
     if "," in coding:
         yield _finding("WF026", seen, f"compressed twice: {coding}", "leave one of them out")
     if not coding or raw.coding:  # the same for all clients
         return
-    if raw.sent_bytes >= _SMALL_BYTES and coded.sent_bytes > raw.sent_bytes * _HARDLY_SMALLER:
-        sizes = f"{size_text(raw.sent_bytes)} become {size_text(coded.sent_bytes)}"
+    if raw.sent_bytes >= _SMALL_BYTES and compressed.sent_bytes > raw.sent_bytes * _HARDLY_SMALLER:
+        sizes = f"{size_text(raw.sent_bytes)} become {size_text(compressed.sent_bytes)}"
         yield _finding("WF026", seen, f"{kind} in {coding}: {sizes}", "leave such types out")
-    varies = {"*", "accept-encoding"} & _members(coded, "Vary")
-    if not varies and not {"no-store", "private"} & _members(coded, "Cache-Control"):
+    varies = {"*", "accept-encoding"} & _members(compressed, "Vary")
+    if not varies and not {"no-store", "private"} & _members(compressed, "Cache-Control"):
         what = f"{coding} without Vary: Accept-Encoding"
         yield _finding("WF027", seen, what, "send Vary: Accept-Encoding")
-    etag = coded.header("ETag")
+    etag = compressed.header("ETag")
     if etag is not None and etag == raw.header("ETag") and not etag.startswith("W/"):
         what = f"the same ETag in {coding} and without a coding: {etag}"
         yield _finding("WF028", seen, what, "send another tag with each, or a weak one")

@@ -345,7 +345,7 @@ def _files(top: str) -> Iterator[str]:
 
 
 def _is_shown(path: str) -> bool:
-    """Whether a file is not hidden, nor the compressed sibling of another one."""
+    """Whether a file is not hidden, nor the precompressed file of another one."""
     return "/." not in f"/{path}" and not path.endswith((".gz", ".br", ".zst"))
 
 

@@ -10,8 +10,8 @@ from statistics import median
 from ...bodies.chunks import is_event_stream
 from ...bodies.slow_shapes import Chunks
 from ..arguments import check_path
-from ..client import BROWSER_ACCEPT_ENCODING, Answer, HTTPClient, NoAnswer
-from .examination import coded_sizes
+from ..client import BROWSER_ACCEPT_ENCODING, HTTPClient, NoResponse, Response
+from .examination import compressed_sizes
 from .findings import add_to, answers_error, coding_findings, finding_at, findings_of, known_ids
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
@@ -47,7 +47,7 @@ def look_at(
     :param limit_s: seconds for one request.
     :param silence: ids of findings to leave out.
     :raises ConfigurationError: if the URL or a path is malformed, or an id is unknown.
-    :raises NoAnswer: if the server cannot be reached.
+    :raises NoResponse: if the server cannot be reached.
     """
     silenced = known_ids(silence)
     client, prefix = HTTPClient.of_url(url, headers=headers, limit_s=limit_s)
@@ -58,10 +58,10 @@ def look_at(
         endpoint = Endpoint(prefix + path, path, "command line")
         try:
             first = client.ask(endpoint.url)
-        except NoAnswer as error:
+        except NoResponse as error:
             if isinstance(error.__cause__, TimeoutError) and is_event_stream(error.headers):
-                head = Recording(error.status, list(error.headers), "response", timed_out=True)
-                seen = Observation(endpoint, head, Recording())
+                partial = Recording(error.status, list(error.headers), "response", timed_out=True)
+                seen = Observation(endpoint, partial, Recording())
                 add_to(report, seen, findings_of(seen))
                 continue
             if not report.observations and not report.unreached:
@@ -75,7 +75,7 @@ def look_at(
         for check in (_length, _packets, _compression):
             try:
                 findings += check(client, endpoint, first)
-            except NoAnswer as error:  # the other checks go on
+            except NoResponse as error:  # the other checks go on
                 lost = str(error)
         if lost:
             report.unreached.append(Unreached(path, lost))
@@ -87,14 +87,14 @@ def look_at(
     return report
 
 
-def _length(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+def _length(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterator[Finding]:
     if first.missing:
         size = len(first.body)
         what = f"Content-Length says {size + first.missing} bytes, the body has {size}"
         yield finding_at("WF013", endpoint, what, "count the bytes")
 
 
-def _packets(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
+def _packets(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterator[Finding]:
     if first.closes:
         fix = "a server that keeps connections open: gunicorn's gthread or FastWorker"
         yield finding_at("WF041", endpoint, "the connection ends with it", fix)
@@ -102,22 +102,22 @@ def _packets(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[
     if len(first.body) > _SMALL_BYTES:
         return
     with contextlib.closing(client.connect()) as connection:
-        answers = []
+        responses = []
         for _ in range(_REQUESTS_FOR_STALL):
-            answers.append(client.ask(endpoint.url, on=connection))
-            if answers[-1].closes:
+            responses.append(client.ask(endpoint.url, on=connection))
+            if responses[-1].closes:
                 return
     # The first ones of a connection are acknowledged at once.
-    gap = median(answer.body_s for answer in answers[2:])
+    gap = median(response.body_s for response in responses[2:])
     if gap >= _STALL_S:
         what = f"the body comes {gap * 1e3:.0f} ms after the head"
         yield finding_at("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
 
 
-def _compression(client: HTTPClient, endpoint: Endpoint, first: Answer) -> Iterator[Finding]:
-    coded = _recorded(client.ask(endpoint.url, headers=[BROWSER_ACCEPT_ENCODING]))
-    seen = Observation(endpoint, _recorded(first), Recording(), coded)
-    seen.coded_sizes = coded_sizes(coded)
+def _compression(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterator[Finding]:
+    compressed = _recorded(client.ask(endpoint.url, headers=[BROWSER_ACCEPT_ENCODING]))
+    seen = Observation(endpoint, _recorded(first), Recording(), compressed)
+    seen.compressed_sizes = compressed_sizes(compressed)
     yield from coding_findings(seen)
 
 
@@ -138,7 +138,7 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
             began = time.monotonic()
             try:
                 client.ask(small)
-            except NoAnswer:
+            except NoResponse:
                 what = f"beside {_SLOW_READERS} slow readers the server does not answer others"
                 yield finding_at("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker")
                 return
@@ -150,10 +150,10 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
         yield finding_at("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
 
 
-def _recorded(answer: Answer) -> Recording:
-    chunks = Chunks([len(answer.body)], [0.0])
+def _recorded(response: Response) -> Recording:
+    chunks = Chunks([len(response.body)], [0.0])
     found = Recording(
-        answer.status, list(answer.headers), "response", chunks, wall_s=answer.seconds
+        response.status, list(response.headers), "response", chunks, wall_s=response.seconds
     )
-    found.sent(answer.body)
+    found.sent(response.body)
     return found

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from ...bodies.slow_shapes import Chunks
 from ...checks import Interface
+from ...http.fields import parse_length
 from ...http.framing import list_members
-from ...http.head import parse_length
 from ...http.headers import Headers
 
 Severity = Literal["wrong", "slow", "info"]
@@ -72,7 +72,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class CodedSize:
+class CompressedSize:
     """The size of a body after compression, and the CPU time for it."""
 
     bytes: int
@@ -84,7 +84,7 @@ class CodedSize:
 LARGE_BYTES = 10 * 1460
 # How much of a body is kept, to be read as a page or an OpenAPI document, which have a few MB at
 # most, and to be compressed.
-MAX_KEPT_BYTES = 8 * 1024 * 1024
+MAX_STORED_BYTES = 8 * 1024 * 1024
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Recording:
     :ivar returned: the class of the app's result, as in "list" or "werkzeug.wsgi.Closing...".
         for ASGI "messages".
     :ivar chunks: as the app produced them, before any repair.
-    :ivar body: its first MAX_KEPT_BYTES.
+    :ivar body: its first MAX_STORED_BYTES.
     :ivar digest: of all that was sent of the body.
     :ivar sent_bytes: of the body.
     :ivar from_threads: ASGI: how often the app's coroutine waited for another thread, or nearly so.
@@ -105,7 +105,7 @@ class Recording:
     :ivar by_sendfile: body bytes sent by sendfile.
     :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds. If that is long, the
         minimum of several requests.
-    :ivar held: whether the app's thread had to wait for a client that does not read.
+    :ivar blocks_thread: whether the app's thread had to wait for a client that does not read.
         None if not tested.
     :ivar problem: how the app violated PEP 3333 or ASGI. None if it did not.
     :ivar error: the exception that the app raised, and where.
@@ -128,7 +128,7 @@ class Recording:
     file_bytes: int | None = None
     by_sendfile: int = 0
     blocked_s: float = 0.0
-    held: bool | None = None
+    blocks_thread: bool | None = None
     problem: str | None = None
     error: str | None = None
     timed_out: bool = False
@@ -138,10 +138,10 @@ class Recording:
         return Headers(self.headers).get(name.lower())
 
     def sent(self, data: bytes) -> None:
-        """Record sent bytes of the body, and store up to MAX_KEPT_BYTES of them."""
+        """Record sent bytes of the body, and store up to MAX_STORED_BYTES of them."""
         self.digest.update(data)
         self.sent_bytes += len(data)
-        self.body += data[: MAX_KEPT_BYTES - len(self.body)]
+        self.body += data[: MAX_STORED_BYTES - len(self.body)]
 
     @property
     def coding(self) -> str:
@@ -171,10 +171,10 @@ class Observation:
 
     :ivar raw: the unwrapped app.
     :ivar wrapped: the app under WSGIFast or ASGIFast with their defaults.
-    :ivar coded: the unwrapped app, requested like by a browser, which accepts content codings. None
-        if that was not tried. `wrapped_coded` is the same for the wrapped app.
-    :ivar coded_sizes: by content coding, the compressed size of a large body that a browser gets
-        uncompressed.
+    :ivar compressed: the unwrapped app, requested like by a browser, which accepts content
+        codings. None if that was not tried. `wrapped_compressed` is the same for the wrapped app.
+    :ivar compressed_sizes: by content coding, the compressed size of a large body that a browser
+        gets uncompressed.
     :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)), "sendfile" or
         "pathsend=True" (ASGIFast(pathsend=True) if it is not offered by default). Also "coded", for
         a file that a browser gets compressed.
@@ -187,9 +187,9 @@ class Observation:
     endpoint: Endpoint
     raw: Recording
     wrapped: Recording
-    coded: Recording | None = None
-    wrapped_coded: Recording | None = None
-    coded_sizes: Mapping[str, CodedSize] = field(default_factory=dict)
+    compressed: Recording | None = None
+    wrapped_compressed: Recording | None = None
+    compressed_sizes: Mapping[str, CompressedSize] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)
     changes: Mapping[str, str] = field(default_factory=dict)
     cut_short: bool = False
@@ -255,8 +255,8 @@ class Report:
     def good(self) -> int:
         """How many endpoints are neither."""
         bad = self.bad
-        asked = [(seen.endpoint.method, seen.endpoint.url) for seen in self.observations]
-        return sum(each not in bad for each in asked)
+        requested = [(seen.endpoint.method, seen.endpoint.url) for seen in self.observations]
+        return sum(each not in bad for each in requested)
 
     def finish(self, silenced: Collection[str]) -> None:
         """Sort findings by severity, then by the seconds saved over all known requests.
@@ -268,5 +268,5 @@ class Report:
             saved = finding.saves_s * (finding.endpoint.requests or 1)
             return (SEVERITIES.index(finding.severity), -saved, finding.id)
 
-        kept = [finding for finding in self.findings if finding.id not in silenced]
-        self.findings = sorted(kept, key=weight)
+        shown = [finding for finding in self.findings if finding.id not in silenced]
+        self.findings = sorted(shown, key=weight)

@@ -22,15 +22,15 @@ from wsgiref import util
 
 from ...bodies.writer import check_second_start
 from ...errors import BodyError, WSGIFastError
+from ...http.fields import ResponseStart
 from ...http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line, frame_response
-from ...http.head import ResponseHead
-from ...http.request_head import header_key
+from ...http.request_headers import header_key
 from ...sockets.sending import FileSegment, file_segment, send_file_segment
 from ..loading import described
 from .model import Endpoint, Recording
 
 # How long a client does not read, to see whether it occupies the app's thread.
-HELD_S = 0.3
+DELAY_S = 0.3
 # Its receive buffer: an app's thread that has more to hand over than this and the server's send
 # buffer has to wait.
 _SLOW_BUFFER_BYTES = 64 * 1024
@@ -68,8 +68,8 @@ class RecordedRequest:
         self._app = app
         self._endpoint = endpoint
         self._inspect = inspect
-        # None before the app has begun its response, and before the head is sent.
-        self._head: ResponseHead | None = None
+        # None before the app has begun its response, and before the headers are sent.
+        self._response_start: ResponseStart | None = None
         self._framing: Framing | None = None
         self._counter: BodyCounter
 
@@ -84,39 +84,39 @@ class RecordedRequest:
         return WSGIFastError(problem)
 
     def _start(self, status: str, headers: Sequence[tuple[str, str]]) -> None:
-        """:raises WSGIFastError: if the head cannot be sent."""
+        """:raises WSGIFastError: if the headers cannot be sent."""
         try:
-            self._head = head = ResponseHead(status, headers)
+            self._response_start = start = ResponseStart(status, headers)
         except WSGIFastError as error:
             raise self._fails(str(error)) from None
-        self.recording.status = head.code
+        self.recording.status = start.code
         self.recording.headers = list(headers)
 
-    def _send_head(self) -> Framing:
-        """Send the head, if that has not been done.
+    def _send_headers(self) -> Framing:
+        """Send the headers, if that has not been done.
 
         :raises WSGIFastError: if the app has not begun a response.
         """
-        head, framing = self._head, self._framing
-        if head is None:
+        start, framing = self._response_start, self._framing
+        if start is None:
             raise self._fails(f"a body, or its end, came before {self.begin}")
         if framing is None:
-            framing = frame_response(self._endpoint.method, head.code, head.content_length)
+            framing = frame_response(self._endpoint.method, start.code, start.content_length)
             self._framing = framing
             self._counter = BodyCounter(framing)
-            self._send(head.encode("1.1", framing, ""))
+            self._send(start.encode("1.1", framing, ""))
         return framing
 
     def _send_chunk(self, data: bytes) -> None:
         """Send a chunk, framed, without the bytes beyond the Content-Length."""
-        framing = self._send_head()
+        framing = self._send_headers()
         data = data[: self._counter.admit(len(data))]
         if self._inspect:
             self.recording.sent(data)
         self._send(chunk(data) if data and framing.chunked else data)
 
     def _send_end(self) -> None:
-        self._send(LAST_CHUNK if self._send_head().chunked else b"")
+        self._send(LAST_CHUNK if self._send_headers().chunked else b"")
 
     def _record(self, data: Any, wait_s: float) -> None:
         """Record a chunk that the app has produced.
@@ -261,8 +261,8 @@ def record_wsgi(
     thread.start()
     try:
         if not reads:
-            thread.join(HELD_S)
-            recording.held = thread.is_alive() and recording.sends > 0
+            thread.join(DELAY_S)
+            recording.blocks_thread = thread.is_alive() and recording.sends > 0
             client.may_read.set()
         thread.join(limit_s)
         if thread.is_alive():
@@ -311,7 +311,7 @@ class _Request(RecordedRequest):
     def _start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
     ) -> Callable[[bytes], object]:
-        if exc_info or self._head is not None:
+        if exc_info or self._response_start is not None:
             try:
                 check_second_start(exc_info, sent=self._framing is not None)
             except BodyError as error:
@@ -347,7 +347,7 @@ class _Request(RecordedRequest):
         self._send_end()
 
     def _send_file(self, segment: FileSegment) -> None:
-        framing = self._send_head()
+        framing = self._send_headers()
         size = self._counter.admit(segment.size)
         self.recording.chunks.add(segment.size)
         if framing.chunked:

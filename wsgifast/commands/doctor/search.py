@@ -72,11 +72,11 @@ class Search:
             yield self._waiting.popleft()
             self.done += 1
 
-    def learn(self, endpoint: Endpoint, answer: Recording) -> None:
+    def learn(self, endpoint: Endpoint, response: Recording) -> None:
         """Add the files that a browser loads with a page."""
-        if not self._follows or endpoint.evidence != NAMED or answer.status != 200:
+        if not self._follows or endpoint.evidence != NAMED or response.status != 200:
             return
-        for url in loaded_with(answer, endpoint.url, self._host):
+        for url in loaded_with(response, endpoint.url, self._host):
             path = url.partition("?")[0]
             if {("GET", unquote(url)), ("GET", unquote(path))} & self._known:
                 continue
@@ -102,7 +102,7 @@ _LOADED_LINKS = frozenset(
 _LOADED = frozenset({"audio", "img", "script", "source", "track", "video"})
 
 
-def loaded_with(answer: Recording, url: str, host: str) -> list[str]:
+def loaded_with(response: Recording, url: str, host: str) -> list[str]:
     """Return the files that a browser loads with a page: images, scripts, style sheets and media.
 
     Whoever opens the page requests these, and the app knows. Other links are a visitor's choice,
@@ -111,13 +111,13 @@ def loaded_with(answer: Recording, url: str, host: str) -> list[str]:
     :param url: the path and query of the page.
     :param host: the app's own. URLs with another one are left out.
     """
-    kind = (answer.header("Content-Type") or "").partition(";")[0].strip().lower()
+    kind = (response.header("Content-Type") or "").partition(";")[0].strip().lower()
     is_page = kind in ("text/html", "application/xhtml+xml")
-    if not is_page or answer.header("Content-Encoding") is not None:
+    if not is_page or response.header("Content-Encoding") is not None:
         return []
     parser = _Page()
     with contextlib.suppress(AssertionError):  # html.parser raises it for some broken markup
-        parser.feed(bytes(answer.body[:_MOST_BYTES]).decode(errors="replace"))
+        parser.feed(bytes(response.body[:_MOST_BYTES]).decode(errors="replace"))
     base = f"http://{host}{url}"
     with contextlib.suppress(ValueError):
         base = urljoin(base, parser.base)

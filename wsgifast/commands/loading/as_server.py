@@ -34,10 +34,10 @@ _LOG_BYTES = 4000
 def main() -> None:
     """Load the app that the command line names, and print the result."""
     server, target, *arguments = sys.argv[1:]
-    answers = os.dup(1)
-    os.dup2(2, 1)  # whatever the app prints is no answer
+    output = os.dup(1)
+    os.dup2(2, 1)  # whatever the app prints is no response
     found = _as_server(server, target, arguments)
-    os.write(answers, json.dumps(asdict(found)).encode())
+    os.write(output, json.dumps(asdict(found)).encode())
     os._exit(0)  # an app's threads and atexit functions are not waited for
 
 

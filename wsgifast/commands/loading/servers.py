@@ -105,11 +105,11 @@ def load_as(
     """
     command = [sys.executable, "-c", START, _PROCESS, server or "", target, *arguments]
     named = target or "the app"
-    with tempfile.TemporaryFile() as answers, tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=answers,
+            stdout=output,
             stderr=log,
             env={**os.environ, **(environment or {})},
             start_new_session=True,  # the app's own processes end with it
@@ -122,9 +122,9 @@ def load_as(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        answers.seek(0)
+        output.seek(0)
         log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_BYTES))
-        said, lines = answers.read(), log.read().decode(errors="replace").strip().splitlines()
+        said, lines = output.read(), log.read().decode(errors="replace").strip().splitlines()
     if said:
         return Loaded(**json.loads(said))
     last = lines[-1].strip() if lines else ""

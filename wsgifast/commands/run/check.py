@@ -24,7 +24,7 @@ _SUPERVISOR_S = 30
 # A connection, and for a file that is sent the app's descriptor and one to send from.
 _FILES_OF_A_CONNECTION, _OTHER_FILES = 3, 100
 # gunicorn's workers in which a thread or process waits for its client.
-_HELD = ("sync", "gthread")
+_WITHOUT_THREADS = ("sync", "gthread")
 _LOCAL = ("127.", "localhost", "[::1]", "unix:")
 _SERVERS: Mapping[str, ServerName] = {
     "gunicorn": "gunicorn", "uvicorn": "uvicorn", "asgifast.uvicorn": "uvicorn"
@@ -104,7 +104,7 @@ def findings(
     options = loaded.configured
     kind = str(options["kind"])
     fast = "wsgifast" in kind or "asgifast" in kind
-    if kind in _HELD:
+    if kind in _WITHOUT_THREADS:
         yield "WF101", kind
     if not has_body_limit and (server == "uvicorn" or not fast):
         yield "WF102", "WSGIFAST_BODY_LIMIT_BYTES is not set" if fast else kind

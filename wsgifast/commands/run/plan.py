@@ -96,9 +96,9 @@ def wanted_options(options: argparse.Namespace, loaded: Loaded) -> list[str]:
     """
     wanted = [name for name in ("request_id", "server_timing") if getattr(options, name)]
     # This one is on by default, so that it matters only for an app that is wrapped already.
-    asked = wanted + ["etag"] * options.etag
-    if asked and loaded.was_wrapped:
-        option = asked[0]
+    requested = wanted + ["etag"] * options.etag
+    if requested and loaded.was_wrapped:
+        option = requested[0]
         name = "ASGIFast" if loaded.interface == "ASGI" else "WSGIFast"
         raise ConfigurationError(
             f"--{option.replace('_', '-')}: {loaded.target} is wrapped in {name} already. Write "

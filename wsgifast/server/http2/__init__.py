@@ -66,7 +66,7 @@ def _exchange() -> None:
     events = server.receive(client.data_to_send())
     if not any(isinstance(event, RequestReceived) for event in events):
         raise RuntimeError("a request is not received")
-    server.send_head(1, [(b":status", b"200")])
+    server.send_headers_frame(1, [(b":status", b"200")])
     server.send_body(1, b"body", end_stream=True)
     if server.highest_inbound_stream_id != 1 or server.is_open(1):
         raise RuntimeError("a response does not end its stream")

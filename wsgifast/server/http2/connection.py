@@ -35,7 +35,7 @@ from h2.settings import SettingCodes
 
 from ...errors import BodyTooLarge, ClientGone
 from ...files.temporary import Reservation, Spool
-from ...http.stream_head import Field, PlainHead, plain_head, trailer_lines
+from ...http.stream_headers import Field, PlainHeaders, plain_headers, trailer_lines
 from ..application import Application
 from ..channel import RECEIVING, RUNNING, STREAMS, Channel
 from ..endpoint import Endpoint, Registry
@@ -67,8 +67,9 @@ class HTTP2Connection(Endpoint):
     """
 
     __slots__ = (
-        "_deadline_of_idle", "_floods", "_frames", "_head", "_is_in_turn", "_last_stream", "_lock",
-        "_parser", "_ready", "_second_goaway_at", "_until_sent", "_wants_write", "mux", "streams",
+        "_deadline_of_idle", "_floods", "_frames", "_header_memory", "_is_in_turn", "_last_stream",
+        "_lock", "_parser", "_ready", "_second_goaway_at", "_until_sent", "_wants_write", "mux",
+        "streams",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +87,7 @@ class HTTP2Connection(Endpoint):
         self.streams: dict[int, Stream] = mux.streams
         self._floods = mux.floods
         self._frames = mux.frames
-        self._head = Reservation(self.shared.input_memory)  # for one that is incomplete
+        self._header_memory = Reservation(self.shared.input_memory)  # for one that is incomplete
         self._lock = mux.lock
         self._parser = parser
         self._ready: list[Stream] = []  # their apps can run
@@ -159,7 +160,7 @@ class HTTP2Connection(Endpoint):
         self._run_soon(self._end_turn())
 
     def _drop_requests(self) -> bool:
-        self._head.release()
+        self._header_memory.release()
         with self._lock:
             self._is_in_turn = True
             if self.mux.state is not LOST:
@@ -255,7 +256,7 @@ class HTTP2Connection(Endpoint):
         try:
             with self._lock:
                 found = self._frames.receive(data)
-            self._reserve_head(self._frames.unfinished_head_bytes())
+            self._reserve_headers(self._frames.unfinished_header_bytes())
             for event in found:
                 handle = _HANDLERS.get(type(event))
                 if handle is not None:
@@ -267,26 +268,26 @@ class HTTP2Connection(Endpoint):
                 self._frames.end_flood()
             self._end_with_error(error)
 
-    def _reserve_head(self, size: int) -> None:
+    def _reserve_headers(self, size: int) -> None:
         """Reserve memory for a header block that is incomplete, which its client may never end.
 
         :raises Flood: if there is none left.
         """
         if not size:
-            self._head.release()
-        elif not self._head.grow_to(size):
+            self._header_memory.release()
+        elif not self._header_memory.grow_to(size):
             raise Flood("there is no memory left for the headers")
 
     def _on_plain_request(self, event: PlainRequest) -> None:
         self._begin_stream(event.stream_id, event.headers, event.plain, ends=event.ends)
 
     def _on_request(self, event: events.RequestReceived) -> None:
-        head: Any = event.headers  # of bytes
+        headers: Any = event.headers  # of bytes
         ends = event.stream_ended is not None
-        self._begin_stream(event.stream_id, head, plain_head(head), ends=ends)
+        self._begin_stream(event.stream_id, headers, plain_headers(headers), ends=ends)
 
     def _begin_stream(
-        self, number: int, received: list[Field], plain: PlainHead | None, *, ends: bool
+        self, number: int, received: list[Field], plain: PlainHeaders | None, *, ends: bool
     ) -> None:
         if number > self._last_stream:
             with self._lock:

@@ -32,7 +32,7 @@ from hyperframe.frame import (
     SettingsFrame,
 )
 
-from ...http.stream_head import Field, PlainHead, plain_head
+from ...http.stream_headers import Field, PlainHeaders, plain_headers
 from ..options import Options
 from .header_blocks import TABLE_BYTES, Decoder, Encoder
 
@@ -45,7 +45,7 @@ _NO_OLD_PRIORITIES = 0x9  # SETTINGS_NO_RFC7540_PRIORITIES
 # The longest DATA frame, even if the client accepts more: other streams' frames go in between.
 _FRAME_BYTES = 64 * 1024
 # Length in 24 bits, type, flags, stream (RFC 9113 section 4.1).
-_FRAME_HEAD = struct.Struct(">BHBBI")
+_FRAME_HEADER = struct.Struct(">BHBBI")
 _DATA, _HEADERS, _CONTINUATION = 0x0, 0x1, 0x9
 _END_STREAM, _END_HEADERS = 0x1, 0x4
 
@@ -116,7 +116,7 @@ class PlainRequest(Event):
     """
 
     def __init__(
-        self, stream_id: int, headers: list[Field], plain: PlainHead, *, ends: bool
+        self, stream_id: int, headers: list[Field], plain: PlainHeaders, *, ends: bool
     ) -> None:
         self.stream_id = stream_id
         self.headers = headers
@@ -198,12 +198,12 @@ class Frames(H2Connection):
             self.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
             raise FrameTooLargeError("a frame that is too long")
         limit = self._header_block_bytes
-        if limit and self.unfinished_head_bytes() > limit:
+        if limit and self.unfinished_header_bytes() > limit:
             self.end_flood()
             raise DenialOfServiceError("a header block that is too long")
         return events
 
-    def unfinished_head_bytes(self) -> int:
+    def unfinished_header_bytes(self) -> int:
         """Return the size of an incomplete header block, or 0 if there is none."""
         return sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
 
@@ -221,7 +221,7 @@ class Frames(H2Connection):
         stream = self.streams.get(number)
         if stream is None:
             raise StreamClosedError(number)
-        if not self._is_answerable(stream, has_head=True):
+        if not self._is_answerable(stream, has_headers=True):
             self.state_machine.process_input(ConnectionInputs.SEND_DATA)
             stream.state_machine.process_input(StreamInputs.SEND_DATA)
             if end_stream:
@@ -235,11 +235,11 @@ class Frames(H2Connection):
             part = data[start : start + most]
             ends = end_stream and start + most >= size
             length, flags = len(part), _END_STREAM if ends else 0
-            parts.append(_FRAME_HEAD.pack(length >> 16, length & 0xFFFF, _DATA, flags, number))
+            parts.append(_FRAME_HEADER.pack(length >> 16, length & 0xFFFF, _DATA, flags, number))
             parts.append(part)
-        is_kept = isinstance(data, bytes) or isinstance(data.obj, bytes)
+        is_immutable = isinstance(data, bytes) or isinstance(data.obj, bytes)
         # The buffer in which files are read is used again before these frames are sent.
-        self._append(parts if is_kept else [b"".join(parts)])
+        self._append(parts if is_immutable else [b"".join(parts)])
         self.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
         self.body_bytes += size
@@ -257,14 +257,16 @@ class Frames(H2Connection):
         self._append([])
         return bool(self._framed)
 
-    def send_head(self, number: int, fields: list[Field], *, end_stream: bool = False) -> None:
+    def send_headers_frame(
+        self, number: int, fields: list[Field], *, end_stream: bool = False
+    ) -> None:
         """Frame the headers of a response, or trailers.
 
         :raises h2.exceptions.ProtocolError: if the stream's state does not allow it.
         """
         stream = self.streams.get(number)
         is_interim = fields[0][1][:1] == b"1"
-        if stream is None or is_interim or not self._is_answerable(stream, has_head=False):
+        if stream is None or is_interim or not self._is_answerable(stream, has_headers=False):
             self.send_headers(number, fields, end_stream)
             return
         machine = stream.state_machine
@@ -281,17 +283,17 @@ class Frames(H2Connection):
             if start + most >= len(block):
                 flags |= _END_HEADERS
             size = len(part)
-            frames.append(_FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, number))
+            frames.append(_FRAME_HEADER.pack(size >> 16, size & 0xFFFF, kind, flags, number))
             frames.append(part)
             kind, flags = _CONTINUATION, 0
         self._append(frames)
 
-    def _is_answerable(self, stream: H2Stream, *, has_head: bool) -> bool:
+    def _is_answerable(self, stream: H2Stream, *, has_headers: bool) -> bool:
         """Return whether a stream's request is complete, and none of the response's body sent."""
         machine = stream.state_machine
         return (
             machine.state is StreamState.HALF_CLOSED_REMOTE
-            and bool(machine.headers_sent) is has_head
+            and bool(machine.headers_sent) is has_headers
             and self.state_machine.state is ConnectionState.SERVER_OPEN
         )
 
@@ -345,7 +347,7 @@ class Frames(H2Connection):
         except Exception as error:  # noqa: BLE001 - h2 gets it again
             decoder.keep(error)
             return None
-        plain = plain_head(fields)
+        plain = plain_headers(fields)
         ends = "END_STREAM" in flags
         if plain is None or (ends and plain.length):
             decoder.keep(fields)

@@ -19,7 +19,7 @@ from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from ...http.stream_head import Field
+from ...http.stream_headers import Field
 
 # The encoder's table (RFC 7541 section 4.2), in bytes. A client cannot enlarge it.
 TABLE_BYTES = 4096
@@ -181,7 +181,7 @@ class Decoder:
         self.max_header_list_size = 2**16
         self.max_allowed_table_size = TABLE_BYTES
         self._most_fields = most_fields
-        self._kept: list[Field] | Exception | None = None
+        self._decoded: list[Field] | Exception | None = None
 
     @property
     def header_table_size(self) -> int:
@@ -190,14 +190,14 @@ class Decoder:
 
     def keep(self, decoded: list[Field] | Exception) -> None:
         """Have the next :meth:`decode` return the result of :meth:`fields`, or raise its error."""
-        self._kept = decoded
+        self._decoded = decoded
 
     def decode(self, data: bytes, raw: bool = True) -> list[hpack.HeaderTuple]:
         """Decode a block for h2, which asks for bytes."""
-        kept, self._kept = self._kept, None
-        if isinstance(kept, Exception):
-            raise kept
-        fields = self.fields(data) if kept is None else kept
+        decoded, self._decoded = self._decoded, None
+        if isinstance(decoded, Exception):
+            raise decoded
+        fields = self.fields(data) if decoded is None else decoded
         return [hpack.HeaderTuple(*field) for field in fields]
 
     def fields(self, data: bytes) -> list[Field]:
@@ -281,9 +281,9 @@ def _decode_string(data: bytes, at: int) -> tuple[bytes, int]:
     """Decode a string (section 5.2). Return it, and the position of the next byte."""
     if at >= len(data):
         raise hpack.HPACKDecodingError("a string is missing")
-    is_coded = data[at] & 0x80
+    is_huffman = data[at] & 0x80
     size, at = _decode_integer(data, at, 7)
     text = data[at : at + size]
     if len(text) < size:
         raise hpack.HPACKDecodingError("a string that has no end")
-    return (decode_huffman(text) if is_coded else text), at + size
+    return (decode_huffman(text) if is_huffman else text), at + size

@@ -37,7 +37,7 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
 from ...errors import ClientGone
-from ...http.stream_head import NO_PRIORITY, Priority, parse_priority
+from ...http.stream_headers import NO_PRIORITY, Priority, parse_priority
 from ...sockets.client_limits import ClientWait, UploadPace
 from ..application import Application
 from ..monitor import TICK_S

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from h2.exceptions import ProtocolError
 
 from ...errors import BodyError, ClientGone
-from ...http.head import raw_headers, trailer_fields
+from ...http.fields import raw_headers, trailer_fields
 from ...sockets.client_limits import ClientWait
 from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cached
 from ..backlog import Backlog
@@ -73,20 +73,20 @@ class HTTP2Response(Response):
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
         self._stream.send_interim([(b":status", b"103"), *encoded_headers(fields)])
 
-    def _encoded_head(self) -> bytes:
-        head = self._checked_head()
-        if head.code == 101:
-            raise BodyError(f"the status is {head.status!r}, which HTTP/2 does not have")
-        fields = encoded_headers(head.headers)
+    def _encoded_headers(self) -> bytes:
+        start = self._checked_start()
+        if start.code == 101:
+            raise BodyError(f"the status is {start.status!r}, which HTTP/2 does not have")
+        fields = encoded_headers(start.headers)
         server_name = self.cfg.server_name
-        if server_name is not None and not head.has_server:
+        if server_name is not None and not start.has_server:
             fields.append((b"server", server_name.encode("latin-1")))
-        if not head.has_date:
+        if not start.has_date:
             fields.append((b"date", header_lines.date().encode()))
         if self._framing.length is not None:
             fields.append((b"content-length", b"%d" % self._framing.length))
         sender = self._stream.stream_sender
-        sender.head = [(b":status", b"%d" % head.code), *fields]
+        sender.headers = [(b":status", b"%d" % start.code), *fields]
         if not (self._framing.has_body or self._trailers):
             sender.ends_after = 0  # the client need not wait for the app
         return b""
@@ -101,8 +101,8 @@ class StreamSender(Sender):
     """Makes the frames of one stream.
 
     :param number: of the stream.
-    :ivar head: headers of the response, until they are sent with the first bytes.
-    :ivar has_head: whether the headers have been sent.
+    :ivar headers: headers of the response, until they are sent with the first bytes.
+    :ivar has_headers: whether the headers have been sent.
     :ivar trailers: to be sent after the body.
     :ivar ends_after: the size of the whole body. None until it is known. An empty queue is not
         always the end: its writer may be putting later bytes into a temporary file.
@@ -111,16 +111,16 @@ class StreamSender(Sender):
     """
 
     __slots__ = (
-        "_mux", "_number", "_window_wait", "ends_after", "has_ended", "has_head", "head", "sent",
-        "trailers",
+        "_mux", "_number", "_window_wait", "ends_after", "has_ended", "has_headers", "headers",
+        "sent", "trailers",
     )  # fmt: skip
 
     def __init__(self, mux: Multiplexer, number: int) -> None:
         self._mux = mux
         self._number = number
         self._window_wait: ClientWait | None = None  # most streams need none
-        self.head: Fields | None = None
-        self.has_head = False
+        self.headers: Fields | None = None
+        self.has_headers = False
         self.trailers: Fields = []
         self.ends_after: int | None = None
         self.sent = 0
@@ -133,7 +133,7 @@ class StreamSender(Sender):
     def send(self, data: bytes | memoryview) -> int:
         """Send as much of a block as the windows and the connection's queue take now."""
         mux = self._mux
-        self._send_head()
+        self._send_headers()
         size = len(data)
         if size:
             # A window may be negative (RFC 9113 section 6.9.2).
@@ -149,7 +149,7 @@ class StreamSender(Sender):
             self._window_wait.end()
         left = mux.quantum
         try:
-            self._send_head()
+            self._send_headers()
             while (first := backlog.first) is not None:
                 room = 0 if mux.output.draining else min(left, self._room())
                 if room <= 0:
@@ -176,9 +176,9 @@ class StreamSender(Sender):
             if not mux.is_pumping:
                 self._transmit()
 
-    def send_interim(self, head: Fields) -> None:
+    def send_interim(self, headers: Fields) -> None:
         self._mux.check(self._number)
-        self._frame_head(head)
+        self._frame_headers(headers)
         self._mux.transmit()
 
     def pace(self, now: float) -> tuple[float, int] | None:
@@ -218,18 +218,18 @@ class StreamSender(Sender):
         else:
             self._mux.transmit()
 
-    def _send_head(self) -> None:
+    def _send_headers(self) -> None:
         if self.has_ended:
             return  # all has been sent, also if the client has closed the stream since
         self._mux.check(self._number)
-        if self.head is not None:
-            head, self.head = self.head, None
-            self.has_head = True
-            self._frame_head(head)
+        if self.headers is not None:
+            headers, self.headers = self.headers, None
+            self.has_headers = True
+            self._frame_headers(headers)
 
-    def _frame_head(self, head: Fields, *, ends: bool = False) -> None:
+    def _frame_headers(self, headers: Fields, *, ends: bool = False) -> None:
         try:
-            self._mux.frames.send_head(self._number, head, end_stream=ends)
+            self._mux.frames.send_headers_frame(self._number, headers, end_stream=ends)
         except ProtocolError as error:  # the client has just caused a connection error
             raise ClientGone(str(error)) from error
 
@@ -250,7 +250,7 @@ class StreamSender(Sender):
             is_cut = size < of and self._room() <= 0  # the last frame, by a window
             self._mux.floods.earn_windows(size, frames=frames - is_cut)
         if ends and self.trailers:
-            self._frame_head(self.trailers, ends=True)
+            self._frame_headers(self.trailers, ends=True)
         self.has_ended = self.has_ended or ends
         if self._window_wait is not None:
             self._window_wait.taken += size
@@ -268,14 +268,14 @@ class StreamOutput(OutputQueue):
         self.stream_sender = StreamSender(mux, number)
         super().__init__(self.stream_sender, owner, mux.rules, mux.lock)
 
-    def send_interim(self, head: Fields) -> None:
+    def send_interim(self, headers: Fields) -> None:
         """Send the headers of an interim response (RFC 9110 section 15.2).
 
         :raises ClientGone: if the client has disconnected.
         """
         with self.lock:
             self._check()
-            self._or_fail(lambda: self.stream_sender.send_interim(head))
+            self._or_fail(lambda: self.stream_sender.send_interim(headers))
 
     def lose(self, most: int) -> int:
         """Count framed bytes that the connection has not sent as dropped. Return their number."""

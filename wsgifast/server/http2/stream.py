@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import ClientGone, RequestError
 from ...files.temporary import Spool
-from ...http.stream_head import NO_PRIORITY
+from ...http.stream_headers import NO_PRIORITY
 from ..channel import RECEIVING, RUNNING, SENDING, AcceptedSocket, Channel, ErrorPage
 from ..receiving import Exchange
 from ..streamed_body import RawBody
@@ -190,9 +190,9 @@ class Stream(Channel):
     def _write_error(self, page: ErrorPage) -> bool:
         _, _, headers, body = page
         sender = self.output.stream_sender
-        if sender.has_head:
+        if sender.has_headers:
             return False  # it will be reset
-        sender.head = [(b":status", b"%d" % page.status), *encoded_headers(headers)]
+        sender.headers = [(b":status", b"%d" % page.status), *encoded_headers(headers)]
         sender.ends_after = len(body)
         self.output.write(body)
         self.output.end(len(body))

@@ -46,7 +46,7 @@ def check_host(values: Sequence[str], *, http11: bool) -> None:
         raise MalformedRequest("a Host header that names no host")
 
 
-class HeadScanner:
+class HeaderScanner:
     """Collects incomplete headers, and decides when the parser should examine them.
 
     The parser starts again each time. So it is called when the headers are complete, and before

@@ -65,12 +65,12 @@ _characters = str.__str__
 _strip = str.strip
 # A cache of checked headers, by status and headers. Long ones are not cached, and neither are those
 # with a cookie, which may be a secret.
-_heads: dict[tuple[object, ...], ResponseHead] = {}
-_MAX_HEADS = 256
-_MAX_KEPT_CHARACTERS = 1024
+_starts: dict[tuple[object, ...], ResponseStart] = {}
+_MAX_STARTS = 256
+_MAX_CACHED_CHARACTERS = 1024
 
 
-class ResponseHead:
+class ResponseStart:
     """An app's status and headers, checked.
 
     Both may be any objects of an app, since they are checked here.
@@ -103,11 +103,11 @@ class ResponseHead:
         # The arguments and results of the last calls: most requests repeat them.
         self._framed: tuple[str, bool, Framing] | None = None
         self._encoded: tuple[str, str, Framing, bytes] | None = None
-        self._changed: ResponseHead | None = None
-        kept: list[Header] = []
+        self._changed: ResponseStart | None = None
+        to_send: list[Header] = []
         upgrade: list[Header] = []
         self.given = given = Headers()
-        self.headers = kept
+        self.headers = to_send
         try:
             for name, value in headers:
                 known = _names.get(name)
@@ -136,7 +136,7 @@ class ResponseHead:
                 if lower == "content-length":
                     self.content_length = _agreed(self.content_length, value)
                 else:
-                    kept.append(header)
+                    to_send.append(header)
                     if lower == "date":
                         self.has_date = True
                     elif lower == "server":
@@ -146,7 +146,7 @@ class ResponseHead:
         except (TypeError, ValueError):
             raise no_pairs(headers) from None
         if upgrade and self.upgrades:
-            kept.append(upgrade[-1])
+            to_send.append(upgrade[-1])
         if self.code == 101 and not self.upgrades:
             raise BodyError(f"the status is {status!r} without a 'Connection: upgrade'")
 
@@ -155,7 +155,7 @@ class ResponseHead:
         self.closes = self.closes or "close" in options
         self.upgrades = self.upgrades or "upgrade" in options
 
-    def changed(self, status: str, code: int, headers: Headers) -> ResponseHead:
+    def changed(self, status: str, code: int, headers: Headers) -> ResponseStart:
         """Return a copy with another status and other headers, which are not checked again.
 
         :param headers: as `given`. New ones are known to be correct.
@@ -163,20 +163,20 @@ class ResponseHead:
         known = self._changed
         if known is not None and known.status == status and known.given == headers:
             return known
-        head = ResponseHead("200", ())
-        head.status, head.code = status, code
-        head.closes, head.upgrades = self.closes, self.upgrades
-        head.given = headers
+        start = ResponseStart("200", ())
+        start.status, start.code = status, code
+        start.closes, start.upgrades = self.closes, self.upgrades
+        start.given = headers
         for header in headers:
             name = LOWER[header[0]]
             if name == "content-length":
-                head.content_length = parse_length(header[1])
+                start.content_length = parse_length(header[1])
             elif name not in HOP_BY_HOP or (name == "upgrade" and header in self.headers):
-                head.headers.append(header)
-                head.has_date = head.has_date or name == "date"
-                head.has_server = head.has_server or name == "server"
-        self._changed = head
-        return head
+                start.headers.append(header)
+                start.has_date = start.has_date or name == "date"
+                start.has_server = start.has_server or name == "server"
+        self._changed = start
+        return start
 
     def frame(self, method: str, *, chunks: bool) -> Framing:
         """See :func:`~.framing.frame_response`."""
@@ -206,42 +206,42 @@ class ResponseHead:
         elif framing.chunked:
             lines += "Transfer-Encoding: chunked\r\n"
         space = "" if len(self.status) > 3 else " "  # required even without a reason (RFC 9112 4)
-        head = f"HTTP/{http_version} {self.status}{space}\r\n{own_lines}{lines}\r\n"
-        data = head.encode("latin-1")
+        text = f"HTTP/{http_version} {self.status}{space}\r\n{own_lines}{lines}\r\n"
+        data = text.encode("latin-1")
         self._encoded = own_lines, http_version, framing, data
         return data
 
 
-def known_head(status: Any, headers: Any) -> ResponseHead:
-    """As :class:`ResponseHead`, from a cache. The result is shared, and must not be changed.
+def known_start(status: Any, headers: Any) -> ResponseStart:
+    """As :class:`ResponseStart`, from a cache. The result is shared, and must not be changed.
 
-    :param headers: may also be a :class:`ResponseHead`, which is returned.
+    :param headers: may also be a :class:`ResponseStart`, which is returned.
     """
-    if type(headers) is ResponseHead:  # WSGIFast's, which has checked it
+    if type(headers) is ResponseStart:  # WSGIFast's, which has checked it
         return headers
     if type(headers) is not list:
-        return ResponseHead(status, headers)
+        return ResponseStart(status, headers)
     key = (status, *headers)
     try:
-        head = _heads.get(key)
+        start = _starts.get(key)
     except TypeError:  # something in it is unhashable
-        return ResponseHead(status, headers)
-    if head is None:
-        head = ResponseHead(status, headers)
-        if _is_to_be_kept(head):
-            if len(_heads) >= _MAX_HEADS:
-                _heads.clear()
-            _heads[key] = head
-    return head
+        return ResponseStart(status, headers)
+    if start is None:
+        start = ResponseStart(status, headers)
+        if _may_be_cached(start):
+            if len(_starts) >= _MAX_STARTS:
+                _starts.clear()
+            _starts[key] = start
+    return start
 
 
-def _is_to_be_kept(head: ResponseHead) -> bool:
+def _may_be_cached(start: ResponseStart) -> bool:
     size = 0
-    for name, value in head.headers:
+    for name, value in start.headers:
         size += len(name) + len(value)
         if len(name) == 10 and name.lower() == "set-cookie":
             return False
-    return size <= _MAX_KEPT_CHARACTERS
+    return size <= _MAX_CACHED_CHARACTERS
 
 
 def status_code(status: Any) -> int:

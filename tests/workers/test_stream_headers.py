@@ -1,6 +1,6 @@
-"""The head of an HTTP/2 request is the same with and without gunicorn's parser.
+"""The headers of an HTTP/2 request are the same with and without gunicorn's parser.
 
-A head that needs no parser is valid for h2, with all of its checks.
+Headers that need no parser are valid for h2, with all of its checks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.effort import LONG, effort
 from tests.workers.serving import using
 from tests.workers.test_parsers import SETTINGS, STRANGER, TRUSTED, configured
 from wsgifast.errors import RequestError
-from wsgifast.http.stream_head import Field, plain_head
+from wsgifast.http.stream_headers import Field, plain_headers
 from wsgifast.server.receiving import Parser
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.httptools_parser import PlainRequest
@@ -32,11 +32,11 @@ from wsgifast.workers.options import parsers
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":authority", b"a"), (b":path", b"/")]
 
 
-def asked(method: bytes = b"GET", path: bytes = b"/", *fields: Field) -> list[Field]:
+def request(method: bytes = b"GET", path: bytes = b"/", *fields: Field) -> list[Field]:
     return [(b":method", method), *GET[1:3], (b":path", path), *fields]
 
 
-BROWSER = asked(
+BROWSER = request(
     b"GET",
     b"/a%20b/c?d=e&f=%26;[x]\"'",
     (b"user-agent", b"x (y; z) w/1"),
@@ -53,53 +53,53 @@ BROWSER = asked(
     (b"priority", b"u=1, i"),
 )
 PLAIN = {
-    "short": asked(),
+    "short": request(),
     "browser": BROWSER,
-    "body": asked(b"POST", b"/?a", (b"content-length", b"5"), (b"content-type", b"b")),
-    "no body": asked(b"PUT", b"/", (b"content-length", b"000")),
-    "host": asked(b"GET", b"/", (b"host", b"a")),
+    "body": request(b"POST", b"/?a", (b"content-length", b"5"), (b"content-type", b"b")),
+    "no body": request(b"PUT", b"/", (b"content-length", b"000")),
+    "host": request(b"GET", b"/", (b"host", b"a")),
     "http": [GET[0], (b":scheme", b"http"), *GET[2:]],
     "other order": [*reversed(GET), (b"x-a", b"1")],
-    "digits": asked(b"GET", b"/", (b"1", b"2"), (b"-a", b"3")),
+    "digits": request(b"GET", b"/", (b"1", b"2"), (b"-a", b"3")),
 }
 NOT_PLAIN = {
-    "method": asked(b"QUERY"),
+    "method": request(b"QUERY"),
     "connect": [(b":method", b"CONNECT"), (b":authority", b"a:1")],
-    "asterisk": asked(b"OPTIONS", b"*"),
-    "fragment": asked(b"GET", b"/a#b"),
-    "slashes": asked(b"GET", b"//a"),
-    "path beyond ASCII": asked(b"GET", "/é".encode()),
+    "asterisk": request(b"OPTIONS", b"*"),
+    "fragment": request(b"GET", b"/a#b"),
+    "slashes": request(b"GET", b"//a"),
+    "path beyond ASCII": request(b"GET", "/é".encode()),
     "no host": [*GET[:2], GET[3]],
     "host alone": [*GET[:2], GET[3], (b"host", b"a")],
-    "other host": asked(b"GET", b"/", (b"host", b"b")),
-    "twice": asked(b"GET", b"/", (b"x-a", b"1"), (b"x-a", b"2")),
-    "underscore": asked(b"GET", b"/", (b"x_a", b"1")),
-    "token": asked(b"GET", b"/", (b"x!a", b"1")),
-    "upper case": asked(b"GET", b"/", (b"X-A", b"1")),
-    "expect": asked(b"POST", b"/", (b"expect", b"100-continue"), (b"content-length", b"1")),
-    "te": asked(b"GET", b"/", (b"te", b"trailers")),
-    "connection": asked(b"GET", b"/", (b"connection", b"close")),
-    "transfer-encoding": asked(b"POST", b"/", (b"transfer-encoding", b"chunked")),
-    "two schemes": asked(
+    "other host": request(b"GET", b"/", (b"host", b"b")),
+    "twice": request(b"GET", b"/", (b"x-a", b"1"), (b"x-a", b"2")),
+    "underscore": request(b"GET", b"/", (b"x_a", b"1")),
+    "token": request(b"GET", b"/", (b"x!a", b"1")),
+    "upper case": request(b"GET", b"/", (b"X-A", b"1")),
+    "expect": request(b"POST", b"/", (b"expect", b"100-continue"), (b"content-length", b"1")),
+    "te": request(b"GET", b"/", (b"te", b"trailers")),
+    "connection": request(b"GET", b"/", (b"connection", b"close")),
+    "transfer-encoding": request(b"POST", b"/", (b"transfer-encoding", b"chunked")),
+    "two schemes": request(
         b"GET", b"/", (b"x-forwarded-proto", b"https"), (b"x-forwarded-ssl", b"on")
     ),
-    "length": asked(b"POST", b"/", (b"content-length", b"+5")),
-    "space": asked(b"GET", b"/", (b"x-a", b" 1")),
-    "line end": asked(b"GET", b"/", (b"x-a", b"1\r\nx-b: 2")),
-    "NUL": asked(b"GET", b"/", (b"x-a", b"\0")),
+    "length": request(b"POST", b"/", (b"content-length", b"+5")),
+    "space": request(b"GET", b"/", (b"x-a", b" 1")),
+    "line end": request(b"GET", b"/", (b"x-a", b"1\r\nx-b: 2")),
+    "NUL": request(b"GET", b"/", (b"x-a", b"\0")),
     "pseudo last": [*GET[:3], (b"x-a", b"1"), GET[3]],
     "pseudo twice": [*GET, GET[3]],
     "other pseudo": [*GET, (b":protocol", b"websocket")],
-    "empty path": asked(b"GET", b""),
+    "empty path": request(b"GET", b""),
     "empty cookie": [*BROWSER, (b"cookie", b"")],
-    "no name": asked(b"GET", b"/", (b"", b"1")),
+    "no name": request(b"GET", b"/", (b"", b"1")),
 }
 
 
 def understood(parser: Parser, received: list[Field], peer: Any) -> Any:
-    """What a parser makes of a head, or how it refuses it."""
+    """What a parser makes of headers, or how it refuses it."""
     try:
-        exchange = parser.parse_stream(received, plain_head(received), peer, 3)
+        exchange = parser.parse_stream(received, plain_headers(received), peer, 3)
     except (ParseException, RequestError) as error:
         return type(error), str(error)
     req = exchange.req
@@ -145,22 +145,24 @@ def is_accepted_by_h2(received: Sequence[Field]) -> bool:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_plain_head_is_taken_from_the_header_list(name: str) -> None:
+def test_plain_headers_are_taken_from_the_header_list(name: str) -> None:
     pair = Pair()
     pair.check(PLAIN[name])
-    head = plain_head(PLAIN[name])
-    assert head is not None
-    assert isinstance(pair.sides[1].parse_stream(PLAIN[name], head, TRUSTED, 1).req, PlainRequest)
+    headers = plain_headers(PLAIN[name])
+    assert headers is not None
+    assert isinstance(
+        pair.sides[1].parse_stream(PLAIN[name], headers, TRUSTED, 1).req, PlainRequest
+    )
     assert is_accepted_by_h2(PLAIN[name])
 
 
 @pytest.mark.parametrize("name", NOT_PLAIN)
-def test_other_head_is_parsed_by_gunicorn(name: str) -> None:
+def test_other_headers_are_parsed_by_gunicorn(name: str) -> None:
     pair = Pair()
     pair.check(NOT_PLAIN[name])
     try:
         exchange = pair.sides[1].parse_stream(
-            NOT_PLAIN[name], plain_head(NOT_PLAIN[name]), TRUSTED, 1
+            NOT_PLAIN[name], plain_headers(NOT_PLAIN[name]), TRUSTED, 1
         )
     except (ParseException, RequestError):
         return  # gunicorn's parser refuses it
@@ -168,19 +170,21 @@ def test_other_head_is_parsed_by_gunicorn(name: str) -> None:
 
 
 @pytest.mark.parametrize("limit", ["limit_request_line", "limit_request_field_size"])
-def test_stream_heads_agree_on_limits(limit: str) -> None:
+def test_stream_headers_agree_on_limits(limit: str) -> None:
     for size in (30, 0, 8190):
         changed: dict[str, Any] = {limit: size}
         pair = Pair(**changed)
         for length in range(size - 30, size + 5):
-            pair.check(asked(b"GET", b"/" + b"a" * max(0, length)))
-            pair.check(asked(b"GET", b"/", (b"x-a", b"b" * max(0, length))))
+            pair.check(request(b"GET", b"/" + b"a" * max(0, length)))
+            pair.check(request(b"GET", b"/", (b"x-a", b"b" * max(0, length))))
     for most in (1, 2, 0):
         for count in range(5):
             fields = [(b"x-%d" % number, b"a") for number in range(count)]
-            Pair(limit_request_fields=most).check(asked(b"GET", b"/", *fields))
+            Pair(limit_request_fields=most).check(request(b"GET", b"/", *fields))
     for length in range((1 << 14) - 100, (1 << 14) + 10):
-        Pair().check(asked(b"GET", b"/", *[(b"x-%d" % n, b"a" * (length // 4)) for n in range(4)]))
+        Pair().check(
+            request(b"GET", b"/", *[(b"x-%d" % n, b"a" * (length // 4)) for n in range(4)])
+        )
 
 
 NAMES = [
@@ -238,7 +242,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)))
-def test_stream_heads_agree_however_they_are_changed(number: int) -> None:
+def test_stream_headers_agree_however_they_are_changed(number: int) -> None:
     chance = random.Random(random.randrange(2**32) if LONG else number)
     pairs = [
         Pair(TRUSTED, **SETTINGS[number]),
@@ -252,13 +256,13 @@ def test_stream_heads_agree_however_they_are_changed(number: int) -> None:
             received[at : at + chance.randrange(2)] = [field]
         for pair in pairs:
             pair.check(received)
-        if plain_head(received) is not None:
+        if plain_headers(received) is not None:
             assert is_accepted_by_h2(received), received
 
 
 def test_trailers_are_read_by_the_rules_of_gunicorn() -> None:
     for parser in Pair().sides:
-        req = parser.parse_stream(PLAIN["body"], plain_head(PLAIN["body"]), TRUSTED, 1).req
+        req = parser.parse_stream(PLAIN["body"], plain_headers(PLAIN["body"]), TRUSTED, 1).req
         parser.take_trailers(req, [b"x-a: 1", b"x-b:  2 "])
         assert req.trailers == [("X-A", "1"), ("X-B", "2")]
         with pytest.raises(Exception, match="CONTENT-LENGTH"):

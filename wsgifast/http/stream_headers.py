@@ -12,8 +12,8 @@ from typing import NamedTuple
 from urllib.parse import quote_from_bytes
 
 from ..errors import MalformedRequest
-from .head import NO_TRAILERS, TOKEN, parse_length
-from .request_head import PLAIN_METHODS, PlainKeys
+from .fields import NO_TRAILERS, TOKEN, parse_length
+from .request_headers import PLAIN_METHODS, PlainKeys
 
 _TOKEN = re.compile(TOKEN.encode())
 # What ends a line of HTTP/1, or may be taken for its end (RFC 9110 section 5.5).
@@ -34,7 +34,7 @@ _keys = PlainKeys(_CONNECTION, lower_case=True)
 Field = tuple[bytes, bytes]
 
 
-class PlainHead(NamedTuple):
+class PlainHeaders(NamedTuple):
     """Valid request headers (RFC 9113 section 8.3.1) that every HTTP/1 parser would accept.
 
     :ivar method: one of the usual methods.
@@ -53,7 +53,7 @@ class PlainHead(NamedTuple):
     size: int
 
 
-def plain_head(received: Iterable[Field]) -> PlainHead | None:
+def plain_headers(received: Iterable[Field]) -> PlainHeaders | None:
     """Return request headers if they are plain, or None.
 
     :param received: the fields, as HPACK decoded them.
@@ -105,10 +105,10 @@ def plain_head(received: Iterable[Field]) -> PlainHead | None:
         fields["HTTP_COOKIE"] = "; ".join(cookies)
     if not fields:
         fields["HTTP_HOST"] = host
-    return PlainHead(method, target, scheme, length, fields, size)
+    return PlainHeaders(method, target, scheme, length, fields, size)
 
 
-def http1_head(received: Iterable[Field]) -> tuple[bytes, str]:
+def http1_headers(received: Iterable[Field]) -> tuple[bytes, str]:
     """Return the headers of the equivalent HTTP/1.1 request, and the `:scheme`.
 
     :param received: pseudo-headers first, each at most once, names in lower case.
@@ -155,7 +155,7 @@ def http1_head(received: Iterable[Field]) -> tuple[bytes, str]:
 def trailer_lines(fields: Iterable[Field]) -> list[bytes]:
     """Return trailers (section 8.1) as the lines that follow a chunked body in HTTP/1.
 
-    :raises MalformedRequest: as :func:`http1_head`, and for fields that must not be trailers.
+    :raises MalformedRequest: as :func:`http1_headers`, and for fields that must not be trailers.
     """
     fields = list(fields)
     for name, _ in fields:

@@ -29,11 +29,11 @@ from typing import IO
 
 from ..compression.codings import TOTALS, compressor
 from ..compression.dictionaries import DCZ
-from ..compression.policy import IDENTITY_HEADERS, coded_tag
+from ..compression.policy import IDENTITY_HEADERS, compressed_tag
 from ..http.headers import Header, Headers
 from ..sockets.sending import FileSegment, has_its_size
 from .directory import Identity, identity_of
-from .found import Kept, MemoryCache, is_settled
+from .found import CacheEntry, MemoryCache, is_settled
 from .plan import Plan, Representation, RequestFacts
 
 log = logging.getLogger("wsgifast.files")
@@ -71,33 +71,33 @@ MIN_SAVING = 0.05
 _COPY_COST_BYTES = 10_000
 
 
-class CodedCopy(Kept):
+class CompressedCopy(CacheEntry):
     """A file in a content coding.
 
     :ivar body: None if the file does not get smaller.
-    :ivar uncoded_bytes: the size of the file.
+    :ivar uncompressed_bytes: the size of the file.
     """
 
-    __slots__ = ("_made", "body", "checksum", "coding", "uncoded_bytes")
+    __slots__ = ("_made", "body", "checksum", "coding", "uncompressed_bytes")
 
-    def __init__(self, body: bytes | None, coding: str, uncoded_bytes: int) -> None:
+    def __init__(self, body: bytes | None, coding: str, uncompressed_bytes: int) -> None:
         super().__init__(_COPY_COST_BYTES + len(body or b""))
         self.body = body
         self.coding = coding
-        self.uncoded_bytes = uncoded_bytes
+        self.uncompressed_bytes = uncompressed_bytes
         self.checksum = zlib.crc32(body or b"")
         # One pair, so that threads see both or neither.
         self._made: tuple[Sequence[Header], Representation] | None = None
 
     def plan(
         self,
-        facts: RequestFacts,
+        conditions: RequestFacts,
         headers: Sequence[Header],
         etag: str | None,
         *,
         ranges: bool = True,
     ) -> Plan:
-        """Plan the answer to a GET or HEAD with the copy, which has a validator of its own.
+        """Plan the response to a GET or HEAD with the copy, which has a validator of its own.
 
         :param headers: of the uncompressed file's response, with Vary. The result for the same ones
             is cached.
@@ -105,23 +105,23 @@ class CodedCopy(Kept):
         :param ranges: whether parts may be requested.
         """
         # A date is that of the uncompressed file, too.
-        if facts.if_range is not None and '"' not in facts.if_range:
-            facts = facts._replace(range=None)
+        if conditions.if_range is not None and '"' not in conditions.if_range:
+            conditions = conditions._replace(range=None)
         assert self.body is not None
         made = self._made
         if made is None or made[0] is not headers:
             own = Headers(headers).without(IDENTITY_HEADERS)
             own.append(("Content-Encoding", self.coding))
-            tag = None if etag is None else coded_tag(etag, self.coding, self.checksum)
+            tag = None if etag is None else compressed_tag(etag, self.coding, self.checksum)
             if tag is not None:
                 own.append(("ETag", tag))
             if ranges:
                 own.append(("Accept-Ranges", "bytes"))
             whole = Representation(len(self.body), own, body=self.body, ranges=ranges)
             made = self._made = headers, whole
-        plan = made[1].plan(facts)
+        plan = made[1].plan(conditions)
         if plan.status == 200 and plan.segments:
-            TOTALS.count(self.coding, self.uncoded_bytes, len(self.body), 0)
+            TOTALS.count(self.coding, self.uncompressed_bytes, len(self.body), 0)
         return plan
 
 
@@ -150,7 +150,7 @@ class _CopiesOnDisk:
         # The place of each copy, its coding, its checksum, and the size of the uncompressed file.
         self._places: dict[str, tuple[FileSegment, str, int, int]] = {}
 
-    def put(self, key: str, copy: CodedCopy) -> None:
+    def put(self, key: str, copy: CompressedCopy) -> None:
         """Write a copy. Without a place for it, it is compressed again when it is needed."""
         body = copy.body
         if body is None or len(body) > self._max_bytes:
@@ -164,16 +164,16 @@ class _CopiesOnDisk:
                 self._file = tempfile.TemporaryFile()
             place = FileSegment(self._file.fileno(), self._end, len(body))
             if os.pwrite(place.fd, body, place.offset) == place.size:
-                self._places[key] = place, copy.coding, copy.checksum, copy.uncoded_bytes
+                self._places[key] = place, copy.coding, copy.checksum, copy.uncompressed_bytes
                 self._end += place.size
 
-    def get(self, key: str) -> CodedCopy | None:
+    def get(self, key: str) -> CompressedCopy | None:
         with self._lock, contextlib.suppress(OSError):
             found = self._places.get(key)
             if found is None:
                 return None
-            (fd, offset, size), coding, checksum, uncoded_bytes = found
-            copy = CodedCopy(os.pread(fd, size, offset), coding, uncoded_bytes)
+            (fd, offset, size), coding, checksum, uncompressed_bytes = found
+            copy = CompressedCopy(os.pread(fd, size, offset), coding, uncompressed_bytes)
             if copy.checksum == checksum:
                 return copy
         return None
@@ -185,14 +185,14 @@ class _Job:
     :param segment: with a descriptor of its own.
     """
 
-    def __init__(self, segment: FileSegment, coding: str, facts: os.stat_result) -> None:
+    def __init__(self, segment: FileSegment, coding: str, stat_result: os.stat_result) -> None:
         self.segment = segment
         self.coding = coding
-        self.facts = facts
-        self.asked_at = monotonic()
+        self.stat_result = stat_result
+        self.requested_at = monotonic()
 
     def is_wanted(self) -> bool:
-        return monotonic() < self.asked_at + _MAX_UNWANTED_S
+        return monotonic() < self.requested_at + _MAX_UNWANTED_S
 
 
 class _Pace:
@@ -222,7 +222,7 @@ class _Pace:
             time.sleep(_REST_S)
 
 
-class CodedCopies:
+class CompressedCopies:
     """The cached copies of files.
 
     :param max_bytes: bound on their memory.
@@ -231,7 +231,7 @@ class CodedCopies:
     """
 
     def __init__(self, max_bytes: int = _CACHE_BYTES, max_file_bytes: int = _FILE_BYTES) -> None:
-        self._cache: MemoryCache[CodedCopy] = MemoryCache(max_bytes)
+        self._cache: MemoryCache[CompressedCopy] = MemoryCache(max_bytes)
         self._on_disk = _CopiesOnDisk(max_file_bytes)
         self.pace = _Pace()
         self._reset()
@@ -245,62 +245,64 @@ class CodedCopies:
         self._jobs: dict[str, _Job] = {}
         self._works = False
 
-    def kept(self, key: str, *, on_disk: bool = False) -> CodedCopy | None:
+    def cached(self, key: str, *, on_disk: bool = False) -> CompressedCopy | None:
         """Return the copy of a :func:`copy_key` or :func:`delta_key`, if it is cached.
 
         :param on_disk: also look on the disk, which may block.
         """
         copy = self._cache.get(key)
         if copy is None and on_disk and (copy := self._on_disk.get(key)) is not None:
-            self.keep(key, copy)
+            self.store(key, copy)
         return copy
 
-    def keep(self, key: str, copy: CodedCopy) -> None:
+    def store(self, key: str, copy: CompressedCopy) -> None:
         for each in self._cache.put(key, copy):
             self._on_disk.put(*each)
 
-    def get(self, segment: FileSegment, coding: str) -> CodedCopy | None:
+    def get(self, segment: FileSegment, coding: str) -> CompressedCopy | None:
         """Return the copy of a file, or of a part of it. Have it made if it is not cached.
 
         :returns: None if there is none yet, or can be none: the file is too large, changes, or does
             not have the size that it reports.
         """
         fd, offset, size = segment
-        facts = os.fstat(fd)
-        if size > MAX_FILE_BYTES or not is_settled(facts):
+        stat_result = os.fstat(fd)
+        if size > MAX_FILE_BYTES or not is_settled(stat_result):
             return None
-        key = copy_key(identity_of(facts), offset, size, coding)
-        copy = self.kept(key, on_disk=True)
+        key = copy_key(identity_of(stat_result), offset, size, coding)
+        copy = self.cached(key, on_disk=True)
         if copy is not None:
             return copy
         if size > _FIRST_REQUEST_BYTES:
-            self._want(key, segment, coding, facts)
+            self._want(key, segment, coding, stat_result)
             return None
         if not self.pace.may_work() or not self._turn.acquire(timeout=_TURN_S):
             return None
         try:
             # It may have been made while another request had its turn.
-            copy = self.kept(key, on_disk=True)
-            if copy is None and has_its_size(fd, facts):
+            copy = self.cached(key, on_disk=True)
+            if copy is None and has_its_size(fd, stat_result):
                 began = thread_time()
-                copy = _make(segment, coding, facts, _whole(coding, size))
+                copy = _make(segment, coding, stat_result, _whole(coding, size))
                 self.pace.spend(thread_time() - began)
                 if copy is not None:
-                    self.keep(key, copy)
+                    self.store(key, copy)
         finally:
             self._turn.release()
         return copy
 
-    def _want(self, key: str, segment: FileSegment, coding: str, facts: os.stat_result) -> None:
+    def _want(
+        self, key: str, segment: FileSegment, coding: str, stat_result: os.stat_result
+    ) -> None:
         """Have the thread make a copy, unless it has enough to do."""
         with self._lock:
             job = self._jobs.get(key)
             if job is not None:
-                job.asked_at = monotonic()
+                job.requested_at = monotonic()
                 return
             if len(self._jobs) >= _MAX_JOBS:
                 return
-            self._jobs[key] = _Job(segment._replace(fd=os.dup(segment.fd)), coding, facts)
+            self._jobs[key] = _Job(segment._replace(fd=os.dup(segment.fd)), coding, stat_result)
             if self._works:
                 return
             self._works = True
@@ -333,11 +335,11 @@ class CodedCopies:
                 job = self._jobs[key]
             try:
                 self.pace.rest(0, 0)
-                if job.is_wanted() and has_its_size(job.segment.fd, job.facts):
+                if job.is_wanted() and has_its_size(job.segment.fd, job.stat_result):
                     encode = partial(_in_pieces, job, self.pace)
-                    copy = _make(job.segment, job.coding, job.facts, encode)
+                    copy = _make(job.segment, job.coding, job.stat_result, encode)
                     if copy is not None:
-                        self.keep(key, copy)
+                        self.store(key, copy)
             except Exception:
                 log.exception("A compressed copy of a file could not be made")
             finally:
@@ -358,16 +360,16 @@ def delta_key(identity: Identity, digest: bytes) -> str:
 def _make(
     segment: FileSegment,
     coding: str,
-    facts: os.stat_result,
+    stat_result: os.stat_result,
     encode: Callable[[bytes], bytes | None],
-) -> CodedCopy | None:
+) -> CompressedCopy | None:
     """Make a copy. None if the file has changed, or the copy is given up."""
     fd, offset, size = segment
     content = os.pread(fd, size, offset)
-    if len(content) < size or identity_of(os.fstat(fd)) != identity_of(facts):
+    if len(content) < size or identity_of(os.fstat(fd)) != identity_of(stat_result):
         return None
-    coded = encode(content)
-    return None if coded is None else _copy(coding, content, coded)
+    compressed = encode(content)
+    return None if compressed is None else _copy(coding, content, compressed)
 
 
 def _whole(coding: str, size: int) -> Callable[[bytes], bytes]:
@@ -380,34 +382,34 @@ def _in_pieces(job: _Job, pace: _Pace, content: bytes) -> bytes | None:
     # libdeflate, which is there for a known size, makes no pieces.
     size = None if job.coding == "gzip" else len(content)
     pieces = compressor(job.coding, size=size)
-    coded: list[bytes] = []
+    compressed: list[bytes] = []
     for at in range(0, len(content), _PIECE_BYTES):
         if not job.is_wanted():
             return None
         began, cpu_began = monotonic(), thread_time()
-        coded.append(_counted(job.coding, pieces.add, content[at : at + _PIECE_BYTES]))
+        compressed.append(_counted(job.coding, pieces.add, content[at : at + _PIECE_BYTES]))
         pace.rest(monotonic() - began, thread_time() - cpu_began)
-    coded.append(_counted(job.coding, lambda _: pieces.finish(), b""))
-    return b"".join(coded)
+    compressed.append(_counted(job.coding, lambda _: pieces.finish(), b""))
+    return b"".join(compressed)
 
 
-def made_copy(coding: str, content: bytes, encode: Callable[[bytes], bytes]) -> CodedCopy:
+def made_copy(coding: str, content: bytes, encode: Callable[[bytes], bytes]) -> CompressedCopy:
     """Encode a file's content, and count the time that it takes."""
     return _copy(coding, content, _counted(coding, encode, content))
 
 
-def _copy(coding: str, content: bytes, coded: bytes) -> CodedCopy:
-    is_small = len(coded) <= len(content) * (1 - MIN_SAVING)
-    return CodedCopy(coded if is_small else None, coding, len(content))
+def _copy(coding: str, content: bytes, compressed: bytes) -> CompressedCopy:
+    is_small = len(compressed) <= len(content) * (1 - MIN_SAVING)
+    return CompressedCopy(compressed if is_small else None, coding, len(content))
 
 
 def _counted(coding: str, encode: Callable[[bytes], bytes], content: bytes) -> bytes:
     """Compress, and count the time. The bytes count when they are sent."""
     began = thread_time()
-    coded = encode(content)
+    compressed = encode(content)
     TOTALS.count(coding, 0, 0, thread_time() - began)
-    return coded
+    return compressed
 
 
 # Of the whole process: the limit is one, whatever is wrapped how often.
-COPIES = CodedCopies()
+COPIES = CompressedCopies()

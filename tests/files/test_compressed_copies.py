@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.coded import decoded
+from tests.support.decoders import decoded
 from tests.support.servers import wait_for
-from wsgifast.files import coded_copies
-from wsgifast.files.coded_copies import CodedCopies, CodedCopy, copy_key, delta_key
+from wsgifast.files import compressed_copies
+from wsgifast.files.compressed_copies import CompressedCopies, CompressedCopy, copy_key, delta_key
 from wsgifast.files.directory import identity_of
 from wsgifast.sockets import FileSegment
 
 SIZE = 60_000
 GREENLETS = """
 import os, tempfile
-from wsgifast.files import coded_copies, found
+from wsgifast.files import compressed_copies, found
 from wsgifast.sockets import FileSegment
 import gevent.monkey
 gevent.monkey.patch_all()
@@ -34,7 +34,7 @@ found._SETTLED_NS = 0
 with tempfile.TemporaryFile() as file:
     file.write(b"some text " * 300_000)
     file.flush()
-    while coded_copies.COPIES.get(FileSegment(file.fileno(), 0, 3_000_000), "gzip") is None:
+    while compressed_copies.COPIES.get(FileSegment(file.fileno(), 0, 3_000_000), "gzip") is None:
         time.sleep(0.01)
 assert os.getpriority(os.PRIO_PROCESS, 0) == 0, "the main thread has a low priority"
 """
@@ -61,18 +61,18 @@ def segments(tmp_path: Path) -> Iterator[list[FileSegment]]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The inodes of the files that are compressed."""
     monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)
-    monkeypatch.setattr(coded_copies, "_TURN_S", 60)
-    make, fds = coded_copies._make, []
+    monkeypatch.setattr(compressed_copies, "_TURN_S", 60)
+    make, fds = compressed_copies._make, []
 
-    def noted(segment: FileSegment, *args: object) -> CodedCopy | None:
+    def noted(segment: FileSegment, *args: object) -> CompressedCopy | None:
         fds.append(os.fstat(segment.fd).st_ino)
         return make(segment, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(coded_copies, "_make", noted)
+    monkeypatch.setattr(compressed_copies, "_make", noted)
     return fds
 
 
-def ask(copies: CodedCopies, segments: list[FileSegment]) -> None:
+def ask(copies: CompressedCopies, segments: list[FileSegment]) -> None:
     for number, segment in enumerate(segments):
         copy = copies.get(segment, "gzip")
         assert copy is not None
@@ -83,7 +83,7 @@ def ask(copies: CodedCopies, segments: list[FileSegment]) -> None:
 def test_copy_without_room_in_memory_is_not_made_again(
     segments: list[FileSegment], made: list[int]
 ) -> None:
-    copies = CodedCopies(max_bytes=2 * SIZE)
+    copies = CompressedCopies(max_bytes=2 * SIZE)
     for _ in range(3):
         ask(copies, segments)
     assert made == [os.fstat(segment.fd).st_ino for segment in segments]
@@ -92,14 +92,14 @@ def test_copy_without_room_in_memory_is_not_made_again(
 def test_copy_larger_than_the_memory_stays_on_disk(
     segments: list[FileSegment], made: list[int]
 ) -> None:
-    copies = CodedCopies(max_bytes=0)
+    copies = CompressedCopies(max_bytes=0)
     for _ in range(2):
         ask(copies, segments)
     assert len(made) == len(segments)
 
 
 def test_full_file_of_copies_begins_anew(segments: list[FileSegment], made: list[int]) -> None:
-    copies = CodedCopies(max_bytes=0, max_file_bytes=SIZE)
+    copies = CompressedCopies(max_bytes=0, max_file_bytes=SIZE)
     for _ in range(3):
         ask(copies, segments)
     assert len(made) > len(segments)
@@ -112,7 +112,7 @@ def test_copies_without_a_disk_are_made_again(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    copies = CodedCopies(max_bytes=0)
+    copies = CompressedCopies(max_bytes=0)
     for _ in range(2):
         ask(copies, segments)
     assert len(made) == 2 * len(segments)
@@ -121,7 +121,7 @@ def test_copies_without_a_disk_are_made_again(
 def test_forked_process_leaves_its_parents_copies(
     segments: list[FileSegment], made: list[int]
 ) -> None:
-    copies = CodedCopies(max_bytes=0)
+    copies = CompressedCopies(max_bytes=0)
     ask(copies, segments)
     pid = os.fork()
     if pid == 0:  # it writes other copies where the parent has its own
@@ -136,14 +136,14 @@ def test_forked_process_leaves_its_parents_copies(
     assert len(made) == len(segments)
 
 
-def test_deltas_are_found_on_disk_if_that_is_asked_for() -> None:
-    copies = CodedCopies(max_bytes=0)
+def test_deltas_are_found_on_disk_with_the_option() -> None:
+    copies = CompressedCopies(max_bytes=0)
     key = delta_key((1, 2, 3, 4), b"\x01" * 32)
-    copies.keep(key, CodedCopy(b"a delta", "dcz", 100))
-    assert copies.kept(key) is None
-    found = copies.kept(key, on_disk=True)
+    copies.store(key, CompressedCopy(b"a delta", "dcz", 100))
+    assert copies.cached(key) is None
+    found = copies.cached(key, on_disk=True)
     assert found is not None
-    assert (found.body, found.coding, found.uncoded_bytes) == (b"a delta", "dcz", 100)
+    assert (found.body, found.coding, found.uncompressed_bytes) == (b"a delta", "dcz", 100)
 
 
 @pytest.mark.parametrize("patience_s", [0, 60])
@@ -155,25 +155,25 @@ def test_first_requests_make_copies_one_at_a_time(
 ) -> None:
     """The others wait for a bounded time, and are then answered without a copy."""
     go_on, busy, most = threading.Event(), [0], [0]
-    make = coded_copies._make
+    make = compressed_copies._make
 
-    def slow(*args: Any) -> CodedCopy | None:
+    def slow(*args: Any) -> CompressedCopy | None:
         busy[0] += 1
         most[0] = max(most[0], busy[0])
         assert go_on.wait(60)
         busy[0] -= 1
         return make(*args)
 
-    monkeypatch.setattr(coded_copies, "_make", slow)
-    monkeypatch.setattr(coded_copies, "_TURN_S", patience_s)
-    copies = CodedCopies()
+    monkeypatch.setattr(compressed_copies, "_make", slow)
+    monkeypatch.setattr(compressed_copies, "_TURN_S", patience_s)
+    copies = CompressedCopies()
     asking = [*segments, *segments]
     with ThreadPoolExecutor(len(asking)) as threads:
-        answers = [threads.submit(copies.get, segment, "gzip") for segment in asking]
+        responses = [threads.submit(copies.get, segment, "gzip") for segment in asking]
         if not patience_s:
-            wait_for(lambda: sum(a.done() for a in answers) == len(asking) - 1, "one goes on")
+            wait_for(lambda: sum(a.done() for a in responses) == len(asking) - 1, "one goes on")
         go_on.set()
-    without = sum(answer.result() is None for answer in answers)
+    without = sum(response.result() is None for response in responses)
     assert without == (0 if patience_s else len(asking) - 1)
     ask(copies, segments)
     assert most == [1]
@@ -181,7 +181,7 @@ def test_first_requests_make_copies_one_at_a_time(
 
 
 def test_no_copy_is_made_while_requests_wait(segments: list[FileSegment], made: list[int]) -> None:
-    copies = CodedCopies()
+    copies = CompressedCopies()
     copies.pace.is_behind = lambda: True
     assert copies.get(segments[0], "gzip") is None
     copies.pace.is_behind = lambda: False
@@ -208,7 +208,7 @@ def test_copy_of_a_large_file_is_not_waited_for(
     large: FileSegment, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for coding in ("gzip", "br", "zstd"):
-        copies = CodedCopies()
+        copies = CompressedCopies()
         copies.pace.is_behind = lambda: True
         assert copies.get(large, coding) is None
         assert copies.get(large, coding) is None
@@ -224,23 +224,23 @@ def test_copy_of_a_large_file_is_not_waited_for(
 def test_copies_go_on_soon_after_process_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    coded_copies._Pace().rest(7200, 0.01)
-    assert slept == [coded_copies._MAX_REST_S]
+    compressed_copies._Pace().rest(7200, 0.01)
+    assert slept == [compressed_copies._MAX_REST_S]
 
 
 def test_copy_that_nobody_wants_is_given_up(
     large: FileSegment, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copies = CodedCopies()
+    copies = CompressedCopies()
     copies.pace.is_behind = lambda: bool(made)
     assert copies.get(large, "gzip") is None
     wait_for(lambda: made, "it is begun")
-    monkeypatch.setattr(coded_copies, "_MAX_UNWANTED_S", 0)
+    monkeypatch.setattr(compressed_copies, "_MAX_UNWANTED_S", 0)
     copies.pace.is_behind = lambda: False
     wait_for(lambda: not copies._jobs, "it is given up")
     monkeypatch.undo()
     key = copy_key(identity_of(os.fstat(large.fd)), *large[1:], "gzip")
-    assert copies.kept(key) is None
+    assert copies.cached(key) is None
 
 
 def test_copies_take_a_bounded_share_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,10 +249,10 @@ def test_copies_take_a_bounded_share_of_time(monkeypatch: pytest.MonkeyPatch) ->
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(coded_copies, "monotonic", lambda: now[0])
+    monkeypatch.setattr(compressed_copies, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", sleep)
-    pace = coded_copies._Pace()
+    pace = compressed_copies._Pace()
     for _ in range(1000):
         now[0] += 0.1
         pace.rest(0.1, 0.1)
-    assert now[0] - 1000 >= (1000 * 0.1 - coded_copies._BURST_S) / coded_copies._SHARE
+    assert now[0] - 1000 >= (1000 * 0.1 - compressed_copies._BURST_S) / compressed_copies._SHARE

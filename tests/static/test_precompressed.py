@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.static.calls import LARGE, Answered, call, write_sibling
+from tests.static.calls import LARGE, Answered, call, write_precompressed
 from tests.support.effort import effort
 from tests.support.files import settle
 from wsgifast import StaticFiles
@@ -22,7 +22,7 @@ from wsgifast.files.found import has_same_time, is_outdated
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_sibling_appearing_or_changing_is_seen_at_once(site: Path, settled: bool) -> None:
+def test_precompressed_change_is_seen_at_once(site: Path, settled: bool) -> None:
     original = site / "app.js"
     packed = gzip.compress(original.read_bytes())
     app = StaticFiles(directory=site)
@@ -34,27 +34,27 @@ def test_sibling_appearing_or_changing_is_seen_at_once(site: Path, settled: bool
         return call(app, "/app.js", Accept_Encoding=encodings)
 
     assert "vary" not in ask().headers
-    sibling = write_sibling(original, ".gz", packed)
-    answer = call(app, "/app.js", Accept_Encoding="gzip, br")
-    assert (answer.body, answer.headers["content-encoding"]) == (packed, "gzip")
-    assert answer.headers["vary"] == "Accept-Encoding"
-    assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
+    precompressed = write_precompressed(original, ".gz", packed)
+    response = call(app, "/app.js", Accept_Encoding="gzip, br")
+    assert (response.body, response.headers["content-encoding"]) == (packed, "gzip")
+    assert response.headers["vary"] == "Accept-Encoding"
+    assert response.headers["content-type"] == "text/javascript; charset=utf-8"
     identity = ask("identity")
     assert identity.headers["vary"] == "Accept-Encoding"
-    assert identity.headers["etag"] != answer.headers["etag"]
+    assert identity.headers["etag"] != response.headers["etag"]
     assert ask("gzip;q=0").body == original.read_bytes()
     assert call(app, "/app.js", Accept_Encoding="gzip", Range="bytes=0-3").body == packed[:4]
     ask()
     repacked = gzip.compress(original.read_bytes(), 1)
-    write_sibling(original, ".gz", repacked)  # in place: the directory does not change
+    write_precompressed(original, ".gz", repacked)  # in place: the directory does not change
     assert call(app, "/app.js", Accept_Encoding="gzip").body == repacked
     ask()
-    write_sibling(original, ".br", b"brotli")
+    write_precompressed(original, ".br", b"brotli")
     assert ask().body == b"brotli"
     (site / "app.js.br").unlink()
     assert call(app, "/app.js", Accept_Encoding="gzip, br").body == repacked
     ask()
-    sibling.unlink()
+    precompressed.unlink()
     assert call(app, "/app.js", Accept_Encoding="gzip").body == original.read_bytes()
 
 
@@ -62,7 +62,7 @@ SECOND = 1_700_000_000 * 10**9  # in ns
 
 
 @pytest.mark.parametrize(
-    ("original_ns", "sibling_ns", "is_used"),
+    ("original_ns", "precompressed_ns", "is_used"),
     [
         (SECOND + 123_456_789, SECOND + 123_456_789, True),
         (SECOND + 123_456_789, SECOND + 123_456_717, True),  # through a float
@@ -80,15 +80,18 @@ SECOND = 1_700_000_000 * 10**9  # in ns
         (SECOND + 10**9, SECOND + 10**9 - 200_000_000, False),
     ],
 )
-def test_sibling_is_sent_if_rounded_times_are_equal(
-    site: Path, original_ns: int, sibling_ns: int, is_used: bool
+def test_precompressed_is_sent_if_rounded_times_equal(
+    site: Path, original_ns: int, precompressed_ns: int, is_used: bool
 ) -> None:
-    original, sibling = site / "app.js", write_sibling(site / "app.js", ".gz", b"packed")
+    original, precompressed = (
+        site / "app.js",
+        write_precompressed(site / "app.js", ".gz", b"packed"),
+    )
     os.utime(original, ns=(original_ns, original_ns))
-    os.utime(sibling, ns=(sibling_ns, sibling_ns))
-    answer = call(StaticFiles(directory=site), "/app.js", Accept_Encoding="gzip")
-    assert (answer.body == b"packed") == is_used
-    assert is_outdated(sibling.stat(), original.stat()) != is_used
+    os.utime(precompressed, ns=(precompressed_ns, precompressed_ns))
+    response = call(StaticFiles(directory=site), "/app.js", Accept_Encoding="gzip")
+    assert (response.body == b"packed") == is_used
+    assert is_outdated(precompressed.stat(), original.stat()) != is_used
 
 
 @given(ns=st.integers(10**18, 2 * 10**18), unit=st.sampled_from([1, 10**3, 10**6, 10**9, None]))
@@ -114,7 +117,7 @@ def stat_at(ns: int) -> os.stat_result:
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".br"])
-def test_sibling_made_by_whitenoise_is_sent(site: Path, suffix: str) -> None:
+def test_precompressed_file_made_by_whitenoise_is_sent(site: Path, suffix: str) -> None:
     from whitenoise.compress import Compressor
 
     originals = [site / f"{number}.css" for number in range(30)]
@@ -131,43 +134,41 @@ def test_sibling_made_by_whitenoise_is_sent(site: Path, suffix: str) -> None:
 @pytest.mark.parametrize(
     ("content", "age_s"), [(b"of an earlier content", 1), (b"", 0), (b"x" * 10_000, 0)]
 )
-def test_unusable_sibling_is_sent_once_it_is_usable(
-    site: Path, content: bytes, age_s: float
-) -> None:
+def test_precompressed_is_sent_once_it_is_usable(site: Path, content: bytes, age_s: float) -> None:
     original = site / "app.js"
-    write_sibling(original, ".gz", content, age_s=age_s)
+    write_precompressed(original, ".gz", content, age_s=age_s)
     settle(*site.glob("app.js*"))
     app = StaticFiles(directory=site)
     for _ in range(2):
-        answer = call(app, "/app.js", Accept_Encoding="gzip")
-        assert answer.body == original.read_bytes()
-        assert "vary" not in answer.headers
+        response = call(app, "/app.js", Accept_Encoding="gzip")
+        assert response.body == original.read_bytes()
+        assert "vary" not in response.headers
     assert app._cache.used_bytes > 0
-    write_sibling(original, ".gz", b"fresh")  # in place: the directory does not change
+    write_precompressed(original, ".gz", b"fresh")  # in place: the directory does not change
     settle(*site.glob("app.js*"))
     assert call(app, "/app.js", Accept_Encoding="gzip").body == b"fresh"
     original.write_text("let answer = 43;\n" * 40)
     assert call(app, "/app.js", Accept_Encoding="gzip").body == original.read_bytes()
 
 
-def test_unusable_sibling_is_not_sent(site: Path) -> None:
+def test_unusable_precompressed_file_is_not_sent(site: Path) -> None:
     original = site / "app.js"
-    write_sibling(original, ".gz", b"x" * 10_000)  # larger than the original
+    write_precompressed(original, ".gz", b"x" * 10_000)  # larger than the original
     (site / "app.js.br").mkdir()
     os.mkfifo(site / "app.js.zst")
-    answer = call(StaticFiles(directory=site), "/app.js", Accept_Encoding="gzip, br, zstd")
-    assert answer.body == original.read_bytes()
+    response = call(StaticFiles(directory=site), "/app.js", Accept_Encoding="gzip, br, zstd")
+    assert response.body == original.read_bytes()
 
 
-def test_large_sibling_is_sent_from_its_file(site: Path) -> None:
+def test_large_precompressed_is_sent_from_its_file(site: Path) -> None:
     (site / "big.txt").write_bytes(LARGE * 2)
-    write_sibling(site / "big.txt", ".zst", LARGE)
+    write_precompressed(site / "big.txt", ".zst", LARGE)
     app = StaticFiles(directory=site)
     for _ in range(2):
-        answer = call(app, "/big.txt", Accept_Encoding="zstd")
-        assert answer.body == LARGE
-        assert answer.headers["content-encoding"] == "zstd"
-        assert isinstance(answer.iterable, FileWrapper)
+        response = call(app, "/big.txt", Accept_Encoding="zstd")
+        assert response.body == LARGE
+        assert response.headers["content-encoding"] == "zstd"
+        assert isinstance(response.iterable, FileWrapper)
 
 
 STEPS = st.tuples(
@@ -179,7 +180,7 @@ STEPS = st.tuples(
 
 @given(steps=st.lists(STEPS, min_size=3, max_size=6))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=effort(30))
-def test_cached_answer_equals_that_from_disk(
+def test_cached_response_equals_that_from_disk(
     site: Path, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, Any]]
 ) -> None:
     """Beside a model that looks at everything each time."""
@@ -187,8 +188,8 @@ def test_cached_answer_equals_that_from_disk(
     monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", -1)
     app = StaticFiles(directory=site)
     original = site / "model.txt"
-    siblings = {"br": site / "model.txt.br", "gzip": site / "model.txt.gz"}
-    for path in siblings.values():
+    precompressed_files = {"br": site / "model.txt.br", "gzip": site / "model.txt.gz"}
+    for path in precompressed_files.values():
         path.unlink(missing_ok=True)
     original.write_bytes(b"x" * 555)
     for number, (suffix, change) in enumerate(steps):
@@ -201,19 +202,19 @@ def test_cached_answer_equals_that_from_disk(
             moment = path.stat().st_mtime + (-1 if change == "older" else 1)
             os.utime(path, (moment, moment))
         time.sleep(0.011)  # a tick of the kernel's clock: the directory's change is to be seen
-        for asked in ("identity", "gzip", "br", "gzip, br"):
-            answer = call(app, "/model.txt", Accept_Encoding=asked)
-            assert answer.status == (200 if original.exists() else 404)
+        for requested in ("identity", "gzip", "br", "gzip, br"):
+            response = call(app, "/model.txt", Accept_Encoding=requested)
+            assert response.status == (200 if original.exists() else 404)
             if not original.exists():
                 continue
-            facts = original.stat()
+            stat_result = original.stat()
             fitting = [
                 path
-                for coding, path in siblings.items()
-                if coding in asked
+                for coding, path in precompressed_files.items()
+                if coding in requested
                 and path.exists()
-                and path.stat().st_size < facts.st_size
-                and path.stat().st_mtime_ns >= facts.st_mtime_ns
+                and path.stat().st_size < stat_result.st_size
+                and path.stat().st_mtime_ns >= stat_result.st_mtime_ns
             ]
             best = min(fitting, key=lambda path: path.stat().st_size, default=original)
-            assert answer.body == best.read_bytes(), (asked, steps[: number + 1])
+            assert response.body == best.read_bytes(), (requested, steps[: number + 1])

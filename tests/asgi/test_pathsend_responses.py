@@ -1,4 +1,4 @@
-"""Apps that are offered http.response.pathsend, and that are not: no answer of theirs changes."""
+"""Apps that are offered http.response.pathsend, and that are not: no response of theirs changes."""
 
 from __future__ import annotations
 
@@ -111,30 +111,30 @@ def seen_by_client(status: int, headers: dict[str, str], body: bytes) -> tuple[o
     deflated = "x-deflated" in headers
     if deflated and body:
         decoders.append(zlib.decompress)
-    if not body.startswith(b"\x1f\x8b"):  # gzip's: what was coded last is decoded first
+    if not body.startswith(b"\x1f\x8b"):  # gzip's: what was compressed last is decoded first
         decoders.reverse()
     for decode in decoders:
         body = decode(body)
     return status, body, headers.get("content-type"), headers.get("content-encoding"), deflated
 
 
-def asked(app: ASGIApp, path: str, method: str, headers: dict[str, str]) -> Any:
+def request(app: ASGIApp, path: str, method: str, headers: dict[str, str]) -> Any:
     """Return the response to a request, or the type of the error if the app fails."""
     scope = {**scope_of(path, method, host="a", **headers), "extensions": {}}
     try:
-        answer = call(app, scope, whole=False, body=b"")
+        response = call(app, scope, whole=False, body=b"")
     except Exception as error:  # noqa: BLE001 - any error of the app's
         while inner := getattr(error, "exceptions", None):
             error = inner[0]
         return type(error).__name__, 0
-    found = {name.lower(): value for name, value in answer.headers}
-    body = b"" if method == "HEAD" else answer.body  # as a server has it
-    return seen_by_client(answer.status, found, body), len(body)
+    found = {name.lower(): value for name, value in response.headers}
+    body = b"" if method == "HEAD" else response.body  # as a server has it
+    return seen_by_client(response.status, found, body), len(body)
 
 
 @QUIET
 @given(STACKS, STACKS, PATHS, st.sampled_from(["GET", "GET", "HEAD"]), REQUESTS)
-def test_asgifast_changes_no_answer_of_any_stack(
+def test_asgifast_changes_no_response_of_any_stack(
     texts: Path,
     stack: tuple[str, ...],
     inner: tuple[str, ...],
@@ -142,17 +142,17 @@ def test_asgifast_changes_no_answer_of_any_stack(
     method: str,
     headers: dict[str, str],
 ) -> None:
-    raw, raw_bytes = asked(starlette(texts, *stack, inner=inner), path, method, headers)
+    raw, raw_bytes = request(starlette(texts, *stack, inner=inner), path, method, headers)
     app = ASGIFast(starlette(texts, *stack, inner=inner))
     for _ in range(2):  # the first request has the middleware made
-        wrapped, wrapped_bytes = asked(app, path, method, headers)
+        wrapped, wrapped_bytes = request(app, path, method, headers)
         assert wrapped == raw
         assert wrapped_bytes <= raw_bytes
 
 
 @settings(QUIET, max_examples=25)
 @given(STACKS, STACKS, PATHS, REQUESTS, st.sampled_from([H11Protocol, HttpToolsProtocol]))
-def test_our_protocols_change_no_answer_of_any_stack(
+def test_our_protocols_change_no_response_of_any_stack(
     texts: Path,
     stack: tuple[str, ...],
     inner: tuple[str, ...],
@@ -160,15 +160,15 @@ def test_our_protocols_change_no_answer_of_any_stack(
     headers: dict[str, str],
     protocol: Any,
 ) -> None:
-    raw, raw_bytes = asked(starlette(texts, *stack, inner=inner), path, "GET", headers)
+    raw, raw_bytes = request(starlette(texts, *stack, inner=inner), path, "GET", headers)
     for wrap in (lambda app: app, ASGIFast):
         app = wrap(starlette(texts, *stack, inner=inner))
-        answer = asyncio.run(served(protocol, app, path, headers))
-        if answer is None:
+        received = asyncio.run(served(protocol, app, path, headers))
+        if received is None:
             assert isinstance(raw, str), "the app fails, without the protocol too"
             continue
-        size = len(answer[2])
-        status, body, *others = seen_by_client(*answer)
+        size = len(received[2])
+        status, body, *others = seen_by_client(*received)
         if isinstance(raw, str):
             assert status == 500
         else:
@@ -202,9 +202,9 @@ def test_our_protocols_send_files_of_known_apps(
     ):
         for path in ("/file/text.txt", "/static/text.txt", "/endpoint"):
             opened.clear()
-            answer = asyncio.run(served(protocol, app, path, {}))
-            assert answer is not None
-            status, body, *_ = seen_by_client(*answer)
+            received = asyncio.run(served(protocol, app, path, {}))
+            assert received is not None
+            status, body, *_ = seen_by_client(*received)
             assert (status, body) == (200, TEXT)
             # ASGIFast hands over an open file, where it has planned for ranges.
             assert bool(opened) is expected, (app, path)
@@ -214,7 +214,7 @@ def test_unknown_middleware_fails_with_pathsend(texts: Path) -> None:
     """Were it offered, these apps would fail: the test's own middleware is of the kind."""
     for name in ("reads_the_body", "Counting", "Dropping"):
         app = ASGIFast(starlette(texts, name), pathsend=True)
-        outcome, _ = asked(app, "/file/text.txt", "GET", {})
+        outcome, _ = request(app, "/file/text.txt", "GET", {})
         assert outcome in ("TypeError", "KeyError") or outcome[1] == b"", (name, outcome)
 
 
@@ -255,10 +255,10 @@ def test_no_server_of_ours_sends_more_bytes(tmp_path: Path) -> None:
             env = {"PYTHONPATH": str(tmp_path)}
             with live_server(argv, cwd=tmp_path, env=env, forked=False) as server:
                 for path in ("/file", "/static/app.js"):
-                    answer = server.get(path, headers=[("Accept-Encoding", "gzip")])
-                    coded = answer.header("Content-Encoding") == "gzip"
-                    body = gzip.decompress(answer.body) if coded else answer.body
+                    response = server.get(path, headers=[("Accept-Encoding", "gzip")])
+                    compressed = response.header("Content-Encoding") == "gzip"
+                    body = gzip.decompress(response.body) if compressed else response.body
                     assert body == SCRIPT, (name, app, path)
-                    assert len(answer.body) <= sizes.setdefault((app, path), len(answer.body))
+                    assert len(response.body) <= sizes.setdefault((app, path), len(response.body))
                 if name != "uvicorn" and app == "compressed":
                     assert "GZipMiddleware compresses them" in server.log()

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgifast.errors import MalformedRequest
-from wsgifast.http.request_head import HeadScanner, check_host
+from wsgifast.http.request_headers import HeaderScanner, check_host
 
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def looks(pieces: list[bytes]) -> list[int]:
     """Return how many bytes had arrived at each call of the parser."""
-    scanner = HeadScanner(pieces[0])
+    scanner = HeaderScanner(pieces[0])
     seen = []
     for piece in pieces[1:]:
         if scanner.add(piece):
@@ -25,7 +25,7 @@ def looks(pieces: list[bytes]) -> list[int]:
     return seen
 
 
-def test_end_of_a_head_is_found_in_every_split() -> None:
+def test_end_of_headers_is_found_in_every_split() -> None:
     data = HEAD + b"body"
     for cut in range(len(HEAD)):
         assert looks([data[:cut], data[cut:]]) == [len(data)]
@@ -35,7 +35,7 @@ def test_end_of_a_head_is_found_in_every_split() -> None:
     assert looks([data[i : i + 1] for i in range(len(HEAD))]) == [len(HEAD)]
 
 
-def test_incomplete_head_is_not_looked_at() -> None:
+def test_incomplete_headers_are_not_looked_at() -> None:
     for end in range(len(HEAD)):
         assert looks([HEAD[i : i + 1] for i in range(end)] or [b""]) == []
 
@@ -49,7 +49,7 @@ def test_bare_lf_is_looked_at_as_soon_as_it_comes(bad: bytes) -> None:
         assert looks([bad[:cut], bad[cut:]]) == [len(bad)]
 
 
-def test_head_without_end_is_looked_at_when_doubled() -> None:
+def test_headers_without_end_are_parsed_when_doubled() -> None:
     seen = looks([b"X: 1\r\n"] * 200_000)
     assert seen[0] <= 4100
     assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(seen))
@@ -59,7 +59,7 @@ def test_head_without_end_is_looked_at_when_doubled() -> None:
 
 def test_bytes_are_looked_at_once() -> None:
     """As of a proxy's binary header, which holds an empty line, and a parser that wants more."""
-    scanner = HeadScanner()
+    scanner = HeaderScanner()
     assert scanner.add(b"\r\n\r\n\x00\r\nQUIT\n")
     assert not any(scanner.add(b"x") for _ in range(1000))
     assert not any(scanner.add(byte) for byte in [b"\r", b"\n", b"\r"])
@@ -81,7 +81,7 @@ class Counting(bytearray):
 
 
 def test_searched_bytes_are_not_searched_again() -> None:
-    scanner = HeadScanner()
+    scanner = HeaderScanner()
     scanner.data = Counting()
     Counting.searched = 0
     for _ in range(10_000):
@@ -90,7 +90,7 @@ def test_searched_bytes_are_not_searched_again() -> None:
 
 
 @given(st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"\r\n\r\n", b"a", b"ab: c"]), max_size=30))
-def test_end_of_any_head_is_never_missed(pieces: list[bytes]) -> None:
+def test_end_of_any_headers_is_never_missed(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
     shown = looks([b"", *pieces])
     bare = data.count(b"\n") != data.count(b"\r\n")

@@ -1,7 +1,8 @@
 """FastWorker without threads: a test gives it one event after the other, and sets its clock.
 
 The worker, its poller, connections and sockets are real. Only its pool is never started, so
-that nothing happens outside :meth:`Bench.run`, which does all of it in the test's own thread.
+that nothing happens outside :meth:`SteppedWorker.run`, which does all of it in the test's own
+thread.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import pytest
 from gunicorn.config import Config
 from gunicorn.workers import base
 
-from tests.server.states import checked_states
-from tests.support.http import Answers, Connection
+from tests.server.state_checks import checked_states
+from tests.support.http import Connection, ResponseReader
 from tests.workers.serving import split_options
 from wsgifast.server import connection, poller, server
 from wsgifast.server_options import OPTIONS
@@ -44,7 +45,7 @@ _PATIENCE_S = 60.0
 _TURNS = 2000
 
 
-def answers(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
+def responses(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
     """An app that answers, whether it may or not.
 
     :param body: what it returns, or a function that makes that once start_response() has been
@@ -59,9 +60,9 @@ def answers(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
     return app
 
 
-hello = answers([b"hello"], ("Content-Length", "5"))
+hello = responses([b"hello"], ("Content-Length", "5"))
 # More than is sent at once.
-large = answers(lambda: [bytes(LARGE)], ("Content-Length", str(LARGE)))
+large = responses(lambda: [bytes(LARGE)], ("Content-Length", str(LARGE)))
 
 
 def echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -145,12 +146,12 @@ def _is_a_tests(error: BaseException) -> bool:
 class Client(Connection):
     """The client's end of a connection; `near` is the worker's."""
 
-    def __init__(self, sock: socket.socket, near: Any, bench: Bench) -> None:
+    def __init__(self, sock: socket.socket, near: Any, stepped: SteppedWorker) -> None:
         sock.settimeout(_PATIENCE_S)
         self.sock = sock
         self.near = near
-        self._bench = bench
-        Answers.__init__(self, sock.makefile("rb"))
+        self._bench = stepped
+        ResponseReader.__init__(self, sock.makefile("rb"))
 
     def is_in(self, state: str) -> bool:
         """Whether the worker's end is in a state."""
@@ -177,7 +178,7 @@ class Client(Connection):
         return data
 
 
-class Bench:
+class SteppedWorker:
     """A worker, and the ways to make things happen to it.
 
     :param app: WSGI; runs in the test's thread.
@@ -314,7 +315,7 @@ class Bench:
                 break
             job = self.take_up()
             if job is not None:
-                self.answer(job)
+                self.response(job)
         else:
             pytest.fail("the worker does not come to rest")
         if self.log.failures:
@@ -337,7 +338,7 @@ class Bench:
         self.server.on_taken(job)
         return job
 
-    def answer(self, job: Any) -> None:
+    def response(self, job: Any) -> None:
         """Run the app for a job."""
         self.server.run(job)
 
@@ -390,23 +391,25 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.fixture
-def make_bench() -> Iterator[Callable[..., Bench]]:
+def make_stepped() -> Iterator[Callable[..., SteppedWorker]]:
     with contextlib.ExitStack() as stack:
 
-        def make(app: Callable[..., Any], **options: Any) -> Bench:
-            bench = Bench(app, **options)
-            stack.callback(bench.close)
-            return bench
+        def make(app: Callable[..., Any], **options: Any) -> SteppedWorker:
+            stepped = SteppedWorker(app, **options)
+            stack.callback(stepped.close)
+            return stepped
 
         yield make
 
 
-MakeBench = Callable[..., Bench]
+MakeStepped = Callable[..., SteppedWorker]
 
 
-def ask(bench: Bench, client: Client | None = None, **more: Any) -> tuple[int, bool, bytes]:
+def ask(
+    stepped: SteppedWorker, client: Client | None = None, **more: Any
+) -> tuple[int, bool, bytes]:
     """Send one request. Return its status, whether the connection stays open, and the body."""
-    client = client or bench.connect()
+    client = client or stepped.connect()
     client.run_request(**more)
     response = client.read_response()
     if not response.keep_alive:
