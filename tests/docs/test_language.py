@@ -34,6 +34,11 @@ _UNWANTED = re.compile(
     # The verb and HEAD are free.
     r"|heads?|(?:an?|the|each|every|this|that|no|its|whole|small|first|error) answers?)\b"
 )
+# As a word of a name: `_kept`, `CodedSize`.
+_UNWANTED_IN_NAMES = re.compile(
+    r"(?:^|_|(?<=[a-z])(?=[A-Z]))(?i:(?:un)?coded|kept|held|siblings?|mended|rescued|asked|told)"
+    r"(?![a-z])"
+)
 _HIDDEN = re.compile(
     r"\A---\n.*?\n---\n|^```.*?^```$|^<!--.*?-->$|^    .*?$|<[^>]+>",
     re.MULTILINE | re.DOTALL,
@@ -151,3 +156,14 @@ def test_code_has_few_semicolons_in_its_prose(folder: str) -> None:
                     if ";" in each:
                         with_semicolons.append(f"{path.name}: {each}")
     assert len(with_semicolons) <= 0.03 * sentences, "\n".join(with_semicolons)
+
+
+@pytest.mark.parametrize("folder", ["wsgifast", "asgi"])
+def test_names_use_the_terms_of_the_field(folder: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        if token.type == tokenize.NAME and _UNWANTED_IN_NAMES.search(token.string)
+    ]
+    assert not found, "\n".join(found)

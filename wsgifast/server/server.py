@@ -76,7 +76,7 @@ class Server:
         self._secure = secure
         # Whether connections stay open after a response, up to this number of connections.
         self._keeps_alive = options.keepalive_s > 0
-        self._most_kept_alive = options.max_keepalived
+        self._most_persistent = options.max_keepalived
         self._end_at = float("inf")  # monotonic
         self._killed = False
         self._sweep_pushed = False
@@ -354,7 +354,7 @@ class Server:
             if self._sheds and self._shedding.is_overdue(channel):
                 self._shed(channel)
                 return
-            stays = self._keeps_alive and len(self.connections) <= self._most_kept_alive
+            stays = self._keeps_alive and len(self.connections) <= self._most_persistent
             try:
                 self._application.run(channel, stays=stays)
             finally:
