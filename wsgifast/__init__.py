@@ -1,4 +1,4 @@
-"""Middleware, servers and file serving that send what a Python web app returns the fastest way.
+"""Middleware, servers and file serving that send the responses of Python web apps faster.
 
 - :class:`WSGIFast` wraps any WSGI app. :class:`StaticFiles` serves directories.
 - :class:`wsgifast.workers.FastWorker` is a gunicorn worker that no slow client can block.

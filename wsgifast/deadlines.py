@@ -42,7 +42,7 @@ class QueueTimeout(RequestError):
 class QueueTimeouts:
     """Makes the errors for requests that have waited too long, and warns of them once a minute.
 
-    :param awaited: what they have waited for.
+    :param awaited: the cause of the wait.
     """
 
     def __init__(self, awaited: str) -> None:

@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-# What may be read and set of the response.
+# Attributes of the response that may be read and set.
 _HARMLESS = frozenset(
     {"background", "charset", "delete_cookie", "headers", "media_type", "set_cookie", "status_code"}
 )
@@ -25,7 +25,7 @@ _BACK_DOORS = frozenset({"dir", "eval", "exec", "locals", "vars"})
 _BACK_DOOR_ATTRIBUTES = frozenset(
     {"_getframe", "_send", "body_iterator", "currentframe", "f_locals", "send"}
 )
-# What an endpoint that calls an ASGI app passes to it.
+# The arguments that an endpoint passes to an ASGI app.
 _SENDING = frozenset({"_receive", "_send", "receive", "send"})
 # The most functions of an app that are examined behind one endpoint.
 _MAX_FOLLOWED = 200
@@ -110,7 +110,7 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:
-    """What a statement assigns to."""
+    """Return the targets of an assignment."""
     if isinstance(node, ast.Assign):
         return node.targets
     return [node.target] if isinstance(node, ast.AnnAssign) else []

@@ -144,7 +144,7 @@ class ASGIFast:
             self._call = Examined(app, Reports(report_slow_shapes, fixed=fixed))
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = with_dictionary(self._call, self.compression.dictionary)
-        # What is around this middleware: times and ids of requests, and metrics.
+        # Around this middleware: times and ids of requests, and metrics.
         self._around: ASGIApp | None = None
         if self.body_limits is not None:
             self._unlimited = copy.copy(self)

@@ -84,7 +84,7 @@ _WAY_OUT = "if its files are sent right that way, ASGIFast(app, pathsend=True) h
 
 
 class PathsendDecision(NamedTuple):
-    """What was decided of an app, and why.
+    """The decision about an app, and its reason.
 
     :ivar offered: the app is offered http.response.pathsend.
     :ivar zerocopy: and http.response.zerocopysend.
@@ -120,17 +120,18 @@ class Offer:
         self._always = always
         self._decision: PathsendDecision | None = None
         self._extensions: Mapping[str, dict[str, Any]] = always
-        # What shows that the app has changed: lists and their lengths, apps and their stacks.
+        # Signs that the app has changed: lists and their lengths, apps and their stacks.
         self._lists: Sequence[tuple[list[Any], int]] = ()
         self._stacks: Sequence[tuple[Any, Any]] = ()
 
     @property
     def decision(self) -> PathsendDecision:
-        """What would be decided now."""
+        """Return the decision as of now."""
         return self._decided(_Layers())
 
     def extensions_for(self, path: str) -> Mapping[str, dict[str, Any]]:
-        """What is offered to a request of this path, not to be changed. A new decision is logged.
+        """Return the extensions for a request of this path. Do not change them. A new decision is
+        logged.
 
         A decision may read the source of a middleware function, on the event loop: once for each
         function of a process.

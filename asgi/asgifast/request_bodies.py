@@ -50,7 +50,7 @@ from .messages import (
     text_headers,
 )
 
-# What one message has of a decoded body at most. A message is a whole number of pieces.
+# The most bytes of a decoded body in one message. A message is a whole number of pieces.
 _DECODED_BYTES = 1024 * 1024
 _PIECE_BYTES = 64 * 1024
 # Bodies up to this size are buffered, with ``buffer_bodies=True``: forms and photos. Larger ones
@@ -369,7 +369,7 @@ class BufferedBody:
         self._file: TemporaryFile | None = None
         self._written = self._read = 0  # bytes of the file
         self._memory = bytearray()
-        # What came in one message, or there was no room for.
+        # Bytes that came in one message, or for which there was no room.
         self._rest: bytes | None = None
         self._is_complete = False
 

@@ -35,13 +35,13 @@ SendWhole = Callable[[Any, Message, Message], bool]
 _MODULE = "uvicorn.protocols.http.httptools_impl"
 # The digests of sources that send_whole() replaces, and the versions of uvicorn that have them.
 KNOWN_SENDS = {"de5bad0dc369ad90": ("0.53.0", "0.54.0")}
-# What send() uses, beside its own source: methods of the cycle, and the module's names.
+# Names that send() uses: methods of the cycle, and names of the module.
 _METHODS = "__init__", "send"
 _FUNCTIONS = "get_client_addr", "get_path_with_query_string"
 _PATTERNS = "HEADER_RE", "HEADER_VALUE_RE"
 # That module. None until uvicorn's send() is met: uvicorn may not be installed.
 _httptools_impl: Any = None
-# What was found for the class of which a server's send() is a method, and for that function.
+# The results for each class with a server's send(), and for that function.
 _known: dict[type, tuple[object, SendWhole | None]] = {}
 _UNKNOWN = None, None
 _MAX_KNOWN = 64

@@ -21,7 +21,7 @@ CHUNKS = "wsgifast.chunks"
 # The URL pattern that the framework has matched, or that the app or its middleware has set: under
 # Falcon `req.env["wsgifast.pattern"] = req.uri_template`. Under ASGI it is a key of the scope.
 PATTERN = "wsgifast.pattern"
-# What was wrong with a Content-Length: "short", "long", or "corrected" before anything was sent.
+# The error of a Content-Length: "short", "long", or "corrected" before anything was sent.
 LENGTH_ERROR = "wsgifast.length_error"
 # FastWorker's, in whole microseconds like gunicorn's %(D)s: how long the request waited for a
 # thread, how long it had one without waiting for its client, and how long it then took until the

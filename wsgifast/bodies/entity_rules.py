@@ -17,7 +17,7 @@ MOST_BYTES: Final = 2**20
 # A response that has one of them is left alone: it has a tag already, or is for one client.
 _LEFT_ALONE = frozenset({"etag", "set-cookie"})
 _DIGEST_BYTES = 16
-# What a 304 does not have of its 200 (RFC 9110, section 15.4.5).
+# Headers that a 304 lacks and its 200 has (RFC 9110, section 15.4.5).
 NOT_IN_304: Final = frozenset(
     {"content-encoding", "content-length", "content-range", "content-type", "transfer-encoding"}
 )

@@ -199,7 +199,7 @@ class FileResponses:
             return None
         if described.conditions[2:8] != UNCONDITIONAL:
             plan = described.plan()
-            # What is compressed is sent whole.
+            # A compressed body is sent whole.
             if plan.status in (304, 412) or (plan.status != 200 and request.coding is None):
                 return _send_plan(request, plan)
         if request.coding is None:

@@ -119,7 +119,7 @@ class FileSlice:
 
     @property
     def owner(self) -> Closeable | None:
-        """What is closed with the slice. None once it is closed."""
+        """The object that is closed with the slice. None once it is closed."""
         return self._file
 
     def is_whole_file(self) -> bool:

@@ -61,8 +61,8 @@ class AppResponse:
     :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
     """
 
-    # Class attributes, so that most responses need not set them. What all responses read is set by
-    # __init__(), since CPython reads an attribute of an instance faster.
+    # Class attributes, so that most responses need not set them. Those that all responses read are
+    # set by __init__(), since CPython reads an attribute of an instance faster.
     code = 0
     length: int | None = None
     no_body = False

@@ -67,12 +67,12 @@ _ENCODERS = {
 # Wrappers with a close() that only closes the inner body.
 _TRANSPARENT = {"sentry_sdk.integrations.wsgi._ScopedResponse": "_response"}
 _FILES = (io.BufferedRandom, io.BufferedReader, io.FileIO)
-# What a wrapper of a file may call on itself while it is iterated.
+# Methods that a wrapper of a file may call on itself while it is iterated.
 _ITERATING = READING | {"chunks"}
 _WHOLE: tuple[type, ...] = (list, tuple, type(iter([])), type(iter(())))
 # Wrappers that users have registered.
 _registered: dict[type, Callable[[Any], object]] = {}
-# For each class seen so far, the function that returns what an instance wraps. None for no wrapper.
+# For each class seen so far, the function that unwraps an instance. None for no wrapper.
 _getters: dict[type, Callable[[Any], object] | None] = {}
 # An app may make classes for as long as it runs. Beyond so many they are looked up each time.
 _MOST_CLASSES = 500

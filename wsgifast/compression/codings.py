@@ -178,7 +178,7 @@ class Compressor:
 
 
 class Totals:
-    """What this process has compressed, by coding: bytes before and after, and CPU seconds."""
+    """The work of this process by coding: bytes before and after, and CPU seconds."""
 
     def __init__(self) -> None:
         self.reset()

@@ -29,7 +29,7 @@ _DECODED_BYTES = 32 * 1024 * 1024
 # others more. The limit counts from a harmless size on.
 _MAX_RATIO = 200
 _RATIO_COUNTS_FROM_BYTES = 1024 * 1024
-# What is decoded at once at most, and from how many bytes: each frame copies those behind it.
+# The most bytes decoded at once, and from how many: each frame copies those behind it.
 _PIECE_BYTES = 64 * 1024
 _FED_BYTES = 4 * 1024
 # A frame of zstd takes 10 microseconds, however small it is. So many are free, and then one for so
@@ -57,7 +57,7 @@ def checked_limits(body_limit_bytes: object, decompress: object) -> BodyLimits |
 
 
 class BodyLimits(NamedTuple):
-    """What is done with request bodies.
+    """The treatment of request bodies.
 
     :param limit_bytes: of a body, as it was sent and decoded. None for no limit.
     :param decodes: whether a body with a Content-Encoding is decoded.

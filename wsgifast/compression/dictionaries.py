@@ -70,7 +70,7 @@ _HASHED_NAME = re.compile(
 )
 # One that can hardly be a word or a date.
 _SURELY_A_HASH = re.compile(r"(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,64}")
-# What has a meaning in a URL pattern (URL Pattern Standard), of the characters that stay in a URL.
+# The characters of a URL that have a meaning in a URL pattern (URL Pattern Standard).
 _OF_PATTERNS = re.compile(r"[*+?:(){}\\]")
 
 

@@ -1,4 +1,4 @@
-"""What of an app's responses is compressed, and how: options, types, Vary and entity tags.
+"""Which responses are compressed, and how: options, types, Vary and entity tags.
 
 No I/O, no clock.
 """
@@ -28,7 +28,7 @@ from .dictionaries import DCZ, PagesDictionary
 
 # The key of the environ, or of an ASGI scope, that has the request's :data:`Wish`.
 WISH = "wsgifast.compression"
-# What an app wants of one response: [True] or [False]. Empty where it leaves that to the options. A
+# An app's wish for one response: [True] or [False]. Empty where it leaves that to the options. A
 # list, which middleware that copies the environ or the scope passes on.
 Wish = list[bool]
 # The key of the environ under which FastWorker has a function that returns whether its threads are

@@ -49,7 +49,7 @@ _COMPRESSED_TAG = re.compile(
 
 
 class Decision(NamedTuple):
-    """What is done with a response.
+    """The treatment of a response.
 
     :ivar coding: that the body is compressed with. None to send it as it is.
     :ivar content_type: the app's, where the body is compressed.

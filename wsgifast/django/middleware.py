@@ -1,4 +1,4 @@
-"""What serves files under Django: StaticFilesMiddleware, in WhiteNoise's place, and serve_media.
+"""Serves files under Django: StaticFilesMiddleware, in WhiteNoise's place, and serve_media.
 
 Media files are users' uploads, behind the project's own permission check.
 """

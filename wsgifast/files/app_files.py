@@ -239,7 +239,7 @@ class FrontServer:
     """The front server, and the folders whose files it can send.
 
     :param header: the response header that names the file.
-    :param locations: maps folders to what replaces their path. None keeps the path.
+    :param locations: maps folders to the replacements of their paths. None keeps the path.
     """
 
     def __init__(self, header: str, locations: Mapping[str, str | None]) -> None:

@@ -53,7 +53,7 @@ _TURN_S = 0.1
 # single response, as a copy is sent often. Others are compressed at the default levels.
 _SMALL_FILE_BYTES = 256 * 1024
 _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
-# What the thread compresses before it rests.
+# The bytes that the thread compresses before it rests.
 _PIECE_BYTES = 128 * 1024
 # Files that wait for the thread. One is given up if it was not requested for so long. Its clients
 # have their responses by then, or have left.
@@ -67,7 +67,7 @@ _REST_S = 0.02
 _MAX_REST_S = 1.0
 # Copies and precompressed files that save less are not worth the client's decompression.
 MIN_SAVING = 0.05
-# What the objects of a copy take beside its bytes, with a representation and its plans.
+# The memory of a copy beside its bytes: its objects, with a representation and its plans.
 _COPY_COST_BYTES = 10_000
 
 

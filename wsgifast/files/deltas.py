@@ -56,7 +56,7 @@ _WAIT_S = 0.25
 _MAX_WAITED_FOR = 32
 # Releases of a file that are looked at, the newest first.
 MAX_RELEASES = 16
-# What is remembered of folders, and of the releases of files: so many bytes each.
+# The bytes that are cached of each folder, and of each file's releases.
 _REMEMBERED_BYTES = 16 * 1024 * 1024
 # The bytes of one name in a listing, and of one release with its digest, measured, with a reserve.
 _NAME_BYTES = 400

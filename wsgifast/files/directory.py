@@ -1,4 +1,4 @@
-"""A directory that files are served from: the only module that decides what may be read.
+"""A directory that files are served from: the only module that decides which files may be read.
 
 A URL path is split into plain names, or refused. The names are walked one at a time, each opened
 relative to the directory before it and without following symbolic links, so that no renaming can

@@ -35,7 +35,7 @@ _SETTLED_NS = 50_000_000
 class CacheEntry:
     """A value of the cache.
 
-    :ivar cost: the bytes of memory that it takes at most, including what it may cache itself later.
+    :ivar cost: the bytes of memory that it takes at most, including its own caches.
     :ivar used: set at each hit, cleared when the cache makes room.
     """
 
@@ -151,7 +151,7 @@ class ReleasesOf(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What all releases of the file have in common."""
+        """Return the part that all releases of the file have in common."""
         return "\0".join([*self.hashed, *self.folders])
 
 

@@ -19,7 +19,7 @@ _EXTENSIONS = rb"((?:[ \t]*;[ \t]*%(token)b(?:[ \t]*=[ \t]*(?:%(token)b|%(quoted
     b"quoted": _QUOTED,
 }
 _SIZE_LINE = re.compile(_SIZE + _EXTENSIONS)
-# What separates most chunks, so that one match replaces two lines.
+# The separator of most chunks, so that one match replaces two lines.
 _USUAL_GAP = re.compile(rb"\r\n%b\r\n" % _SIZE)
 _USUAL_LINE_BYTES = 18  # the longest size line in there
 # RFC 9110 section 5.5. No folded lines (RFC 9112 section 5.2).

@@ -42,12 +42,12 @@ _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
 _NAME = re.compile(TOKEN)
 # RFC 9110 5.5: visible characters, SP, HTAB, and the part of Latin-1 beyond ASCII.
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
-# What ends a header's line for some client or proxy, or its text for a server in C.
+# Characters that end a header's line for some client or proxy, or its text for a server in C.
 _LINE_END = re.compile(r"[\r\n\0]")
 # Digits of a Content-Length: more than any disk needs.
 _MAX_LENGTH_DIGITS = 18
 
-# What no interim response (RFC 9110 8.6, RFC 9112 6.1) and no trailer (RFC 9110 6.5.1) may have.
+# Not for interim responses (RFC 9110 8.6, RFC 9112 6.1) and trailers (RFC 9110 6.5.1).
 _NOT_INTERIM = HOP_BY_HOP | {"content-length"}
 _NOT_IN_TRAILERS = HOP_BY_HOP | NO_TRAILERS
 
@@ -384,7 +384,7 @@ def _check_one_line(name: Any, value: Any) -> None:
 
 
 def _ends_line(part: Any) -> bool:
-    # Some servers take bytes, too. What is neither is left to the server.
+    # Some servers take bytes, too. Other types are left to the server.
     text = part.decode("latin-1") if isinstance(part, bytes) else part
     return isinstance(text, str) and _LINE_END.search(text) is not None
 

@@ -16,7 +16,7 @@ from .fields import NO_TRAILERS, TOKEN, parse_length
 from .request_headers import PLAIN_METHODS, PlainKeys
 
 _TOKEN = re.compile(TOKEN.encode())
-# What ends a line of HTTP/1, or may be taken for its end (RFC 9110 section 5.5).
+# The ends of a line of HTTP/1, and characters that may be taken for one (RFC 9110 section 5.5).
 _ENDS_LINE = re.compile(rb"[\r\n\0]")
 # Bytes beyond ASCII, which no URI has (RFC 3986 section 2) but some clients send, are accepted and
 # percent-encoded.

@@ -32,7 +32,7 @@ from .wire import CRLF, Quoter, with_crlf
 
 # So much of a message has the timeout for itself.
 _TIMED_BYTES = 64 * 1024
-# What smtplib has for the timeout of socket.setdefaulttimeout().
+# smtplib's mark for the timeout of socket.setdefaulttimeout().
 _DEFAULT_TIMEOUT = inspect.signature(smtplib.SMTP).parameters["timeout"].default
 
 Reply: TypeAlias = "tuple[int, bytes]"

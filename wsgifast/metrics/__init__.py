@@ -47,7 +47,7 @@ def recorder_for(metrics: object) -> Recorder | None:
 
 
 def spans_for(traces: bool) -> CurrentSpans | None:
-    """What sets attributes on spans, if `traces`.
+    """Return the setter of attributes on spans, if `traces`.
 
     :raises MissingExtra: if OpenTelemetry's API is not installed.
     """

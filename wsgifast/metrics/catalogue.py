@@ -15,7 +15,7 @@ from ..compression.codings import PRECOMPRESSED_SUFFIXES
 Kind = Literal["counter", "gauge", "histogram"]
 # How a gauge of several workers is shown: their sum, the greatest value, or one for each `pid`.
 Across = Literal["sum", "max", "each"]
-# What reports a metric: WSGIFast and ASGIFast, FastWorker, asgifast's protocols and workers.
+# The reporters of metrics: WSGIFast and ASGIFast, FastWorker, asgifast's protocols and workers.
 Reporter = Literal["middleware", "worker", "protocol"]
 
 
@@ -85,7 +85,7 @@ CONNECTION_STATES: Final = (
     "handshake", "idle", "head", "body", "running", "sending", "closing", "http2",
 )  # fmt: skip
 
-# What a connection was doing when its time was over.
+# The state of a connection when its time was over.
 _TIMEOUTS = ("handshake", "head", "body", "send", "keepalive")
 # Why a request has waited for a thread in vain.
 _SHED = ("queue_timeout", "client_left")
@@ -101,7 +101,7 @@ _WAIT_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
 _SIZE_BYTES = tuple(float(1 << bits) for bits in (10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))
 
 _REQUEST = ("http_request_method", "url_scheme", "http_response_status_code", "http_route")
-# What reports a metric.
+# The reporter of a metric.
 ANY_SERVER: tuple[Reporter, ...] = ("middleware", "worker")
 WORKER: tuple[Reporter, ...] = ("worker",)
 SOCKETS: tuple[Reporter, ...] = ("worker", "protocol")

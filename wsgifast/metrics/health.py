@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
 # A worker with an older sign of life does not respond: its interpreter stands still.
 _SILENT_S = 10.0
-# What the metrics address answers by them.
+# The responses of the metrics address.
 PATHS = ("/livez", "/readyz", "/clients")
 PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json"

@@ -63,7 +63,7 @@ def recorder() -> RequestMetrics:
 
 @cache
 def reporter() -> FileReporter:
-    """What writes this process's files in multiprocess mode, once a second and at its end."""
+    """Writes this process's files in multiprocess mode, once a second and at its end."""
     made = FileReporter()
     every_second.add(made.report_if_active)
     os.register_at_fork(after_in_child=made.begin_anew)

@@ -52,7 +52,7 @@ _REPAIRED = CATALOGUE["wsgifast_responses_repaired_total"]
 
 LengthError = Literal["short", "long", "corrected"]
 
-# What is recorded of a request as it came: a record's first fields.
+# The first fields of a record: those of the request as it came.
 RequestLabels = tuple[str, str]
 
 
@@ -144,7 +144,7 @@ class Spans(Protocol):
 class Recording:
     """How servers and middleware have their requests recorded. Any thread may call.
 
-    What the recorder raises is logged once: whatever a back end does, the response goes out.
+    An error of the recorder is logged once. The response goes out in any case.
 
     :param recorder: None if requests are recorded elsewhere.
     :param spans: sets attributes on the spans that :meth:`end` is given.

@@ -2,7 +2,7 @@
 
 A system call for each small message costs more than the message. Nagle's algorithm (RFC 896) saves
 packets but not calls, and makes a message wait for the peer's acknowledgement. These writers set
-TCP_NODELAY and gather messages themselves. What they have in common:
+TCP_NODELAY and gather messages themselves. They have this in common:
 
 - Messages are sent in the order of the calls of write(), and all of them before close() returns.
 - Memory is bounded: beyond `max_bytes` a write sends, or waits until there is room.

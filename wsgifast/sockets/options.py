@@ -50,7 +50,7 @@ FIRST_SEND_BUFFER_BYTES = 64 * 1024
 QUICK_S = 0.005
 # SO_BUF_LOCK of Linux 5.14 (asm-generic/socket.h), which the socket module does not name.
 _SO_BUF_LOCK = 72
-# What auto-tuning reaches (tcp_wmem), for older kernels.
+# The most that auto-tuning reaches (tcp_wmem), for older kernels.
 _TUNED_SEND_BUFFER_BYTES = 4 * 1024 * 1024
 _PORT = re.compile(r"[0-9]{1,5}")
 
@@ -190,7 +190,7 @@ def limit_unsent(sock: SocketLike, size: int) -> None:
     """Have a TCP socket be writable only while the kernel has less than `size` bytes to send.
 
     Bytes that the peer has not acknowledged do not count, so the connection is as fast as before
-    (TCP_NOTSENT_LOWAT, Linux and macOS). What is written later need not wait for much.
+    (TCP_NOTSENT_LOWAT, Linux and macOS). Later writes then need not wait for much.
 
     :param size: 0 for the system's default.
     """

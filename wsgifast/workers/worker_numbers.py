@@ -1,4 +1,4 @@
-"""Finds the numbers that a pre_fork hook gives to workers, by what the hook changes.
+"""Finds the numbers that a pre_fork hook gives to workers, by the hook's changes.
 
 These are numbers of a worker:
 
@@ -96,7 +96,7 @@ class NumberSearch:
 
 
 def numbers_of(worker: Any) -> dict[str, object]:
-    """Return candidates for a worker's numbers: its attributes, and what a hook has given it."""
+    """Return candidates for a worker's numbers: its attributes, and those of the hook."""
     given = getattr(worker, "given", None)
     return {**({} if given is None else given.variables), **vars(worker)}
 

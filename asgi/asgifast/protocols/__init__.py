@@ -1,1 +1,1 @@
-"""What the protocols for uvicorn share: transport, sendfile, responses, request bodies."""
+"""Shared parts of the protocols for uvicorn: output, sendfile, responses, request bodies."""

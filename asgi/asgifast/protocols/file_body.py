@@ -103,7 +103,7 @@ class FileBody:
         self._close = close
         self._recording = recording
         self._is_whole = is_whole
-        # What follows in the body.
+        # The next parts of the body.
         self._segments: Iterator[bytes | ByteRange] = iter(())
         # The framing behind the range that is being sent, and the bytes of it that were not sent.
         self._after = b""

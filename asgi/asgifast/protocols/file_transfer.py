@@ -141,7 +141,7 @@ class FileOutput:
         raise NotImplementedError
 
     def _go_on(self) -> bool:
-        """Send what is possible now. Return whether all is sent."""
+        """Send as much as is possible now. Return whether all is sent."""
         raise NotImplementedError
 
     def _continue(self) -> None:
@@ -166,7 +166,8 @@ class FileOutput:
         *args: Any,
         out: int = -1,
     ) -> None:
-        """Call a function that may wait for the disk. Go on with what returns its result.
+        """Call a function that may wait for the disk. Go on with the function that returns its
+        result.
 
         :param out: a descriptor to close behind it.
         """
@@ -225,7 +226,7 @@ class FileTransfer(FileOutput):
         return self._wait_after(self._send_cached)
 
     def _wait_after(self, send: Callable[[], int | None]) -> bool:
-        """Call a function that sends, and wait for what hinders it. Return whether all is sent.
+        """Call a function that sends, and wait until it can go on. Return whether all is sent.
 
         :param send: returns the number of sent bytes, or None if they may have to come from the
             disk.

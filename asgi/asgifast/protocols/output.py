@@ -12,7 +12,8 @@ file's descriptor is its sender's.
   turn's end. They are not sent by flush(), since over HTTP/2 other responses write to the same
   queue.
 - While a file is sent (`_file` is set), later writes wait after it.
-- write_file() sends what the socket accepts at once. Of the rest its sender hears by `on_sent`:
+- write_file() sends as much as the socket accepts at once. Of the rest its sender hears by
+`on_sent`:
   after the last byte, or after one of these ends, which also close the connection, because the
   declared length cannot be reached:
 
@@ -88,7 +89,7 @@ class OutputQueue(FileOwner):
         self._file: FileOutput | None = None
         self.is_paused = False
         self.may_grow = None
-        # What may be written before the socket's send buffer is limited.
+        # The bytes to write before the socket's send buffer is limited.
         self._free_bytes = FIRST_SEND_BUFFER_BYTES
 
     # Writing
@@ -186,7 +187,7 @@ class OutputQueue(FileOwner):
         if self.may_grow and (waiting := self.real.get_write_buffer_size()) >= _QUICK_BYTES:
             self._loop.call_later(QUICK_S, self._release_if_quick, waiting - _QUICK_BYTES)
 
-    # The socket's send buffer. What slow clients leave in it counts against the memory that the
+    # The socket's send buffer. Unsent bytes of slow clients count against the memory that the
     # kernel has for all TCP connections.
 
     def _limit_send_buffer(self) -> None:

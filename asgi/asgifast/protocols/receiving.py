@@ -96,7 +96,7 @@ class ReceivedBody:
         return self
 
     def __len__(self) -> int:
-        """What uvicorn compares with HIGH_WATER_LIMIT, above which it stops reading."""
+        """The size that uvicorn compares with HIGH_WATER_LIMIT, above which it stops reading."""
         if self.awaited:
             return self.size
         return max(0, self.size - _MORE_BYTES // (len(self._requests) or 1))

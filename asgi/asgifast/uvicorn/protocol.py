@@ -1,4 +1,4 @@
-"""What asgifast's protocols add to each of uvicorn's."""
+"""The additions of asgifast's protocols to each of uvicorn's."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _packets(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterato
     # The first ones of a connection are acknowledged at once.
     gap = median(response.body_s for response in responses[2:])
     if gap >= _STALL_S:
-        what = f"the body comes {gap * 1e3:.0f} ms after the head"
+        what = f"the body comes {gap * 1e3:.0f} ms after the headers"
         yield finding_at("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
 
 
