@@ -3,7 +3,9 @@
 FastWorker, asgifast's protocols, `wsgifast run` and the tables of the documentation are made from
 these rows. To add an option, add a row, and use the attribute of that name: FastWorker and its
 configuration file have it then. If FastWorker's core uses it, add a field of the same name to
-:class:`wsgifast.server.options.Options`. Then run `make docs`.
+:class:`wsgifast.server.options.Options`. If asgifast's protocols have it too (`is_shared`), add it
+to `ServerOptions` and `Served` of asgifast/uvicorn/server.py, or to `OperatorOptions`. Then run
+`make docs`.
 """
 
 from __future__ import annotations

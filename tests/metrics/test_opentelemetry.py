@@ -118,7 +118,7 @@ def test_metrics_of_the_process_are_observed(
         for name in ("content_length_errors", "uncoded", "coded", "compression_cpu"):
             assert observed.pop(f"wsgifast.{name}")[0] == "Sum"
         assert [(kind, each.value) for kind, (each,) in observed.values()] == [
-            ("Sum", 0), ("Sum", 3), ("Sum", 4), ("Gauge", 7), ("Sum", collections)
+            ("Sum", 0), ("Sum", 3), ("Sum", collections), ("Sum", 4), ("Gauge", 7)
         ]  # fmt: skip
         assert dict(observed["wsgifast.connections"][1][0].attributes) == {"wsgifast.state": "idle"}
         assert metrics["wsgifast.timeouts"].data.is_monotonic

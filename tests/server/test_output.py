@@ -32,7 +32,7 @@ from tests.server.output_harness import (
 from tests.support.effort import effort
 from tests.support.process import open_descriptors
 from wsgifast.errors import ClientGone
-from wsgifast.server import output, sending
+from wsgifast.server import backlog, output, sending
 from wsgifast.server.output import OutputQueue
 
 
@@ -163,7 +163,7 @@ def test_quick_tls_client_gets_one_turn_at_a_time(
             near.queue.on_writable()
             turns += 1
         assert turns == SIZE // sending._TLS_TURN_BYTES
-        assert max(offered) == sending._PIECE_BYTES
+        assert max(offered) == backlog.PIECE_BYTES
         assert len(ways) == turns
         ways.clear()
     takes = False

@@ -61,6 +61,23 @@ def test_output_beyond_memory_waits_in_files() -> None:
     assert open_descriptors() <= descriptors
 
 
+@pytest.mark.parametrize("blocks_of", [(1 << 20,), (200 * 1024, 200 * 1024), (100 * 1024,) * 5])
+def test_piece_refused_by_tls_is_whole_beside_disk(blocks_of: tuple[int, ...]) -> None:
+    """TLS needs at least the refused bytes again while a disk thread writes them."""
+    memory = rules().memory
+    queued = backlog.Backlog(memory)
+    for size in blocks_of:
+        queued.append(bytes(size))
+    first = queued.first
+    assert isinstance(first, memoryview)
+    refused = len(first[: backlog.PIECE_BYTES])
+    queued.begin_spill(queued._take_back(0))
+    again = queued.first
+    assert isinstance(again, memoryview)
+    assert len(again) >= refused
+    queued.close()
+
+
 @contextlib.contextmanager
 def giving_back(*shared: OutputRules) -> Iterator[list[Near]]:
     """Queues of some rules; in the end, all that they had is given back."""
@@ -370,7 +387,7 @@ def test_output_sent_beside_slow_disk_stays_on_it(disk: HangingWrites, fails: bo
             assert memory.used_bytes >= len(page)
             disk.go.set()
         if not fails:
-            wait_for(lambda: memory.used_bytes <= 100_000, "the page is on the disk")
+            wait_for(lambda: memory.used_bytes <= 150_000, "the page is on the disk")
         received += near.receive_in_turn(len(page) - len(received))
         assert received == page
 

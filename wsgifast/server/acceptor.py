@@ -89,7 +89,7 @@ class Acceptor:
         self._limit = shared.options.worker_connections
         self._lock = threading.Lock()
         self._resume_at = 0.0
-        self._warned_at: dict[str, float] = {}  # of each text, monotonic
+        self._warned_at: dict[str, float] = {}  # of each message, monotonic
         self.listening = False
         self._closed = False
         self._accepting = 0  # threads in a turn
@@ -227,6 +227,7 @@ class Acceptor:
 
     def _warn(self, text: str, *args: object) -> None:
         now = time.monotonic()
-        if now - self._warned_at.get(text, -_WARN_AGAIN_S) >= _WARN_AGAIN_S:
-            self._warned_at[text] = now
-            self.log.warning(text, *args)
+        message = text % args
+        if now - self._warned_at.get(message, -_WARN_AGAIN_S) >= _WARN_AGAIN_S:
+            self._warned_at[message] = now
+            self.log.warning("%s", message)

@@ -21,8 +21,9 @@ from ..sockets.sending import FileSegment
 
 # This much of each connection's output stays in memory in any case: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
-# The bytes sent at once from buffers that a disk thread is still writing.
-_AHEAD_OF_DISK_BYTES = 64 * 1024
+# The bytes that TLS encrypts in one call, and those read of a file without sendfile. It is constant
+# because TLS must get refused bytes again, without a byte less.
+PIECE_BYTES = 128 * 1024
 # Smaller buffers are joined: each has an overhead of some hundred bytes.
 _JOINED_BYTES = 4 * 1024
 # The most buffers of one send.
@@ -332,11 +333,12 @@ class Backlog:
         if not isinstance(first, Spilling):
             return first
         # Not written in time. The rest stays there, so that a slow client does not keep all of it.
-        if first.size <= _AHEAD_OF_DISK_BYTES:
+        # It must be enough for a piece that TLS has refused before.
+        if first.size <= PIECE_BYTES:
             items.popleft()
             self._return_rest(first)
         else:
-            self._insert(first.take(_AHEAD_OF_DISK_BYTES))
+            self._insert(first.take(PIECE_BYTES))
         return self.first
 
     def buffers(self) -> tuple[list[memoryview], bool]:

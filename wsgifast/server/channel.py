@@ -87,7 +87,7 @@ class Channel(Owner):
 
     :ivar exchange: the request that runs or is being answered, and its response.
     :ivar output: sends the response.
-    :ivar state: SENDING once the app has returned. See above.
+    :ivar state: SENDING once the app has returned and output waits for the client. See above.
     :cvar response_class: the class of its responses.
     """
 

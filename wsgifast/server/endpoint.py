@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 A waiting connection is *published* in the registry under its descriptor and *armed* in the poller.
-Either an event (:meth:`Registry.claim`) or the sweep (:meth:`Registry.sweep`) claims it, never
+Either an event (:meth:`.Server.receive`) or the sweep (:meth:`Registry.sweep`) claims it, never
 both. The thread that claims it owns it: no other thread touches it until it waits again or is
 closed.
 
@@ -323,7 +323,7 @@ class Endpoint(AcceptedSocket, Owner):
                 self.close()
 
     def has_unread(self) -> bool:
-        """Return whether the socket has unread (perhaps encrypted) data, or is at its end."""
+        """Return whether the socket has unread (perhaps encrypted) data."""
         try:
             return bool(socket.socket.recv(self.sock, 1, socket.MSG_PEEK))
         except (OSError, ValueError):

@@ -156,7 +156,7 @@ class OutputQueue:
         :param compresses: whether `frame` compresses. It then gets fewer bytes at once.
         :returns: :meth:`write_block`, for the further blocks.
         """
-        # An event stream must not run further ahead of its client.
+        # An event stream may be less ahead of its client than others.
         ahead_bytes = self._rules.ahead_bytes // (1 if may_run_ahead else 4)
         self.delayed = DelayedBlocks(frame, most_waiting=ahead_bytes, compresses=compresses)
         self.may_run_ahead = may_run_ahead
@@ -202,7 +202,10 @@ class OutputQueue:
         self.write(data)
 
     def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send several buffers, in one system call if possible. Never wait for the client."""
+        """Send several buffers, in one system call if possible.
+
+        It never waits for the client. It may wait for a disk thread.
+        """
         buffers = [buffer for buffer in buffers if buffer]
         with self.lock:
             self._check(*buffers)

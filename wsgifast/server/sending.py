@@ -44,7 +44,7 @@ from ..sockets.sending import (
     send_some,
     view_cached,
 )
-from .backlog import Backlog
+from .backlog import PIECE_BYTES, Backlog
 from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
 
@@ -55,16 +55,13 @@ _TURN_BYTES = 4 * 1024 * 1024
 _PROBE_BYTES = 512 * 1024
 # The bytes read from a disk before other files have their turn.
 _DISK_STEP_BYTES = 1024 * 1024
-# The bytes that TLS encrypts in one call, and those read of a file without sendfile. It is constant
-# because TLS must get refused bytes again, without a byte less.
-_PIECE_BYTES = 128 * 1024
 # The bytes of a turn with TLS, which costs several times as much per byte. After LONG_TURN_BYTES
 # another thread takes over the remaining work. Slow clients have no turns as long as that.
 _TLS_TURN_BYTES = 2 * 1024 * 1024
 LONG_TURN_BYTES = 512 * 1024
 # How many refusals in a row mean that the kernel is out of memory. TLS may refuse a piece although
 # it has sent at least one of its records.
-_TLS_REFUSALS = 4 * _PIECE_BYTES // (16 * 1024)
+_TLS_REFUSALS = 4 * PIECE_BYTES // (16 * 1024)
 
 # The most unsent bytes of a multiplexed connection in the kernel. A client is fast if it takes half
 # of them in this time: 8 KiB in 1 ms are 65 Mbit/s.
@@ -118,7 +115,7 @@ class Sender(ABC):
 
     @abstractmethod
     def prepare_socket(self) -> None:
-        """Limit the socket's send buffer, once: this response is larger than most."""
+        """Limit the socket's send buffer, once: the connection has sent `free_bytes`, or waits."""
 
     @abstractmethod
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
@@ -307,7 +304,7 @@ class SocketSender(Sender):
                 self.sends_files = False
         if result is None:
             # A piece that is not taken is read again, so that slow clients use no memory.
-            size = min(left, _PIECE_BYTES)
+            size = min(left, PIECE_BYTES)
             if not may_wait:
                 result = self._send_cached(fd, place, size)
             elif len(result := os.pread(fd, size, place)) < self._refused:
@@ -415,4 +412,4 @@ class MultiplexedSender(SocketSender):
 
 def _encrypt(sock: socket.socket, data: bytes | memoryview) -> int:
     """Send the first piece of some bytes with TLS, which takes it whole or not at all."""
-    return sock.send(data if len(data) <= _PIECE_BYTES else memoryview(data)[:_PIECE_BYTES])
+    return sock.send(data if len(data) <= PIECE_BYTES else memoryview(data)[:PIECE_BYTES])

@@ -13,7 +13,7 @@ which they were made (HPACK depends on it). No thread waits for a client under t
 
 A *lost* connection waits for no event: the thread that ends its last stream closes it.
 
-These are states of sending. For the connection, all of them are the state STREAMS (endpoint.py).
+These are states of sending. For the connection, all of them are the state STREAMS (channel.py).
 The streams use only the sending half of their connection (multiplexer.py).
 """
 
@@ -105,7 +105,7 @@ class HTTP2Connection(Endpoint):
         self._is_in_turn = True
         with self._lock:
             self._frames.begin()
-            self.mux.transmit_or_wait()
+            self.mux.try_to_transmit()
         if received:
             self._handle(received)
         return self._end_turn()
@@ -409,7 +409,7 @@ class HTTP2Connection(Endpoint):
     def _end_with_error(self, error: Exception) -> None:
         """A connection error (RFC 9113 section 5.4.1). h2 has made the GOAWAY frame."""
         with self._lock:
-            self.mux.transmit_or_wait()
+            self.mux.try_to_transmit()
         self.mux.drop(error)
 
     # Waiting. For any thread

@@ -148,7 +148,7 @@ class Multiplexer:
             if size and (number is None or self.frames.is_open(number)) and self.state is not LOST:
                 with contextlib.suppress(ProtocolError):  # as above
                     self.frames.increment_flow_control_window(size, number)
-                self.transmit_or_wait()
+                self.try_to_transmit()
 
     # Called by the senders of streams, under the lock.
 
@@ -180,7 +180,7 @@ class Multiplexer:
             else:
                 self.output.write(data)  # the queue is empty: this does not wait
 
-    def transmit_or_wait(self) -> None:
+    def try_to_transmit(self) -> None:
         """As :meth:`transmit`. The owner's next event reports a client that has disconnected."""
         with contextlib.suppress(ClientGone):
             self.transmit()
@@ -206,7 +206,7 @@ class Multiplexer:
             return False
         try:
             if self._gathers_until is not None:
-                self.transmit_or_wait()
+                self.try_to_transmit()
         finally:
             self.lock.release()
         return True
@@ -266,13 +266,13 @@ class Multiplexer:
                     left -= self.quantum
                     if self.frames.body_bytes >= self.quantum:
                         transmitted += self.frames.body_bytes
-                        self.transmit_or_wait()
+                        self.try_to_transmit()
                     if shares and transmitted >= LONG_TURN_BYTES:
                         shares = False
                         self.rules.share_work()
             finally:
                 self.is_pumping = False
-            self.transmit_or_wait()
+            self.try_to_transmit()
             self._pump_soon()
         for stream in over:
             stream.finish()
@@ -352,7 +352,7 @@ class Multiplexer:
                 self.frames.reset_stream(stream.number, code)
         if not self.streams:
             self.frames.forget_closed()
-        with contextlib.suppress(ClientGone):  # as in transmit_or_wait()
+        with contextlib.suppress(ClientGone):  # as in try_to_transmit()
             self.transmit_end()
 
     def send_goaway(self, last_stream: int) -> None:

@@ -64,7 +64,11 @@ class HTTP2Response(Response):
             self._stream.end(self.sent, self._trailers)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
-        length, size = self.length, self.sent + sum(map(len, blocks))
+        length = self.length
+        try:
+            size = self.sent + sum(map(len, blocks))
+        except TypeError:  # refused below
+            size = -1
         if not self._trailers and (length is None or length <= size):
             # END_STREAM goes on the last DATA frame.
             self._stream.stream_sender.ends_after = size if length is None else length
