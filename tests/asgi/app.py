@@ -21,9 +21,9 @@ from .blocking import watch
 from .support import Step, body, length, raising, sending, start_message, zerocopy
 
 FAIL = raising(LookupError, "the app failed on purpose")
-# The app's own events, one line each, for tests that ask what an app received.
+# A file with the events of the app, one per line. Tests read it.
 EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
-# Where blocking calls on this server's event loop are written; whoever started it looks there.
+# The blocking calls on the event loop of this server are written here. Its starter reads them.
 BLOCKING = os.environ.get("ASGIFAST_TEST_BLOCKING")
 
 if BLOCKING and "asgifast.uvicorn.protocol" in sys.modules:
@@ -65,7 +65,7 @@ async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-# What needs neither the request nor its query.
+# Apps that need neither the request nor its query.
 SENT = {
     "hello": sending(
         start_message((b"content-type", b"text/plain"), length(5)), body(b"hello", False)
@@ -115,17 +115,17 @@ class Exchange:
         await SENT["hello"](self.scope, self.receive, self.send)
 
     async def slow_crumbs(self) -> None:
-        """Goes on when the test has written the file `go`: what came before must have left."""
+        """Continue when the test has written the file `go`. Earlier messages must be sent."""
         messages = start_message(), body(b"before"), self.go, body(b"after"), body(b"", False)
         await self.take(*messages)
 
     async def late(self) -> None:
-        """Head first. The body when the test has written the file `go`."""
+        """Send the headers first. Send the body when the test has written the file `go`."""
         start = start_message((b"content-type", b"text/event-stream"))
         await self.take(start, self.go, body(b"late", False))
 
     async def goes_on(self) -> None:
-        """Answer, and be done when the test has written the file `go`."""
+        """Respond. Return when the test has written the file `go`."""
         await self.hello()
         await self.go()
 
@@ -169,7 +169,7 @@ class Exchange:
         await self.hello()
 
     async def watch(self) -> None:
-        """Send without end until the client leaves; say so."""
+        """Send until the client disconnects. Record the disconnect."""
         await self.take(start_message(), self.receive, body(b"watched"))
         message = await self.receive()
         note(message["type"])
@@ -204,7 +204,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await websocket(receive, send)
         return
     if scope["path"].startswith("/stack/"):
-        from .stacks import serve  # Starlette takes its time: loaded where it is asked for
+        from .stacks import serve  # Starlette is slow to import: only where needed
 
         await serve(scope, receive, send)
         return

@@ -1,17 +1,24 @@
 """A detector of calls that block an event loop's thread.
 
-The functions of `os`, `time`, `socket` and `open` that can wait (for a disk, for a peer, or asleep)
-are wrapped. A call is a violation if an event loop (asyncio's, uvloop's or trio's) is running in
-its thread and asgifast's or wsgifast's code makes it: what an app or a server does is its own
-affair. A violation is reported and the call made nevertheless, so that nothing that catches
-exceptions can hide it.
+The functions of `os`, `time`, `socket` and `open` that can wait are wrapped. They wait for a disk
+or a peer, or they sleep. A call is a violation if both of these are true:
 
-In this process the fixture `blocking_calls` watches every test; in the servers that tests start,
+- An event loop of asyncio, uvloop or trio is running in its thread.
+- Code of asgifast or wsgifast makes the call. Calls of apps and servers do not count.
+
+A violation is reported and the call is made nevertheless. So a handler that catches exceptions
+cannot hide it.
+
+In this process, the fixture `blocking_calls` watches every test. In the servers that tests start,
 tests.asgi.app does (see tests.asgi.servers).
 
-Not seen: the methods of file objects, which are C. A page that the kernel has dropped from the
-middle of what sendfile sends (its first and last are looked at). Left alone: os.fstat and os.lseek,
-which ask the kernel about an inode that it holds.
+Not detected:
+
+- The methods of file objects, which are written in C.
+- A page that the kernel has dropped from the middle of the range that sendfile sends. The first
+  and the last page are checked.
+
+os.fstat and os.lseek are allowed. They query an inode that the kernel has in memory.
 """
 
 from __future__ import annotations
@@ -91,10 +98,10 @@ ALLOWED = (
     ),
 )
 
-# So much of the stack is reported: the calls inside asgifast, and what called it.
+# The number of frames in a report: the calls inside asgifast, and its callers.
 _STACK_FRAMES = 14
 
-# What waits, whatever its arguments are.
+# Functions that wait with any arguments.
 _WAITING: tuple[tuple[Any, str, str], ...] = (
     *(
         (os, name, f"os.{name}")
@@ -105,7 +112,7 @@ _WAITING: tuple[tuple[Any, str, str], ...] = (
     (io, "open", "io.open"),
     (time, "sleep", "time.sleep"),
 )
-# What waits if the socket is a blocking one.
+# Methods that wait if the socket is in blocking mode.
 _SOCKET_METHODS = ("accept", "connect", "recv", "recv_into", "send", "sendall", "sendmsg")
 
 _STDLIB = os.path.dirname(os.__file__) + os.sep
@@ -116,8 +123,8 @@ _HALVES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (a
 def watch(report: Callable[[str], object], *, blamed: tuple[str, ...] = _HALVES) -> Iterator[None]:
     """Detect blocking calls in this process for the time of the block.
 
-    :param report: called with each violation: what was called, and the stack that led there.
-    :param blamed: whose calls count: folders, ending with a slash, or files.
+    :param report: called with each violation, as the name of the function and the stack.
+    :param blamed: the code that is checked, as files or as folders that end with a slash.
     """
     with contextlib.ExitStack() as patches:
 
@@ -226,7 +233,7 @@ def _is_stdlib(frame: FrameType) -> bool:
 
 
 def _is_cold(fd: int, place: int) -> bool:
-    """Whether a byte of a file may wait for the disk; True too where that cannot be asked."""
+    """Return whether a byte of a file may wait for the disk. True if the kernel cannot say."""
     if not RWF_NOWAIT:
         return True
     try:

@@ -26,10 +26,10 @@ from .servers import BARE, asgi_server
 from .support import DATA
 from .transports import FILE_BYTES
 
-# By their commands: one for each of the ways in which ours are had. A fork of what has imported
-# everything does not show what is imported too late.
+# Started by their commands: one for each way to start our servers. A fork of a process that has
+# imported everything does not reveal a late import.
 STARTED_ANEW = ("ours-httptools-uvloop", "ours-gunicorn-uvicorn")
-# More than the send buffer, a window of sendfile and a read's block; and no multiple of any.
+# More than the send buffer, a sendfile window and a block of a read. A multiple of none of them.
 _LARGE_BYTES = 5 * 1024 * 1024 + 12_345
 
 
@@ -60,7 +60,7 @@ def _open_those_of_libuv() -> None:
 
 @pytest.fixture(autouse=True)
 def blocking_calls() -> Iterator[list[str]]:
-    """What blocked an event loop of this process so far. The test fails if it is not empty."""
+    """The calls that have blocked an event loop of this process. The test fails if there is one."""
     found: list[str] = []
     with watch(found.append):
         yield found
@@ -69,7 +69,7 @@ def blocking_calls() -> Iterator[list[str]]:
 
 @pytest.fixture
 def timeless_coalescing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small messages are held for some turns of the loop, however long these take."""
+    """Small messages are delayed for some turns of the loop, even if these take long."""
     monkeypatch.setattr(coalescing, "monotonic", lambda: 0.0)
 
 
@@ -141,7 +141,7 @@ def folder(files: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """What `server` has in its environment. A module may have more."""
+    """The environment variables of `server`. A module may add some."""
     return {}
 
 
@@ -149,7 +149,7 @@ def environment() -> dict[str, str]:
 def server(
     request: pytest.FixtureRequest, folder: Path, environment: dict[str, str]
 ) -> Iterator[LiveServer]:
-    """The test app on the server of the parameter's name: in ASGIFast; as it is on "bare NAME"."""
+    """The test app in ASGIFast on the server NAME. With "bare NAME", the app is not wrapped."""
     name = request.param.removeprefix("bare ")
     app = "tests.asgi.app:app" if request.param in BARE else "tests.asgi.app:fast"
     forked = request.param not in STARTED_ANEW

@@ -1,4 +1,4 @@
-"""What frameworks and others send files with, each of them inside ASGIFast.
+"""The file responses of frameworks and other packages, each of them inside ASGIFast.
 
 Each serves the folder that ASGIFAST_TEST_FILES names, below /framework/NAME/.
 """
@@ -59,7 +59,7 @@ def _django(**settings: Any) -> ASGIApp:
             STATIC_ROOT=_FOLDER,
             MIDDLEWARE=["whitenoise.middleware.WhiteNoiseMiddleware"],
         )
-        # A file's blocks are read in a thread then, which Django tells of.
+        # The blocks of a file are read in a thread then, and Django warns about it.
         warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")
     app: ASGIApp = django.core.asgi.get_asgi_application()
     return app
@@ -88,7 +88,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(name)
 
 
-# name -> how it is made, and whether it answers ranges
+# name -> how it is made, and whether it supports ranges
 FRAMEWORKS: dict[str, tuple[Callable[[], ASGIApp], bool]] = {
     "starlette-file-response": (_starlette_file_response, True),
     "starlette-static-files": (_starlette_static_files, True),
@@ -101,7 +101,7 @@ _apps: dict[str, ASGIApp] = {}
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer /framework/NAME/.... See FRAMEWORKS."""
+    """Serve /framework/NAME/.... See FRAMEWORKS."""
     _, _, name, path = scope["path"].split("/", 3)
     if name not in _apps:
         make, _ = FRAMEWORKS[name]

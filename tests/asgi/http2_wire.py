@@ -26,7 +26,7 @@ PATIENCE_S = 60.0  # a busy machine takes seconds where a quiet one takes tenths
 
 
 class Wire:
-    """A transport whose other end is a client of HTTP/2 in this process."""
+    """A transport to an HTTP/2 client in this process."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -46,7 +46,7 @@ class Wire:
         return not self.is_paused
 
     def pump(self) -> None:
-        """Carry over what the client has to say, if it is read."""
+        """Pass the data of the client to the protocol, unless reading is paused."""
         data = b"" if self.is_paused else self.client.state.data_to_send()
         if data and isinstance(self.protocol, asyncio.BufferedProtocol):
             buffer: Any = self.protocol.get_buffer(-1)
@@ -67,7 +67,7 @@ class Wire:
                     state.send_data(stream, bytes(count))
                     left[stream] -= count
             self.pump()
-            await asyncio.sleep(0)  # what it answers is written at the turn's end
+            await asyncio.sleep(0)  # its response is written at the end of the turn
         return len(streams) * size - sum(left.values())
 
     def get_protocol(self) -> Any:
@@ -95,7 +95,7 @@ class Wire:
         self.is_paused = False
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Go on until a condition holds."""
+        """Continue until a condition is true."""
         async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self.pump()

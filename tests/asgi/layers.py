@@ -1,4 +1,4 @@
-"""Middleware that knows http.response.pathsend, or does not, or changes bodies; and apps in it."""
+"""Apps in middleware that does or does not support pathsend, or that changes bodies."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Counting:
 
 
 class Dropping(Counting):
-    """Passes on what it knows, alone."""
+    """Passes on only the messages that it knows."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def some(message: Message) -> None:
@@ -113,7 +113,7 @@ class Dropping(Counting):
 
 
 class Deflating(Counting):
-    """Compresses whatever comes as bytes."""
+    """Compresses bodies that are sent as bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         coder = zlib.compressobj()

@@ -1,4 +1,4 @@
-"""An ASGI app whose paths wait for files, with deadlines of their own."""
+"""An ASGI app with paths that wait for files. Each path sets its deadline."""
 
 from __future__ import annotations
 

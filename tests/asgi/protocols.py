@@ -39,7 +39,7 @@ is_sent_whole = pytest.mark.skipif(
 
 
 class Client:
-    """The other end of a connection whose protocol runs in this event loop."""
+    """The client of a connection. The protocol runs in the same event loop."""
 
     def __init__(self, sock: socket.socket, state: ServerState) -> None:
         self.sock = sock
@@ -99,7 +99,7 @@ class Client:
         return found
 
     async def hello(self) -> None:
-        """What went before has left the connection as it should be."""
+        """Check that the connection still works after the earlier exchange."""
         await self.send(HELLO)
         response = await self.until(b"hello")
         assert response.startswith(b"HTTP/1.1 200 "), response
@@ -118,10 +118,10 @@ each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list
 async def serving(
     protocol: Any, app: ASGIApp, *, pathsend: bool | None = True, **options: Any
 ) -> AsyncIterator[Client]:
-    """One connection; GET /hello is answered for the app.
+    """Open one connection. GET /hello does not reach the app.
 
-    :param pathsend: True: the app is offered the extensions for files, whatever it is. None: it is
-        served as it is.
+    :param pathsend: True offers the extensions for files to any app. None leaves the decision to
+        the protocol.
     """
 
     async def with_hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +149,7 @@ async def serving(
         transport, made = await loop.connect_accepted_socket(
             lambda: protocol(config=config, server_state=state, app_state={}), theirs
         )
-        del made  # a test asks for when it is gone
+        del made  # a test waits for its deletion
         try:
             yield Client(ours, state)
         finally:
@@ -161,7 +161,7 @@ async def serving(
 
 @asynccontextmanager
 async def serving_over_tls(protocol: Any, app: ASGIApp) -> AsyncIterator[tuple[Any, ServerState]]:
-    """The app on a port, which is given with the server's state; no callback of the loop fails."""
+    """Serve the app. Yield its address and the server state. No callback of the loop may fail."""
     failed: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda loop, context: failed.append(context))
@@ -183,7 +183,7 @@ async def serving_over_tls(protocol: Any, app: ASGIApp) -> AsyncIterator[tuple[A
 async def served(
     protocol: Any, app: ASGIApp, path: str, headers: dict[str, str]
 ) -> tuple[int, dict[str, str], bytes] | None:
-    """What a client has of a response, headers in lower case; None if it broke off."""
+    """Return a response with header names in lower case, or None if it is incomplete."""
     lines = [f"GET {path} HTTP/1.1", "Host: a", "Connection: close"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     async with serving(protocol, app, pathsend=None) as client:
@@ -221,13 +221,13 @@ async def body(send: Send, data: bytes, more: bool = False) -> None:
 
 
 async def two_bytes(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app whose response is headers and one message."""
+    """An app that sends the headers and one body message."""
     await start(send, length=2)
     await body(send, b"ok")
 
 
 async def refusal_of(sending: Awaitable[None]) -> str:
-    """What the error says that a send() raises."""
+    """Return the message of the error that a send() raises."""
     with pytest.raises(RuntimeError) as refused:
         await sending
     return str(refused.value)
@@ -239,7 +239,7 @@ async def turns(count: int = 20) -> None:
 
 
 class Upgraded(asyncio.Protocol):
-    """Stands for uvicorn's WebSocket protocol: says what it was made of, and answers."""
+    """A stand-in for uvicorn's WebSocket protocol. It checks its arguments, and responds."""
 
     transports: list[Any]
 

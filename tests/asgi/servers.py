@@ -48,7 +48,7 @@ OURS_ON_GUNICORN = {
 OTHER_SERVERS = {
     "uvicorn-h11-asyncio": _UVICORN.replace("{http}", "h11").replace("{loop}", "asyncio"),
     "uvicorn-httptools-uvloop": _UVICORN.replace("{http}", "httptools").replace("{loop}", "uvloop"),
-    # In one process, which saves a start of Python; on trio that one is not told to shut down.
+    # In one process, which saves a start of Python. On trio, one process gets no shutdown signal.
     "hypercorn-asyncio": _HYPERCORN.replace("{loop}", "asyncio --workers 0"),
     "hypercorn-trio": _HYPERCORN.replace("{loop}", "trio"),
     "granian": (
@@ -60,7 +60,7 @@ OTHER_SERVERS = {
     "daphne": "-m daphne --bind 127.0.0.1 --port {port} --verbosity 0 {app}",
 }
 SERVERS = {**OURS, **OURS_ON_GUNICORN, **OTHER_SERVERS}
-# Ours, with the app as it is: see the fixture `server`.
+# Our protocols with the app outside ASGIFast: see the fixture `server`.
 BARE = sorted(f"bare {name}" for name in OURS | OURS_ON_GUNICORN)
 
 

@@ -1,4 +1,4 @@
-"""Starlette apps with ASGIFast inside, outside and between the middleware that holds bodies back.
+"""Starlette apps with ASGIFast inside, outside and between middleware that delays bodies.
 
 Each serves the folder that ASGIFAST_TEST_FILES names in three ways: /file/NAME by Starlette's
 FileResponse, /ours/NAME by asgifast's, /static/NAME by asgifast's StaticFiles.
@@ -62,7 +62,7 @@ _apps: dict[str, ASGIApp] = {}
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer /stack/NAMES/...; NAMES are of _MIDDLEWARE, as fast-base."""
+    """Serve /stack/NAMES/.... NAMES are keys of _MIDDLEWARE, such as fast-base."""
     _, _, names, path = scope["path"].split("/", 3)
     if names not in _apps:
         _apps[names] = _app(names)

@@ -24,7 +24,7 @@ _BODY_TYPES = {"http.response.body", PATHSEND, ZEROCOPYSEND}
 
 @dataclass
 class Received:
-    """What an app sent."""
+    """The messages of an app."""
 
     messages: list[Message] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Received:
 def sending(*steps: Step) -> ASGIApp:
     """An app that sends messages, and calls functions between them.
 
-    What a function returns is awaited, if it can be. None lets some turns of the loop go by.
+    The result of a function is awaited if it is awaitable. None waits for some turns of the loop.
     """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +65,7 @@ def sending(*steps: Step) -> ASGIApp:
 
 
 def noting(seen: list[Any], key: str, app: ASGIApp) -> ASGIApp:
-    """An app in front of one, which notes what each request's scope has under a key."""
+    """Middleware that records the value of one key of the scope of each request."""
 
     async def noted(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope[key])
@@ -80,7 +80,7 @@ def app_of(*messages: Message, **options: Any) -> ASGIApp:
 
 
 def raising(error: type[BaseException], *said: object) -> Callable[..., Any]:
-    """A function that raises such an error, whatever it is called with."""
+    """A function that raises such an error with any arguments."""
 
     def fail(*args: object, **options: object) -> None:
         raise error(*said)
@@ -114,7 +114,7 @@ def chunk(data: bytes) -> bytes:
 
 
 def scope_of(path: str = "/", method: str = "GET", **headers: str) -> Scope:
-    """An http scope; headers as if_none_match='"x"'."""
+    """An HTTP scope with headers such as if_none_match='"x"'."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -155,7 +155,7 @@ async def checkpoints(count: int = 1) -> None:
 
 
 async def no_body() -> Message:
-    """A server's receive(), whose client has left."""
+    """The receive() of a server after the client has disconnected."""
     return {"type": "http.disconnect"}
 
 
@@ -166,7 +166,7 @@ async def nothing() -> Message:
 
 
 def bytes_of(message: Message) -> bytes:
-    """What is sent by a message of a body, or a zerocopysend with offset and count."""
+    """The bytes of a body message, or of a zerocopysend message with offset and count."""
     if message["type"] == ZEROCOPYSEND:
         return os.pread(message["file"].fileno(), message["count"], message["offset"])
     return bytes(message.get("body", b""))
@@ -183,10 +183,10 @@ def call(
 ) -> Received:
     """Run an app for one request on a new event loop.
 
-    :param on_send: called with each message; may raise, as a server's send() does.
-    :param left: the client has left: receive() says so.
-    :param body: of the request, for an app that reads it; None for one that must not wait for it.
-    :param whole: the response must be as ASGI has it: one start, then a body that ends once.
+    :param on_send: called with each message. It may raise, as the send() of a server does.
+    :param left: whether the client has disconnected, which receive() then reports.
+    :param body: the request body for an app that reads it, or None if it must not wait for one.
+    :param whole: whether the response must be valid: one start, then a body that ends once.
     """
     response = Received()
 

@@ -1,4 +1,4 @@
-"""One behaviour on every server: the test app in ASGIFast, and as it is under our protocols."""
+"""One behaviour on every server: with ASGIFast, and without it under our protocols."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_files_and_streams_of_other_frameworks_arrive(name: str, files: Path) ->
                 assert (whole.status, whole.body) == (200, large)
                 assert connection.request("/stream").body == payload(MIB)
             part = connection.request("/file", headers=[("Range", "bytes=5-9")])
-            assert part.body in (large[5:10], large)  # Quart answers ranges
+            assert part.body in (large[5:10], large)  # Quart supports ranges
         with Connection(server.address) as leaver:
             leaver.send_request("/file")
             assert leaver.read_headers().status == 200

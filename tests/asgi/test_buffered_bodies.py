@@ -36,7 +36,7 @@ PIECE = 100_000
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """What is buffered is dropped at the end of its request, and descriptors are closed."""
+    """Buffers are dropped at the end of their request, and descriptors are closed."""
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert request_bodies.IN_MEMORY.used_bytes == 0
@@ -78,7 +78,7 @@ async def through(pieces: list[bytes]) -> list[bytes]:
 def test_any_body_messages_reach_the_app_unchanged(
     pieces: list[bytes], in_memory: int, budget: int, disk: int
 ) -> None:
-    """Whatever there is room for, in memory and on the disk."""
+    """At any size of the budgets in memory and on the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request_bodies, "_IN_MEMORY_BYTES", in_memory)
         patch.setattr(request_bodies, "IN_MEMORY", Budget(budget))

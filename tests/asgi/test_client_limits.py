@@ -1,4 +1,4 @@
-"""Limits of what clients send, and how slowly, under uvicorn with asgifast's protocols."""
+"""Size and time limits of requests, under uvicorn with asgifast's protocols."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ errors: list[str] = []
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """GET /seen returns what was called, failed and counted. Any other path says what is done."""
+    """GET /seen returns the calls, errors and counters. Any other path selects an action."""
     path = scope["path"]
     if path == "/seen":
         seen = {

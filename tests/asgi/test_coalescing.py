@@ -9,7 +9,7 @@ from asgifast.coalescing import DELAY_S, DELAY_TURNS, LONE_TURNS, PASSED_ON, Del
 
 @pytest.fixture
 def delayed(monkeypatch: pytest.MonkeyPatch) -> DelayedMessages:
-    """As it is when LONE_TURNS turns have had one message each, at the time 0."""
+    """The state after LONE_TURNS turns with one message each, at the time 0."""
     monkeypatch.setattr(coalescing, "monotonic", lambda: 0.0)
     delayed = DelayedMessages()
     for _ in range(LONE_TURNS):

@@ -112,7 +112,7 @@ def test_each_event_leaves_before_the_next_is_made(coding: str, declared: bool) 
         await send(start_message((b"content-type", b"text/plain"), *[length(50)] * declared))
         for number in range(5):
             await send(body(b"event %03d\n" % number))
-            # asgifast holds a lone message for a turn of the loop, or for a few.
+            # asgifast delays a lone message for a turn of the loop, or for a few.
             await turns(40)
             assert b"".join(came) == b"".join(b"event %03d\n" % n for n in range(number + 1))
         await send(body(b"", False))
@@ -266,7 +266,7 @@ def apps(text: Path) -> list[Any]:
 
 
 def test_headers_claim_no_coding_if_the_app_codes(text: Path) -> None:
-    """GZipMiddleware sees no bytes of a file in a response to HEAD, and leaves that as it is."""
+    """GZipMiddleware gets no file bytes in a response to HEAD. It changes no header then."""
     app = apps(text)[0]
     app.add_middleware(GZipMiddleware)
     assert ask(app, "gzip, zstd")[1]["content-encoding"] == "gzip"

@@ -111,7 +111,7 @@ def test_uncompressed_headers_need_no_long_way(
 def test_high_level_never_works_on_the_event_loop(
     coding: str, level: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the size of a body is, and at its end, too."""
+    """At any size of a body, and at its end."""
     threads = set()
     monkeypatch.setattr(Totals, "count", lambda *counted: threads.add(threading.current_thread()))
     part = b"some text " * 200

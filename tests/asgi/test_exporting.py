@@ -78,7 +78,7 @@ def _a_worker_is_killed(metrics: int) -> None:
         return len(now) == 2 and now != before
 
     wait_for(is_replaced, "another worker has its place")
-    # What it had counted lasts.
+    # The counters of the old worker are preserved.
     name = "http_server_request_duration_seconds_count"
     scraped_until(metrics, name, 4, http_response_status_code="200", http_request_method="GET")
     scraped_until(metrics, "wsgifast_worker_starts_total", 3)

@@ -1,6 +1,6 @@
-"""What goes wrong, on every server: with clients, files, apps and at shutdown; ASGIFast is around.
+"""Faults of clients, files and apps, and at shutdown, on every server with ASGIFast.
 
-Some of it through Starlette's BaseHTTPMiddleware, behind which an app is a task of its own.
+Some tests use Starlette's BaseHTTPMiddleware, which runs the app in a separate task.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .protocols import WEBSOCKET
 from .servers import BARE, OURS, OURS_ON_GUNICORN, SERVERS, asgi_server
 
 pytestmark = pytest.mark.long
-# daphne, by itself: asks for no body that waits to be asked for, keeps a connection open whose app
-# has failed midway, and shuts down in the middle of a download.
+# Not daphne, which has three faults without ASGIFast. It never sends 100 Continue. It does not
+# close the connection when the app fails midway. It shuts down during a download.
 NAMES = sorted(SERVERS.keys() - {"daphne"})
 each = pytest.mark.parametrize("server", NAMES, indirect=True)
 each_and_bare = pytest.mark.parametrize("server", [*NAMES, *BARE], indirect=True)
@@ -33,7 +33,7 @@ each_and_bare = pytest.mark.parametrize("server", [*NAMES, *BARE], indirect=True
 HUGE_BYTES = 16 * 1024 * 1024
 # The client's receive buffer for a slow download.
 SMALL_WINDOW = 16 * 1024
-# The whole file, and a part of it, which no server sends by itself; nor does the app.
+# The whole file, and a part of it. Neither a server nor the app sends a part.
 DOWNLOADS = [
     ("/pathsend?file=huge", ""),
     ("/pathsend?file=huge", "bytes=1-"),
@@ -59,7 +59,7 @@ def make_huge(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the app says what happened to it."""
+    """The file in which the app records its events."""
     path = tmp_path_factory.mktemp("events") / "events"
     path.touch()
     return path
@@ -71,7 +71,7 @@ def environment(events: Path) -> dict[str, str]:
 
 
 def download(server: LiveServer, target: str, range_: str = "") -> Connection:
-    """Begin a download; its headers are read, and little of its body has found room."""
+    """Begin a download. Read the headers. The small buffer takes only the start of the body."""
     connection = Connection(server.address, receive_buffer=SMALL_WINDOW)
     connection.send_request(target, headers=[("Range", range_)] if range_ else [])
     assert connection.read_headers().status in (200, 206)
@@ -160,7 +160,7 @@ def test_upload_that_waits_for_100_continue(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         connection.send(
             b"POST /pathsend?file=huge" + start_message
-        )  # asked for or not, the file is whole
+        )  # the file is complete with and without a request for the body
         response = connection.read_headers()
         if response.status == 100:
             response = connection.read_headers()
@@ -214,7 +214,7 @@ def test_malformed_request_is_not_answered_in_download(server: LiveServer) -> No
     with download(server, "/pathsend?file=huge") as connection:
         connection.send(b"NOT HTTP AT ALL\r\n\r\n")
         body = read_what_comes(connection)
-    # Whatever became of the download: no byte of an error message is in the file's place.
+    # Even if the download breaks off, no byte of an error message is among the file bytes.
     assert not body[: HUGE_BYTES - 3].strip(b"\0")
     assert server.get("/hello").body == b"hello"
 

@@ -1,4 +1,4 @@
-"""Requests whose files are handed over are recorded at the end of the file, with what was sent."""
+"""A request with a handed-over file is recorded at the end of the file, with the bytes sent."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_file_behind_another_status_is_sent_as_it_is(path: str, status: int) -> 
 def test_missing_file_leaves_the_headers_to_the_server(
     path: str, status: int, ranges: bool, extensions: tuple[str, ...]
 ) -> None:
-    """A server with pathsend of its own would send the headers before it looks."""
+    """A server that supports pathsend would send the headers before it opens the file."""
     sent: list[Message] = []
     app = app_of(
         start_message(status=status), pathsend(path + "x"), ranges=ranges, conditional=ranges
@@ -183,7 +183,7 @@ def test_server_that_fails_leaves_no_descriptor(path: str) -> None:
 
 @pytest.mark.parametrize("ranges", [[(2, 4)], [(1, 2), (9, 12)]])
 def test_ranges_are_sent_by_descriptor(path: str, ranges: list[tuple[int, int]]) -> None:
-    """`call` looks at the order of the messages; here each part is of the right bytes."""
+    """`call` checks the order of the messages. This test checks the bytes of each part."""
     parts: list[bytes] = []
 
     def read(message: Message) -> None:

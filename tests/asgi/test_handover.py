@@ -91,7 +91,7 @@ async def test_app_returns_before_its_client_reads_the_file(
 
 
 class DelayedMessages:
-    """Stands for what a framework puts into a request's scope."""
+    """A stand-in for an object that a framework puts into the scope of a request."""
 
 
 async def test_download_does_not_keep_its_request(protocol: Any, large: Path) -> None:
@@ -115,7 +115,7 @@ async def test_download_does_not_keep_its_request(protocol: Any, large: Path) ->
 
 
 async def test_app_goes_on_while_its_file_is_sent(protocol: Any, large: Path) -> None:
-    """The client has the file, and another answer, while the app is still at it."""
+    """The client gets the file and another response while the app is still running."""
     go_on = asyncio.Event()
     over = asyncio.Event()
     app = sending(start_message(length(LARGE_BYTES)), pathsend(large), go_on.wait, over.set)
@@ -243,7 +243,7 @@ async def test_requests_behind_a_file_wait_for_it(protocol: Any, large: Path) ->
 async def test_file_that_is_not_sent_to_its_end_is_closed(
     protocol: Any, large: Path, leaves: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client that leaves is no error. A file that shrinks is one, and ends the connection."""
+    """A disconnect is not logged as an error. A file that shrinks is, and closes the connection."""
     returned = asyncio.Event()
     app = sending(start_message(length(LARGE_BYTES)), pathsend(large), returned.set)
     with caplog.at_level(logging.ERROR):

@@ -1,4 +1,4 @@
-"""Connections that are closed behind what their clients are still sending."""
+"""Connections that are closed while their clients are still sending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs an event loop's help, in this process on each loop: asyncio's, uvloop and trio."""
+"""Features that depend on the event loop, in this process on asyncio's, uvloop and trio."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_task_that_is_ended_is_over() -> None:
 
 @each_loop
 async def test_caller_cancelled_at_a_tasks_end_is_cancelled() -> None:
-    """Neither is the task left behind, nor the cancellation lost."""
+    """The task ends, and the cancellation is not lost."""
 
     steps = []
 
@@ -130,7 +130,7 @@ async def test_asyncio_cancellation_at_a_tasks_end_is_kept() -> None:
 
 
 def test_waiting_for_a_thread_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """anyio cancels in every turn of the loop what goes on behind a cancellation."""
+    """In every turn of the loop, anyio cancels tasks that continue after a cancellation."""
     release = threading.Event()
     waits = 0
     wait = asyncio.wait

@@ -53,7 +53,7 @@ def sent_by(messages: list[Message]) -> list[bytes]:
     return re.findall(rb"<[^>]*>", joined)
 
 
-# Of a message behind one that was held: still held, about to be sent, or sent.
+# The message follows a delayed one, which is still delayed, about to be sent, or sent.
 BEHIND_DELAYED = [
     [[DELAY_TURNS + 5] * (LONE_TURNS + 1) + [wait]] for wait in range(DELAY_TURNS + 5)
 ]

@@ -1,4 +1,4 @@
-"""ASGIFast in this process: messages, errors, options, and what is no app."""
+"""ASGIFast in this process: messages, errors, options, and objects that are not apps."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_gzip_middleware_compresses_files_as_bytes(tmp_path: Path, pathsend: boo
 
 
 def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Received:
-    """Run an app on a server that answers receive() with these, and allows one at a time."""
+    """Run an app on a server. receive() returns these messages, and only one call may wait."""
     response = Received()
 
     async def run() -> None:

@@ -27,7 +27,7 @@ class Server:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
-        # What receive() answers, after which it waits for ever.
+        # The results of receive(), which then waits for ever.
         self.incoming: list[Message | Exception] = []
         self.on_send: Callable[[Message], None] = self.sent.append
 

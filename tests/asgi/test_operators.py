@@ -1,4 +1,4 @@
-"""What operators set, under asgifast's protocols: health checks, drain, deadlines, shedding."""
+"""Operator settings under asgifast's protocols: health checks, drain, deadlines, shedding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.long
 APP = "tests.asgi.operators_app:app"
 PROBES = {"health_path": "/livez", "ready_path": "/readyz"}
 UVICORN = "-m uvicorn --port {port} --timeout-keep-alive 60 --http asgifast.uvicorn:"
-# What serves, and the version of HTTP that is asked.
+# The command of the server, and the HTTP version of the request.
 STACKS = {
     "httptools": (f"{UVICORN}HttpToolsProtocol", "HTTP/1.1"),
     "h11": (f"{UVICORN}H11Protocol", "HTTP/1.1"),

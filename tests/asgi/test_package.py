@@ -1,4 +1,4 @@
-"""The names that asgifast exports, and what they need."""
+"""The names that asgifast exports, and their dependencies."""
 
 from __future__ import annotations
 

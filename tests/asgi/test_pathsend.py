@@ -44,7 +44,7 @@ def offered_to(app: ASGIApp) -> bool:
     return decision.offered and not decision.withheld
 
 
-# What is decided
+# Decisions
 
 
 @pytest.mark.parametrize("name", BEARING)

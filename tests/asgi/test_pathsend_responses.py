@@ -104,14 +104,14 @@ QUIET = settings(
 
 
 def seen_by_client(status: int, headers: dict[str, str], body: bytes) -> tuple[object, ...]:
-    """Status, decoded body, and the headers that tell what it is."""
+    """Return the status, the decoded body, and the headers that describe it."""
     decoders: list[Callable[[bytes], bytes]] = []
     if headers.get("content-encoding") == "gzip":
         decoders.append(gzip.decompress)
     deflated = "x-deflated" in headers
     if deflated and body:
         decoders.append(zlib.decompress)
-    if not body.startswith(b"\x1f\x8b"):  # gzip's: what was compressed last is decoded first
+    if not body.startswith(b"\x1f\x8b"):  # of gzip: the last coding is decoded first
         decoders.reverse()
     for decode in decoders:
         body = decode(body)
@@ -128,7 +128,7 @@ def request(app: ASGIApp, path: str, method: str, headers: dict[str, str]) -> An
             error = inner[0]
         return type(error).__name__, 0
     found = {name.lower(): value for name, value in response.headers}
-    body = b"" if method == "HEAD" else response.body  # as a server has it
+    body = b"" if method == "HEAD" else response.body  # as a server does
     return seen_by_client(response.status, found, body), len(body)
 
 

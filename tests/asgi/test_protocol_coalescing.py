@@ -1,4 +1,4 @@
-"""Small messages under the uvicorn protocols in this process: which are held, and till when."""
+"""Small messages under the uvicorn protocols in this process: which are delayed, how long."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_refused_delayed_message_is_logged_at_the_end(
 
 @pytest.mark.parametrize("size", [5, 20_000])
 async def test_buffer_reused_by_the_app_is_sent_as_it_was(protocol: Any, size: int) -> None:
-    """No bytes, as ASGI asks for, and sent by uvicorn all the same."""
+    """ASGI requires bytes, but uvicorn sends a bytearray as well."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(start_message(length(3 * size)))
@@ -116,7 +116,7 @@ async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> No
 async def test_small_messages_of_asgifast_pass_no_send(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The protocol delays them, and nothing else. So a stock protocol is no faster."""
+    """Only the protocol delays them. So a stock protocol is not faster."""
     passed = 0
     original = Response.send
 

@@ -113,7 +113,7 @@ async def test_client_gone_before_a_file_does_not_stop_app(
     protocol: Any, large: Path, opened: io.BufferedReader, kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The first byte of the file is what the kernel refuses."""
+    """The kernel refuses the first byte of the file."""
     finished = asyncio.Event()
 
     message = {"type": kind, "path": str(large), "file": opened}
@@ -126,7 +126,7 @@ async def test_client_gone_before_a_file_does_not_stop_app(
 
 
 async def test_headers_with_length_leave_with_what_follows(protocol: Any, large: Path) -> None:
-    """Whatever that is, and however long it takes; alone where nothing follows."""
+    """They leave with any next message, at any time. They leave alone if no message follows."""
     may_go_on = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,7 +168,7 @@ async def test_headers_with_length_leave_with_what_follows(protocol: Any, large:
 
 @pytest.mark.parametrize("target", ["/hello", "/pathsend", "/ours", "/stream"])
 async def test_reset_connection_leaves_no_cycle(protocol: Any, large: Path, target: str) -> None:
-    """Neither the keep-alive timer nor a cycle of references keeps what its connection had."""
+    """Neither the keep-alive timer nor a reference cycle keeps the connection in memory."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if target == "/ours":
@@ -188,7 +188,7 @@ async def test_reset_connection_leaves_no_cycle(protocol: Any, large: Path, targ
         await turns()
         if target == "/hello":
             await client.send(HELLO)
-            await turns()  # whose answer is left unread: closing is a reset then
+            await turns()  # its response stays unread: so closing is a reset
         [connection] = client.state.connections
         left = weakref.ref(connection)
         del connection
@@ -205,9 +205,9 @@ async def test_reset_connection_leaves_no_cycle(protocol: Any, large: Path, targ
 async def test_file_ending_early_closes_whatever_app_does(
     protocol: Any, large: Path, size: int, sendfile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end that the app sends would make a body that is short look whole.
+    """The last message of the app would make a short body look complete.
 
-    The client reads late: what was written before the file keeps the connection open for a while.
+    The client reads late. Until then, the data before the file delays the close.
     """
     large.write_bytes(b"f" * size)
     if not sendfile:
@@ -247,7 +247,7 @@ async def test_file_ending_early_closes_whatever_app_does(
 async def test_file_given_up_by_the_app_closes(
     protocol: Any, large: Path, full: bool, sendfile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it sends next would be taken for the bytes that were announced."""
+    """The client would read its next bytes as part of the announced body."""
     if not sendfile:
         monkeypatch.setattr(os, "sendfile", refuse_sendfile)
 
@@ -366,7 +366,7 @@ async def test_parts_of_a_file_are_sent_and_closed(protocol: Any, large: Path, k
 
 
 async def test_head_taken_for_get_has_no_file_bytes(protocol: Any, large: Path) -> None:
-    """As middleware does for apps that know no HEAD."""
+    """As middleware does for apps that do not support HEAD."""
     file = FileResponse(large)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -136,7 +136,7 @@ async def test_client_that_does_not_read_holds_up_reading(
         else:
             assert await client.body(TOO_MUCH) == bytes(TOO_MUCH)
         await finished.wait()
-        while leaves and client.state.tasks:  # what the app has handed over
+        while leaves and client.state.tasks:  # the transfer of the file
             await asyncio.sleep(0)
         assert (read < 3_000_000) == leaves
 

@@ -66,7 +66,7 @@ async def test_client_that_does_not_read_holds_up_the_app(
 
 @pytest.mark.parametrize("more", [True, False], ids=["next", "last"])
 async def test_message_beyond_the_length_is_refused_alone(protocol: Any, more: bool) -> None:
-    """Small messages are held and joined. What came before the mistake is sent."""
+    """Small messages are delayed and joined. The messages before the mistake are sent."""
     seen: list[str] = []
     delayed = sending(start_message(length(3)), part(b"a"), part(b"b"))
 
@@ -146,7 +146,7 @@ async def test_message_before_the_headers_is_refused(
 async def test_messages_for_a_gone_client_are_dropped(
     protocol: Any, large: Path, chunked: bool
 ) -> None:
-    """What is sent for it afterwards is dropped without an error, as uvicorn's own send() does."""
+    """Later messages are dropped without an error, as in uvicorn's own send()."""
     finished = asyncio.Event()
     size = 1000 * 100 + 2 * LARGE_BYTES
 
@@ -176,7 +176,7 @@ async def test_messages_for_a_gone_client_are_dropped(
 async def test_simple_response_leaves_while_its_app_goes_on(
     protocol: Any, method: str, data: bytes
 ) -> None:
-    """As an app's background task does; without a body there is but one write."""
+    """An app with a background task does so. Without a body there is only one write."""
     arrived = asyncio.Event()
     app = sending(start_message(length(len(data))), part(data, False), arrived.wait)
     async with serving(protocol, app) as client:
@@ -282,7 +282,7 @@ async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path)
 async def test_client_leaving_pipeline_disconnects_the_first(
     protocol: Any,
 ) -> None:
-    """The app would send for ever to nobody."""
+    """The app would send for ever to a closed connection."""
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

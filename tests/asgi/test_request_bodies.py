@@ -1,4 +1,4 @@
-"""Request bodies under ASGIFast that are held to a limit, in process and on live servers."""
+"""The limit of request bodies under ASGIFast, in process and on live servers."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ async def to_starlette(request: Request) -> PlainTextResponse:
     return PlainTextResponse(str(len(await request.body())))
 
 
-# Its ServerErrorMiddleware answers outside of CORS. What an app's own handler returns is inside.
+# ServerErrorMiddleware sends responses outside CORS. The handlers of an app send them inside it.
 cors = Middleware(CORSMiddleware, allow_origins=["*"])
 
 
@@ -326,6 +326,6 @@ def test_asgi_413_reaches_a_client_that_waits_to_send(
     with Connection(server.address) as connection:
         connection.send_request("/whole", method="POST", headers=headers)
         response = connection.read_response()
-        if response.status == 100:  # some servers ask for every body
+        if response.status == 100:  # some servers send 100 for every body
             response = connection.read_response()
         assert response.status == 413, response

@@ -1,4 +1,4 @@
-"""FileResponse: Starlette's signature, RFC 9110's answers."""
+"""FileResponse has Starlette's signature, and responds according to RFC 9110."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What apps do with send(), under ASGIFast on uvicorn's protocols, and under ours."""
+"""Uses of send() by apps, under ASGIFast on uvicorn's protocols, and under ours."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stack(request: pytest.FixtureRequest) -> Stack:
 
 
 async def _answer(stack: Stack, app: ASGIApp, end: bytes = b"ok", request: bytes = GET) -> bytes:
-    """What is sent up to `end`. The connection then answers another request."""
+    """Return the response up to `end`. Check that the connection accepts another request."""
     async with stack(app) as client:
         await client.send(request)
         response = await client.until(end)
@@ -175,7 +175,7 @@ async def test_second_response_is_refused_when_it_begins(stack: Stack) -> None:
 
 
 async def test_response_without_the_body_asks_for_none() -> None:
-    """The headers are the response to Expect, held or not (RFC 9110, section 10.1.1)."""
+    """The headers are the response to Expect, delayed or not (RFC 9110, section 10.1.1)."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=2)
@@ -227,7 +227,7 @@ async def test_headers_that_are_none_are_refused_at_once(stack: Stack, headers: 
 async def test_headers_without_body_wait_until_app_ended(
     ends: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Then uvicorn logs what is missing, or sends a 500."""
+    """Then uvicorn logs an incomplete response, or sends a 500."""
     fails = [raising(RuntimeError, "of the app")] if ends == "raises" else []
     app = sending(start_message(length(2)), *fails)
     async with serving(HttpToolsProtocol, app) as client:

@@ -174,7 +174,7 @@ async def test_cancelled_send_takes_no_earlier_message(stack: Stack, given_up: s
 async def test_headers_that_wait_are_sent_once(
     stack: Stack, parts: tuple[bytes, ...], way: str
 ) -> None:
-    """Its request is pipelined behind one whose response is not read."""
+    """Its request is pipelined after one with a response that the client does not read."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/":
@@ -235,7 +235,7 @@ async def test_message_beside_a_file_is_sent_behind_it(stack: Stack, chunked: bo
                 data = await reading
             else:
                 data = await body_of(client, chunked=False, size=TOO_MUCH + 3)
-                small_is_read.set()  # it has come without the app's next message
+                small_is_read.set()  # it arrived without the app's next message
                 data += await client.exactly(1)
             assert data[TOO_MUCH:] == b"<m>."
             assert not data[:TOO_MUCH].strip(b"\0")

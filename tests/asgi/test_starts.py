@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 LIMIT = "WSGIFAST_BODY_LIMIT_BYTES"
 METRICS = "WSGIFAST_METRICS"
 HEALTH = "WSGIFAST_HEALTH_PATH"
-# The app receives the body, and answers with its size.
+# The app reads the body, and returns its size.
 APP = """
 async def app(scope, receive, send):
     if scope["type"] != "http":
@@ -78,7 +78,7 @@ GUNICORN = (
     "{} small:app"
 )
 NAME = UVICORN.format("HttpToolsProtocol", "")
-# What starts the server: a script, or arguments of Python's; and where its options stand.
+# The start of the server, as a script or arguments of Python. Then the place of its options.
 STARTS = {
     "a class": (CLASS.format(protocol="HttpToolsProtocol"), "environment"),
     "h11's class": (CLASS.format(protocol="H11Protocol"), "environment"),
@@ -149,7 +149,7 @@ def test_limit_is_in_force_for_a_preloaded_app(tmp_path: Path) -> None:
 
 
 TOO_EARLY = "import prometheus_client" + CLASS.format(protocol="HttpToolsProtocol")
-# What starts a server, its limit, and whether it has metrics.
+# The start of a server, the place of its options, its limit, and whether it has metrics.
 IMPOSSIBLE = {
     "a class": (STARTS["a class"][0], "environment", "many", False),
     "a name": (NAME, "environment", "many", False),

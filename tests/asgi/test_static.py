@@ -1,4 +1,4 @@
-"""The two StaticFiles give one answer, to the last header; and what is the ASGI one's own."""
+"""The two StaticFiles send equal responses, with all headers. Then come ASGI-only features."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ REQUESTS: list[dict[str, str]] = [
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files, precompressed files, and what must not be served."""
+    """A folder of files, precompressed files, and files that must not be served."""
     root = tmp_path_factory.mktemp("twins") / "site"
     (root / "docs").mkdir(parents=True)
     (root / "index.html").write_text("<h1>home</h1>")
@@ -90,14 +90,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "version").symlink_to("/proc/version")  # it reports no size
     (root / "drawing.svgz").write_bytes(gzip.compress(b"<svg/>"))
     os.mkfifo(root / "fifo")
-    past = time.time() - 3600  # settled: small files are kept in memory
+    past = time.time() - 3600  # settled: small files are cached
     for path in [*root.rglob("*"), root]:
         os.utime(path, (past, past), follow_symlinks=False)
     return root
 
 
 def comparable(headers: list[tuple[str, str]], body: bytes) -> tuple[list[tuple[str, str]], bytes]:
-    """With the random boundary of a multipart answer made the same."""
+    """Replace the random boundary of a multipart response by a fixed one."""
     for _, value in headers:
         if "boundary=" in value:
             boundary = value.partition("boundary=")[2]
@@ -199,7 +199,7 @@ def test_redirect_to_a_folder_keeps_the_query(site: Path) -> None:
 def test_root_path_is_taken_off_where_it_is_there(
     site: Path, root: str, path: str, status: int
 ) -> None:
-    """The path starts with root_path, as ASGI has it now, or is what is left of it."""
+    """The path starts with root_path, as ASGI now requires, or excludes it."""
     scope = {**scope_of(path), "root_path": root}
     assert call(asgifast.StaticFiles(directory=site), scope).status == status
 
@@ -267,8 +267,8 @@ def test_no_look_at_a_path_blocks_the_loop(site: Path, blocking_calls: list[str]
 def test_cached_file_that_has_changed_blocks_no_loop(
     tmp_path: Path, size: int, blocking_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is read anew: for its body if it is small, for its entity tag if that is of the bytes."""
-    monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)  # kept from the first moment on
+    """A small file is read again for its body, a large one for its entity tag."""
+    monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)  # cached at once
     app = asgifast.StaticFiles(directory=tmp_path, etag="content")
     file = tmp_path / "file"
     for content in (b"a" * size, b"b" * (size + 1)):

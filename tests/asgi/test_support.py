@@ -20,7 +20,7 @@ from .servers import SERVERS, asgi_server
 
 
 class Subject:
-    """What blocking functions are called with."""
+    """The arguments for the blocking functions."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "file")
@@ -136,7 +136,7 @@ def test_sendfile_from_the_disk_is_found(subject: Subject) -> None:
         # Which the kernel need not heed, while it has the pages in hand itself.
         os.posix_fadvise(subject.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         found.extend(found_in(lambda: asyncio.run(run())))
-        # Left unread, they would keep the page in memory.
+        # If they were not read, they would keep the page in memory.
         assert subject.peer.recv(100) == b"data"
         return found
 
@@ -147,7 +147,7 @@ def test_sendfile_from_the_disk_is_found(subject: Subject) -> None:
 
 @pytest.mark.parametrize("name", sorted(SERVERS))
 def test_server_that_blocks_fails_its_test(name: str, files: Path) -> None:
-    with (  # noqa: PT012 - the end of the inner block is what raises
+    with (  # noqa: PT012 - the end of the inner block raises
         pytest.raises(AssertionError, match=r"time\.sleep\(0,\) on an event loop"),
         asgi_server(name, "tests.asgi.app:fast", files) as server,
     ):

@@ -1,4 +1,4 @@
-"""What OutputQueue makes of the writes of one turn of the loop."""
+"""How OutputQueue joins the writes of one turn of the loop."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_second_close_waits_for_no_sending_client(
 
 
 class Keeping:
-    """A response that holds one message for some turns."""
+    """A response that delays one message for some turns."""
 
     def __init__(self, transport: OutputQueue, message: bytes, turns: int = 0) -> None:
         self.transport = transport
@@ -169,7 +169,7 @@ async def test_delayed_message_leaves_with_a_later_write() -> None:
 
 
 async def test_message_delayed_by_a_response_is_its_own() -> None:
-    """Over HTTP/2: it leaves when one of them has held long enough, in one write."""
+    """Over HTTP/2, all of them are sent in one write when the shortest delay ends."""
 
     async with connected() as (transport, _client):
         written: list[bytes] = []

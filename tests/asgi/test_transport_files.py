@@ -53,7 +53,7 @@ async def test_writable_socket_taking_nothing_is_tried_later(
         monkeypatch.setattr(loop, "call_later", at_once)
         monkeypatch.setattr(os, "sendfile", without_memory)
         await arrives(transport, client, fd)
-    # The first refusal is no surprise: nobody had said that the socket is writable.
+    # The first refusal does not count: the loop had not reported the socket as writable.
     assert delays == [file_transfer._WITHOUT_MEMORY_S] * 4
 
 
@@ -75,7 +75,7 @@ def test_send_buffer_grows_for_a_quick_client_alone(
     clock = itertools.chain([0.0, 1.0], itertools.repeat(1.0))
     monkeypatch.setattr(file_transfer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     assert not is_limited_after(0.5)
-    # Quick and slow in turn, as a slow client is whose first receive is quick.
+    # Quick and slow in turn, like a slow client with a quick first receive.
     clock = itertools.chain.from_iterable([float(n)] * 2 for n in itertools.count())
     assert is_limited_after(0.5)
 
@@ -146,7 +146,7 @@ async def test_unknown_file_system_is_not_read_on_the_loop(
 async def test_headers_taken_in_pieces_wait_for_the_file(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each piece waits in the kernel for what follows: no packet leaves with the headers alone."""
+    """Each piece waits in the kernel for the next. No packet has the headers alone."""
     start_message = b"head" * 100
     pieces: list[int] = []
     send = socket.socket.send
@@ -214,14 +214,14 @@ async def test_file_keeps_its_place(fd: int) -> None:
 
 
 def fill(transport: OutputQueue) -> None:
-    """Write until the socket takes no more, and a little is left in the real transport's buffer."""
+    """Write until the socket is full and the buffer of the real transport has a few bytes."""
     while not transport.real.get_write_buffer_size():
         transport.write(b"x" * 10_000)
         transport.flush()
 
 
 async def test_file_waits_for_bytes_that_socket_refused(fd: int) -> None:
-    """Too little for a pause of the protocol, whose end would tell that it has left."""
+    """Too few bytes to pause the protocol, so no resume_writing() reports that they were sent."""
 
     async with connected() as (transport, client):
 
@@ -242,7 +242,7 @@ async def test_file_waits_for_bytes_that_socket_refused(fd: int) -> None:
 async def test_send_buffer_that_cannot_be_set_is_fine(
     fd: int, monkeypatch: pytest.MonkeyPatch, refused: int
 ) -> None:
-    """Some kernels refuse it on a socket whose peer has gone."""
+    """Some kernels refuse it after the peer has closed the connection."""
     calls = 0
 
     def refusing(*args: Any) -> bool:

@@ -69,7 +69,7 @@ def test_request_for_h2c_keeps_its_body(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 320), max_size=5), st.binary(max_size=30))
 def test_body_behind_h2c_is_never_a_request(cuts: list[int], data: bytes) -> None:
-    """However it comes, and whatever it is."""
+    """In any pieces, and with any bytes."""
     data += b"\r\n\r\nGET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
     whole = POST + b"Content-Length: %d\r\n\r\n" % len(data) + data + NEXT
     places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
@@ -128,7 +128,7 @@ async def test_malformed_body_behind_h2c_is_refused(protocol: Any) -> None:
 
 
 class Accepting(Upgraded):
-    """Accepts, and says what it was sent behind that."""
+    """Accepts, then returns the bytes that follow the request."""
 
     got: bytes
 

@@ -1,4 +1,4 @@
-"""Request bodies under uvicorn's HTTP/1.1 protocols: how they come to the app, and what waits."""
+"""Request bodies under uvicorn's HTTP/1.1 protocols: delivery to the app, and backpressure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .protocols import (
 from .support import body as part
 from .support import chunk, length, sending, start_message
 
-# More than what may wait for an app, and than any buffer of the kernel's between the two ends.
+# More than the limit of unread bytes, and than the kernel's buffers between client and server.
 UPLOAD = os.urandom(3_000_000)
 PIECE_BYTES = 10_000
 
@@ -51,7 +51,7 @@ def protocol(request: pytest.FixtureRequest) -> Any:
 
 
 def post(size: int | None, *fields: bytes) -> bytes:
-    """Of an upload of so many bytes; None: in chunks."""
+    """Return the headers of an upload of so many bytes, or of a chunked one for None."""
     framing = b"Transfer-Encoding: chunked" if size is None else b"Content-Length: %d" % size
     return b"\r\n".join([b"POST / HTTP/1.1", b"Host: x", framing, *fields, b"", b""])
 
@@ -121,7 +121,7 @@ async def test_pieces_for_a_busy_app_are_one_message(protocol: Any) -> None:
 
 
 async def offer(client: Client, data: bytes) -> int:
-    """Send the data again and again until nobody takes more. Return how many bytes were taken."""
+    """Send the data repeatedly until the socket is full. Return the number of bytes sent."""
     taken = 0
     refused = 0
     while refused < 3 and taken < TOO_MUCH:
@@ -214,7 +214,7 @@ async def test_client_leaving_an_upload_disconnects_the_app(protocol: Any, waits
 async def test_client_leaving_an_upload_leaves_no_cycle(
     protocol: Any,
 ) -> None:
-    """Though much has come at once: no cycle of references keeps what its connection had."""
+    """Even after much data at once, no reference cycle keeps the connection in memory."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["type"] == "http.request":
@@ -238,7 +238,7 @@ async def test_client_leaving_an_upload_leaves_no_cycle(
 @each_loop
 @pytest.mark.parametrize("receives", [False, True])
 async def test_expect_continue_is_answered_when_app_receives(protocol: Any, receives: bool) -> None:
-    """The client is asked for its body when the app asks, and never by an app that does not."""
+    """The server sends 100 Continue when the app calls receive(), and not otherwise."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         data = await all_of(receive) if receives else b""
@@ -257,7 +257,7 @@ async def test_expect_continue_is_answered_when_app_receives(protocol: Any, rece
 
 @each_loop
 async def test_app_ignoring_the_body_keeps_the_connection(protocol: Any) -> None:
-    """The rest is read and forgotten. The connection keeps nothing of it, and goes on."""
+    """The remaining bytes are read and dropped. The connection stays open."""
     arrived = asyncio.Event()
 
     app = sending(arrived.wait, start_message(length(13)), part(b"no, thank you", False))
@@ -277,7 +277,7 @@ async def test_app_ignoring_the_body_keeps_the_connection(protocol: Any) -> None
 
 @each_loop
 async def test_upgrade_behind_an_upload_gets_later_bytes(protocol: Any) -> None:
-    """What comes then is the other protocol's, though much came at once before."""
+    """Later bytes go to the other protocol, even after much data at once."""
     Upgraded.transports = []
     async with serving(protocol, whole, ws=Upgraded) as client:
         await client.send(post(len(UPLOAD)) + UPLOAD)

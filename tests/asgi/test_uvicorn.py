@@ -1,4 +1,4 @@
-"""uvicorn with our protocols, and the app as it is: sendfile, framing, TLS, Unix sockets."""
+"""uvicorn with our protocols and a plain app: sendfile, framing, TLS, Unix sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ each_uvicorn = pytest.mark.parametrize("name", sorted(OURS))
 
 @pytest.fixture
 def events(tmp_path: Path) -> Path:
-    """Where the app says what happened to it."""
+    """The file in which the app records its events."""
     path = tmp_path / "events"
     path.touch()
     return path
@@ -44,7 +44,7 @@ def test_headers_and_body_leave_in_one_packet(server: LiveServer) -> None:
             return connection.sock.recv(64 * 1024)
 
     for target in ("/hello", "/pathsend?file=size-1024", "/crumbs", "/pathsend"):
-        # The headers of a file that must come from the disk first may leave alone: ask again.
+        # The headers of a file that is not in memory may leave alone. So repeat the request.
         packets = (first_packet(target) for _ in range(3))
         assert any(len(packet.partition(b"\r\n\r\n")[2]) > 4 for packet in packets), target
 

@@ -31,7 +31,7 @@ from .transports import Recorded
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
-# Of any type: it is called with what its types do not allow.
+# Typed as Any because the tests pass arguments that its types do not allow.
 RequestResponseCycle: Any = httptools_impl.RequestResponseCycle
 
 
@@ -112,10 +112,10 @@ def _sample(
     http_version: str = "1.1", keep_alive: bool = True,
     own_headers: Any = ((b"server", b"uvicorn"),),
 ) -> tuple[object, ...] | None:  # fmt: skip
-    """What comes of a response: what is written and called, and the state of the cycle.
+    """Send a response. Return the bytes written, the calls made, and the state of the cycle.
 
-    :param is_ours: send_whole() sends it; else uvicorn's send(), which raises its errors.
-    :param more_body: the end is a message of its own, which uvicorn sends.
+    :param is_ours: whether send_whole() sends it. Otherwise uvicorn's send() does, and may raise.
+    :param more_body: whether the end is a separate message, which uvicorn sends.
     :returns: None if send_whole() does not send it, and has changed nothing.
     """
     calls: list[tuple[object, ...]] = []
@@ -302,7 +302,7 @@ async def _two_bytes_and_an_end(scope: Scope, receive: Receive, send: Send) -> N
 
 
 async def _two_bytes_of_unknown_length(scope: Scope, receive: Receive, send: Send) -> None:
-    """As Sanic answers."""
+    """Sanic sends such responses."""
     await send(response_start(200, []))
     await body(send, b"ok")
 

@@ -1,4 +1,4 @@
-"""What an app sends wrongly: it gets the error that uvicorn raises, and its client an end."""
+"""Invalid messages of apps: the app gets uvicorn's error, and the client gets an end."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ WRONG: dict[str, list[Any]] = {
 }
 if not httptools_impl.HEADER_RE.search(b"x\r\n"):  # the oldest uvicorns let such a name pass
     del WRONG["CR LF in a name"], WRONG["a blank in a name"]
-# What uvicorn answers with nothing, or headers alone, and we with a 500.
+# uvicorn sends no response to these, or only headers. We send a 500.
 BROKEN_HEADERS: dict[str, list[Any]] = {
     "None as headers": [start(headers=None), body()],
     "a header of three": [start(headers=[(b"a", b"b", b"c")]), body()],
@@ -108,7 +108,7 @@ BROKEN_HEADERS: dict[str, list[Any]] = {
 
 
 async def outcome(protocol: Any, messages: list[Any], wrap: Any = None) -> Any:
-    """What the client has in the end, and what the app was raised."""
+    """Return the bytes that the client received, and the errors that the app got."""
     raised: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,6 +1,6 @@
-"""uvicorn's zttp protocols: HTTP/2 live, files over it, and what HTTP/1.1 has of its own.
+"""uvicorn's zttp protocols: live HTTP/2, files over HTTP/2, and features of HTTP/1.1 alone.
 
-HTTP/1.1 is also among the servers of the other suites; test_zttp_streams.py has the rest of HTTP/2.
+The other suites also run zttp over HTTP/1.1. test_zttp_streams.py has the other HTTP/2 tests.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ async def test_streams_in_one_turn_wait_for_nobody() -> None:
 
 
 async def test_cancelled_end_takes_no_delayed_message() -> None:
-    """Another stream has filled what the client does not read, between a message and the end."""
+    """Another stream fills the unread buffer of the client between a message and the end."""
     goes_on = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -226,7 +226,7 @@ async def test_window_that_does_not_open_holds_up_the_app(size: int) -> None:
         assert await stands_still(lambda: sent) > stopped_at
         client.state.reset_stream(stream)
         wire.pump()
-        # uvicorn ignores what is sent after that. The app is not held any more.
+        # uvicorn ignores later messages. The app is not delayed any more.
         before = sent
         await wire.until(lambda: sent > before + 1_000_000)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -291,7 +291,7 @@ async def test_upload_that_stops_is_408_another_goes_on(
 async def test_connection_without_a_request_is_closed(
     monkeypatch: pytest.MonkeyPatch, frames: str
 ) -> None:
-    """Whatever frames come, and however slowly those of headers do."""
+    """With any frames, and with slow frames of headers."""
     monkeypatch.setattr(ZttpH2Protocol, "head_timeout_s", 0.3)
     async with connected(counting) as (wire, client):
         await wire.response(client.ask(method="POST", body=b"12345"))
@@ -318,7 +318,7 @@ def test_subclass_options_hold_for_both_http_versions() -> None:
     assert AutoZttpProtocol.http1.body_limit_bytes is None
 
 
-# What zttp does not do by itself
+# Features that zttp lacks
 
 
 async def test_cookies_reach_the_app_as_one_header() -> None:

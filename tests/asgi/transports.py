@@ -31,7 +31,7 @@ FILE_BYTES = 16 * 1024 * 1024
 
 
 class Recorded:
-    """A transport that remembers the sizes of what was written to it. Nothing is no write."""
+    """A transport that records the size of each write. An empty write is not recorded."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -47,7 +47,7 @@ class Recorded:
 
 
 class Drained(asyncio.Protocol):
-    """What a protocol owes its OutputQueue."""
+    """The calls that an OutputQueue needs from its protocol."""
 
     transport: OutputQueue
 
@@ -63,7 +63,7 @@ class Drained(asyncio.Protocol):
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[OutputQueue, socket.socket]]:
-    """A transport, and the socket of its client, which reads nothing by itself."""
+    """A transport, and the socket of its client. The client reads only when a test does."""
     loop = asyncio.get_running_loop()
     failed: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda loop, context: failed.append(context))

@@ -1,4 +1,4 @@
-"""What the tests of frameworks' wrappers share."""
+"""Fixtures of the tests of framework wrappers."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ SEGMENTED = SegmentedBody([], lambda: None)
 
 
 class ServersWrapper:
-    """A `wsgi.file_wrapper` that nobody knows."""
+    """An unknown `wsgi.file_wrapper`."""
 
 
 class Lines:

@@ -67,7 +67,7 @@ def path(tmp_path: Path) -> Path:
 def test_iteration_counts_outside_a_wrapper_alone(path: Path, make: Callable[[Path], Any]) -> None:
     with make(path) as file:
         assert classified(file, FileWrapper)[0] is Stream
-        assert classified(FileWrapper(file), None)[0] is Stream  # somebody else's
+        assert classified(FileWrapper(file), None)[0] is Stream  # not of this server
         shape, content = classified(FileWrapper(file), FileWrapper)
         assert (shape, content) == (File, file)
         segment = segment_of(content)

@@ -94,7 +94,7 @@ def call(app: Any, path: str = "/") -> tuple[str, list[tuple[str, str]], bytes]:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
-    """Return our lines. A server may log one of its own, once in a process."""
+    """Return our lines. A server may log another, once in a process."""
     ours = [record for record in caplog.records if record.name == "wsgifast"]
     return [(record.levelno, record.getMessage()) for record in ours]
 

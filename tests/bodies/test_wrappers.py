@@ -1,4 +1,4 @@
-"""Bodies in the wrappers of frameworks: seen through, closed once, and otherwise left alone."""
+"""Bodies in the wrappers of frameworks: unwrapped, closed once, and otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_cherrypy_bodies_are_sent_as_what_they_wrap(path: Path) -> None:
 def test_sentry_bodies_are_sent_as_what_they_wrap(
     make: Callable[[Path], Any], sent_as: str, path: Path
 ) -> None:
-    """It gives every response a scope of its own."""
+    """Sentry gives every response a separate scope."""
     sentry = pytest.importorskip("sentry_sdk.integrations.wsgi")
 
     app = flask_app(lambda: make(path), mimetype="text/plain")
@@ -284,12 +284,12 @@ def test_framework_bodies_are_sent_as_they_wrap(
     server_wrapper: object,
     path: Path,
 ) -> None:
-    """What they hold goes the same way, whether the server has a file wrapper or they their own."""
+    """Their content is sent the same way with a file wrapper of the server or the framework."""
     raw, expected, _ = ask(app(lambda: make(path)), "GET", server_wrapper)
     wrapped, body, _ = ask(WSGIFast(app(lambda: make(path))), "GET", server_wrapper)
     assert body == expected
     assert wrapped.start[0] == raw.start[0]
-    # Bottle tells the time, which goes on from one to the other.
+    # Bottle sends the Date header, and the time changes between the two responses.
     assert {field for field in raw.start[1] if field[0] != "Date"} <= {*wrapped.start[1]}
     blocks = sent_as == "file" and server_wrapper is None
     assert wrapped.environ["wsgifast.sent_as"] == ("blocks" if blocks else sent_as)

@@ -1,4 +1,4 @@
-"""Bodies in Django's responses: seen through, closed once, and otherwise left alone."""
+"""Bodies in Django's responses: unwrapped, closed once, and otherwise unchanged."""
 
 from __future__ import annotations
 

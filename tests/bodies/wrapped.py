@@ -19,7 +19,7 @@ closed: list[object] = []
 
 
 class Source:
-    """What a response is made of: notes where it was closed."""
+    """The source of a response body. It records its close()."""
 
     def __init__(self, chunks: Iterable[Any]) -> None:
         self.chunks = iter(chunks)

@@ -1,4 +1,4 @@
-"""What tests of compression share over both interfaces."""
+"""Fixtures of the compression tests for both interfaces."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ class Received(NamedTuple):
 
 
 class Site:
-    """An app that answers with one body.
+    """An app that returns one body.
 
     :param body: bytes, or blocks for a stream, or the path of a file.
-    :param tag: the app's own entity tag. The app evaluates its preconditions.
+    :param tag: the entity tag that the app sets. The app evaluates its preconditions.
     :param requested: the argument of compress_response(), or None for no call.
     :param before: called for each request, before the response.
     """
@@ -104,7 +104,7 @@ class Site:
         await sending(start_message(*headers, status=status), *messages)(scope, receive, send)
 
 
-# What a client gets of a site, by a request's further headers.
+# Requests a page of a site with extra headers, and returns the response.
 Ask = Callable[..., Received]
 
 

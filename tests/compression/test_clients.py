@@ -1,4 +1,4 @@
-"""What clients decode: whole bodies and streams, padded, in each coding."""
+"""Responses that clients decode: whole bodies and streams, padded, in each coding."""
 
 from __future__ import annotations
 

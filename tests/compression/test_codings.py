@@ -53,7 +53,7 @@ def test_any_blocks_of_a_compressor_decode_to_the_same(
 def test_padding_hides_length_of_same_body(coding: str) -> None:
     sizes = {len(compressor(coding, size=len(TEXT), padding=True).whole(TEXT)) for _ in range(400)}
     least = len(compressor(coding, size=len(TEXT)).whole(TEXT))
-    # Every length is possible: a length that steps by more than a byte would tell too much.
+    # Every length is possible. A length in steps of several bytes would reveal too much.
     assert len(sizes) > MAX_PADDING_BYTES * 0.9
     assert min(sizes) >= least
     assert max(sizes) <= least + MAX_PADDING_BYTES + 16
@@ -84,7 +84,7 @@ def test_gzip_of_whole_body_uses_libdeflate(
     monkeypatch.setattr(codings, "_libdeflate", lambda: None)
     zlibs = compressor("gzip", size=len(content), padding=padding).whole(content)
     for compressed in (made, zlibs):
-        assert type(compressed) is bytes  # as servers ask of a body
+        assert type(compressed) is bytes  # as servers require of a body
         assert decoded("gzip", compressed) == content
     if content == TEXT and not padding:
         assert made != zlibs

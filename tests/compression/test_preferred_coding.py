@@ -28,7 +28,7 @@ PREFERRED: list[tuple[str, tuple[str, ...], str | None]] = [
     ("gzip;q=0.000", ("gzip",), None),
     ("*;q=0", ALL, None),
     ("*;q=0, gzip", ALL, "gzip"),
-    # What only `*` lets pass comes after the file itself, at the same weight.
+    # At the same weight, the file itself is preferred to a coding that only `*` accepts.
     ("*", ALL, None),
     ("*;q=0.5", ALL, None),
     ("gzip;q=0, *", ALL, None),
@@ -49,7 +49,7 @@ PREFERRED: list[tuple[str, tuple[str, ...], str | None]] = [
     ("identity;q=0, gzip", ALL, "gzip"),
     ("identity;q=0, gzip;q=0.001", ALL, "gzip"),
     ("*, gzip;q=0.5", ("gzip",), None),
-    # Nothing acceptable is left: the file itself (section 12.4.1).
+    # No coding is acceptable: the file itself (section 12.4.1).
     ("identity;q=0", ALL, None),
     ("identity;q=0, *;q=0", ALL, None),
     # Malformed members are skipped, the rest counts.

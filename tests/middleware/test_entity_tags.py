@@ -1,4 +1,4 @@
-"""The entity tags of what apps make: WSGIFast and ASGIFast with `etag`, and compression on top."""
+"""Entity tags of dynamic responses: WSGIFast and ASGIFast with `etag`, and with compression."""
 
 from __future__ import annotations
 

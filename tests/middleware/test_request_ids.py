@@ -24,7 +24,7 @@ NEW = re.compile("[0-9a-f]{32}")
 
 
 class Got(NamedTuple):
-    """What the app got, and the ids in the headers of its response."""
+    """The ids that the app received, and the ids in its response headers."""
 
     request_id: str | None
     trace_id: str | None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 
-# Every shape, with wsgiref.validate on both sides
+# Every kind of body, with wsgiref.validate on both sides
 
 
 @pytest.mark.filterwarnings("ignore:Unknown REQUEST_METHOD")

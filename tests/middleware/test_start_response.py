@@ -312,7 +312,7 @@ def test_odd_headers_that_servers_take_are_passed_on() -> None:
 def test_environ_without_optional_keys_is_enough(
     options: dict[str, Any], make: Callable[[], Any]
 ) -> None:
-    """PEP 3333 lets some be left out, and programs that call apps directly leave out more."""
+    """PEP 3333 allows some to be missing. Programs that call apps directly omit more."""
     app = answering(lambda _: make(), headers=[])
     assert Server(WSGIFast(app, **options), {}).finish() == b"a"
 
