@@ -27,11 +27,11 @@ EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
 BLOCKING = os.environ.get("ASGIFAST_TEST_BLOCKING")
 
 if BLOCKING and "asgifast.uvicorn.protocol" in sys.modules:
-    # Live, under a protocol of ours, which knows the app of no framework.
+    # For live servers: our protocol does not offer pathsend to an app without a framework.
     sys.modules["asgifast.uvicorn.protocol"].FileSending.pathsend = True
 
 if EVENTS:
-    # Whether the kernel sent a file, or reads did, shows in no response.
+    # No response shows whether a file was sent by sendfile or by reads.
     _sendfile = os.sendfile
 
     def sendfile(out: int, fd: int, offset: int, count: int) -> int:
@@ -241,7 +241,7 @@ fast = ASGIFast(app, pathsend=True)
 
 
 async def ignorant(scope: Scope, receive: Receive, send: Send) -> None:
-    """A middleware that knows body messages alone. It delays the headers until the first one."""
+    """A middleware that supports body messages only. It delays the headers until the first one."""
     start: Message | None = None
 
     async def forward(message: Message) -> None:

@@ -47,9 +47,9 @@ RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 
 class AllowedCalls(NamedTuple):
-    """Calls that are let through although they could wait."""
+    """Calls that are allowed although they could wait."""
 
-    # The function, with its module, that makes them, itself or by others of the two packages.
+    # The function and its module. It makes the calls directly, or through the two packages.
     function: str
     calls: tuple[str, ...]
     reason: str

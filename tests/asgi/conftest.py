@@ -54,7 +54,7 @@ def no_descriptor_is_left() -> Iterator[None]:
 
 @functools.cache
 def _open_those_of_libuv() -> None:
-    """uvloop's first loop opens descriptors that stay."""
+    """The first loop of uvloop opens descriptors that stay open."""
     anyio.run(anyio.sleep, 0, backend_options={"use_uvloop": True})
 
 

@@ -83,7 +83,7 @@ def _urlpatterns() -> list[Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "urlpatterns":  # Django's name, and imported for it alone
+    if name == "urlpatterns":  # the name that Django requires, imported only for Django
         return _urlpatterns()
     raise AttributeError(name)
 

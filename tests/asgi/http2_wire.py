@@ -56,7 +56,7 @@ class Wire:
             self.protocol.data_received(data)
 
     async def upload(self, streams: Sequence[int], size: int) -> int:
-        """Send so many bytes on each stream, as long as they are read. Return how many were."""
+        """Send bytes on each stream while they are read. Return the number of bytes sent."""
         left = dict.fromkeys(streams, size)
         state = self.client.state
         while not self.is_paused and any(left.values()):
@@ -102,13 +102,13 @@ class Wire:
                 await asyncio.sleep(0)
 
     async def response(self, stream: int) -> Response:
-        """Go on until a response has ended."""
+        """Continue until a response has ended."""
         response = self.client.responses[stream]
         await self.until(lambda: response.ended)
         return response
 
     async def reset(self, stream: int) -> Response:
-        """Go on until a stream is reset."""
+        """Continue until a stream is reset."""
         response = self.client.responses[stream]
         await self.until(lambda: response.reset is not None)
         return response
@@ -134,7 +134,7 @@ async def connected(app: ASGIApp, **options: Any) -> AsyncIterator[tuple[Wire, C
 
 
 async def stands_still(measure: Callable[[], int]) -> int:
-    """Go on until nothing moves any more."""
+    """Continue until a value no longer changes."""
     same, last = 0, measure()
     while same < 50:
         await asyncio.sleep(0.001)

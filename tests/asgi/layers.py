@@ -86,7 +86,7 @@ async def reads_it_by_another_name(
 
 
 class Counting:
-    """Pure ASGI: looks at every message's body."""
+    """Pure ASGI middleware that reads the body of every message."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -177,7 +177,7 @@ def _base(dispatch: Callable[..., Any]) -> Middleware:
     return Middleware(BaseHTTPMiddleware, dispatch=dispatch)
 
 
-# Through these an app is offered the extension.
+# An app in these is offered the extension.
 BEARING: dict[str, Middleware] = {
     "adds_a_header": _base(adds_a_header),
     "refuses_some": _base(refuses_some),
@@ -186,7 +186,7 @@ BEARING: dict[str, Middleware] = {
     "Session": Middleware(SessionMiddleware, secret_key="not a secret"),
     "TrustedHost": Middleware(TrustedHostMiddleware, allowed_hosts=["*"]),
 }
-# Through these it is not.
+# An app in these is not.
 NOT_BEARING: dict[str, Middleware] = {
     "reads_the_body": _base(reads_the_body),
     "wraps_the_body": _base(wraps_the_body),

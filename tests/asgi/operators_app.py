@@ -19,7 +19,7 @@ async def _send(send: Any, body: bytes) -> None:
 
 
 async def _wait(scope: Any) -> None:
-    """Wait until the file exists that the query names. Another file beside it says so."""
+    """Wait until the file in the query exists. Create a second file when the wait begins."""
     file = Path(scope["query_string"].decode())
     file.with_name(f"{file.name}.waits").touch()
     end = time.monotonic() + _MOST_S

@@ -53,7 +53,7 @@ class Client:
         return await asyncio.get_running_loop().sock_recv(self.sock, 1_000_000)
 
     async def until(self, end: bytes) -> bytes:
-        """Everything up to and with `end`."""
+        """Return all bytes up to and including `end`."""
         data = bytearray(self._read)
         start = 0
         while (found := data.find(end, start)) < 0:
@@ -85,12 +85,12 @@ class Client:
         return await self.until(b"\r\n\r\n")
 
     async def body(self, size: int) -> bytes:
-        """The body of a response, behind its headers."""
+        """Return the body of a response after its headers."""
         await self.until(b"\r\n\r\n")
         return await self.exactly(size)
 
     async def chunks(self) -> list[bytes]:
-        """The chunks of a body, to its end."""
+        """Return the chunks of a body, up to its end."""
         found = []
         while size := int(await self.until(b"\r\n"), 16):
             found.append(await self.exactly(size))
@@ -110,7 +110,7 @@ if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     from asgifast.uvicorn import ZttpProtocol
 
     PROTOCOLS["zttp"] = ZttpProtocol
-# With zttp, where the fixture `protocol` has the two that are always there.
+# With zttp. The fixture `protocol` has only the two that are always installed.
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list(PROTOCOLS))
 
 

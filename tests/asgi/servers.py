@@ -33,7 +33,7 @@ OURS = {
     for http, protocol in (("h11", "H11Protocol"), ("httptools", "HttpToolsProtocol"))
     for loop in ("asyncio", "uvloop")
 }
-# The newest uvicorns have a third.
+# The newest releases of uvicorn have a third.
 if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     for protocol in ("ZttpProtocol", "AutoZttpProtocol"):
         loop = "asyncio" if protocol == "ZttpProtocol" else "uvloop"
@@ -55,7 +55,7 @@ OTHER_SERVERS = {
         "-m granian --interface asgi --host 127.0.0.1 --port {port} --log-level warning {app}"
     ),
     "gunicorn-asgi": _GUNICORN.replace("{worker}", "asgi"),
-    # On asyncio its own sendfile breaks off files that are larger than the send buffer.
+    # On asyncio, anycorn's sendfile truncates files that are larger than the send buffer.
     "anycorn-trio": "-m anycorn --bind 127.0.0.1:{port} --worker-class trio {app}",
     "daphne": "-m daphne --bind 127.0.0.1 --port {port} --verbosity 0 {app}",
 }
@@ -101,7 +101,7 @@ def asgi_server(
 
 
 def servers_with(app: str, names: Iterable[str] = SERVERS) -> Any:
-    """A fixture for a module: an app on one of these servers after the other."""
+    """A fixture for a module: an app on each of these servers in turn."""
 
     @pytest.fixture(scope="module", params=[*names])
     def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[LiveServer]:

@@ -160,7 +160,7 @@ async def no_body() -> Message:
 
 
 async def nothing() -> Message:
-    """A server's receive() where nothing comes."""
+    """The receive() of a server without any message."""
     await asyncio.Event().wait()
     raise AssertionError
 

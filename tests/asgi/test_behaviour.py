@@ -166,7 +166,7 @@ def test_files_arrive_through_middleware(server: LiveServer, files: Path, stack:
             part = connection.request(target, headers=[("Range", "bytes=100000-399999")])
             assert (part.status, part.body) == (206, data[100_000:400_000]), target
             if way in ("file", "relative"):
-                continue  # several ranges are Starlette's there, and were wrong before its 1.0
+                continue  # Starlette sends several ranges there, and did so wrongly before 1.0
             parts = connection.request(target, headers=[("Range", "bytes=5-9,200000-399999")])
             assert parts.status == 206, target
             assert data[5:10] in parts.body, target

@@ -191,7 +191,7 @@ def test_body_within_the_limit_is_received(peer: Peer, size: int) -> None:
 
 
 def test_chunks_over_the_limit_are_413_in_mid_body(server: LiveServer, peer: Peer) -> None:
-    """The client reads the response when it has sent all: far more than the kernel's buffers
+    """The client reads the response after it has sent all: far more than the kernel's buffers
     take."""
     peer.post("/chunks", CHUNKED)
     wait_for(lambda: "/chunks" in seen(server)["called"], "the app")

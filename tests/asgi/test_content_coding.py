@@ -1,4 +1,4 @@
-"""The short way for responses that compression leaves as they are, beside the long one."""
+"""The fast path for responses that are not compressed, compared with the full one."""
 
 from __future__ import annotations
 

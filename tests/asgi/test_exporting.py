@@ -52,7 +52,7 @@ def test_asgi_workers_are_added_up(kind: str, tmp_path: Path) -> None:
         assert get(("127.0.0.1", metrics), "/livez").status == 200
         for _ in range(4):
             assert server.get("/hello").status == 200
-        # Once, although the app's ASGIFast would count them, too.
+        # Counted once, although the ASGIFast of the app would count them too.
         name = "http_server_request_duration_seconds_count"
         scraped_until(metrics, name, 4, http_response_status_code="200", http_request_method="GET")
         _a_request_is_active_until_its_client_leaves(server, metrics)

@@ -33,7 +33,7 @@ each_and_bare = pytest.mark.parametrize("server", [*NAMES, *BARE], indirect=True
 HUGE_BYTES = 16 * 1024 * 1024
 # The client's receive buffer for a slow download.
 SMALL_WINDOW = 16 * 1024
-# The whole file, and a part of it. Neither a server nor the app sends a part.
+# The whole file, and a part of it. ASGIFast makes the part, not the server or the app.
 DOWNLOADS = [
     ("/pathsend?file=huge", ""),
     ("/pathsend?file=huge", "bytes=1-"),
@@ -79,7 +79,7 @@ def download(server: LiveServer, target: str, range_: str = "") -> Connection:
 
 
 def read_what_comes(connection: Connection) -> bytes:
-    """Read to the end, which a reset is as well."""
+    """Read to the end. A reset also counts as the end."""
     try:
         return connection.read_to_end()
     except ConnectionResetError:
@@ -254,7 +254,7 @@ def test_shutdown_ends_a_download_after_its_timeout(name: str, folder: Path) -> 
 def test_response_reaches_a_client_that_still_sends(
     server: LiveServer, folder: Path, pipelined: bool
 ) -> None:
-    """The app receives none of the upload, behind which the connection is closed.
+    """The app does not receive the upload. The connection is closed after it.
 
     :param pipelined: the upload is that of the next request.
     """
@@ -272,7 +272,7 @@ def test_response_reaches_a_client_that_still_sends(
                 assert connection.read(1 << 18) == data[at : at + (1 << 18)]
                 time.sleep(0.001)
             if pipelined:
-                with contextlib.suppress(EOFError):  # zttp refuses so much behind a request
+                with contextlib.suppress(EOFError):  # zttp refuses so much data after a request
                     assert connection.read_response().status == 200
             connection.sock.shutdown(socket.SHUT_RDWR)
             upload.join()

@@ -23,7 +23,7 @@ from .protocols import GET, each_protocol, serving, turns
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
-# How requests come to be recorded.
+# The ways to record requests.
 WAYS = ["protocol", "wrapper", "wrapped middleware", "both"]
 # More than the buffers between an app and a client that reads nothing.
 SIZE = 8_000_000
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 def recorded(
     request: pytest.FixtureRequest, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ASGIApp, Notes]:
-    """An app that sends the file, and who records its requests."""
+    """An app that sends the file, and the recorder of its requests."""
     notes = Notes()
 
     def respond(request: Request) -> Response:

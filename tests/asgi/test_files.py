@@ -281,7 +281,7 @@ def test_file_not_in_memory_is_read_in_a_thread(
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
 def test_path_of_no_regular_file_is_refused(tmp_path: Path, make: Any) -> None:
-    """A FIFO has no writer here: opening it must not wait for one."""
+    """The FIFO has no writer. Opening it must not wait for one."""
     make(tmp_path / "none")
     with pytest.raises(OSError, match="not a regular file"):
         call(app_of(START, pathsend(str(tmp_path / "none"))), scope_of())
@@ -380,7 +380,7 @@ def test_range_is_a_part_by_path_if_possible(path: str, kind: str) -> None:
 
 
 def test_server_of_descriptors_gets_offset_and_count(path: str) -> None:
-    """A server may take no number for a descriptor, and move no position."""
+    """A server may require a file object, and need not move its position."""
     for opened in (open(path, "rb"), os.open(path, os.O_RDONLY)):
         app = app_of(START, zerocopy(opened, count=3, more_body=True), zerocopy(opened, count=4))
         _, first, second = call(app, offering(ZEROCOPYSEND)).messages

@@ -1,4 +1,4 @@
-"""A large file that is the whole rest of a body is the protocol's: the app is gone before it is."""
+"""The protocol sends a large file that ends a body. The app returns before the file is sent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_app_returns_before_its_client_reads_the_file(
     protocol: Any, large: Path, kind: str, ranges: bytes
 ) -> None:
-    """Nor does the file have to stay where it is."""
+    """The file may also be moved or deleted."""
     data = large.read_bytes()
     returned = asyncio.Event()
 
@@ -77,7 +77,7 @@ async def test_app_returns_before_its_client_reads_the_file(
 
     async with serving(protocol, app) as client:
         await client.send(RANGES % ranges if ranges else GET)
-        await returned.wait()  # and not a byte was read
+        await returned.wait()  # and no byte was read
         response = await client.until(b"\r\n\r\n")
         assert response.startswith(b"HTTP/1.1 206 " if ranges else b"HTTP/1.1 200 ")
         size = int(response.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
@@ -130,7 +130,7 @@ async def test_app_goes_on_while_its_file_is_sent(protocol: Any, large: Path) ->
 
 
 async def test_download_has_no_task_but_its_request(protocol: Any, large: Path) -> None:
-    """Also where the app has nothing else to do, which is known when it has returned."""
+    """Also if the app does nothing after the file. This is known when it has returned."""
     async with serving(protocol, FileResponse(large)) as client:
         before = len(asyncio.all_tasks())
         await client.ask()
@@ -159,7 +159,7 @@ async def test_error_of_the_app_does_not_cut_the_file(
 async def test_message_behind_the_file_is_refused(
     protocol: Any, large: Path, message: str, outlives: bool
 ) -> None:
-    """uvicorn's own, once the file is sent."""
+    """uvicorn's own send() refuses it after the file is sent."""
     seen: list[str] = []
     beside: list[asyncio.Task[None]] = []
 
@@ -267,7 +267,7 @@ async def test_file_that_is_not_sent_to_its_end_is_closed(
 async def test_cancelled_request_ends_its_file(
     protocol: Any, large: Path, where: str, soon: bool
 ) -> None:
-    """As uvicorn does when its time for a graceful shutdown is over."""
+    """uvicorn cancels requests when the timeout of its graceful shutdown ends."""
     tasks: list[asyncio.Task[Any]] = []
     sent = asyncio.Event()
 

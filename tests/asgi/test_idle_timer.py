@@ -1,4 +1,4 @@
-"""One timer for all the times that a connection is idle. The test moves the loop's clock."""
+"""One timer for all idle periods of a connection. The tests move the clock of the loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Timer:
 
 
 class Loop:
-    """An event loop, as far as timers go."""
+    """The timers of an event loop."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -40,7 +40,7 @@ async def send_until_closed(client: Client) -> int:
 async def test_shutdown_waits_for_no_sending_client(
     protocol: Any, headers: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the connection is open until then, or lingers already."""
+    """The connection is open until then, or already lingers."""
     monkeypatch.setattr(closing, "_LINGERS_MOST_S", 600.0)
     async with serving(protocol, refusing) as client:
         await client.send(UPLOAD + headers + b"\r\n" + bytes(1000))
@@ -69,7 +69,7 @@ UPLOADED = 20_000_000
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)
 @pytest.mark.usefixtures("loop")
 async def test_early_tls_response_arrives_behind_the_upload(protocol: Any) -> None:
-    """Its client reads when it has sent all."""
+    """The client reads after it has sent all."""
 
     def upload(address: Any) -> bytes:
         with (
@@ -94,7 +94,7 @@ async def test_early_tls_response_arrives_behind_the_upload(protocol: Any) -> No
 
 
 async def test_tls_connection_closes_without_an_error(protocol: Any) -> None:
-    """uvicorn closes it behind the response, and once more when it is lost."""
+    """uvicorn closes it after the response, and again when it is lost."""
     async with serving_over_tls(protocol, refusing) as (address, state):
         reader, writer = await asyncio.open_connection(*address, ssl=client_context())
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

@@ -32,7 +32,7 @@ async def test_task_that_is_ended_is_over() -> None:
     await ended(task)
     assert task.done()
     assert steps == ["over"]
-    await ended(task)  # once more does nothing
+    await ended(task)  # a second call has no effect
 
 
 @each_loop

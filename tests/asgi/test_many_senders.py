@@ -1,4 +1,4 @@
-"""Tasks that send one response together, through a server that has them wait at times."""
+"""Tasks that send one response together, through a server that sometimes pauses them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ App = Callable[[Send, asyncio.Event], Awaitable[None]]
 
 
 def run(app: App, sent: list[Message] | None = None) -> list[Message]:
-    """Run an app under ASGIFast. It is given an Event that has the server wait while not set.
+    """Run an app under ASGIFast. The app gets an Event. While it is not set, the server waits.
 
-    :param sent: for the messages, so that the app can look at them.
+    :param sent: receives the messages, so that the app can read them.
     """
     sent = [] if sent is None else sent
 
@@ -48,7 +48,7 @@ def run(app: App, sent: list[Message] | None = None) -> list[Message]:
 
 
 def sent_by(messages: list[Message]) -> list[bytes]:
-    """The messages' bodies, as the tasks made them."""
+    """The bodies of the messages, in the pieces that the tasks sent."""
     joined = b"".join(m["body"] for m in messages if m["type"] == "http.response.body")
     return re.findall(rb"<[^>]*>", joined)
 

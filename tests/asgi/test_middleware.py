@@ -61,7 +61,7 @@ def test_messages_alone_are_passed_on_until_more_come() -> None:
 
 @pytest.mark.usefixtures("timeless_coalescing")
 def test_asgifast_coalesces_messages_some_turns_apart() -> None:
-    """As behind a middleware that has each pass from one task to another."""
+    """A middleware that passes messages between tasks has this effect."""
     sent = [b"<%d>" % number for number in range(1000)]
     steps = [step for each in sent for step in (body(each), partial(turns, 3))]
     response = call(ASGIFast(sending(START, *steps, body(b"", False))), scope_of())

@@ -155,7 +155,7 @@ def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Re
             receiving += 1
             assert receiving == 1, "two wait for the server at once"
             try:
-                if incoming[:1] != [GONE]:  # which a server says at once, again and again
+                if incoming[:1] != [GONE]:  # a server returns it at once, on every call
                     await asyncio.sleep(0)
                 if not incoming:
                     await asyncio.Event().wait()
@@ -200,7 +200,7 @@ def test_client_leaving_after_receive_ends_the_file(large: str) -> None:
 
 
 def test_receive_during_a_file_goes_on_waiting(large: str) -> None:
-    """As Starlette's StreamingResponse does: it listens for a disconnect itself."""
+    """Starlette's StreamingResponse also listens for a disconnect."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         listening: asyncio.Task[Message] = asyncio.create_task(receive())  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ async def test_messages_of_one_turn_become_one() -> None:
         body(b"e", more=False),
     )
     await server.call(app)
-    # The app's own task sends the last one.
+    # The task of the app sends the last one.
     assert server.bodies == [b"ab", b"c", b"d", b"e"]
     assert [message["more_body"] for message in server.sent[1:]] == [True, True, True, False]
 
@@ -215,7 +215,7 @@ async def test_cancelled_app_sends_no_more() -> None:
     server = Server()
 
     with anyio.CancelScope() as scope_to_cancel:
-        # The headers leave, and the loop is quiet again.
+        # The headers are sent, and the loop is idle again.
         quiet, cancel = partial(checkpoints, 20), scope_to_cancel.cancel
         await server.call(sending(START, quiet, body(b"coalesced"), cancel, checkpoints))
     await checkpoints(20)
@@ -291,7 +291,7 @@ async def test_reading_a_file_stops_when_the_client_has_left(
 
 
 async def test_other_tasks_have_turns_while_a_file_is_sent(sparse: str) -> None:
-    """Neither a read from memory nor this server's send() ever suspends."""
+    """A read from memory never suspends. Nor does the send() of this server."""
     server = Server()
     turns = 0
 

@@ -184,7 +184,7 @@ def test_waiting_request_of_a_gone_client_is_dropped(tmp_path: Path) -> None:
     with serving(STACKS["httptools"][0], queue_timeout_s=30) as server:
 
         def dropped() -> bool:
-            """Whether the app has not seen it. It waits for 0.4 s, or less on a busy machine."""
+            """Whether the app did not get it. It waits for 0.4 s, or less on a busy machine."""
             number = time.monotonic_ns()
             began = tmp_path / str(number)
             with Connection(server.address) as connection:

@@ -40,7 +40,7 @@ def test_h11_needs_no_httptools() -> None:
 
 
 def test_gunicorns_worker_runs_the_protocol() -> None:
-    """Without a warning: uvicorn's own module for gunicorn has one."""
+    """There is no warning, unlike with uvicorn's own module for gunicorn."""
     code = (
         "from asgifast.uvicorn import HttpToolsProtocol\n"
         "from asgifast.workers import FastUvicornWorker\n"

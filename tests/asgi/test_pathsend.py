@@ -1,4 +1,4 @@
-"""Which apps are offered http.response.pathsend: those in which every layer is known to bear it."""
+"""http.response.pathsend is offered to an app if every layer of it is known to support it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps that are offered http.response.pathsend, and that are not: no response of theirs changes."""
+"""The responses of an app are equal with and without an offer of http.response.pathsend."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_asgifast_decision_is_not_logged_again(
     assert "Counting" in said[1]
 
 
-# Nothing fails, grows or changes
+# No response fails, grows or changes
 
 STACKS = st.lists(st.sampled_from(sorted(MIDDLEWARE)), max_size=3).map(tuple)
 PATHS = st.sampled_from(
@@ -144,7 +144,7 @@ def test_asgifast_changes_no_response_of_any_stack(
 ) -> None:
     raw, raw_bytes = request(starlette(texts, *stack, inner=inner), path, method, headers)
     app = ASGIFast(starlette(texts, *stack, inner=inner))
-    for _ in range(2):  # the first request has the middleware made
+    for _ in range(2):  # the first request creates the middleware
         wrapped, wrapped_bytes = request(app, path, method, headers)
         assert wrapped == raw
         assert wrapped_bytes <= raw_bytes
@@ -176,7 +176,7 @@ def test_our_protocols_change_no_response_of_any_stack(
             assert size <= raw_bytes
 
 
-# Files still go out by the server
+# The server still sends the files
 
 
 @pytest.mark.parametrize("protocol", [H11Protocol, HttpToolsProtocol])
@@ -206,12 +206,12 @@ def test_our_protocols_send_files_of_known_apps(
             assert received is not None
             status, body, *_ = seen_by_client(*received)
             assert (status, body) == (200, TEXT)
-            # ASGIFast hands over an open file, where it has planned for ranges.
+            # ASGIFast passes on an open file if it has planned for ranges.
             assert bool(opened) is expected, (app, path)
 
 
 def test_unknown_middleware_fails_with_pathsend(texts: Path) -> None:
-    """Were it offered, these apps would fail: the test's own middleware is of the kind."""
+    """With the offer, these apps fail. So the middleware of the tests does not support it."""
     for name in ("reads_the_body", "Counting", "Dropping"):
         app = ASGIFast(starlette(texts, name), pathsend=True)
         outcome, _ = request(app, "/file/text.txt", "GET", {})

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> None:
-    """In order with files of both kinds, and not ended by a message without a byte."""
+    """They are in order with files of both kinds. An empty message does not end them."""
     sizes = {"small": 1000, "large": 100_000}
     data = {name: os.urandom(size) for name, size in sizes.items()}
     for name, content in data.items():
@@ -47,7 +47,7 @@ async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path
 
 async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
     arrived = asyncio.Event()
-    # The headers leave, and the loop is quiet again.
+    # The headers are sent, and the loop is idle again.
     app = sending(
         start_message(length(10)), turns, body(b"small"), arrived.wait, body(b"-last", False)
     )
@@ -101,7 +101,7 @@ async def test_buffer_reused_by_the_app_is_sent_as_it_was(protocol: Any, size: i
 
 @pytest.mark.usefixtures("timeless_coalescing")
 async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> None:
-    """As behind a middleware that has each pass from one task to another."""
+    """A middleware that passes messages between tasks has this effect."""
     sent = [b"<%d>" % number for number in range(200)]
     steps = [step for each in sent for step in (body(each), partial(turns, 3))]
     app = sending(start_message(), *steps, body(b"", False))
@@ -138,7 +138,7 @@ async def test_small_messages_of_asgifast_pass_no_send(
 async def test_lone_messages_schedule_nothing(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of an app that waits before each. Many in one turn are coalesced again."""
+    """An app that waits before each message sends such. Many in one turn are coalesced again."""
     scheduled: list[int] = []
     schedule = OutputQueue._schedule
 

@@ -1,4 +1,4 @@
-"""The uvicorn protocols in this process: files, runs of them, and clients that leave meanwhile."""
+"""The uvicorn protocols in this process: files, ranges of them, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_client_ending_its_half_gets_the_file(
 async def test_malformed_request_behind_keeps_the_response(
     protocol: Any, large: Path, opened: io.BufferedReader, behind: bytes, read_first: bool
 ) -> None:
-    """It is refused behind the responses before it, or the connection ends with these."""
+    """It is refused after the earlier responses, or the connection is closed after them."""
     start = start_message(length(LARGE_BYTES + 5))
     app = sending(turns, start, zerocopy(opened, more_body=True), part(b"after", False))
     async with serving(protocol, app) as client:
@@ -81,7 +81,7 @@ async def test_malformed_request_behind_keeps_the_response(
             response = await client.until(b"hello")
             assert response.startswith(b"HTTP/1.1 200 ")
         refused = await client.to_end()
-        # httptools' protocol closes the connection, like uvicorn's own behind a response.
+        # The httptools protocol closes the connection, as uvicorn's own does after a response.
         is_logged = protocol.__name__ != "HttpToolsProtocol"
         assert refused[:13] == (b"HTTP/1.1 400 " if is_logged else b"")
 

@@ -46,7 +46,7 @@ async def test_files_are_read_where_there_is_no_sendfile(
 async def test_files_are_read_where_sendfile_cannot_be_used(
     protocol: Any, large: Path, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As over TLS."""
+    """TLS is such a case."""
     monkeypatch.setattr(output, "HAS_EPOLL", False)
     data = large.read_bytes()
     expected = data[1000:1_001_000] + data[5:105] + data
@@ -71,7 +71,7 @@ async def test_files_are_read_where_sendfile_cannot_be_used(
 async def test_other_tasks_have_turns_while_a_file_is_read(
     protocol: Any, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that takes all at once: no write is ever waited for."""
+    """The client reads everything at once, so no write ever waits."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await start(send, length=LARGE_BYTES)

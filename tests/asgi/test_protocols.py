@@ -1,4 +1,4 @@
-"""The uvicorn protocols in this process: messages, in order and out of it, and their clients."""
+"""The uvicorn protocols in this process: messages in and out of order, and their clients."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ async def test_extensions_are_each_requests_own(protocol: Any) -> None:
 
 
 async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) -> None:
-    """With nothing of ours between, and no descriptor of ours left, though a file went out."""
+    """None of our objects is in between. No descriptor stays open, even after a file."""
     transports: list[Any] = []
     Upgraded.transports = transports
     app = sending(start_message(length(LARGE_BYTES)), pathsend(large))

@@ -216,7 +216,7 @@ async def test_asgi_app_with_begun_response_gets_the_error() -> None:
 
 
 def test_streaming_response_is_whole_within_the_limit() -> None:
-    """Starlette receives the body meanwhile, to learn when the client leaves."""
+    """Starlette receives the body meanwhile, to detect a disconnect."""
 
     async def stream(request: Request) -> StreamingResponse:
         async def parts() -> Any:

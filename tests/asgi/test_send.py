@@ -155,7 +155,7 @@ async def test_headers_changed_later_are_sent_as_they_were(stack: Stack) -> None
 
 @pytest.mark.parametrize("declared", [True, False])
 async def test_headers_of_any_iterable_are_sent_by_uvicorn(stack: Stack, declared: bool) -> None:
-    """As Sanic's, which are a generator."""
+    """Sanic's headers are a generator."""
     headers = (each for each in [(b"x", b"y"), *[length(2)] * declared])
     app = sending({**start_message(), "headers": headers}, message(b"ok", False))
     response = await _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")

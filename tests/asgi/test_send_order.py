@@ -1,6 +1,6 @@
-"""Several send() of one response at a time, some of which wait for the client or are given up.
+"""Concurrent calls of send() for one response. Some wait for the client or are cancelled.
 
-Behind uvicorn's flow control: under our protocols, and with ASGIFast also under uvicorn's own.
+They use uvicorn's flow control, under our protocols, and with ASGIFast also under uvicorn's own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def task(send: Send, message: Message) -> asyncio.Task[None]:
 
 
 async def is_given_up(send: Send, message: Message) -> bool:
-    """Not by wait_for(), which takes a turn of the loop even if nothing is waited for."""
+    """Without wait_for(), which takes a turn of the loop even if nothing waits."""
     this = asyncio.current_task()
     assert this is not None
     giving_up = asyncio.get_running_loop().call_later(SHORT_S, this.cancel)
@@ -91,7 +91,7 @@ async def test_gathered_messages_keep_their_order(
 
 @pytest.mark.parametrize("count", range(4))
 async def test_messages_of_one_task_each_keep_their_order(stack: Stack, count: int) -> None:
-    """So many turns of the loop apart."""
+    """The messages are so many turns of the loop apart."""
     messages = [b"<%d>" % number for number in range(12)]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +110,7 @@ async def test_messages_of_one_task_each_keep_their_order(stack: Stack, count: i
 
 
 async def test_message_behind_an_end_that_waits_is_refused(stack: Stack) -> None:
-    """The end waits for the client when another task sends, and the client reads again."""
+    """The end waits for the client. Then another task sends, and the client reads again."""
     refused: list[str] = []
     waits = asyncio.Event()
 

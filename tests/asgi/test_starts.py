@@ -1,4 +1,4 @@
-"""A limit and the metrics that are enabled are in force however a server was started."""
+"""The limit and the metrics are in force with every way to start a server."""
 
 from __future__ import annotations
 

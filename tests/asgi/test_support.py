@@ -65,7 +65,7 @@ BLOCKING: dict[str, Callable[[Subject], object]] = {
 
 
 def found_in(run: Callable[[], object], *, blamed: str = __file__) -> list[str]:
-    """The blocking calls of this module, or of another, while a function runs."""
+    """Return the blocking calls of this or another module while a function runs."""
     found: list[str] = []
     with watch(found.append, blamed=(blamed,)):
         run()
@@ -133,7 +133,7 @@ def test_sendfile_from_the_disk_is_found(subject: Subject) -> None:
 
     def attempt() -> list[str]:
         os.fsync(subject.fd)
-        # Which the kernel need not heed, while it has the pages in hand itself.
+        # The kernel may ignore it while it is using the pages.
         os.posix_fadvise(subject.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         found.extend(found_in(lambda: asyncio.run(run())))
         # If they were not read, they would keep the page in memory.

@@ -169,7 +169,7 @@ async def test_delayed_message_leaves_with_a_later_write() -> None:
 
 
 async def test_message_delayed_by_a_response_is_its_own() -> None:
-    """Over HTTP/2, all of them are sent in one write when the shortest delay ends."""
+    """Over HTTP/2, all delayed messages are sent in one write when the shortest delay ends."""
 
     async with connected() as (transport, _client):
         written: list[bytes] = []
@@ -228,7 +228,7 @@ async def test_other_methods_are_the_real_transports() -> None:
 async def test_lost_connection_releases_no_send_buffer(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The timer for a quick client finds a closed socket, about which uvloop raises ValueError."""
+    """The timer for a quick client finds a closed socket. uvloop raises ValueError for it."""
     if loop == "uvloop":
         pytest.importorskip("uvloop")
     fired = asyncio.Event()

@@ -99,7 +99,7 @@ async def test_file_behind_slow_close_is_refused(fd: int) -> None:
 async def test_closed_descriptor_is_not_used_by_a_thread(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is lost while a thread sends: the number may be another's then."""
+    """The connection is lost while a thread sends. Another file may have the number then."""
     sending_begun, lost = threading.Event(), threading.Event()
     sent_to: list[int] = []
     sendfile = os.sendfile
@@ -132,7 +132,7 @@ async def test_file_that_is_cut_off_ends_the_connection(
     fd: int, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched: set[int] = set()
-    closed_while_watched: list[int] = []  # the number may be another connection's next
+    closed_while_watched: list[int] = []  # the next connection may get the number
     close = socket.socket.close
 
     def noted_close(sock: socket.socket) -> None:
@@ -190,7 +190,7 @@ async def test_file_whose_turn_never_comes_raises(fd: int, end: str) -> None:
 async def test_early_sendfile_error_lets_another_way(
     fd: int, monkeypatch: pytest.MonkeyPatch, before: list[str]
 ) -> None:
-    """Before its first byte the file is read instead. Later it cannot be sent any more."""
+    """Before the first byte, the file is read instead. Later it can no longer be sent."""
     sendfile, outcomes = os.sendfile, iter(before)
 
     def failing(*args: Any) -> int:

@@ -84,7 +84,7 @@ def test_send_buffer_grows_for_a_quick_client_alone(
 async def test_byte_not_in_memory_is_not_sent_on_the_loop(
     fd: int, monkeypatch: pytest.MonkeyPatch, cold: tuple[int, int]
 ) -> None:
-    """A file of which a part is in memory, on a disk that reads nothing ahead."""
+    """A part of the file is in memory, and the disk does not read ahead."""
     page = 4096
     in_memory = bytearray(b"y" * (FILE_BYTES // page))
     waited: list[bool] = []
@@ -190,7 +190,7 @@ async def test_file_waits_for_what_is_coalesced(fd: int) -> None:
 
 
 async def test_file_keeps_its_place(fd: int) -> None:
-    """Behind more than the socket takes, and before everything that is written meanwhile."""
+    """After more data than the socket takes, and before all data that is written meanwhile."""
     before, after = b"b" * 5_000_000, b"a" * 200_000
     size = FILE_BYTES - 100
 
@@ -262,7 +262,7 @@ async def test_send_buffer_that_cannot_be_set_is_fine(
 
 async def test_download_has_two_descriptors(fd: int) -> None:
     def descriptors() -> int:
-        gc.collect()  # no other test's garbage closes its own meanwhile
+        gc.collect()  # garbage of another test must not close descriptors meanwhile
         return len(os.listdir("/proc/self/fd"))
 
     async with connected() as first, connected() as second:
@@ -301,7 +301,7 @@ SOCKETS = 5 * file_transfer.EVENTS_AT_ONCE
 
 @pytest.fixture
 def descriptors() -> Iterator[list[int]]:
-    """Of sockets that have writable."""
+    """Return the descriptors of writable sockets."""
     with contextlib.ExitStack() as stack:
         pairs = [socket.socketpair() for _ in range(SOCKETS)]
         for sock in (sock for pair in pairs for sock in pair):

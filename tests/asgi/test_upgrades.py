@@ -1,4 +1,4 @@
-"""Requests to upgrade: a body that comes with one to h2c, and frames with one to a WebSocket."""
+"""Upgrade requests: to h2c with a body, and to a WebSocket with frames."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_many_h2c_requests_at_once_are_answered(protocol: Any) -> None:
 async def test_error_behind_h2c_is_logged_once(
     protocol: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """gzip in place of chunked."""
+    """The transfer coding is gzip instead of chunked."""
     async with serving(protocol, echo, pathsend=None, ws="none") as client:
         await client.send(POST + b"Transfer-Encoding: gzip\r\n\r\nhello")
         await client.to_end()

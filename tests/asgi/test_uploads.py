@@ -81,7 +81,7 @@ async def whole(scope: Scope, receive: Receive, send: Send) -> None:
 @each_loop
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_upload_comes_as_it_was_sent(protocol: Any, chunked: bool) -> None:
-    """Though the client stalls in between, and the next request is behind it already."""
+    """Even if the client stalls, and the next request already follows."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await whole(scope, receive, send)
@@ -292,7 +292,7 @@ async def test_upgrade_behind_an_upload_gets_later_bytes(protocol: Any) -> None:
 
 @each_loop
 async def test_form_with_a_file_is_parsed(protocol: Any) -> None:
-    """By Starlette's parser, which writes to a file in a thread while the rest comes."""
+    """Starlette's parser writes to a file in a thread while the remaining bytes arrive."""
     pytest.importorskip(
         "python_multipart", reason="python-multipart is missing: pip install python-multipart"
     )

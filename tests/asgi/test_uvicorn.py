@@ -80,7 +80,7 @@ def test_file_that_is_not_in_memory_is_sent(server: LiveServer, files: Path) -> 
 
 @ours
 def test_aborted_downloads_leave_no_trace(server: LiveServer, files: Path) -> None:
-    """The number of a closed descriptor is the next connection's: nothing may still watch it."""
+    """The next connection gets the number of a closed descriptor. The loop must not watch it."""
     large = (files / "large").read_bytes()
     for _ in range(20):
         with Connection(server.address) as connection:
@@ -183,7 +183,7 @@ def test_clients_leaving_tls_uploads_leave_nothing(
                 connection.send_request(f"/late?file={go}", method="POST", headers=headers)
                 connection.send(bytes(100_000))
         with Connection(server.address, tls=client_context()) as connection:
-            connection.request("/hello")  # then the server has seen that the others have left
+            connection.request("/hello")  # then the server has detected the other disconnects
             go.touch()
             wait_for(lambda: sockets() == before, "no connection but this one is open")
 

@@ -1,4 +1,4 @@
-"""send_whole(): one write for a small response, which is otherwise as by uvicorn's own send()."""
+"""send_whole() sends a small response in one write. It otherwise acts like uvicorn's send()."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_cycle_from_another_module_is_not_replaced(monkeypatch: pytest.MonkeyPat
 
 
 async def _two_bytes_and_an_end(scope: Scope, receive: Receive, send: Send) -> None:
-    """As Starlette's BaseHTTPMiddleware passes on a response."""
+    """Starlette's BaseHTTPMiddleware passes on responses in this form."""
     await start(send, length=2)
     await body(send, b"ok", more=True)
     await body(send, b"")
@@ -345,7 +345,7 @@ async def test_headers_and_their_body_leave_in_one_write(
 @is_sent_whole
 @pytest.mark.parametrize("app", [two_bytes, _two_bytes_and_an_end])
 async def test_plain_response_is_not_examined(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No message of it is examined, none is sent in an order, and both leave at once."""
+    """Its messages are not examined or queued. Both are sent at once."""
     monkeypatch.setattr(_Exchange, "_examine", pytest.fail)
     monkeypatch.setattr(Response, "begin", pytest.fail)
     given: list[str] = []

@@ -233,7 +233,7 @@ MALFORMED = b"ZZ\r\nnonsense"
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)
 @pytest.mark.usefixtures("loop")
 async def test_malformed_chunk_ends_a_begun_response(protocol: Any, reads: bool) -> None:
-    """And raises nothing: neither to the app, nor to the event loop."""
+    """No error reaches the app or the event loop."""
     failed: list[Any] = []
     seen: list[str] = []
     broken = asyncio.Event()
@@ -296,7 +296,7 @@ async def test_malformed_chunk_before_the_response_is_a_400(
 async def test_malformed_request_is_refused_after_response(
     protocol: Any,
 ) -> None:
-    """Its own body is malformed, while it waits for its turn."""
+    """Its body is malformed while it waits for its turn."""
     paths: list[str] = []
     go = asyncio.Event()
 

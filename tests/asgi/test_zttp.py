@@ -94,7 +94,7 @@ def test_http2_is_negotiated_by_alpn(files: Path, tmp_path: Path, loop: str) -> 
 
 @pytest.mark.parametrize("close", [True, False])
 async def test_head_of_large_file_is_as_of_a_small_one(large: Path, close: bool) -> None:
-    """zttp makes that of a small one."""
+    """zttp itself sends the headers of a small file."""
     headers = (b"x-Transfer-Encoding", b"chunked"), length(LARGE_BYTES)
     app = sending(start_message(*headers), pathsend(str(large)))
     async with serving(asgifast.uvicorn.ZttpProtocol, app) as client:
@@ -109,7 +109,7 @@ async def test_head_of_large_file_is_as_of_a_small_one(large: Path, close: bool)
 
 
 def test_metrics_may_look_at_a_busy_connection() -> None:
-    """They do so in another thread, which any instruction may hand the interpreter back from."""
+    """Metrics run in another thread, and any instruction may switch threads."""
     protocol = asgifast.uvicorn.ZttpH2Protocol.__new__(asgifast.uvicorn.ZttpH2Protocol)
     cycles: dict[int, Any] = {1: object()}
     protocol.cycles = cycles

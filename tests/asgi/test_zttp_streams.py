@@ -42,7 +42,7 @@ async def counting(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_app_awaiting_a_missing_body_gets_its_end() -> None:
-    """uvicorn's own protocol has it wait for as long as the client does."""
+    """Under uvicorn's own protocol, it waits as long as the client does."""
     messages = list[Message]()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +96,7 @@ async def test_http2_pieces_for_a_busy_app_are_one_message() -> None:
 
 
 async def test_windows_open_again_without_the_app() -> None:
-    """An app that takes long over each piece would have the client wait for as long."""
+    """Otherwise a client would wait while an app processes each piece slowly."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["type"] == "http.request":
@@ -354,7 +354,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
 
 
 def goes_on(client: Client) -> None:
-    """Have h2 receive frames behind a GOAWAY, as other clients do."""
+    """Make h2 receive frames after a GOAWAY, as other clients do."""
     client.state.state_machine.state = ConnectionState.CLIENT_OPEN
 
 

@@ -102,7 +102,7 @@ async def send_file(transport: OutputQueue, segment: FileSegment) -> None:
 async def arrives(
     transport: OutputQueue, client: socket.socket, fd: int, size: int = FILE_BYTES
 ) -> None:
-    """The first bytes of a file are sent, and read by the client."""
+    """Send the first bytes of a file. The client reads them."""
     sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, size)))
     assert await read(client, size) == os.pread(fd, size, 0)
     await sending

@@ -1,4 +1,4 @@
-"""How long a request waited before it came, by the header of the proxy in front."""
+"""The time that a request waited before it arrived, from the header of the proxy in front."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARRIVED = 1_700_000_000.5
         ("1700000000250", 0.25),  # Heroku
         ("t=1700000000250000", 0.25),
         ("1700000001", 0.0),  # the clocks differ
-        ("1699990000", None),  # a clock that is wrong, or an invention
+        ("1699990000", None),  # a wrong clock or a made-up value
         (None, None),
         ("", None),
         ("t=", None),

@@ -26,7 +26,7 @@ CHUNK_LISTS = st.lists(
 
 
 def some_app() -> None:
-    """Named in errors."""
+    """An app that error messages name."""
 
 
 def utf_8() -> str:

@@ -39,7 +39,7 @@ class Lines:
 
 
 class ListOfOnesOwn(list[bytes]):
-    """May iterate as it likes."""
+    """A subclass of list may change its iteration."""
 
 
 class BytesOfOnesOwn(bytes):
@@ -48,7 +48,7 @@ class BytesOfOnesOwn(bytes):
 
 
 class MarkedUp(str):
-    """As the text of a template engine."""
+    """Like the text of a template engine."""
 
 
 class Report:
@@ -182,7 +182,7 @@ def test_wrong_registration_is_refused(arguments: tuple[type, Callable[..., obje
 @pytest.mark.parametrize("name", [*module.FILE_WRAPPERS, *module._FILE_RANGES, *module._WRAPPERS])
 @pytest.mark.parametrize("has_read", [False, True])
 def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) -> None:
-    """As a later release of its package might have it."""
+    """A later release of its package might have such attributes."""
     module, _, kind = name.rpartition(".")
 
     def iterate(self: object) -> Iterator[bytes]:
@@ -197,7 +197,7 @@ def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) 
         return
     assert classified(body) == (Stream, body)
     assert known_file(body) is None
-    # One that has been given another method.
+    # A body with a replaced method.
     own = types.SimpleNamespace(args=(), func=None)
     body._next = own
     assert list(iterated(body)) == [b"chunk"]

@@ -18,7 +18,7 @@ SIZE = 200_000
 
 
 class OwnNext(io.FileIO):
-    """As Zope's."""
+    """Like the iterators of Zope."""
 
     def __next__(self) -> bytes:
         return (self.read(65_536) or b"").upper()

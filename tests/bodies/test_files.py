@@ -83,7 +83,7 @@ def test_slice_of_a_file_that_shrinks_raises(path: Path) -> None:
     assert part.read(1000) == DATA[100:150]
     with pytest.raises(FileTruncated, match=f"{len(DATA) - 150} of {len(DATA)}"):
         part.read(1000)
-    # A server that sends by descriptor hears of it here.
+    # A server that sends by descriptor gets it here.
     with pytest.raises(FileTruncated):
         part.close()
     assert file.closed

@@ -45,7 +45,7 @@ echo = answering(lambda environ: [environ["wsgi.input"].read()])
 
 
 def read_steps(source: Any, steps: Iterable[Any]) -> Iterator[bytes]:
-    """Read to the end: in the given ways, and then as a whole."""
+    """Read to the end, with the given calls first and then a read of all."""
     for way, size in steps:
         if way == "read":
             yield source.read(size)

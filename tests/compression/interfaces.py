@@ -111,7 +111,7 @@ Ask = Callable[..., Received]
 def ask_wsgi(
     site: Any, compress: Any = True, path: str = "/", method: str = "GET", **headers: str
 ) -> Received:
-    """Behind wsgiref.validate. The site may also be a WSGI app."""
+    """Send a request through wsgiref.validate. The site may also be a WSGI app."""
     app: Any = WSGIFast(getattr(site, "wsgi", site), compress=compress)
     extra: dict[str, Any] = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     extra["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
@@ -123,7 +123,7 @@ def ask_wsgi(
 def ask_asgi(
     site: Any, compress: Any = True, path: str = "/", method: str = "GET", **headers: str
 ) -> Received:
-    """The site may also be an ASGI app."""
+    """Send a request. The site may also be an ASGI app."""
     app = ASGIFast(getattr(site, "asgi", site), compress=compress)
     response = call(app, scope_of(path, method, **headers))
     return _answer(response.status, response.headers, response.body)

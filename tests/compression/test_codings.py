@@ -101,7 +101,9 @@ def test_zstd_windows_stay_within_what_browsers_accept() -> None:
 def _window_bytes(frame: bytes) -> int:
     """The window of a zstd frame (RFC 8878, section 3.1.1.1.2)."""
     assert frame[:4] == b"\x28\xb5\x2f\xfd"
-    assert not frame[4] & 0b100000  # a single segment would have a window of its size
+    assert (
+        not frame[4] & 0b100000
+    )  # the window of a single segment would be as large as the segment
     exponent, mantissa = frame[5] >> 3, frame[5] & 7
     base = 1 << (10 + exponent)
     return base + base // 8 * mantissa

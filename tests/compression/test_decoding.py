@@ -123,7 +123,7 @@ def test_bomb_is_413_before_it_has_grown(coding: str) -> None:
 
 EMPTY, TINY = gzip.compress(b"", mtime=0), gzip.compress(b"a", mtime=0)
 BEGUN = brotli.Compressor()
-# Bodies that cost much, and decode to little.
+# Bodies that are expensive to decode, and decode to few bytes.
 WASTE = {
     "skippable frames": ("zstd", b"\x50\x2a\x4d\x18\0\0\0\0", b""),
     "empty frames": ("zstd", zstd.compress(b""), b""),
@@ -254,7 +254,7 @@ def test_apps_get_decoded_bodies_clients_their_errors(post: Any) -> None:
     "sent", [b"", compress("gzip", b"[1, 2]")], ids=["nothing", "a whole member"]
 )
 def test_body_that_ends_before_its_length_is_400(sent: bytes) -> None:
-    """The client has gone, or has ended its half of the connection."""
+    """The client has disconnected, or has closed its half of the connection."""
     environ = new_environ("POST", CONTENT_LENGTH="100", HTTP_CONTENT_ENCODING="gzip")
     environ["wsgi.input"] = io.BytesIO(sent)
     server = Server(WSGIFast(web.wsgi_app, decompress=True), environ)
@@ -274,7 +274,7 @@ def test_body_without_length_is_decoded_to_its_end() -> None:
 
 @pytest.fixture
 def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[weakref.WeakSet[RequestDecoder]]:
-    """Those that are alive, with reference counts alone."""
+    """The decoders that are alive. Only reference counts free them."""
     alive: weakref.WeakSet[RequestDecoder] = weakref.WeakSet()
     begin = RequestDecoder.__init__
 
@@ -389,7 +389,7 @@ def test_django_form_is_read_under_asgi() -> None:
         await sending(START, END)(scope, receive, send)
 
     for size in (5000, 3_000_000):
-        # Without a hyphen, of which Django might take three bytes for the boundary.
+        # Without a hyphen, since Django might read three of its bytes as the boundary.
         content = os.urandom(size).replace(b"-", b"+")
         data = gzip.compress(form % content)
         scope = scope_of(

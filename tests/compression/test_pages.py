@@ -61,7 +61,7 @@ def test_page_is_compressed_by_the_clients_dictionary(
         assert headers["etag"] == compressed_tag('"a"', "dcz")
         assert "link" not in headers
     assert len(body) < 150
-    # Without it, it gets an ordinary coding. A page names the URL of the dictionary.
+    # Without the dictionary, a client gets an ordinary coding. A page names the dictionary's URL.
     _, headers, body = ask(site, compression, accept_encoding=BROWSERS)
     assert decoded(headers["content-encoding"], _unpadded(body)) == PAGES[3]
     assert headers["vary"] == VARY
@@ -269,7 +269,7 @@ def test_chromium_decodes_pages_with_the_dictionary(dictionary: Path, tmp_path: 
         numbers = iter(range(1, 1000))
 
         def decodes() -> bool:
-            # It fetches the dictionary when it has nothing else to do.
+            # The client fetches the dictionary when it is idle.
             number = next(numbers)
             seen = browser.visit(f"{url}/{number}")[f"{url}/{number}"]
             if seen.headers["content-encoding"] != "dcz":

@@ -40,7 +40,7 @@ PREFERRED: list[tuple[str, tuple[str, ...], str | None]] = [
     ("*;q=0.1, gzip;q=0.2", ALL, "gzip"),
     ("", ALL, None),
     (" ", ALL, None),
-    # Identity, said and unsaid.
+    # Identity, explicit and implicit.
     ("identity", ALL, None),
     ("identity, gzip", ALL, "gzip"),
     ("identity, gzip;q=0.5", ALL, None),
@@ -52,7 +52,7 @@ PREFERRED: list[tuple[str, tuple[str, ...], str | None]] = [
     # No coding is acceptable: the file itself (section 12.4.1).
     ("identity;q=0", ALL, None),
     ("identity;q=0, *;q=0", ALL, None),
-    # Malformed members are skipped, the rest counts.
+    # Malformed members are skipped. The others count.
     ("gzip;q=2, br", ALL, "br"),
     ("gzip;q=-1", ALL, None),
     ("gzip;q=.5", ALL, None),
@@ -94,7 +94,7 @@ def test_preferred_coding_equals_the_model(
         return weights[name] if name in weights else weights.get("*", 0)
 
     best = max(map(weight, choices))
-    # max() takes the first of equals, as the server's order says.
+    # max() takes the first of equals, in the order of the server.
     expected = max(choices, key=weight) if best else None
     assert preferred_coding(header, available) == expected
 

@@ -48,7 +48,7 @@ def test_app_evaluates_its_own_preconditions(ask: Ask, tag: str) -> None:
     response = ask(site, accept_encoding="br", if_none_match=compressed)
     assert (response.status, response.body) == (304, b"")
     assert (response.headers["etag"], response.headers["vary"]) == (compressed, "Accept-Encoding")
-    # To a cache that has br it does not say that this is good for the client.
+    # It does not say to a cache with br that the client accepts br.
     assert ask(site, accept_encoding="gzip", if_none_match=compressed).status == 200
     assert ask(site, accept_encoding="gzip", if_match=compressed).status == 200
     assert site.seen == (None, tag)

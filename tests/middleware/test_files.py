@@ -1,4 +1,4 @@
-"""WSGIFast and files: the server's wrapper, parts, and who reads."""
+"""WSGIFast and files: the server's wrapper, parts, and the reader of the file."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def test_line_end_reaches_no_server(text: str, place: str, how: str) -> None:
 
 @given(st.lists(st.text("a :\t\r\n\0\x7fé", min_size=1, max_size=4), min_size=3, max_size=3))
 def test_wsgiref_sends_no_line_of_a_header(texts: list[str]) -> None:
-    """It checks neither names nor values."""
+    """wsgiref itself checks neither names nor values."""
 
     app = answering(lambda _: [b"x"], f"200 {texts[0]}", [(texts[1], texts[2])])
     sent, _ = by_wsgiref(WSGIFast(app), new_environ())
