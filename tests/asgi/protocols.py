@@ -118,10 +118,10 @@ each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list
 async def serving(
     protocol: Any, app: ASGIApp, *, pathsend: bool | None = True, **options: Any
 ) -> AsyncIterator[Client]:
-    """Open one connection. GET /hello does not reach the app.
+    """Open one connection. GET /hello does not reach the app, unless `pathsend` is None.
 
     :param pathsend: True offers the extensions for files to any app. None leaves the decision to
-        the protocol.
+        the protocol, and the app is not wrapped.
     """
 
     async def with_hello(scope: Scope, receive: Receive, send: Send) -> None:
