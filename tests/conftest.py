@@ -117,7 +117,7 @@ def _skipping_where_a_program_is_missing() -> Iterator[None]:
 def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the fork server run the servers of benchmarks, except in benchmark/test_parts.py."""
     # Which has the real one for clients.
-    importlib.import_module("wsgifast.commands.stepped.comparison")
+    importlib.import_module("wsgifast.commands.bench.comparison")
     monkeypatch.setattr(processes, "started", _started_in_a_fork)
 
 

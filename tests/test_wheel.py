@@ -74,7 +74,7 @@ PARTS = {
     "wsgifast.devservers.WerkzeugRequestHandler": "devservers",
     "wsgifast.mail.server": "mail",
     "wsgifast.mail.django": "django",
-    "wsgifast.commands.stepped.runner": "bench",
+    "wsgifast.commands.bench.runner": "bench",
     "asgifast.FileResponse": "asgi",
     "asgifast.uvicorn.HttpToolsProtocol": "asgi",
     "asgifast.uvicorn.H11Protocol": "asgi",

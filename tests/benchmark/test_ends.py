@@ -87,7 +87,7 @@ def test_benchmark_ends_if_a_worker_of_locust_dies(is_connected: bool, tmp_path:
 
 
 def _workers(benchmark: psutil.Process) -> list[psutil.Process]:
-    words = {"worker", "wsgifast.commands.stepped.locust_process"}
+    words = {"worker", "wsgifast.commands.bench.locust_process"}
     return [child for child in benchmark.children() if words <= _words(child)]
 
 

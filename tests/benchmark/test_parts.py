@@ -104,7 +104,7 @@ def test_look_reports_size_and_success(
     assert at("/secret", "Cookie: a=b") == (6, True)
     assert at("/away") == (0, True)
     assert not at("/str")[1]
-    monkeypatch.setattr("wsgifast.commands.stepped.loads.LOOK_S", 0.2)
+    monkeypatch.setattr("wsgifast.commands.bench.loads.LOOK_S", 0.2)
     with pytest.raises(ConfigurationError, match="/forever: the response did not end"):
         at("/forever")
     assert not look(Task(address=(HOST, free_port()))).ok
