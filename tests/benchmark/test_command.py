@@ -22,7 +22,7 @@ ASGI = "tests.doctor.apps:asgi_app"
 SHORT = ("--rounds=1", "--seconds=0.5")
 
 
-def stepped(*arguments: str) -> int:
+def bench(*arguments: str) -> int:
     return cli.main(["bench", *arguments])
 
 
@@ -49,7 +49,7 @@ def stepped(*arguments: str) -> int:
 def test_impossible_options_are_refused_in_a_sentence(
     arguments: tuple[str, ...], status: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert stepped(*arguments) == status
+    assert bench(*arguments) == status
     out, err = capfd.readouterr()
     assert said in err
     assert len(err.strip().splitlines()) == 1, err
@@ -65,14 +65,14 @@ def test_missing_extra_is_named(
         return None if name == "locust" else find(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_locust)
-    assert stepped(APP) == 2
+    assert bench(APP) == 2
     assert "pip install 'wsgifast[bench]'" in capsys.readouterr().err
 
 
 def test_body_that_differs_by_process_is_not_compared(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert stepped(APP, "/process", *SHORT, f"--report={tmp_path / 'report'}") == 0
+    assert bench(APP, "/process", *SHORT, f"--report={tmp_path / 'report'}") == 0
     assert "/process: the body changes with each request or start" in capfd.readouterr().out
 
 
@@ -80,7 +80,7 @@ def test_body_that_differs_by_process_is_not_compared(
 COMPRESSED = """\
 import gzip, json, os
 
-KEPT, PLAIN = {kept}, b"// text\\n" * 20_000
+KEPT, PLAIN = {cached}, b"// text\\n" * 20_000
 IS_RAW = json.loads(os.environ.get("WSGIFAST_BENCH", "{{}}")).get("options") is None
 
 
@@ -109,7 +109,7 @@ def test_compressed_bodies_are_compared_decoded(
 ) -> None:  # fmt: skip
     app, report = (tmp_path / name for name in ("coded.py", "report"))
     app.write_text(COMPRESSED.format(cached=cached, raw_codes=raw_codes))
-    assert stepped(str(app), "/", *SHORT, f"--report={report}") == status
+    assert bench(str(app), "/", *SHORT, f"--report={report}") == status
     out, _ = capfd.readouterr()
     assert said in out
     (row,) = json.loads(report.with_suffix(".json").read_text())["rows"].values()
@@ -133,7 +133,7 @@ def test_compressing_wrapper_shows_bytes_and_link_time(
     app, report = tmp_path / "text.py", tmp_path / "report"
     app.write_text(TEXT)
     options = ("--compress", "--link=20mbit", "--worker-class=FastWorker", f"--report={report}")
-    assert stepped(str(app), "/", *SHORT, *options) == 0
+    assert bench(str(app), "/", *SHORT, *options) == 0
     out, _ = capfd.readouterr()
     assert "ms at 20 Mbit/s are computed, not measured" in out
     (row,) = json.loads(report.with_suffix(".json").read_text())["rows"].values()
@@ -146,7 +146,7 @@ def test_compressing_wrapper_shows_bytes_and_link_time(
 @pytest.mark.parametrize("rate", ["20", "20m", "0mbit", "-1mbit", "infmbit", "mbit"])
 def test_link_of_no_rate_is_refused(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        stepped(APP, f"--link={rate}")
+        bench(APP, f"--link={rate}")
     assert "expected a rate such as 20mbit" in capsys.readouterr().err
 
 
@@ -155,7 +155,7 @@ def test_wsgi_app_over_budget_ends_with_1(
 ) -> None:
     report = tmp_path / "report"
     options = ("--worker-class=FastWorker", f"--report={report}")
-    assert stepped(APP, "/new", "/crumbs", *SHORT, *options, "--budget=p99=0.001,ratio=0.001") == 1
+    assert bench(APP, "/new", "/crumbs", *SHORT, *options, "--budget=p99=0.001,ratio=0.001") == 1
     out, err = capfd.readouterr()
     assert "over budget: /new, WSGIFast on FastWorker: p99 is" in err
     assert "ratio is" not in err
@@ -179,7 +179,7 @@ def test_asgi_app_is_loaded_by_master_and_two_workers(
     try:
         report = f"--report={tmp_path / 'asgi'}"
         options = ("--master", "--expect-workers=2", "--users=2")
-        assert stepped(ASGI, "/messages", *SHORT, *options, master, report) == 0
+        assert bench(ASGI, "/messages", *SHORT, *options, master, report) == 0
         for worker in workers:
             assert worker.wait(STOP_S) == 0
     finally:
