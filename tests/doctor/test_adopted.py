@@ -129,7 +129,7 @@ application = get_wsgi_application()
 
 
 def adopted(framework: str, folder: Path) -> str:
-    """Write an app with README's lines word for word, and a static folder; return its name."""
+    """Write an app with the exact lines of README, and a static folder. Return its name."""
     (folder / "static").mkdir()
     (folder / "static" / "style.css").write_text("body { color: black; }\n" * 500)
     (folder / "static" / "small.txt").write_text("small")

@@ -31,7 +31,7 @@ def raising() -> tuple[str, list[tuple[str, str]], Any]:
 def examined(
     monkeypatch: pytest.MonkeyPatch, own: Response, wrapped: Response, **options: Any
 ) -> Report:
-    """An app beside which a wrapper answers what it likes."""
+    """An app, with a wrapper that sends responses of its choice."""
     fake = lambda app, **options: WSGIFast(wsgi(own if options else wrapped))  # noqa: E731
     with monkeypatch.context() as patch:
         patch.setattr(examination, "WSGIFast", fake)
@@ -184,7 +184,7 @@ def test_pathsend_is_recommended_if_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_wrapped_app_is_compared_in_its_own_wrapper() -> None:
-    """With its options: what they mend is not reported again."""
+    """With its options. Problems that they solve are not reported again."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":

@@ -31,9 +31,9 @@ NOISE = bytes(range(256)) * 100
 def answering(
     compressed: dict[str, str], own: dict[str, str] | None = None, body: bytes = TEXT
 ) -> Any:
-    """An app that answers clients that accept gzip in gzip.
+    """An app that compresses responses to clients that accept gzip.
 
-    :param compressed: the headers of the compressed response, beside those of the other one.
+    :param compressed: headers that only the compressed response has.
     """
 
     def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:

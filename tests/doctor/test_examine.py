@@ -165,7 +165,7 @@ app = get_asgi_application()
 
 
 def test_unwrapping_takes_only_asgifast_itself_off(tmp_path: Path) -> None:
-    """Not what else asgifast has: its files, and Django's handler in asgifast.django."""
+    """Not other parts of asgifast: its files, and Django's handler in asgifast.django."""
     (tmp_path / "a.txt").write_text("a file")
     alone = asgifast.StaticFiles(directory=tmp_path)
     around = asgifast.StaticFiles(asgi_app, directory=tmp_path, prefix="/static/")

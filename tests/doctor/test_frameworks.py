@@ -127,7 +127,7 @@ def test_routes_added_at_startup_are_listed() -> None:
     assert [seen.endpoint.url for seen in report.observations] == ["/"]
 
 
-@pytest.mark.filterwarnings("ignore")  # of theirs, such as for what their own packages deprecate
+@pytest.mark.filterwarnings("ignore")  # theirs, such as for deprecations in their packages
 def test_quart_routes_are_listed() -> None:
     if find_spec("quart") is None and not os.environ.get("CI"):
         pytest.skip("quart is not installed: .venv/bin/pip install --group frameworks")

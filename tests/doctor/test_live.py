@@ -44,7 +44,7 @@ def faulty(response: Response) -> Iterator[str]:
                     pass
 
         def response(self) -> bool:
-            """Answer one request; return whether there may be another."""
+            """Answer one request. Return whether there may be another."""
             method, path, *_ = self.rfile.readline().decode().split() or ["", ""]
             fields = {":path": path}
             while (field := self.rfile.readline()) not in (b"\r\n", b""):

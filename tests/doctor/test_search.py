@@ -1,4 +1,4 @@
-"""Which endpoints are requested: what is safe by evidence; the rest only if that is allowed."""
+"""Which endpoints are requested: the safe ones. Others are requested only if that is allowed."""
 
 from __future__ import annotations
 

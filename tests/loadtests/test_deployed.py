@@ -32,7 +32,7 @@ SERVERS: dict[str, tuple[Server, bool]] = {
 
 
 def read_until(pipe: int, text: bytes) -> bytes:
-    """Return what a pipe has, once it has a text."""
+    """Return the output in a pipe, once it contains a text."""
     data = b""
     while text not in data:
         assert select.select([pipe], [], [], 30)[0], data

@@ -121,7 +121,7 @@ def differences(
     """Return how a response is worse than the raw app's, or differs from it.
 
     :param fails: the app raises an error.
-    :param declares: the app sends a Content-Length; a server may add one by itself.
+    :param declares: the app sends a Content-Length. A server may add one.
     :param has_file: the body is a file, to which a middleware may add validators.
     """
     found = []

@@ -140,7 +140,7 @@ def wait_for(
 ) -> None:
     """Wait until a condition holds. Fail with the text `what`.
 
-    :param what: the condition in words, or a function that returns it, such as the log.
+    :param what: the condition in words, or a function that returns a text, such as the log.
     :param timeout: seconds. Only a test that fails takes them, so a short time proves no more.
     """
     if not processes.wait_until(condition, timeout, interval_s=interval):

@@ -154,7 +154,7 @@ def do_endless(environ: Any, start_response: Any, argument: str) -> Iterable[byt
 
 
 def do_first_then_wait(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """Two blocks at once, then nothing until /release: neither block may be held back."""
+    """Two blocks at once, then nothing until /release. Neither block may be delayed."""
     _released.clear()
     _ok(start_response)
 
@@ -260,7 +260,7 @@ def do_noting_events(environ: Any, start_response: Any, argument: str) -> Iterab
 
 
 def do_shrinking(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """A file of which the second half is cut off as soon as /shrunk is asked for."""
+    """A file that loses its second half as soon as /shrunk is requested."""
     path = Path(_folder.name, "shrinking")
     path.write_bytes(block(FILE_BYTES))
     file = path.open("rb")
@@ -312,7 +312,7 @@ def do_lines(environ: Any, start_response: Any, argument: str) -> Iterable[bytes
 
 
 def do_ignore_body(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """Answer without a look at the body; as soon as a file exists, if one is named."""
+    """Answer without reading the body. If a file is named, wait until it exists."""
     while argument and not Path("/", argument).exists():
         time.sleep(0.01)
     _ok(start_response, 2)

@@ -43,7 +43,7 @@ _go = threading.Event()
 
 
 def burst() -> Iterator[str]:
-    """Lines in quick succession, and then nothing until somebody has asked for /go."""
+    """Lines in quick succession, and then nothing until a client requests /go."""
     _go.clear()
     yield from BURST
     _go.wait(60)

@@ -14,7 +14,7 @@ _MOST_S = 60.0
 
 
 def _wait(environ: dict[str, Any]) -> None:
-    """Wait until the file exists that the query names; at most a minute.
+    """Wait until the file exists that the query names, for at most a minute.
 
     Another file beside it says that this thread waits.
     """

@@ -45,13 +45,13 @@ _FIXED = {field.name for field in dataclasses.fields(Options)} - OPTIONS.keys() 
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into class attributes of the worker and what is fixed outside of tests."""
+    """Split options into class attributes of the worker and options that only tests can set."""
     fixed = {name: value for name, value in options.items() if name in _FIXED}
     return {name: options[name] for name in options if name not in fixed}, fixed
 
 
 def fix_options(fixed: Mapping[str, Any]) -> None:
-    """Have the workers of this process use other values of what is fixed outside of tests.
+    """Have the workers of this process use other values of options that only tests can set.
 
     :param fixed: options of the server by their names; `poller`: "epoll" or "poll".
     """
@@ -82,7 +82,7 @@ def gunicorn_command(*arguments: str) -> list[str]:
 
 def _command(*arguments: str) -> list[str]:
     """gunicorn without its control socket."""
-    # The script, not `python -m`: what USR2 starts again must not find gunicorn/http as `http`.
+    # The script, not `python -m`: after USR2, gunicorn/http must not be imported as `http`.
     script = str(Path(sys.executable).with_name("gunicorn"))
     return [script, "--no-control-socket", *arguments]
 
@@ -100,9 +100,9 @@ def fast_worker(
     """Run gunicorn with FastWorker.
 
     :param options: gunicorn's command line.
-    :param attributes: class attributes of the worker, and what :func:`fix_options` takes.
+    :param attributes: class attributes of the worker, and options of :func:`fix_options`.
     :param configuration: more lines of the configuration file (hooks).
-    :param fails: it ends by itself.
+    :param fails: gunicorn exits without a signal.
     """
     if address is None:
         address = ("127.0.0.1", free_port())

@@ -39,7 +39,7 @@ HEAD_TIMEOUT_S: float = OPTIONS["head_timeout_s"].default
 LARGE = 1024 * 1024
 LISTENER = ("192.0.2.2", 80)
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
-# Nothing that a test waits for takes time: what is not there after a run never comes.
+# Nothing that a test waits for takes time: an event that is missing after a run never comes.
 _PATIENCE_S = 60.0
 # More turns of the worker than any test needs.
 _TURNS = 2000
@@ -48,8 +48,8 @@ _TURNS = 2000
 def responses(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
     """An app that answers, whether it may or not.
 
-    :param body: what it returns, or a function that makes that once start_response() has been
-        called.
+    :param body: the app's return value, or a function that makes it after the call of
+        start_response().
     """
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -144,7 +144,7 @@ def _is_a_tests(error: BaseException) -> bool:
 
 
 class Client(Connection):
-    """The client's end of a connection; `near` is the worker's."""
+    """The client's end of a connection. `near` is the worker's."""
 
     def __init__(self, sock: socket.socket, near: Any, stepped: SteppedWorker) -> None:
         sock.settimeout(_PATIENCE_S)
@@ -168,7 +168,7 @@ class Client(Connection):
         self._bench.run()
 
     def receive_all_there_is(self) -> bytes:
-        """What has come, at its end b""; never waits."""
+        """Return the bytes that have arrived, b"" at the end of the stream. Never waits."""
         self.sock.setblocking(False)
         data = b""
         with contextlib.suppress(BlockingIOError):
@@ -181,8 +181,8 @@ class Client(Connection):
 class SteppedWorker:
     """A worker, and the ways to make things happen to it.
 
-    :param app: WSGI; runs in the test's thread.
-    :param attributes: the worker's class attributes, and what :func:`.serving.fix_options` takes.
+    :param app: a WSGI app, which runs in the test's thread.
+    :param attributes: the worker's class attributes, and options of :func:`.serving.fix_options`.
     :param settings: gunicorn's settings.
     """
 
@@ -219,7 +219,7 @@ class SteppedWorker:
         self.begin_anew()
 
     def begin_anew(self, *listeners: socket.socket) -> None:
-        """Make the worker's server, of what the worker has and of some listeners."""
+        """Make the worker's server from the worker's attributes and some listeners."""
         if self.worker.server is not None:
             self.worker.server.poller.close()
         self.worker.sockets = list(listeners)
@@ -253,8 +253,8 @@ class SteppedWorker:
         """Accept a connection, as far as the worker comes without the client.
 
         :param tls: the client's, whose handshake is then done.
-        :param tcp: by TCP, of which a Unix socket lacks some.
-        :param number: the descriptor that its socket is to have. Nobody else has it.
+        :param tcp: by TCP, which has features that a Unix socket lacks.
+        :param number: the descriptor that its socket is to have. No other file has it.
         """
         sock, far = _tcp_pair() if tcp else socket.socketpair()
         if number is not None:
@@ -361,11 +361,11 @@ class SteppedWorker:
         """Take up the poller's events, without handling them."""
         pool = self._pool
         pool.poll_events(0)
-        if not pool.work:  # the first poll that is asked to change something may do that only
+        if not pool.work:  # the first poll with a change to make may do nothing else
             pool.poll_events(0)
 
     def pass_time(self, seconds: float) -> None:
-        """Let time go by, until the sweep and what follows from it."""
+        """Let time go by, until the sweep and its effects."""
         self.clock.now += seconds
         self.sweep()
         self.run()

@@ -315,7 +315,7 @@ class Values:
         self._missing.release()
 
     def seen(self) -> list[tuple[str, str, str]]:
-        """Wait for all lines; of each, the request, and the two values."""
+        """Wait for all lines. Return the request and the two values of each."""
         for _ in range(self._lines):
             assert self._missing.acquire(timeout=30)
         return self._seen

@@ -1,4 +1,4 @@
-"""close() of a body under gunicorn: its thread, and what a worker that ends still calls."""
+"""close() of a body under gunicorn: its thread, and the calls of a worker that ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Compression on FastWorker: blocks of a stream that come quickly share a flush, and none waits;
-the levels while requests wait for a thread."""
+"""Compression on FastWorker: flushes of streams, and the levels while requests wait for a thread.
+
+Blocks of a stream that come quickly share a flush, and none waits.
+"""
 
 from __future__ import annotations
 

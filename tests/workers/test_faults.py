@@ -132,7 +132,7 @@ def test_body_over_the_limit_gets_413() -> None:
 
 
 def test_client_that_sends_on_after_413_reads_it() -> None:
-    """A socket that is closed with something unread resets what it has sent."""
+    """A socket that is closed with unread bytes resets the connection."""
     with served(body_limit_bytes=1000) as server, Connection(server.address) as connection:
         length = ("Content-Length", "20000000")
         connection.send_request("/echo", method="POST", headers=[length])
@@ -215,7 +215,7 @@ def test_generator_is_not_far_ahead_in_memory(patient: LiveServer) -> None:
             stack.enter_context(connection)
             connection.send_request("/chunks/2000-100000")
             connection.read_headers()
-        # Of 200 MB each; while the disk is slower than the app, up to 8 MB of each are in memory.
+        # Of 200 MB each. While the disk is slower than the app, up to 8 MB of each are in memory.
         assert stats(patient)["rss_kib"] - before < 60_000
 
 
@@ -263,7 +263,7 @@ def test_downloads_go_on_while_all_threads_are_busy(poller: str, tmp_path: Path)
             assert connection.read_headers().status == 200
         # Four threads wait in their apps: no thread is free, and the download still arrives.
         assert download.read(FILE_BYTES) == block(FILE_BYTES)
-        # Heads and their limits go on too, and what is ready waits for a thread.
+        # Headers are still read and limited, and complete requests wait for a thread.
         late = stack.enter_context(Connection(server.address))
         late.send(b"GET / HT")
         waiting = stack.enter_context(Connection(server.address))

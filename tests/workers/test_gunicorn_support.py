@@ -184,7 +184,7 @@ def test_threads_patched_by_eventlet_are_unfit(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-# No such Python is here: what one says of itself is put in its place.
+# Such a Python is not installed here, so the test sets the values that it would report.
 NO_GIL = """
 import sys
 sys._is_gil_enabled = lambda: False

@@ -1,4 +1,4 @@
-"""Hooks of gunicorn's configuration: what they see of a request, and what they change."""
+"""Hooks of gunicorn's configuration: the request that they see, and their changes."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ REQUESTS = [
     ("/raise/first", "GET", b""),
     ("/environ?a=b", "GET", b""),
 ]
-# Of the environ: what differs from one server or connection to the next.
+# Keys of the environ that differ from one server or connection to the next.
 CHANGING = {"SERVER_PORT", "REMOTE_PORT", "thread"}
 
 
@@ -176,7 +176,7 @@ SLOW = ("/small/300000", "/chunks/100-3000", "/file")
 
 @contextlib.contextmanager
 def slow_readers(server: LiveServer, count: int) -> Iterator[list[tuple[Client, list[int]]]]:
-    """Clients that have asked for all of SLOW, and for whose answers the windows are small."""
+    """Clients that have requested all of SLOW, with windows too small for the responses."""
     with contextlib.ExitStack() as stack:
         readers = []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""The access log in JSON, and what FastWorker's environ tells any access log."""
+"""The access log in JSON, and the values for access logs in FastWorker's environ."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def connecting_twice(stepped: SteppedWorker) -> bytes:
     return b""
 
 
-# The app; options of the worker; and how to reach the limit.
+# The app, options of the worker, and how to reach the limit.
 WAYS: dict[str, tuple[Any, dict[str, Any], Reach]] = {
     "body_limit_bytes": (
         echo, {"body_limit_bytes": 3}, sending(HEAD + b"Content-Length: 4\r\n\r\n1234"),

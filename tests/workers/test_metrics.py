@@ -1,4 +1,4 @@
-"""FastWorker, scraped: what its workers tell, and what becomes of it as processes come and go."""
+"""Metrics of FastWorker when scraped: the values of workers, also as processes start and exit."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _requests(server: LiveServer, port: int) -> None:
     assert server.get("/file").status == 200
     assert server.get("/nothing").status == 404
     assert server.get("/raise/before").status == 500
-    # What is counted last of a request, and by what tells of its worker: the rest is there too.
+    # The last metrics that a request and its worker change: the others are there too.
     scraped_until(port, "wsgifast_thread_wait_seconds_count", 6)
     scraped_until(port, "wsgifast_sendfile_bytes_total", FILE_BYTES)
     scrape = scraped_until(port, "http_server_request_duration_seconds_count", 6)
@@ -132,7 +132,7 @@ def _requests(server: LiveServer, port: int) -> None:
     size = "http_server_response_body_size_bytes_sum"
     assert scrape.value(size, http_response_status_code="200") == 300 + FILE_BYTES
     assert scrape.value("wsgifast_sendfile_bytes_total") == FILE_BYTES
-    # Taken at another moment than what is counted of requests.
+    # Taken at another moment than the counters of requests.
     scraped_until(port, "wsgifast_thread_wait_seconds_count", 6)
     assert scrape.value("wsgifast_worker_starts_total") == 2
     assert scrape.value("wsgifast_worker_cpu_seconds_total") > 0
@@ -201,7 +201,7 @@ def test_replaced_workers_leave_no_metric_files() -> None:
         pids = {stats(server)["pid"] for _ in range(20)}
 
         def several() -> bool:
-            """A worker that is to end serves what comes until its main thread has its turn."""
+            """A worker that is to end serves requests until its main thread runs."""
             pids.add(stats(server)["pid"])
             return len(pids) > 2
 

@@ -1,4 +1,4 @@
-"""What is settled in the arbiter: the address, the directory, and what is refused."""
+"""Settings that the arbiter checks: the address, the directory, and refused values."""
 
 from __future__ import annotations
 

@@ -339,7 +339,7 @@ def test_parsers_agree_on_test_requests_of_gunicorn(kind: str) -> None:
                     pair.check(*cuts(data, random.Random(5)))
 
 
-# In a worker: what is believed of whom, and uwsgi
+# In a worker: trusted headers and their senders, and uwsgi
 
 
 PROXY_HEADERS = {

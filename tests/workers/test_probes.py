@@ -65,7 +65,7 @@ def test_probes_while_every_thread_is_busy(
         assert says("/livez", 200, "alive")()
 
         def top_tells() -> bool:
-            """What the worker told last may be from before."""
+            """The worker's last report may be from before."""
             assert cli.main(["top", f"127.0.0.1:{port}", "--json"]) == 0
             seen = json.loads(capsys.readouterr().out)
             return (

@@ -1,6 +1,6 @@
 """Many clients do everything at once, and every body is checked by its hash.
 
-A second for each poller by default; WSGIFAST_RACE_SECONDS=60 for a thorough run.
+A second for each poller by default. Set WSGIFAST_RACE_SECONDS=60 for a thorough run.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def test_bodies_are_right_with_many_clients_at_once(poller: str) -> None:
         after = stats(server)
 
         def all_is_closed() -> bool:
-            # A connection lingers until its client has closed it too, this question's as well; a
-            # disk's thread ends a moment after its last read.
+            # A connection lingers until its client has closed it too, also that of this request.
+            # A disk's thread ends a moment after its last read.
             after.update(stats(server))
             return all(after[what] <= before[what] for what in ("fds", "threads"))
 

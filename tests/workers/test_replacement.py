@@ -45,7 +45,7 @@ ALONE = GATED.replace("import tests.workers.app\n", "")
 
 
 class Gated:
-    """A server whose workers' imports the test lets begin, and what clients see of it."""
+    """A server and its clients. The test decides when its workers begin to import."""
 
     def __init__(self, folder: Path, server: LiveServer) -> None:
         self.folder = folder

@@ -44,9 +44,9 @@ backend shop
 
 
 class Visitors:
-    """Clients that send one request after the other, each on a connection of its own.
+    """Clients that send one request after the other, each on a new connection.
 
-    :ivar lost: what came in place of a response.
+    :ivar lost: the errors and bytes that came in place of a response.
     :ivar served: how many responses came.
     """
 
@@ -102,7 +102,7 @@ def asgi(port: int) -> Iterator[LiveServer]:
 
 @contextlib.contextmanager
 def instance(serves: Any, port: int) -> Iterator[None]:
-    """A server that drains; SIGTERM ends it at the end of the block."""
+    """A server that drains. SIGTERM ends it at the end of the block."""
     with serves(port) as server:
         wait_for(lambda: server.get("/readyz").status == 200, "it is ready")
         yield

@@ -1,4 +1,4 @@
-"""Disks that hang or are slow: only those wait whose bytes are there, or go there."""
+"""Disks that hang or are slow: only requests that read or write there wait."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .serving import fast_worker
 
 THREADS = 4
 CLIENTS = 12
-# Beyond what sockets and windows take, and together below output_memory_bytes.
+# More than sockets and windows take, and together below output_memory_bytes.
 BLOCK, BLOCKS = bytes(range(256)) * 64, 256
 RESPONSE = BLOCK * BLOCKS
 BODY = bytes(range(255)) * 8_000

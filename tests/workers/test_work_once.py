@@ -39,7 +39,7 @@ SOCKET = socket.socket()
 COOKIES = itertools.count()
 
 App = Callable[[dict[str, Any], Any], Any]
-# Calls an app twice, and returns what the second call runs.
+# Calls an app twice, and returns the code that the second call runs.
 Runs = Callable[[App], list[CodeType]]
 
 
@@ -66,7 +66,7 @@ class Watch:
 
 
 def in_process(app: App, **extra: Any) -> list[CodeType]:
-    """As gthread does, whose file wrapper is sent by sendfile."""
+    """As gthread does: it sends its file wrapper by sendfile."""
     for _ in range(2):
         environ = new_environ(**{"HTTP_ACCEPT_ENCODING": "gzip", **extra})
         environ["gunicorn.socket"] = SOCKET

@@ -1,4 +1,4 @@
-"""The numbers that pre_fork hooks give to workers, found by what the hooks change."""
+"""The numbers that pre_fork hooks give to workers, found by the changes of the hooks."""
 
 from __future__ import annotations
 
