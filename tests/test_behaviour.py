@@ -1,4 +1,4 @@
-"""What a client sees of WSGIFast: one suite, live, over every WSGI server."""
+"""WSGIFast as clients see it: one suite, live, over every WSGI server."""
 
 from __future__ import annotations
 

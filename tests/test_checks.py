@@ -1,4 +1,4 @@
-"""What can never be an app is refused when it is wrapped, and nothing else is."""
+"""Objects that can never be apps are refused when they are wrapped. All others are accepted."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 Serve = Callable[["WSGIApplication", str], bytes]
-# What an app or wsgifast raises so that the server closes the connection.
+# The error that an app or wsgifast raises so that the server closes the connection.
 EXPECTED = (AppError, BodyError, BodyTooShort)
 
 # Not beside Script: a server with an app that plays one need not import Hypothesis.

@@ -1,4 +1,4 @@
-"""What examples/monitoring/ has for Prometheus and Grafana, checked by their own tools."""
+"""The files in examples/monitoring/, checked by the tools of Prometheus and Grafana."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_query_has_known_metrics_and_labels() -> None:
 
 def test_dashboard_shows_every_group_of_metrics() -> None:
     requested = {metric_of(name) for query in queries() for name in _NAME.findall(query)}
-    # What is left out has a panel that says the same.
+    # Each omitted metric has a panel that shows the same.
     assert CATALOGUE.keys() - requested == set()
 
 
@@ -103,7 +103,7 @@ def test_dashboard_is_of_grafanas_own_types() -> None:
 
 
 def lost(given: Any, known: Any, path: str = "") -> Iterator[str]:
-    """What of one value is not, or is another, in a second one, which may have more."""
+    """Parts of one value that are missing or differ in a second one, which may have more."""
     if isinstance(given, dict) and isinstance(known, dict):
         for key, value in given.items():
             yield from lost(value, known.get(key), f"{path}/{key}")
@@ -134,7 +134,7 @@ def test_readme_names_every_file() -> None:
 
 # A real Prometheus, and a server with some requests.
 
-# What only trouble makes.
+# Metrics that only faults produce.
 _OF_TROUBLE = {"wsgifast_requests_refused_total"}
 
 

@@ -56,7 +56,7 @@ def test_package_exports_its_names(package: str) -> None:
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-# What costs 10 to 40 ms to load, and a page needs none of.
+# Modules that take 10 to 40 ms to load, and that no page needs.
 SLOW = {"asyncio", "email", "ssl"}
 
 
@@ -121,7 +121,7 @@ def test_every_module_can_be_imported(package: str) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "error", "-W", aiosmtpds, "-c", code], capture_output=True, text=True
     )
-    # What is left open at the end only complains.
+    # Files that are open at the end only cause warnings.
     assert (run.returncode, run.stderr) == (0, "")
 
 
@@ -161,7 +161,7 @@ print("imported")
 
 
 def test_importing_a_module_never_exits() -> None:
-    """Whatever the environment says of metrics, and in an event loop as well."""
+    """With any settings of metrics in the environment, and in an event loop as well."""
     for metrics in ("nonsense", "127.0.0.1:1"):
         environment = {**os.environ, "WSGIFAST_METRICS": metrics}
         environment.pop("DJANGO_SETTINGS_MODULE", None)  # another test's

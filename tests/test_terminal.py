@@ -1,4 +1,4 @@
-"""What reaches a terminal or a page: nothing of somebody else's that either would act on."""
+"""Text that reaches a terminal or a page: nothing of somebody else's that either would act on."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _texts() -> Iterator[Path]:
 
 
 def _requirements(package: str) -> list[tuple[str, Requirement]]:
-    """What each extra requires of a package."""
+    """The versions of a package that each extra requires."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return [
         (extra, requirement)

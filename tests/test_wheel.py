@@ -67,7 +67,7 @@ print(json.dumps({
     "missing": missing,
 }))
 """
-# What needs an extra, and which.
+# Modules that need an extra, and its name.
 PARTS = {
     "wsgifast.FastWorker": "gunicorn",
     "wsgifast.workers.FastWorker": "gunicorn",

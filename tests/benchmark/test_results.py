@@ -1,4 +1,4 @@
-"""What is made of runs: ratios, verdicts, budgets, and problems."""
+"""Results of runs: ratios, verdicts, budgets, and problems."""
 
 from __future__ import annotations
 

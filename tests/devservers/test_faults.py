@@ -1,4 +1,4 @@
-"""What goes wrong on one connection stays there: nothing hangs, leaks, or is swallowed."""
+"""A fault on one connection does not affect others: nothing hangs, leaks, or is swallowed."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def test_continue_is_sent_before_the_body(kind: str) -> None:
         assert [client.read_response().status for _ in range(2)] == [100, 200]
         client.send(b"hello")
         assert_alive(client)
-        # Expectations that nobody has to meet (RFC 9110, 10.1.1).
+        # Expectations that a server need not meet (RFC 9110, 10.1.1).
         for ignored, version in (("100-continue", "1.0"), ("tea", "1.1")):
             headers = [("Expect", ignored), length, ("Connection", "keep-alive")]
             client.send_request(

@@ -1,4 +1,4 @@
-"""What Werkzeug's development server is used for works on: debugger, reloader, TLS, processes."""
+"""Features of Werkzeug's development server still work: debugger, reloader, TLS, processes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MIDDLEWARE = {
 }
 STYLE = b"body { color: red }\n" * 500
 LARGE = bytes(range(256)) * 2000
-# What is compared of two answers with the same status.
+# The compared parts of two responses with the same status.
 _HEADERS = ("Cache-Control", "Content-Encoding", "Content-Type", "Vary", "X-Content-Type-Options")
 DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 LATER = "Fri, 21 Oct 2044 07:28:00 GMT"
@@ -115,7 +115,7 @@ def tree() -> Iterator[Path]:
 
 
 def responses(name: str, root: Path) -> dict[str, dict[str, str]]:
-    """What one of MIDDLEWARE answers to each of REQUESTS, as far as it is compared."""
+    """The compared parts of responses of one of MIDDLEWARE to each of REQUESTS."""
     hashed = next(path.name for path in root.glob("style.*.css"))
     security = "django.middleware.security.SecurityMiddleware"
     with override_settings(MIDDLEWARE=[security, MIDDLEWARE[name]]):

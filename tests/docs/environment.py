@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from tests.support.servers import ROOT
 
-# What reads the Install page first has.
+# The environment of a reader of the Install page.
 STANDARD = "wsgifast[standard]"
 _PACKAGES_OF_OURS = (ROOT / "wsgifast", ROOT / "asgi" / "asgifast")
 _SCRIPT = """#!{python}

@@ -42,7 +42,7 @@ async def app(scope, receive, send):
 def create_app():
     return app
 """
-# What a page's commands serve that has no app of its own.
+# The app that a page's commands serve if the page has none.
 SHOP = """\
 def app(environ, start_response):
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "6")])

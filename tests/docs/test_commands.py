@@ -24,7 +24,7 @@ _FENCED = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _RUN = re.compile(r"(?:pip install|gunicorn|uvicorn|wsgifast) ")
 _NAMED = re.compile(r"(?:^|[\s/])(make|python -m|wsgifast) ([a-z][\w.-]*)((?: [^\n`#|]*)?)")
 _OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
-# What is not ours.
+# Commands of other projects.
 _OTHER_MODULES = {"venv", "pip", "gunicorn", "uvicorn", "http.server"}
 
 

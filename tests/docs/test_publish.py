@@ -1,4 +1,4 @@
-"""What is published of reports: the page of figures, README's table of gains and the chart."""
+"""Published parts of reports: the page of figures, README's table of gains and the chart."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_published_row_has_no_single_runs(root: Path, take_in: TakeIn) -> None:
 
 
 def test_report_of_one_row_keeps_the_others(root: Path, take_in: TakeIn) -> None:
-    """In the table that the row is of, whatever the report's name, and in the table's order."""
+    """In the table of the row, for any name of the report, and in the table's order."""
     take_in("bodies.small", day=20)
     printed = take_in("bodies.file", day=22, file="all")
     assert "release/all.json: took 1 rows\nrelease/bodies.json: took 0 rows\n" in printed

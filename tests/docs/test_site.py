@@ -60,7 +60,7 @@ def show(browser: Chromium, page: Path, width: int) -> None:
 
 
 def too_wide(browser: Chromium, page: Path, width: int) -> list[str]:
-    """What is wider than the window, and would have the page scroll as a whole."""
+    """Elements that are wider than the window, and would make the whole page scroll."""
     show(browser, page, width)
     found: list[str] = browser.evaluate(TOO_WIDE.replace("SCROLLS", json.dumps(SCROLLS)))
     return found

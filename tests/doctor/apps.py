@@ -150,7 +150,7 @@ def parted(found: Found) -> tuple[list[Endpoint], list[Unreached]]:
     )
 
 
-# What an app answers: its status, headers and body.
+# An app's response: its status, headers and body.
 Response = Callable[[], tuple[str, list[tuple[str, str]], Any]]
 
 

@@ -25,7 +25,7 @@ from wsgifast.commands.doctor.live import look_at
 
 pytestmark = pytest.mark.long
 
-# What a server of one fault answers: (method, headers in lower case, and ":path") -> packets, with
+# Responses of servers with one fault: (method, headers in lower case, and ":path") -> packets, with
 # pauses.
 Response = Callable[[str, dict[str, str]], list[bytes]]
 _SOON_S = 0.06

@@ -322,7 +322,7 @@ def report():
 
 
 def on_a_terminal(folder: Path, response: bytes, *arguments: str) -> tuple[int, str]:
-    """What the doctor writes to a terminal, where a person answers."""
+    """The doctor's output to a terminal, where a person answers."""
     primary, secondary = open_terminal(columns=100)
     (folder / "shop.py").write_text(APP)
     (folder / "static").mkdir(exist_ok=True)

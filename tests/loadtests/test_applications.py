@@ -1,4 +1,4 @@
-"""What is compared between an application as it is and wrapped."""
+"""The compared values of an application, unwrapped and wrapped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the SMTP client share."""
+"""Fixtures of the tests of the SMTP client."""
 
 from __future__ import annotations
 

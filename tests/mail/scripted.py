@@ -29,7 +29,7 @@ def connect(server: ScriptedSMTP, client_class: type[smtplib.SMTP] = SMTP) -> An
 
 
 def delivered(message: bytes, *, chunked: bool) -> bytes:
-    """What the server receives for a message."""
+    """The bytes that the server receives for a message."""
     whole = message if message.endswith(b"\r\n") else message + b"\r\n"
     if chunked:
         return whole

@@ -75,7 +75,7 @@ def test_controller_of_each_kind_runs_our_server(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     for controller_class in (fast.UnixSocketController, fast.UnixSocketUnthreadedController):
         made: Any = controller_class(handler, path)
-        asyncio.set_event_loop(made.loop)  # else the server makes one, which nobody closes
+        asyncio.set_event_loop(made.loop)  # else the server makes one, which is never closed
         try:
             assert isinstance(made.factory(), fast.SMTPServer)
         finally:

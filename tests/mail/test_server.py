@@ -44,7 +44,7 @@ def test_client_and_server_work_with_the_standard_ones(
     assert handler.received == [TEXT, LARGE]
 
 
-# What each controller answers to the same bytes, sent at once: (name, stream, options).
+# The replies of each controller to the same bytes, sent at once: (name, stream, options).
 CONVERSATIONS: list[tuple[str, bytes, dict[str, Any]]] = [
     ("no helo", b"DATA\r\nMAIL FROM:<a@b.c>\r\n", {}),
     ("no rcpt", b"HELO x\r\nDATA\r\n", {}),

@@ -23,7 +23,7 @@ from tests.mail.scripted import (
 from tests.support.effort import effort
 from wsgifast.mail import SMTP
 
-# What the server answers. Each is run with smtplib's client, which sets the outcome, and ours.
+# The server's replies. Each is run with smtplib's client, which sets the outcome, and ours.
 REFUSALS: dict[str, dict[str, Sequence[str | None]]] = {
     "nothing": {},
     "sender": {"mail": ["550 not you"]},

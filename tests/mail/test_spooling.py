@@ -79,7 +79,7 @@ def test_full_disk_refuses_a_message_for_now(monkeypatch: Any, chunking: bool) -
 
 
 def test_disk_that_fills_up_refuses_messages(monkeypatch: Any) -> None:
-    """What the disk did not take stays in the file's buffer, and closing it fails once more."""
+    """Bytes that the disk did not take stay in the file's buffer. Closing it fails once more."""
 
     def full(**options: Any) -> Any:
         return open("/dev/full", "w+b")

@@ -1,4 +1,4 @@
-"""The exporter's server: nobody who is slow keeps others from it."""
+"""The exporter's server: slow clients do not block others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What WSGIFast records of a request, and that it changes nothing by it."""
+"""The values that WSGIFast records of a request, which it does not change."""
 
 from __future__ import annotations
 

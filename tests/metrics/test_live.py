@@ -41,7 +41,7 @@ def test_gthread_with_preload_app_adds_its_workers_up(tmp_path: Path) -> None:
             ),
             "the workers have reported it",
         )
-    # What the last second has brought is reported at the end.
+    # The requests of the last second are reported at the end.
     assert _count(samples(), "as-is", PAGE) == 4
 
 

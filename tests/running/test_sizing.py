@@ -35,7 +35,7 @@ def lay_out(root: Path, files: Mapping[str, str]) -> Path:
             },
             Container(1.5, "quota", 512 * MIB),
         ),
-        # In a container the limits stand in the mount itself, whatever the path.
+        # In a container the limits stand in the mount itself, for any path.
         (
             {"proc/self/cgroup": "0::/../../kubepods/pod1\n"}
             | {"sys/fs/cgroup/cpu.max": "200000 100000", "sys/fs/cgroup/memory.max": str(MIB)},

@@ -25,7 +25,7 @@ _TAGGED = [
 
 
 class AppError(Exception):
-    """What the written apps raise."""
+    """The error that the written apps raise."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ LINES = b"name;amount\n" * 1_000
 BLOCKS = bytes(range(1, 12)) * 7_000
 CONTENTS = {"lines": LINES, "blocks": BLOCKS, "short": b"ab\ncd", "empty": b""}
 
-# What read() and its like make of the bytes beneath.
+# The results of read() and similar methods.
 TRANSFORMS: dict[str, Callable[[bytes], bytes]] = {
     "other bytes": lambda data: bytes(data).translate(bytes(range(255, -1, -1))),
     "longer": lambda data: bytes(data).replace(b"\n", b"\r\n"),
@@ -182,7 +182,7 @@ def _own_methods(base: Any, names: tuple[str, ...], spec: Spec, closed: list[int
 
 
 class _Seeker:
-    """What the bases are used through, for those that have no such method in their class."""
+    """The operations that use the bases, for those that have no such method in their class."""
 
     def __init__(self, get: Callable[[Any], Any]) -> None:
         self._get = get

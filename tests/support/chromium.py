@@ -78,7 +78,7 @@ class Chromium:
         return done["result"].get("value")
 
     def fetched(self) -> dict[str, Fetched]:
-        """What has come over the network since the last visit began, by URL."""
+        """The responses that came over the network since the last visit began, by URL."""
         by_id: dict[str, Fetched] = {}
         for event in self._events:
             params = event["params"]

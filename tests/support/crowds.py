@@ -267,7 +267,7 @@ def main() -> None:
     begun, cpu = time.monotonic(), time.process_time()
     end = begun + min(seconds, MOST_SECONDS)
     wait_s = 0.0
-    # Whoever started this closes its input, or ends, and the crowd goes home.
+    # The crowd ends when the process that started it closes its input or exits.
     while time.monotonic() < end and not select.select([sys.stdin], [], [], wait_s)[0]:
         turn = time.monotonic()
         crowd.turn()

@@ -11,7 +11,7 @@ from typing import Any
 
 import brotli
 
-# What Chromium accepts.
+# The codings that Chromium accepts.
 BROWSERS = "gzip, deflate, br, zstd, dcb, dcz"
 zstd: Any = import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 

@@ -18,7 +18,7 @@ def extras() -> list[str]:
 
 
 def packages() -> list[str]:
-    """What these ask for on this Python, with the extras of the packages themselves."""
+    """The requirements of these on this Python, with the extras of the packages themselves."""
     wanted = set()
     for requirement in map(Requirement, requires("wsgifast") or ()):
         marker = requirement.marker

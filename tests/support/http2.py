@@ -17,7 +17,7 @@ Fields = Iterable[tuple[str, str]]
 
 @dataclass
 class Response:
-    """What has come on a stream."""
+    """The events that have arrived on a stream."""
 
     headers: dict[str, str] = field(default_factory=dict)
     received: bytearray = field(default_factory=bytearray)

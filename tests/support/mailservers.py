@@ -34,7 +34,7 @@ class Dovecot:
     tls_port: int
 
 
-# What the two series of Dovecot call differently.
+# Settings with different names in the two series of Dovecot.
 _DOVECOT_2_3 = f"""\
 disable_plaintext_auth = no
 mail_location = maildir:{{folder}}/mail/%u

@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks: servers, changed so that they end quickly."""
+"""Modules that the fork server imports before it forks: servers, changed to end quickly."""
 
 from __future__ import annotations
 

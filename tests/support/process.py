@@ -1,4 +1,4 @@
-"""What this process has and may do: its descriptors, forks, other users, terminals."""
+"""The resources and rights of this process: descriptors, forks, other users, terminals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def send_buffer_is_limited(sock: Any) -> bool:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """What has gone at the end of the block was in no cycle of references."""
+    """Objects that are freed at the end of the block were in no cycle of references."""
     gc.collect()
     gc.disable()
     try:

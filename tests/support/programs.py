@@ -48,7 +48,7 @@ MODULES = {
 }
 # Those of the dependency group "release".
 WHEELS = ("check-jsonschema", "hadolint", "kubernetes-validate", "twine")
-# What it asks for has no version for Python 3.15.
+# Its requirements have no version for Python 3.15.
 _NOT_ON_3_15 = "kubernetes-validate" if sys.version_info >= (3, 15) else None
 # Where `go install` puts them.
 _GO_BIN = Path.home() / "go" / "bin"

@@ -17,7 +17,7 @@ _PLOTLY = "plotly/package_data/plotly.min.js"
 _BOOTSTRAP = "flask_bootstrap/static/bootstrap5/{}/bootstrap.min.{}"
 _ADMIN = "django/contrib/admin/static/admin/css/base.css"
 _LAB = "jupyterlab/static/jlab_core.{}.js"
-# What a page loads at each of its releases: wheels, and files in them.
+# Files that a page loads at each of its releases: wheels, and files in them.
 RELEASES = [
     [
         (f"plotly=={plotly}", _PLOTLY),

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class AppError(Exception):
-    """What the written apps raise."""
+    """The error that the written apps raise."""
 
 
 class CloseError(Exception):
-    """What their close() raises."""
+    """The error that their close() raises."""
 
 
 # All of a body is at hand when the app returns it.

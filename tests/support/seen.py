@@ -1,4 +1,4 @@
-"""What a client sees of one response on the wire, and whether another one is as good."""
+"""One response as a client sees it on the wire, and whether another one is as good."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .http import Address, Connection, Response
 
 # One that fails for want of a response is tried several times, while Hypothesis makes it smaller.
 _TIMEOUT_S = 20.0
-# A response has no body with these, whatever its headers say (RFC 9110, section 6.4.1).
+# A response has no body with these, despite its headers (RFC 9110, section 6.4.1).
 _WITHOUT_BODY = (204, 304)
 
 

@@ -25,8 +25,8 @@ from . import forkserver
 from .http import Address, Response, get
 
 ROOT = Path(__file__).resolve().parents[2]
-# What a server that works may take on a machine that stalls. gunicorn loses a TERM that comes while
-# it forks a worker, and kills that worker graceful_timeout (30 s) later.
+# The time that a correct server may take on a machine that stalls. gunicorn loses a TERM that
+# comes while it forks a worker. It kills that worker graceful_timeout (30 s) later.
 START_S = STOP_S = PATIENCE_S = 60.0
 # A server opens its port only some time after it has been chosen: others that run tests on this
 # machine must not choose the same one until then.
@@ -63,7 +63,7 @@ class LiveServer:
         )
 
     def open_files(self, pattern: str = "*") -> list[str]:
-        """What descriptors of the process and its children lead to, if it matches a pattern."""
+        """The targets of descriptors of the process and its children that match a pattern."""
         main = psutil.Process(self.pid)
         files = []
         for process in (main, *main.children(recursive=True)):
@@ -113,7 +113,7 @@ def live_server(
         argv = [word.replace("{port}", str(address[1])) for word in argv]
     command = [sys.executable if argv[0] == "python" else argv[0], *argv[1:]]
     with tempfile.TemporaryDirectory(prefix="wsgifast-") as folder:
-        # What the server leaves behind when it is killed goes with this folder.
+        # Files of a killed server are deleted with this folder.
         inherited = {**os.environ}
         inherited.pop("DJANGO_SETTINGS_MODULE", None)  # of tests in this process
         environment = {

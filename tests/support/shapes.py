@@ -95,7 +95,7 @@ def partly_read() -> Any:
 
 
 class CommandOutput:
-    """What a command prints, as a file that is read once and has no size."""
+    """The output of a command, as a file that is read once and has no size."""
 
     def __init__(self, *command: str) -> None:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)

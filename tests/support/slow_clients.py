@@ -164,7 +164,7 @@ def slow_clients(
 
 
 def opening(kind: str, path: str) -> bytes:
-    """What a client of one of KINDS sends at once."""
+    """The bytes that a client of one of KINDS sends at once."""
     template = KINDS[kind].opening
     if template in (_HTTP2, _IDLE_HTTP2):
         return _http2_requests(path, _STREAMS if template == _HTTP2 else 1)

@@ -392,7 +392,7 @@ def do_hints(environ: Any, start_response: Any, argument: str) -> Iterable[bytes
 
 
 def do_hijack(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """What WebSocket libraries do: take the socket, speak on it, raise StopIteration."""
+    """As WebSocket libraries do: take the socket, speak on it, raise StopIteration."""
     sock = environ["gunicorn.socket"]
     sock.sendall(b"yours: ")
     sock.sendall(sock.recv(100).upper())
@@ -400,7 +400,7 @@ def do_hijack(environ: Any, start_response: Any, argument: str) -> Iterable[byte
 
 
 def do_peer(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """What middleware may do with the socket, and leave HTTP on it alone."""
+    """Operations on the socket that middleware may use without harm to HTTP."""
     sock = environ["gunicorn.socket"]
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     assert not hasattr(sock, "what_no_socket_has")

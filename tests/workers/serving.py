@@ -122,7 +122,7 @@ def refused(
     env: Mapping[str, str] | None = None,
     app_fails: bool = False,
 ) -> str:
-    """What gunicorn prints when it refuses to start with FastWorker.
+    """The output of gunicorn when it refuses to start with FastWorker.
 
     :param app_fails: the app is at fault, so that there may be a traceback.
     """
@@ -168,7 +168,7 @@ class Client:
 
 
 def stats(server: LiveServer, **options: Any) -> dict[str, Any]:
-    """What the worker process counts of itself."""
+    """The counts that the worker process has of itself."""
     value: dict[str, Any] = json.loads(server.get("/stats", **options).body)
     return value
 

@@ -94,7 +94,7 @@ class Clock:
 
 
 class Log:
-    """What the worker has logged."""
+    """The worker's log."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -103,7 +103,7 @@ class Log:
         self.environs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.errors: list[BaseException | None] = []
-        # What an app of a test has found wrong: the worker answers it as any error of an app.
+        # A failed check in the app of a test: the worker answers it as any error of an app.
         self.failures: list[BaseException] = []
         # Those that an operator sees: of the level warning, or above.
         self.warnings: list[str] = []
@@ -292,7 +292,7 @@ class SteppedWorker:
         return client
 
     def armed(self) -> list[int]:
-        """What the worker waits for, from now on."""
+        """The events that the worker waits for, from now on."""
         events: list[int] = []
         arm = self.server.poller.arm
 

@@ -1,4 +1,4 @@
-"""What an access log says of requests that have failed, and of clients that have left."""
+"""The access log of requests that have failed, and of clients that have left."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_outcome_of_unfinished_response_is_named(
 
 
 class Values:
-    """What a filter of the log sees of requests: a context variable, and a thread's own value."""
+    """The data of requests in a filter of the log: a context variable, and a thread's own value."""
 
     def __init__(self, lines: int) -> None:
         self._var: ContextVar[str] = ContextVar("request_id", default="none")

@@ -1,4 +1,4 @@
-"""Clients that stall, drip, reset and vanish: nobody else notices, and nothing is left behind."""
+"""Clients that stall, drip, reset and vanish: other clients are not affected, and nothing leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FastWorker uses of gunicorn, and the gunicorns and threads that it refuses."""
+"""The parts of gunicorn that FastWorker uses, and the gunicorns and threads that it refuses."""
 
 from __future__ import annotations
 

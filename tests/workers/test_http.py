@@ -277,7 +277,7 @@ def gthread(client: Client) -> Iterator[LiveServer]:
         yield server
 
 
-# What the core itself refuses.
+# Requests that the core itself refuses.
 SAID_IN_OUR_WORDS = ("chunk size", "chunk end", "endless field")
 
 

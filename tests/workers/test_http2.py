@@ -88,7 +88,7 @@ def test_http2_over_tls_gets_responses_of_gthread(tmp_path: Path) -> None:
     expected = responses("gthread", tmp_path)
     said = responses("FastWorker", tmp_path)
     for path in ("/raise/before", "/raise/first"):
-        # What an app has raised is not for its client.
+        # The client does not see the errors of an app.
         logged, unlogged = expected.pop(path), said[path]
         assert isinstance(logged, Response)
         assert isinstance(unlogged, Response)

@@ -50,7 +50,7 @@ def settings() -> Iterator[Config]:
 
 
 def line(log: Any, *, status: Any = "200 OK", sent: int = 5, **environ: Any) -> str:
-    """What is logged of a request."""
+    """The logged fields of a request."""
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]

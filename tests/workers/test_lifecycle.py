@@ -1,4 +1,4 @@
-"""What gunicorn promises of a worker: signals, limits, hooks, logs, sockets, protocols."""
+"""Gunicorn's promises for a worker: signals, limits, hooks, logs, sockets, protocols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of the options say of each limit: client, error log and metric."""
+"""Each limit behaves as the rows of the options say: client, error log and metric."""
 
 from __future__ import annotations
 

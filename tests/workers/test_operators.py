@@ -1,4 +1,4 @@
-"""What operators set: health checks, drain, shedding by queue time, and deadlines."""
+"""Settings of operators: health checks, drain, shedding by queue time, and deadlines."""
 
 from __future__ import annotations
 

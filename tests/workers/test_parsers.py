@@ -1,8 +1,8 @@
 """Both parsers understand the same, and refuse the same in the same words, however it arrives.
 
-What only one of them understands is a way to smuggle a request past the other. gunicorn's own
-requests are tried too, valid and invalid, where WSGIFAST_GUNICORN_CORPUS names the folder
-tests/requests of its source distribution.
+Bytes that only one of them understands are a way to smuggle a request past the other. The test
+requests of gunicorn are tried too, valid and invalid. WSGIFAST_GUNICORN_CORPUS names their
+folder, tests/requests of gunicorn's source distribution.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRUSTED, STRANGER = ("127.0.0.1", 4711), ("192.0.2.1", 4711)
 # gunicorn's own two, which answer in other words.
 HTTP_PARSERS = ["python", "fast"]
 INSTALLED = [name for name in HTTP_PARSERS if name != "fast" or find_spec("gunicorn_h1c")]
-# What changes how headers are understood.
+# Options that change the parsing of headers.
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"header_map": "refuse"},
@@ -372,7 +372,7 @@ def test_proxy_header_applies_to_its_connection_only(
     local.run_request()
     assert local.read_response().status == 200
     assert addresses[3:] == [("192.0.2.1", "4711")]
-    # On a connection that is under way it is no PROXY header, whoever slips it in.
+    # On a connection that is under way it is not a PROXY header, from any sender.
     proxied.run(b"PROXY TCP4 192.0.2.88 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert proxied.read_response().status == 400
     assert len(addresses) == 4
@@ -427,7 +427,7 @@ def test_uwsgi_requests_in_any_packets_are_answered(make_stepped: MakeStepped, s
     for start in range(0, len(data), step):
         client.run(data[start : start + step])
     assert client.read_response().body == b"body"
-    # Nobody behind uwsgi_pass knows of chunks.
+    # No server behind uwsgi_pass knows of chunks.
     response = client.read_response()
     assert response.header("Transfer-Encoding") is None
     assert response.body == b"until the end"

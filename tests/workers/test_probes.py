@@ -1,4 +1,4 @@
-"""What the metrics address says of a FastWorker that is busy, slow, or about to end."""
+"""The metrics address of a FastWorker that is busy, slow, or about to end."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_probes_while_every_thread_is_busy(
         assert "Traceback" not in server.log()
 
 
-# What a worker writes.
+# The file that a worker writes.
 
 
 def test_worker_state_has_beat_and_slow_clients(make_stepped: MakeStepped) -> None:

@@ -297,7 +297,7 @@ def test_stuck_worker_is_replaced() -> None:
         for _ in range(THREADS):
             stack.enter_context(Connection(server.address)).send_request("/stuck")
         server.wait_for_log("the worker ends")
-        # What is on its way is sent to its end.
+        # Responses that have begun are sent completely.
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
         assert stats(server)["pid"] != first
 

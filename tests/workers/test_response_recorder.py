@@ -1,4 +1,4 @@
-"""What FastWorker records of each request, when it has been answered."""
+"""The values that FastWorker records of each request, after the response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_re
 
 
 class Recorded(Notes):
-    """What FastWorker has recorded."""
+    """The values that FastWorker has recorded."""
 
     under_way: Callable[[], Iterable[Any]]
 

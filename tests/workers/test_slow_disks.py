@@ -37,7 +37,7 @@ BYTES_PER_S = 256 * 1024
 
 
 def _hang() -> None:
-    """Wait as long as the disk hangs, and note that somebody does."""
+    """Wait as long as the disk hangs, and note that a request does."""
     folder = Path(os.environ["DISK"])
     if not (folder / "goes").exists():
         (folder / f"waits-{threading.get_native_id()}").touch()

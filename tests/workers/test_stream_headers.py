@@ -97,7 +97,7 @@ NOT_PLAIN = {
 
 
 def understood(parser: Parser, received: list[Field], peer: Any) -> Any:
-    """What a parser makes of headers, or how it refuses it."""
+    """The result of a parser for headers, or its refusal."""
     try:
         exchange = parser.parse_stream(received, plain_headers(received), peer, 3)
     except (ParseException, RequestError) as error:

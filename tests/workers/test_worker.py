@@ -118,7 +118,7 @@ def test_failed_pool_ends_worker_with_status_1(life: Life) -> None:
         life.pool.failed = True
 
     life.pool.at_monitor = [fail]
-    life.stepped.connect()  # which nobody would serve
+    life.stepped.connect()  # which would never be served
     with pytest.raises(SystemExit) as raised:
         life.worker.run()
     assert raised.value.code == 1
@@ -161,7 +161,7 @@ def test_ending_worker_waits_for_accept_under_way(life: Life) -> None:
     life.pool.at_monitor = [begin, end]
     life.worker.run()
     assert life.pool.at_monitor == []
-    assert acceptor._closed  # and nothing is accepted that nobody would wait for
+    assert acceptor._closed  # and no connection is accepted that would never be served
 
 
 def test_requests_beyond_graceful_timeout_are_cut_off(life: Life) -> None:
@@ -189,7 +189,7 @@ def test_ending_worker_lets_idle_clients_ask_once_more(life: Life) -> None:
     now = stepped.clock.now
 
     def response() -> None:
-        # What comes in this moment is answered, with the truth about the connection.
+        # A request in this moment is answered, with the truth about the connection.
         assert client.near.deadline == now + LINGER_S
         assert server.shared.keepalive_s == LINGER_S
         assert ask(stepped, client)[:2] == (200, False)
@@ -312,7 +312,7 @@ def test_listener_event_is_accepted_and_answered(
             while not stepped.log.requests:
                 stepped.run()
             assert sock.recv(1000).startswith(b"HTTP/1.0 200 OK\r\n")
-        # An event of a descriptor that is nobody's any more.
+        # An event of a descriptor that is no longer in use.
         server.receive((12345, 1))
         server.stop()
         server.acceptor.update()

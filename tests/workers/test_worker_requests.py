@@ -1,4 +1,4 @@
-"""What a FastWorker does around each request: hooks, the app, its errors, logs."""
+"""The work of FastWorker around each request: hooks, the app, its errors, logs."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_failing_logger_costs_no_response(make_stepped: MakeStepped) -> None:
         stepped.pass_time(FastWorker.body_timeout_s + 1)
         assert client.read_response().status == status
         assert client.read_to_end() == b""
-    # What has too long headers is no request yet.
+    # Headers that are too long do not count as a request.
     assert log.lines.count("Error in the access log") == 6
     assert not log.says("Error in a connection")
 
