@@ -77,7 +77,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setattr(programs, "PACKAGES", {"sh": "dash", "no-such-server": "its-package"})
     monkeypatch.setattr(programs, "_POLICY", tmp_path / "policy")
-    # Python's headers count as installed on any machine.
+    # Python's headers are found, also on machines without them.
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(programs, "_PYTHON_H", tmp_path / "Python.h")
     return written

@@ -101,7 +101,7 @@ def test_accel_redirect_names_the_file(root: Path) -> None:
     with override_settings(WSGIFAST_MEDIA={"accel_redirect": {root: "/protected/"}}):
         for path in ("large file.bin", "small.txt"):
             for method in ("get", "head"):
-                # For all requests: nginx answers ranges and conditions.
+                # The same for ranges and conditions, which nginx handles.
                 response = ask(path, method, range="bytes=0-1", if_none_match="*")
                 assert response["X-Accel-Redirect"] == f"/protected/{path.replace(' ', '%20')}"
                 assert response["Content-Length"] == "0"

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from tests.support.servers import ROOT
 
-# The environment of a reader of the Install page.
+# The package that a reader of the Install page has installed.
 STANDARD = "wsgifast[standard]"
 _PACKAGES_OF_OURS = (ROOT / "wsgifast", ROOT / "asgi" / "asgifast")
 _SCRIPT = """#!{python}

@@ -103,7 +103,7 @@ class Log:
         self.environs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.errors: list[BaseException | None] = []
-        # A failed check in the app of a test: the worker answers it as any error of an app.
+        # Failed checks in the app of a test. The worker handles them like any error of an app.
         self.failures: list[BaseException] = []
         # Those that an operator sees: of the level warning, or above.
         self.warnings: list[str] = []
