@@ -106,22 +106,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option(parser, "--deployed", help="with access logs, metrics, a browser's headers and uvloop")
     given = parser.parse_args(arguments)
     keys = [key for key in given.keys if key != "all"]
-    kept = chosen([*tables(), *APART, *UNPUBLISHED], keys) if keys else tables()
-    if not kept:
+    selected = chosen([*tables(), *APART, *UNPUBLISHED], keys) if keys else tables()
+    if not selected:
         parser.error(f"no key contains {' or '.join(keys)}; --list lists the keys")
     if not given.link and not given.list:
-        kept = [table for table in kept if table.name not in LINKS]
-        if not kept:
+        selected = [table for table in selected if table.name not in LINKS]
+        if not selected:
             parser.error(f"{' '.join(keys)}: add --link MBIT, the link's rate")
     if given.list:
-        print("\n".join(f"{row.key:32} {row.title}" for table in kept for row in table.rows))
+        print("\n".join(f"{row.key:32} {row.title}" for table in selected for row in table.rows))
         return 0
     profile = PROFILES[given.profile]
     for name in ("seconds", "rounds", "row_seconds", "note"):
         if getattr(given, name) is not None:
             profile = replace(profile, **{name: getattr(given, name)})
     raise_open_files()  # servers and crowds inherit it
-    page = given.page or ("load-tests" if len(kept) > 1 else "")
+    page = given.page or ("load-tests" if len(selected) > 1 else "")
     title = page.replace("-", " ").capitalize()
     folder, host = REPORTS / given.profile, HOST
     with contextlib.ExitStack() as stack:
@@ -134,10 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder, host = folder / f"{given.link}-mbit", ADDRESS
         stack.enter_context(wsgi.LOCUST)
         if given.deployed:
-            kept = [*map(stack.enter_context(deployed()).table, kept)]
+            selected = [*map(stack.enter_context(deployed()).table, selected)]
             folder /= "deployed"
         results, status = measure(
-            kept, profile, folder=folder, host=host, page_name=page, page_title=title,
+            selected, profile, folder=folder, host=host, page_name=page, page_title=title,
             keep_rows=True,
         )  # fmt: skip
     return status or int(given.strict and not all(result.is_good for result in results))
@@ -155,12 +155,12 @@ def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:
     for key in keys:
         begun = of_tables.get(key) or {name for name in names if name.startswith(key)}
         wanted |= begun or {name for name in names if key in name}
-    kept = []
+    selected = []
     for table in tables:
         rows = [row for row in table.rows if row.key in wanted]
         if rows:
-            kept.append(replace(table, rows=rows))
-    return kept
+            selected.append(replace(table, rows=rows))
+    return selected
 
 
 if __name__ == "__main__":

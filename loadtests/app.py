@@ -1,7 +1,7 @@
 """An app that makes every mistake: each shape of body, good and bad, under its own URL.
 
 /NAME sends the shape at its own size, /NAME/BYTES at another, / lists them all. What an app does to
-make its body is not the subject here: payloads and lists are made once and kept. Generators and
+make its body is not the subject here: payloads and lists are made only once. Generators and
 open files are new for each request, as they have to be.
 """
 

@@ -1,6 +1,6 @@
 """The tables of ASGI: asgifast beside uvicorn and granian, on other servers, under frameworks.
 
-One worker each, kept-alive connections, and no access log where the row names none. uvicorn and
+One worker each, persistent connections, and no access log where the row names none. uvicorn and
 others use uvloop where the row names no loop.
 """
 

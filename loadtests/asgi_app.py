@@ -146,7 +146,7 @@ buffered = asgifast.ASGIFast(app, buffer_bodies=True)
 
 
 def __getattr__(name: str) -> ASGIApp:
-    """An app whose back end of metrics is only loaded where it is asked for."""
+    """An app whose back end of metrics is only loaded where it is requested."""
     if name == "metered":
         return asgifast.ASGIFast(app, metrics="prometheus")
     raise AttributeError(name)

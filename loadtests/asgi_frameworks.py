@@ -1,4 +1,4 @@
-"""ASGI frameworks' own kinds of middleware, around their own file responses, streams and answers.
+"""ASGI frameworks' own kinds of middleware, around their own file responses, streams and responses.
 
 `plain_NAME` is an app as it is, `fast_NAME` the same in ASGIFast (Django's by asgifast.django).
 Litestar, Quart and Sanic come with `pip install --group frameworks`.

@@ -16,7 +16,7 @@ from .payloads import files
 
 FAST = FAST_WORKER
 APP = "loadtests.app:app"
-# A contender: a server, and what it is asked for or by which client, if that is not the row's; or
+# A contender: a server, and its request or client, if that is not the row's; or
 # a client that does all by itself.
 Side: TypeAlias = "Server | Client | tuple[Server, str | Client] | tuple[Server, str, Client]"
 # A scenario: its key, title, path and unit, and its client, if that is not the unit's.

@@ -45,11 +45,11 @@ class NoResponse(BadResponse):
 
 
 class Connection:
-    """One connection at a time, made when it is needed, asked the same again and again.
+    """One connection at a time, made when it is needed. The same request is sent again and again.
 
     :param headers: lines to add to the request.
     :param expected: bytes that each body must have. None: any number.
-    :param receive_bytes: asked for by one receive.
+    :param receive_bytes: requested by one receive.
     :param look: gets each piece of a body that has a Content-Length, and where it begins.
     :param give_up_s: a response without a byte for so long has failed.
     """

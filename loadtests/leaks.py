@@ -37,7 +37,7 @@ ROUNDS, ROUND_S, CLIENTS, TOGETHER = 6, 4.0, 2, 4
 # A server learns at once that a client has left. Later descriptors of it are leaks.
 SETTLE_S = 10.0
 # What a server may grow by for each connection in the later half of the rounds. A connection that
-# is kept is dozens of blocks, so in one state of twelve only it is still several on average.
+# is leaked is dozens of blocks, so in one state of twelve only it is still several on average.
 # Resident memory has the allocator's noise on top, of which TLS with its large buffers makes most.
 GROWTH_BLOCKS = 0.5
 GROWTH_BYTES = 1024
@@ -52,8 +52,8 @@ _POST = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
 # How far clients get before they leave.
 STATES = {
     "connected": _leaves(),
-    "half a head": _leaves(b"GET /file HTTP/1.1\r\nHos"),
-    "kept alive": _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
+    "half of the headers": _leaves(b"GET /file HTTP/1.1\r\nHos"),
+    "persistent": _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
     # So large that FastWorker receives it into a temporary file.
     "half an upload": _leaves(_POST + b"Content-Length: 1000000\r\n\r\n" + bytes(50_000)),
     "half a chunk": _leaves(_POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
@@ -259,7 +259,7 @@ _ASGI_APP = "loadtests.asgi_app:bare"
 _PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")
 # asyncio's own default for its threads, in which files are read that are not in memory.
 ASYNCIO_SPARES = min(32, (os.cpu_count() or 1) + 4)
-# uvicorn's time limit for a connection that is kept alive is 5 s.
+# uvicorn's time limit for a persistent connection is 5 s.
 _UVICORN = _abandoning(ASYNCIO_SPARES, 6.0)
 TABLE = table("leaks", "What is left of abandoned connections", [
     _row("FastWorker", "FastWorker", gunicorn(APP, *_BOTH, worker_class=FAST),

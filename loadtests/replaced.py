@@ -14,7 +14,7 @@ other than 200, a truncated or incorrect response. granian supports only HUP.
     python -m loadtests replaced.import.
 
 An app whose import computes for 8 s in every process is reloaded (HUP), or, under FastWorker and
-gthread, its only worker reaches max_requests. What matters is the longest answer.
+gthread, its only worker reaches max_requests. What matters is the longest response.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _IMPORT_CLIENTS, _IMPORT_PAUSE_S = 4, 0.01
 class Outcome:
     """What became of the requests of one server's clients."""
 
-    # "answered", "downloads", and "repeated": answered when it was asked again.
+    # "answered", "downloads", and "repeated": answered at the second request.
     done: Counter[str] = field(default_factory=Counter)
     deeds: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
@@ -82,7 +82,7 @@ class Outcome:
 
 
 class Asking:
-    """One connection at a time, asked again and again for a body of known bytes."""
+    """One connection at a time, which gets a body of known bytes again and again."""
 
     def __init__(
         self, address: Address, path: str, body: bytes, outcome: Outcome, bytes_per_s: float = 0.0
@@ -218,7 +218,7 @@ def _do(deed: signal.Signals, pid: int, second_pid_file: Path) -> int:
 
 
 def _upgrade(pid: int, second_pid_file: Path) -> int:
-    """The second arbiter has been asked for: wait for it, and end the first one gracefully."""
+    """The second arbiter has been ordered: wait for it, and end the first one gracefully."""
 
     def has_begun() -> bool:
         with contextlib.suppress(OSError, ValueError):
@@ -255,8 +255,8 @@ def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:
         begun = time.monotonic()
         out = measure(server, deeds, requests=requests, times=times, longest_s=longest_s)
         seconds, lost = time.monotonic() - begun, out.lost
-        kept = {name: out.done[name] for name in ("downloads", "repeated")}
-        facts = {**kept, "lost": lost.total(), **out.deeds}
+        counts = {name: out.done[name] for name in ("downloads", "repeated")}
+        facts = {**counts, "lost": lost.total(), **out.deeds}
         return Load(out.done["answered"], lost.total(), 0, seconds, errors=dict(lost), facts=facts)
 
     return run

@@ -174,8 +174,8 @@ def _sendall(sock: socket.socket) -> None:
 
 
 def _receive(sock: socket.socket) -> None:
-    """Take Content-Length bytes behind each head, forget them, and say how many they were and by
-    how many receives, as the load tests' ASGI app does."""
+    """Receive a body of Content-Length bytes, and forget it. Send its size, and the number of
+    receives, as the load tests' ASGI app does."""
     buffer = memoryview(bytearray(_RECEIVE_BYTES))
     while received := sock.recv(65_536):
         while b"\r\n\r\n" not in received:

@@ -63,7 +63,7 @@ def beside_crowds(
     :param crowds: of each its kind (of tests.support.slow_clients), how many clients (None: as the
         kind says), and the path that they ask for, if it is not the contender's.
     :param asks: the path that the others request. None: the contender's.
-    :param warms: the path asked for by many at once before anything is measured.
+    :param warms: the path requested by many at once before anything is measured.
     :param settle_s: the crowd is left alone for so long before anything is measured. By then the
         kernel's buffers are full, and the figures do not depend on the crowd's begin.
     """

@@ -36,9 +36,9 @@ LARGE, SMALL, SMALL_FILE = f"/{FILE_BYTES}.bin", "/small/1024", "/1024.bin"
 # --- What an app returns
 
 LOCUST = Locust()
-# Small answers are asked for by several users at once: one alone would measure the round trip.
+# Small answers are requested by several users at once: one alone would measure the round trip.
 SMALL_USERS = 8
-# Generators are gathered only when that is asked for.
+# Generators are gathered only when that is requested.
 GATHERED = ("generator-of-1", "rows")
 # The others take a second each by design, or belong to other tables.
 SHOWN = [*takewhile(lambda name: name != "ticks", SHAPES)]

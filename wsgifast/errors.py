@@ -111,7 +111,7 @@ class HeadersTooLarge(RequestError):
     """A request's headers are over a limit (RFC 6585 section 5)."""
 
     def __init__(self, limit_bytes: int) -> None:
-        super().__init__(431, f"The request's head is longer than {limit_bytes} bytes")
+        super().__init__(431, f"The request's headers are longer than {limit_bytes} bytes")
 
 
 class MalformedRequest(RequestError, ValueError):

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
     option(parser, "--list", help="list the applications")
-    folder = "where environments and data are kept"
+    folder = "where environments and data are stored"
     option(parser, "--folder", "DIR", folder, default=str(ROOT / "build" / "applications"))
     limit = "start no further server of an application after this time"
     option(parser, "--seconds", "S", limit, default=900.0, type=seconds)

@@ -199,7 +199,7 @@ def compare(
 
 
 def _get(found: Mapping[Key, Exchange], key: Key) -> Exchange:
-    """The answer to a GET with the same codings."""
+    """The response to a GET with the same codings."""
     return found[key[0], PLAIN + key[1].removeprefix(key[1].partition(" ")[0])]
 
 

@@ -175,7 +175,7 @@ def _simple_writer(
         uncork()
         return sock.sendall, uncork
     if mode == "MSG_MORE":
-        # Ended by an option that is set already: in Linux that pushes out what is held back.
+        # Ended by an option that is set already: in Linux that pushes out what is delayed.
         return (
             lambda data: sock.sendall(data, socket.MSG_MORE),
             lambda: sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),

@@ -28,7 +28,7 @@ def _figures(results: Sequence[Result]) -> dict[str, Mapping[str, Any]]:
 
 
 def rows_figures(results: Sequence[Result], profile: Profile, when: str) -> dict[str, object]:
-    """Return each row's figures under its key, with the facts that they depend on.
+    """Return each row's figures under its key, with the values that they depend on.
 
     :param when: the start of the run, as from `now()`.
     """

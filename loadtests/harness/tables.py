@@ -94,7 +94,7 @@ class Row:
     :ivar ours: the name of a contender that is compared with each of the others instead.
     :ivar seconds: of one run, in place of the profile's.
     :ivar rounds: in place of the profile's.
-    :ivar body_bytes: the payload, if a contender cannot be asked for it.
+    :ivar body_bytes: the payload, if a contender cannot be requested it.
     """
 
     key: str

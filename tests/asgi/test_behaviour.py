@@ -250,7 +250,7 @@ def test_request_body_arrives(server: LiveServer) -> None:
 
 
 @each_and_bare
-def test_connection_is_kept_over_all_kinds_of_bodies(server: LiveServer, files: Path) -> None:
+def test_connection_stays_over_all_kinds_of_bodies(server: LiveServer, files: Path) -> None:
     large = (files / "large").read_bytes()
     with Connection(server.address) as connection:
         for _ in range(3):

@@ -102,7 +102,7 @@ async def test_thread_is_awaited_however_often_cancelled() -> None:
         await call
 
 
-async def test_asyncio_cancellation_at_a_tasks_end_is_kept() -> None:
+async def test_asyncio_cancellation_at_a_tasks_end_stays() -> None:
     may_end = asyncio.Event()
     steps = []
 

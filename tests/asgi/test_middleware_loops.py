@@ -155,7 +155,7 @@ async def test_error_of_sending_the_headers_reaches_the_app() -> None:
     ],
     ids=["small", "large", "last", "file", "run", "other"],
 )
-async def test_order_is_kept_behind_a_coalesced_message(following: Message) -> None:
+async def test_order_stays_behind_a_coalesced_message(following: Message) -> None:
     server = Server()
     inside, go_on = anyio.Event(), anyio.Event()
 

@@ -185,7 +185,7 @@ async def test_simple_response_leaves_while_its_app_goes_on(
         arrived.set()
 
 
-async def test_messages_for_nobody_are_not_kept(protocol: Any) -> None:
+async def test_messages_for_nobody_are_not_stored(protocol: Any) -> None:
     """The client leaves between a small message and the end of its turn."""
     finished = asyncio.Event()
     peak = 0

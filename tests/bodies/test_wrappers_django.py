@@ -149,7 +149,7 @@ def test_several_ranges_behind_django_stay_file_runs(path: Path) -> None:
     check(django_app(lambda: make(begun=True)), "stream-small")
 
 
-def test_django_subclasses_with_own_iteration_are_kept(path: Path) -> None:
+def test_django_subclasses_with_own_iteration_stay(path: Path) -> None:
     from django.http import FileResponse, HttpResponse, StreamingHttpResponse
 
     class Iterated(HttpResponse):

@@ -255,7 +255,7 @@ def test_reloader_and_threads_work(run_simple: Any, tmp_path: Path) -> None:
 
         wait_for(is_seen, "the change is seen", interval=0.2)
 
-        def is_kept_alive() -> bool:
+        def is_persistent() -> bool:
             # It may start again once more, for a later time of the same file.
             with contextlib.suppress(OSError, EOFError), Connection(server.address) as client:
                 first = client.request("/")
@@ -265,7 +265,7 @@ def test_reloader_and_threads_work(run_simple: Any, tmp_path: Path) -> None:
                 return client.request("/").body.startswith(b"second")
             return False
 
-        wait_for(is_kept_alive, "the second version answers")
+        wait_for(is_persistent, "the second version answers")
 
 
 def test_idle_connections_in_processes_make_room(run_simple: Any, tmp_path: Path) -> None:

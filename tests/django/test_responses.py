@@ -158,7 +158,7 @@ def test_file_object_without_descriptor_is_whole(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("status", [404, 299])
-def test_status_of_the_view_is_kept(ask: Ask, file: Path, status: int) -> None:
+def test_status_of_the_view_stays(ask: Ask, file: Path, status: int) -> None:
     def view(request: object) -> FileResponse:
         return FileResponse(file.open("rb"), status=status)
 
@@ -166,7 +166,7 @@ def test_status_of_the_view_is_kept(ask: Ask, file: Path, status: int) -> None:
     assert (response[0], response[2]) == (status, CONTENT)
 
 
-def test_cookies_and_middleware_are_kept(ask: Ask, file: Path) -> None:
+def test_cookies_and_middleware_stay(ask: Ask, file: Path) -> None:
     def view(request: object) -> FileResponse:
         response = FileResponse(file.open("rb"))
         response.set_cookie("name", "value")
@@ -179,7 +179,7 @@ def test_cookies_and_middleware_are_kept(ask: Ask, file: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_middleware_that_wraps_the_content_is_kept(ask: Ask, file: Path) -> None:
+def test_middleware_that_wraps_the_content_stays(ask: Ask, file: Path) -> None:
     file.write_bytes(b"x" * 100_000)
     middleware = ["django.middleware.gzip.GZipMiddleware"]
     for make in (

@@ -186,7 +186,7 @@ def test_endless_response_is_not_waited_for() -> None:
     def endless(method: str, headers: dict[str, str]) -> list[bytes]:
         return [b"HTTP/1.1 200 OK\r\n\r\n", *[b"data: more\n\n"] * 1000]
 
-    with faulty(endless) as url, pytest.raises(NoResponse, match="no end of the answer"):
+    with faulty(endless) as url, pytest.raises(NoResponse, match="no end of the response"):
         look_at(url, limit_s=0.3)
     gc.collect()  # a socket that is left open is an error
 

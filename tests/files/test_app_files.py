@@ -63,7 +63,7 @@ class TestInProcess:
             assert "accept-ranges" not in call.headers
         assert ask(files.app, tagged, if_none_match='"x"').line == "304 Not Modified"
 
-    def test_accept_ranges_none_of_the_app_is_kept(self) -> None:
+    def test_accept_ranges_none_of_the_app_stays(self) -> None:
         call = ask(files.app, "/file?none", range="bytes=0-0")
         assert (call.line, call.headers["accept-ranges"]) == ("200 OK", "none")
         assert call.body == CONTENT
@@ -74,7 +74,7 @@ class TestInProcess:
         assert call.line == status
         assert call.body == CONTENT
 
-    def test_phrase_of_the_app_is_kept(self) -> None:
+    def test_phrase_of_the_app_stays(self) -> None:
         assert ask(files.app, "/file?status=200 Here it is").line == "200 Here it is"
 
     def test_file_that_was_read_from_is_its_rest(self) -> None:
@@ -174,7 +174,7 @@ def _spooled(path: Path, content: bytes) -> Any:
     return file
 
 
-def _kept_temporary(path: Path, content: bytes) -> Any:
+def _open_temporary(path: Path, content: bytes) -> Any:
     file = tempfile.NamedTemporaryFile(dir=path.parent, delete=False)
     file.write(content)
     file.seek(0)
@@ -185,7 +185,7 @@ def _kept_temporary(path: Path, content: bytes) -> Any:
     "make",
     [
         *(_replaced, _copied_with_its_time, _written_and_rewound, _in_memory, _unlinked),
-        *(_spooled, _kept_temporary),
+        *(_spooled, _open_temporary),
     ],
 )
 def test_file_made_for_one_response_offers_no_parts(

@@ -212,7 +212,7 @@ def _django_response(path: Path, *closers: Callable[[], object]) -> Any:
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("kind", ["accel_redirect", "x_sendfile"])
-def test_file_ending_with_its_response_is_kept(
+def test_file_ending_with_its_response_stays(
     folder: Path, kind: str, method: str, make: Callable[[Path], Any], is_handed: bool
 ) -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:

@@ -266,7 +266,7 @@ def test_extensions_may_be_as_long_as_the_body() -> None:
     assert decode([chunk * 1000 + END]) == (bytes(256_000), b"")
 
 
-def test_trailers_are_kept() -> None:
+def test_trailers_are_preserved() -> None:
     decoder = ChunkDecoder()
     decoder.decode(b"0\r\nX: 1\r\nY:2\r\n\r\n")
     assert decoder.done

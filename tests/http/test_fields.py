@@ -94,7 +94,7 @@ def test_headers_that_are_no_pairs_are_refused(headers: Any) -> None:
         declared_length(headers)
 
 
-def test_headers_are_kept_in_their_order_and_stripped() -> None:
+def test_headers_stay_in_their_order_and_are_stripped() -> None:
     given_headers = [("X-B", " \t1 2\t"), ("x-a", ""), ("X-B", "3"), ("Set-Cookie", "a=\xe9")]
     start = ResponseStart(OK, given_headers)
     assert start.headers == [("X-B", "1 2"), ("x-a", ""), ("X-B", "3"), ("Set-Cookie", "a=\xe9")]

@@ -115,7 +115,7 @@ class Peer(http2.Client):
         self.take(self.socket.receive_all_there_is())
 
     def get(self, *args: object, **options: object) -> http2.Response:
-        """Ask, and run. The answer as far as it has come."""
+        """Ask, and run. The response as far as it has come."""
         stream = self.ask(*args, **options)  # type: ignore[arg-type]
         self.run()
         return self.responses[stream]

@@ -207,7 +207,7 @@ def test_client_is_sent_to_while_app_runs(make_stepped: MakeStepped, method: str
     assert not stepped.log.says("Error in a connection")
 
 
-def test_socket_taken_by_app_blocks_and_is_never_kept(make_stepped: MakeStepped) -> None:
+def test_socket_taken_by_app_blocks_and_is_not_reused(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         sock = environ["gunicorn.socket"]
         # To be looked at only.
@@ -360,7 +360,7 @@ def test_delayed_blocks_leave_full_memory_as_app_ends(
     assert received.endswith(bytes(LARGE) + b"x" * 100_000)
 
 
-def test_connection_that_is_kept_alive_alone_is_idle(make_stepped: MakeStepped) -> None:
+def test_only_persistent_connection_is_idle(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return (large if environ["QUERY_STRING"] else echo)(environ, start_response)
 

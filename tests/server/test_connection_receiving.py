@@ -91,7 +91,7 @@ def test_late_continue_is_sent_before_the_body(stepped: SteppedWorker) -> None:
     assert near.output.draining
     stepped.server.pool.push((near.fd, READ))  # which changes nothing
     stepped.run()
-    # The body is not waited for until it has been asked for.
+    # The body is not waited for until it has been requested.
     assert events == [WRITE, 0]
     assert client.read(filled) == bytes(filled)
     stepped.pass_time(1)  # the kernel takes it now. The sweep asks, or the event says so
@@ -112,7 +112,7 @@ def test_client_that_left_gets_no_100_continue(make_stepped: MakeStepped, buffer
     assert not stepped.log.says("Error in a connection")
 
 
-def test_body_of_a_request_is_not_kept_behind_it(make_stepped: MakeStepped) -> None:
+def test_body_of_a_request_is_released_after_it(make_stepped: MakeStepped) -> None:
     bodies: list[weakref.ref[Any]] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -173,7 +173,7 @@ def test_unread_streamed_body_is_not_waited_for_long(make_stepped: MakeStepped, 
     assert client.is_in(CLOSED if why == "client gone" else LINGERING)
 
 
-def test_kept_connection_is_armed_once_a_request(stepped: SteppedWorker) -> None:
+def test_persistent_connection_is_armed_once_a_request(stepped: SteppedWorker) -> None:
     client = stepped.begin()
     assert client.read_response().status == 200
     calls = stepped.armed()

@@ -64,7 +64,7 @@ def test_timeouts_are_counted_by_cause(make_stepped: MakeStepped) -> None:
         stepped.begin(sent)
     stepped.pass_time(FastWorker.send_timeout_s + 1)
     timeouts = stepped.server.shared.counters.timeouts
-    # Of the two whose head has not come, one has sent nothing.
+    # Of the two with incomplete headers, one has sent nothing.
     assert timeouts == {"keepalive": 1, "head": 2, "body": 1, "send": 2}
     assert stepped.server.shared.counters.refused == {408: 2}
 

@@ -144,7 +144,7 @@ def test_stream_has_no_101_socket_or_connection_fields(begin: Begin) -> None:
             start_response("101 Switching", [("Connection", "upgrade"), ("Upgrade", "x")])
             return []
         if environ["PATH_INFO"] == "/socket":
-            assert environ["gunicorn.socket"].family  # may be asked
+            assert environ["gunicorn.socket"].family  # may be used
             with pytest.raises(OSError, match="cannot be taken over"):
                 environ["gunicorn.socket"].send(b"")
         start_response("200 OK", [("Connection", "close"), ("Upgrade", "x"), ("Keep-Alive", "5")])

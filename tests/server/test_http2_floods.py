@@ -271,7 +271,9 @@ def test_client_cannot_enlarge_the_encoders_table(begin: Begin) -> None:
     assert len(peer.near.mux.frames.encoder._entries) < 40
 
 
-def test_long_headers_are_not_huffman_coded(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_headers_are_not_huffman_encoded(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """hpack's Huffman coder takes quadratic time."""
     compressed: list[int] = []
     encode = HuffmanEncoder.encode
@@ -304,7 +306,7 @@ def test_header_block_beyond_limit_ends_connection(begin: Begin) -> None:
     assert peer.has_ended
 
 
-def test_unknown_settings_are_not_kept(begin: Begin) -> None:
+def test_unknown_settings_are_not_stored(begin: Begin) -> None:
     peer = begin()
     known = len(peer.near.mux.frames.remote_settings)
     peer.send_raw(raw_frame(4, 0, UNKNOWN_SETTINGS))

@@ -30,7 +30,7 @@ def test_headers_of_a_stream_become_those_of_http_1() -> None:
     assert scheme == "https"
 
 
-def test_host_without_an_authority_is_kept() -> None:
+def test_host_without_an_authority_stays() -> None:
     fields = [each for each in GET if each[0] != b":authority"]
     assert http1_headers([*fields, (b"host", b"b")])[0] == b"GET / HTTP/1.1\r\nhost: b\r\n\r\n"
     assert http1_headers(fields)[0] == b"GET / HTTP/1.1\r\n\r\n"
@@ -129,7 +129,7 @@ def test_frame_cut_by_a_window_earns_no_window_updates() -> None:
 
 
 def frames_of(window: int, frame_bytes: int) -> Frames:
-    """The frames of a connection on which a client has asked, and is answered."""
+    """The frames of a connection on which a client has requested, and is answered."""
     client = http2.Client(window=window)
     client.begin()
     client.state.update_settings({SettingCodes.MAX_FRAME_SIZE: frame_bytes})

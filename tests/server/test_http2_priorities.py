@@ -47,7 +47,7 @@ def test_priority_field_is_parsed(value: str, expected: tuple[int, bool]) -> Non
 
 
 def blocked(begin: Begin, *priorities: str | None) -> Peer:
-    """A client that has asked for large responses, whose connection's window is used up."""
+    """A client that has requested large responses, whose connection's window is used up."""
     peer = begin(responses([bytes(LARGE)]), window=LARGE, reads=False)
     for each in priorities:
         peer.ask(headers=[] if each is None else [("priority", each)])

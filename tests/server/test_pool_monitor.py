@@ -89,10 +89,10 @@ def test_promised_tick_is_not_put_off(monitored: Monitored) -> None:
     monitored.run(200)
     assert len(monitored.ticks) == 2  # at the alarm, and at the end
     monitor.request_tick()
-    assert monitored.alarms == [TICK_S, TICK_S]  # the promise was kept: the next is a new one
+    assert monitored.alarms == [TICK_S, TICK_S]  # the next promise is a new one
 
 
-def test_tick_promised_while_the_monitor_looks_is_kept(monitored: Monitored) -> None:
+def test_tick_promised_while_monitor_looks_comes(monitored: Monitored) -> None:
     ticks = 0
 
     def leave_more() -> None:

@@ -1,4 +1,4 @@
-"""What comes of requests, in any pieces: what is to be done next, and what is kept for later."""
+"""The receiver gets requests in any pieces, and says what to do next and what to store."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_memory_is_taken_when_bytes_come() -> None:
 def test_turn_is_short_however_small_the_chunks_are() -> None:
     collector = chunked()
     decoded = [0]
-    collector.feed(b"1\r\na\r\n" * 40_000)  # far more than is asked for
+    collector.feed(b"1\r\na\r\n" * 40_000)  # far more than is requested
     while collector.has_more_to_do:
         decoded.append(collector.spool.size)
         collector.feed(b"")

@@ -90,7 +90,7 @@ def test_endless_write_without_body_ends_in_ten_s(
         ("1.0", [], [("Connection", "keep-alive")], False),
     ],
 )
-def test_connection_is_kept_with_a_known_end(
+def test_connection_stays_open_with_a_known_end(
     ask: Ask, version: str, headers: Headers, asks: Headers, stays: bool
 ) -> None:
     for body in ([b"bo", b"dy"], iter([b"bo", b"dy"]), segmented([b"bo", b"dy"])):

@@ -137,7 +137,7 @@ def test_refused_value_is_not_logged(ask: Ask, caplog: pytest.LogCaptureFixture)
     assert "Set-Cookie" in str(errors[0])
 
 
-def test_header_values_are_trimmed_and_kept(ask: Ask) -> None:
+def test_header_values_are_trimmed_and_preserved(ask: Ask) -> None:
     headers = [("X", " \tpadded\t "), ("Y", "tab\tinside"), ("Z", "\xfc\xa0"), ("E", "")]
     received = ask(responses([b"ok"], *headers, ("content-length", " 2 ")))
     assert received.headers[2:] == [
@@ -197,7 +197,7 @@ def test_date_and_header_lines_are_made_once_a_second(monkeypatch: pytest.Monkey
     assert header_lines.date() == "Thu, 01 Jan 1970 00:00:02 GMT"
 
 
-def test_replaced_error_is_not_kept_alive(ask: Ask) -> None:
+def test_replaced_error_is_freed(ask: Ask) -> None:
     """Not by the frame that it went through, until the cycle collector comes."""
     errors: list[weakref.ref[Exception]] = []
 

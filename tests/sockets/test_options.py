@@ -47,7 +47,7 @@ def nodelay(sock: SocketLike | None) -> bool:
 
 @contextlib.contextmanager
 def talking_server(lines: dict[bytes, bytes], greeting: bytes) -> Iterator[int]:
-    """A server that greets and answers command words.
+    """A server that greets and responses command words.
 
     After the reply to STARTTLS, STLS or AUTH it speaks TLS.
     """

@@ -166,7 +166,7 @@ def test_unknown_dictionary_costs_little_after_a_look(
     assert not spent
 
 
-def test_folder_of_many_releases_is_kept_in_part(
+def test_folder_of_many_releases_is_read_in_part(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"f{number}.{place}a1b2c3d.js" for number in range(100) for place in range(2)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.programs import ProgramMissing
 
-_KEPT = Path(sys.prefix, "releases")
+_FOLDER = Path(sys.prefix, "releases")
 _PLOTLY = "plotly/package_data/plotly.min.js"
 _BOOTSTRAP = "flask_bootstrap/static/bootstrap5/{}/bootstrap.min.{}"
 _ADMIN = "django/contrib/admin/static/admin/css/base.css"
@@ -72,7 +72,7 @@ def wheel(package: str) -> Path:
 
     :raises ProgramMissing: if it cannot be had.
     """
-    folder = _KEPT / package.replace("==", "-")
+    folder = _FOLDER / package.replace("==", "-")
     if not list(folder.glob("*.whl")):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--disable-pip-version-check", "--only-binary=:all:", package]

@@ -131,7 +131,7 @@ class _Disk:
 
 
 def _initial(body: bytes) -> bytes:
-    """The answer to INIT: our version, and as much read-ahead as a disk gets."""
+    """The response to INIT: our version, and as much read-ahead as a disk gets."""
     _, _, _, flags = struct.unpack_from("=4I", body)
     flags &= _ASYNC_READ
     return struct.pack(

@@ -300,7 +300,7 @@ def test_line_after_a_method_is_set_uses_it(
     assert calls == [1]
 
 
-def test_line_is_kept_if_its_file_closes_meanwhile(own: Any, tmp_path: Path) -> None:
+def test_line_survives_if_its_file_closes_meanwhile(own: Any, tmp_path: Path) -> None:
     """As a new logging configuration may do in another thread."""
     log, _ = own()
     log.access_log.handlers[0].close()

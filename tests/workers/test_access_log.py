@@ -56,7 +56,7 @@ BODIES: dict[str, Callable[[Path], Iterable[bytes]]] = {
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("length", [True, False])
-@pytest.mark.parametrize("when", ["before the head", "after the head"])
+@pytest.mark.parametrize("when", ["before the headers", "after the headers"])
 def test_access_log_omits_bytes_for_client_that_left(
     make_stepped: MakeStepped, tmp_path: Path, body: str, length: bool, when: str
 ) -> None:
@@ -67,7 +67,7 @@ def test_access_log_omits_bytes_for_client_that_left(
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         headers = [("Content-Length", str(size + 6))] if length else []
         write = start_response("200 OK", headers)
-        if when == "after the head":
+        if when == "after the headers":
             write(b"before")
         reset(client)
         return BODIES[body](path)
@@ -77,7 +77,7 @@ def test_access_log_omits_bytes_for_client_that_left(
     client.run_request()
     assert not stepped.log.errors
     # A first small block waits for the next one, unless a length is declared.
-    sent = 6 if when == "after the head" and length else 0
+    sent = 6 if when == "after the headers" and length else 0
     assert [logged for _, _, logged in stepped.log.requests] == [sent]
 
 

@@ -183,7 +183,7 @@ def test_term_during_a_reload_ends_all_workers(tmp_path: Path) -> None:
         assert log.count("Worker exiting") + log.count("was sent SIGTERM") == 3
 
 
-def test_one_worker_more_during_a_reload_is_kept(tmp_path: Path) -> None:
+def test_one_worker_more_during_a_reload_stays(tmp_path: Path) -> None:
     with gated(tmp_path) as app:
         app.shut()
         app.reload()
@@ -210,7 +210,7 @@ def test_slow_download_survives_worker_replacement() -> None:
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
 
 
-def test_kept_connections_do_not_delay_replacement() -> None:
+def test_idle_connections_do_not_delay_replacement() -> None:
     with (
         contextlib.ExitStack() as stack,
         fast_worker("--max-requests=20", "--keep-alive=60") as server,
@@ -414,18 +414,18 @@ def number():
     )
 
 
-@pytest.mark.parametrize("kept_in", ["attribute", "environment", "dict"])
+@pytest.mark.parametrize("stored_in", ["attribute", "environment", "dict"])
 @pytest.mark.parametrize("hook", ENDS)
 @pytest.mark.parametrize("by", ["max_requests", "reload"])
 def test_exit_of_old_worker_keeps_files_of_new(
-    tmp_path: Path, hook: str, by: str, kept_in: str
+    tmp_path: Path, hook: str, by: str, stored_in: str
 ) -> None:
     configuration = FILES + f"{ENDS[hook]}\n    os.unlink(f'live-{{worker.number}}')\n"
-    if kept_in != "attribute":
+    if stored_in != "attribute":
         if hook == "child_exit":  # it runs in the arbiter
             configuration = configuration.replace("worker.number}')", "server.ages[worker.age]}')")
         configuration = by_environment(configuration)
-    if kept_in == "dict":  # the worker reads it after the fork
+    if stored_in == "dict":  # the worker reads it after the fork
         configuration = configuration.replace("def give(", "def post_fork(")
         configuration = configuration.replace("    give(server, worker)\n", "")
     options = ("--max-requests=100",) if by == "max_requests" else ()

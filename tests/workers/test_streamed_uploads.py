@@ -130,7 +130,7 @@ def test_client_leaving_an_upload_releases_the_thread(client: Client, leave: str
     ],
     ids=["length", "chunked"],
 )
-@pytest.mark.parametrize("cut", ["one record", "after the head", "in the body"])
+@pytest.mark.parametrize("cut", ["one record", "after the headers", "in the body"])
 def test_request_after_unread_body_is_answered(
     connection: Connection, framing: bytes, cut: str, tmp_path: Path
 ) -> None:
@@ -141,7 +141,9 @@ def test_request_after_unread_body_is_answered(
         b"POST /ignore_body%b HTTP/1.1\r\nHost: a\r\n" % bytes(arrived) + headers + b"\r\n\r\n"
     )
     following = b"GET /small/5 HTTP/1.1\r\nHost: a\r\n\r\n"
-    place = {"one record": 0, "after the head": len(headers), "in the body": len(headers) + 4}[cut]
+    place = {"one record": 0, "after the headers": len(headers), "in the body": len(headers) + 4}[
+        cut
+    ]
     data = headers + body + following
     if place:
         connection.send(data[:place])

@@ -43,7 +43,7 @@ class AppResponse:
     They are forwarded to the server when the app has returned and its body was classified, at the
     first write(), or at once if a lazy app calls start_response from inside its iterator (`holds`
     is False by then). Our own servers check headers as they send them. So theirs are checked here
-    in the same way, and passed on as a :class:`~..http.headers.ResponseStart`, which no one checks
+    in the same way, and passed on as a :class:`~..http.fields.ResponseStart`, which no one checks
     again.
 
     :param app: named in errors.

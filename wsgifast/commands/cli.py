@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         # Output that cannot be written is dropped. Python would try again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the reader of our output, such as `headers`, has ended
+        if error.errno == errno.EPIPE:  # the reader of our output, such as `head`, has ended
             return STATUS_CUT_OFF
         show(f"wsgifast: {error.strerror}", error=True)
         return STATUS_USAGE

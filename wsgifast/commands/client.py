@@ -101,7 +101,7 @@ class HTTPClient:
     """Requests from one server, on one connection each or on a shared one.
 
     :param headers: for every request.
-    :param limit_s: seconds for one answer.
+    :param limit_s: seconds for one response.
     """
 
     def __init__(
@@ -235,7 +235,9 @@ class HTTPClient:
             reason = getattr(error, "strerror", None) or error or type(error).__name__
             response = received()
             if isinstance(error, TimeoutError):
-                reason = f"no {'end of the ' if response else ''}answer within {self._limit_s:g} s"
+                reason = (
+                    f"no {'end of the ' if response else ''}response within {self._limit_s:g} s"
+                )
             elif not isinstance(error, OSError):
                 reason = f"the response is not HTTP ({reason})"
             raised = NoResponse(f"{where}: {reason}")

@@ -167,7 +167,7 @@ class ResponseCoding:
         """Return If-None-Match and If-Match with the app's own tags in place of ours.
 
         In a GET, If-None-Match is changed only for tags of the coding that this request would get,
-        because a cache with another coding must not be told to send that one. If-Match asks whether
+        because a cache with another coding must not send that one. If-Match asks whether
         the app's own state is the one that the client has seen, in any coding. If-Range does not
         change. A part of the app's body does not fit a part of a compressed one, so the app has to
         send all of it. The tag of a file's copy stays beside the original, because the app may be a

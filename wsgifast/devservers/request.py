@@ -51,7 +51,7 @@ class CheckedLines:
         if not line.endswith(b"\n"):
             if len(line) == limit:
                 return line  # too long: the parser answers that
-            raise EOFError("the client left in the middle of a request's head")
+            raise EOFError("the client left in the middle of a request's headers")
         if not _HEADER_LINE.fullmatch(line):
             raise MalformedRequest("A line that is no header")
         return line.rstrip(b" \t\r\n") + b"\r\n"  # 5.1: white space ends no value

@@ -27,8 +27,8 @@ from .conditions import (
 )
 from .ranges import ByteRange, content_range, multipart_headers, new_boundary, parse_range
 
-# Headers about the content (RFC 9110, section 8), for answers without it. All others stay: cookies,
-# CORS, caching and security headers apply to any status.
+# Headers about the content (RFC 9110, section 8), for responses without it. All others stay.
+# Cookies, CORS, caching and security headers apply to any status.
 _OF_THE_BODY = frozenset(
     {"content-type", "content-encoding", "content-language", "content-length", "content-range"}
     | {"content-md5", "content-digest"}

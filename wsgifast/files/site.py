@@ -229,7 +229,7 @@ def _answer(
     """Answer with an open file, or with a cached one.
 
     :param source: the file that was selected for the request.
-    :param file: None for a cached one. The answer is None if that has changed, or if a copy of it
+    :param file: None for a cached one. The response is None if that has changed, or if a copy of it
         would have to be made.
     """
     digest = None if conditions.dictionary is None else found.wanted_dictionary(conditions)
@@ -292,5 +292,5 @@ def _text_plan(status: int, text: str, *headers: Header) -> Plan:
 
 _MISSING = _text_plan(404, "Not Found\n")
 _FORBIDDEN = _text_plan(403, "Forbidden\n")
-# The answer of a site without an app to methods other than GET and HEAD.
+# The response of a site without an app to methods other than GET and HEAD.
 NOT_ALLOWED = _text_plan(405, "Method Not Allowed\n", ("Allow", "GET, HEAD"))

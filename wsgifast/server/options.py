@@ -17,7 +17,7 @@ class Options:
     :ivar threads: how many apps run at once.
     :ivar worker_connections: the most open connections.
     :ivar max_keepalived: with more open connections, each is closed after its response.
-    :ivar keepalive_s: how long an idle connection is kept open.
+    :ivar keepalive_s: how long an idle connection stays open.
     :ivar graceful_timeout_s: how long requests may take to finish when the server ends.
     :ivar has_other_workers: whether other processes accept from the same listeners.
     :ivar sendfile: whether to use sendfile.

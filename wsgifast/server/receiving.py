@@ -280,7 +280,7 @@ class Receiver:
         :raises RequestError: if there is none left.
         """
         if size > _SMALL_HEADER_BYTES and not self._header_memory.grow_to(size):
-            raise RequestError(503, "There is no memory left for the request's head")
+            raise RequestError(503, "There is no memory left for the request's headers")
 
     def _parse(self, data: bytes) -> str:
         parser = self.parser

@@ -41,7 +41,7 @@ class Shared:
     :ivar bodies_on_disk: counts the bytes of request bodies in temporary files.
     :ivar input_memory: counts the bytes of requests in memory that are incomplete, or wait for a
         thread.
-    :ivar keepalive_s: how long an idle connection is kept open. It is shorter once the server ends.
+    :ivar keepalive_s: how long an idle connection stays open. It is shorter once the server ends.
     :ivar is_draining: readiness fails, and connections are closed after their responses. New ones
         are still accepted.
     :ivar is_ending: clients should make their next requests elsewhere.

@@ -117,7 +117,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         if background and not is_plain_socket(sock):
             raise ConfigurationError(
                 f"two threads may not use a {type(sock).__module__}.{type(sock).__name__} at once: "
-                "pass background=False, and flush() before you wait for an answer"
+                "pass background=False, and flush() before you wait for a response"
             )
         self._sock = sock
         self._window_ns = int(window_us * 1000)

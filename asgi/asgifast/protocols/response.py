@@ -400,7 +400,7 @@ class Response(BodyOutput):
         run = requested.byte_range(size, self._declared())
         if run.offset + run.size > size:
             logger.error(
-                "%s has %d bytes where its head says %d: it has shrunk, or %s",
+                "%s has %d bytes where its headers say %d: it has shrunk, or %s",
                 requested.path, size, run.offset + run.size, UNKNOWN_PATHSEND,
             )  # fmt: skip
         return run

@@ -332,7 +332,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             if self._is_over_limit(sys.exc_info()[1]):
-                self._refuse_headers(RequestError(431, "The request's head is too large"))
+                self._refuse_headers(RequestError(431, "The request's headers are too large"))
             else:
                 super().send_400_response(msg)  # type: ignore[misc]
         elif cycle.more_body and getattr(self, "pipeline", None):

@@ -143,7 +143,7 @@ class Locust:
 
     def _answer(self, process: subprocess.Popen[str]) -> Any:
         assert process.stdout is not None  # a pipe, as above
-        # Each answer is one line, so that none waits in Python's buffer.
+        # Each response is one line, so that none waits in Python's buffer.
         while not select.select([process.stdout], [], [], _LOOK_S)[0]:
             # The master knows a worker only after it has connected.
             if any(worker.poll() is not None for worker in self._workers):

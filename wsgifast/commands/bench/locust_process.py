@@ -84,7 +84,7 @@ class DownloadUser(FastHttpUser):
 
         A repeated request would hide that the server did not respond to the first.
 
-        A redirection is a response like any other: nothing but the server is asked.
+        A redirection is a response like any other: nothing but the server is requested.
 
         :param name: in Locust's tables. By default the path.
         :param expected: the size that the body must have. Another size is a failure.
@@ -318,7 +318,7 @@ class _Master:
             text = _error_text(each.to_name().partition(": ")[2])
             errors[text] = errors.get(text, 0) + each.occurrences
         if not reports:
-            errors["no end of the answer"] = 1
+            errors["no end of the response"] = 1
         count = good.num_requests
         times = {p: good.get_response_time_percentile(p / 100) / CLOCK * 1e3 for p in (50, 95, 99)}
         return {

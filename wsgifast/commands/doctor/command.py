@@ -170,7 +170,7 @@ def _examined(options: argparse.Namespace) -> Report:
 
 
 def _allow(options: argparse.Namespace) -> bool | Allow:
-    """Whether to request endpoints that may change something. On a terminal a person is asked.
+    """Whether to request endpoints that may change something. On a terminal the user decides.
 
     There is no question about named paths, because nothing else is requested then.
     """

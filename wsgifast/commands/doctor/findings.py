@@ -134,7 +134,7 @@ _WAYS = {"sendfile": "by sendfile", "pathsend=True": "by sendfile"}
 # A coding does not shrink a body if its result is above this share of it. Small ones never shrink.
 _HARDLY_SMALLER = 0.95
 _SMALL_BYTES = 1000
-# A compressed copy that is kept costs no more than the file. One made for each request costs more,
+# A cached compressed copy costs no more than the file. One made for each request costs more,
 # by little if the file shrinks easily.
 _COSTS_MORE = 1.1
 
@@ -348,7 +348,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
 
 
 def _body(seen: Observation) -> BodySeen:
-    """The facts that the rule needs."""
+    """The values that the rule needs."""
     raw, sent_as = seen.raw, seen.wrapped.sent_as
     is_events = is_event_stream(raw.headers)
     if raw.by_sendfile:

@@ -82,7 +82,7 @@ class CompressedSize:
 # The bytes that servers send before they wait for the client: ten packets (RFC 6928). A smaller
 # body arrives no sooner if it is compressed, or replaced by a 304.
 LARGE_BYTES = 10 * 1460
-# How much of a body is kept, to be read as a page or an OpenAPI document, which have a few MB at
+# How much of a body is stored, to be read as a page or an OpenAPI document, which have a few MB at
 # most, and to be compressed.
 MAX_STORED_BYTES = 8 * 1024 * 1024
 
@@ -176,8 +176,8 @@ class Observation:
     :ivar compressed_sizes: by content coding, the compressed size of a large body that a browser
         gets uncompressed.
     :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)), "sendfile" or
-        "pathsend=True" (ASGIFast(pathsend=True) if it is not offered by default). Also "coded", for
-        a file that a browser gets compressed.
+        "pathsend=True" (ASGIFast(pathsend=True) if it is not offered by default). Also
+        `coded`, for a file that a browser gets compressed.
     :ivar changes: the differences of the wrapped app's response, each time that both were
         requested. In a few words, by "failure", "status", "coding", "body", "size", or "header ..."
         with its name.

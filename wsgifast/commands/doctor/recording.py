@@ -93,7 +93,7 @@ class RecordedRequest:
         self.recording.headers = list(headers)
 
     def _send_headers(self) -> Framing:
-        """Send the headers, if that has not been done.
+        """Send the headers, if they have not been sent.
 
         :raises WSGIFastError: if the app has not begun a response.
         """

@@ -90,7 +90,7 @@ def given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
 
 
 def wanted_options(options: argparse.Namespace, loaded: Loaded) -> list[str]:
-    """Return the options of WSGIFast and ASGIFast that were asked for, and are off by default.
+    """Return the options of WSGIFast and ASGIFast that are set here, and off by default.
 
     :raises ConfigurationError: if the app is wrapped already. It names the way out.
     """

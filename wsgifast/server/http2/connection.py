@@ -49,7 +49,7 @@ from .frames import ALL_STREAMS, PlainRequest, PriorityUpdate, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
 from .stream import MOST_RECEIVED_BYTES, READY, Stream, StreamedUpload
 
-# With more unsent bytes than this, nothing is received: the client does not read our answers.
+# With more unsent bytes than this, nothing is received: the client does not read our responses.
 _MOST_UNSENT_BYTES = 128 * 1024
 # Bytes of one receive: a TLS record (RFC 8446 section 5.1).
 _RECEIVE_BYTES = 16 * 1024

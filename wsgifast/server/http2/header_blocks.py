@@ -248,9 +248,9 @@ class Decoder:
             fields.append(field)
             size += len(field[0]) + len(field[1]) + _ENTRY_BYTES
             if size > self.max_header_list_size:
-                raise hpack.OversizedHeaderListError(f"a head of more than {size} bytes")
+                raise hpack.OversizedHeaderListError(f"headers of more than {size} bytes")
             if len(fields) > self._most_fields:
-                raise hpack.OversizedHeaderListError(f"{len(fields)} fields in one head")
+                raise hpack.OversizedHeaderListError(f"{len(fields)} fields in one header list")
         if table.maxsize > self.max_allowed_table_size:
             raise hpack.InvalidTableSizeError("the table has not become smaller")
         return fields
