@@ -1,4 +1,4 @@
-"""What clients send, apps that answer, and what tests of connections measure."""
+"""Requests of clients, apps that respond, and measurements for tests of connections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CLIENT_ENDS = ("leaves", "slow", "cut off", "closed", "read")
 
 
 def end_client(stepped: SteppedWorker, client: Client, how: str) -> bytes:
-    """End a client that is being sent to, in one of CLIENT_ENDS. Return what it has read.
+    """End a client during its response, in one of CLIENT_ENDS. Return the bytes that it has read.
 
     :param how: "cut off" and "closed" are the server's doing.
     """

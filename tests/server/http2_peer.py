@@ -21,7 +21,7 @@ from tests.workers.stepped_worker import Client as SocketClient
 from wsgifast.server.channel import CLOSED, LINGERING
 from wsgifast.server.http2.connection import HTTP2Connection
 
-# What a worker needs to speak it; over TLS it is agreed on by ALPN.
+# The settings of a worker for HTTP/2. Over TLS it is negotiated by ALPN.
 HTTP2 = {"http_protocols": "h2,h1"}
 NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, CANCEL, REFUSED = 0, 1, 2, 8, 7
 ENHANCE_YOUR_CALM = 11
@@ -69,7 +69,7 @@ class Peer(http2.Client):
         return self.socket.near.state in (LINGERING, CLOSED)
 
     def run(self) -> None:
-        """Send what there is, have the worker do all that there is to do, and take what comes."""
+        """Send all bytes, have the worker do all of its work, and receive its bytes."""
         while True:
             self.send_only()
             self.stepped.run()
@@ -111,7 +111,7 @@ class Peer(http2.Client):
         self.run()
 
     def receive(self) -> None:
-        """Take what has come. The worker does nothing."""
+        """Receive the bytes that have arrived. The worker does nothing."""
         self.take(self.socket.receive_all_there_is())
 
     def get(self, *args: object, **options: object) -> http2.Response:
@@ -151,7 +151,7 @@ class Peer(http2.Client):
         self.stepped.run()
 
     def serve_elsewhere(self) -> None:
-        """Send, and do what another thread does with that while an app runs in this one."""
+        """Send, and do the work of another thread while an app runs in this one."""
         self.send_only()
         server = self.stepped.server
         server.pool.poll_events(0)
@@ -161,7 +161,7 @@ class Peer(http2.Client):
                 self.stepped.response(job)
 
     def wait_for_disk(self, condition: Callable[[], bool]) -> None:
-        """A disk thread may bring what comes next: run until it has."""
+        """A disk thread may bring the next bytes: run until it has."""
 
         def holds() -> bool:
             self.run()
@@ -216,7 +216,7 @@ def raw_headers(
     """The HEADERS frame of a peer's next request, which nobody has checked.
 
     :param fields: a GET by default.
-    :param before: what the block begins with, as HPACK has it, and `more`: what it ends with.
+    :param before: the beginning of the block, as HPACK has it, and `more`: its end.
     :param priority: as in a PRIORITY frame.
     """
     if fields is None:

@@ -37,7 +37,7 @@ from wsgifast.workers.worker import FastWorker
 OPTIONS = options_of(FastWorker, Settings(Config()))
 CONTENT = os.urandom(1 << 20)
 SIZE = 8 * 1024 * 1024
-# What is written: how, how many bytes, from which offset on; and whether the client reads then.
+# A write: how, how many bytes, from which offset on, and whether the client reads then.
 Pieces = list[tuple[str, int, int, bool]]
 TLS = tuple[ssl.SSLContext, ssl.SSLContext]  # of the server and of the client
 MakeNear = Callable[..., "Near"]
@@ -188,7 +188,7 @@ class Near:
         return data
 
     def receive_rest(self, size: int) -> bytes:
-        """Receive what is left of the output, of so many bytes. The queue goes on meanwhile."""
+        """Receive the remaining output, of so many bytes. The queue goes on meanwhile."""
         received = b""
         while self.queue.draining:
             received += self.receive(size - self.queue.bytes_left() - len(received))
@@ -245,7 +245,7 @@ def tls() -> TLS:
 
 @pytest.fixture
 def make_near() -> Iterator[MakeNear]:
-    """Makes queues with their clients, of rules or of what :func:`rules` takes."""
+    """Makes queues with their clients, of rules or of the arguments of :func:`rules`."""
     with contextlib.ExitStack() as stack:
 
         def make(shared: OutputRules | None = None, tls: TLS | None = None, **more: Any) -> Near:

@@ -184,7 +184,7 @@ def _within(name: str) -> Any:
 
 
 class Monitored:
-    """A pool without threads. What tests need of a pool within is all in here.
+    """A pool without threads. All uses of a pool's internals in tests are here.
 
     :ivar at_pause: called each time that the monitor waits; `at_poll`, when a member polls (None:
         time goes by); `at_tick`, at each tick, `at_saturation`, `at_queued` and `at_taking`: the

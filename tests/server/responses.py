@@ -17,7 +17,7 @@ Ask = Callable[..., "Received"]
 
 
 class Received:
-    """What came back of one request, and what the worker had to say about it."""
+    """The response to one request, and the worker's log lines about it."""
 
     def __init__(self, stepped: SteppedWorker, client: Client) -> None:
         self.stepped = stepped

@@ -126,7 +126,7 @@ def of_size(size: int) -> Callable[[Watched], Any]:
 
 
 def wait_until_closed(stepped: SteppedWorker, watched: Watched, times: int = 1) -> None:
-    """Let disk threads bring what they read."""
+    """Let disk threads bring the bytes that they read."""
 
     def is_closed() -> bool:
         stepped.run()

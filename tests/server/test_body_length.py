@@ -14,7 +14,7 @@ from tests.server.http2_peer import Begin
 
 
 class App:
-    """Notes what the environ says of the body, and the body."""
+    """Records the environ's keys about the body, and the body."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str | None, str | None, bytes]] = []
@@ -70,7 +70,7 @@ def test_body_of_stream_has_its_length(begin: Begin, blocks: list[bytes], declar
     ("coding", "seen"),
     [
         *((c, ("5", None)) for c in ("chunked", "Chunked", "identity, chunked", "chunked , ")),
-        ("gzip, chunked", (None, "gzip, chunked")),  # what is left on the body
+        ("gzip, chunked", (None, "gzip, chunked")),  # the remaining codings of the body
     ],
 )
 def test_codings_beside_framing_alone_are_reported(

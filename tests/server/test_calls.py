@@ -31,7 +31,7 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: a.example\r\nUser-Agent: test\r\nAccept: */*
 # Of which the first ones fill caches.
 REQUESTS, FIRST = 60, 20
 MOST_CALLS, MOST_FILES = 38, 14
-# What metrics may add; and health checks, shedding by queue time and deadlines together.
+# The most calls that metrics may add, and health checks, shedding and deadlines together.
 METRICS_CALLS = 2
 OPERATORS_CALLS = 3
 

@@ -1,4 +1,4 @@
-"""One connection through its states: what an event does in each, and the end of its time.
+"""One connection through its states: the effect of an event in each, and its deadline.
 
 One event at a time, in the test's own thread. See workers/stepped_worker.py.
 """
@@ -136,7 +136,7 @@ def test_client_that_takes_nothing_is_given_up(make_stepped: MakeStepped) -> Non
     assert client.is_in(CLOSED)
     ((_, status, size),) = stepped.log.requests
     assert status == "200 OK"
-    assert 0 < size < LARGE  # what the client cannot have got is not counted
+    assert 0 < size < LARGE  # bytes that cannot have reached the client are not counted
 
 
 def test_client_taking_nothing_is_an_error_to_the_app(make_stepped: MakeStepped) -> None:

@@ -1,4 +1,4 @@
-"""How a connection ends, and what is left of it; and a kernel that refuses."""
+"""How a connection ends, which resources remain, and a kernel that refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOO_LARGE = KNOWN.replace(b"10", b"9" * 11)
 
 
 def test_refusal_arrives_while_client_sends_on(stepped: SteppedWorker) -> None:
-    """A socket that is closed with something unread resets what it has sent."""
+    """A socket that is closed with unread bytes resets its connection, and sent bytes are lost."""
     client = stepped.begin(NONSENSE + bytes(10_000))
     client.run(bytes(10_000))
     assert client.is_in(LINGERING)
@@ -162,7 +162,7 @@ def test_closing_gives_everything_back_once(stepped: SteppedWorker) -> None:
 def test_idle_connection_keeps_little_memory(stepped: SteppedWorker) -> None:
     count = 50
     pairs = [socket.socketpair() for _ in range(count)]
-    stepped.begin()  # what is made once
+    stepped.begin()  # so that objects of the first call exist
     with contextlib.ExitStack() as stack:
         for near, far in pairs:
             stack.callback(near.close)

@@ -1,4 +1,4 @@
-"""What a connection receives: requests one after the other, bodies, and what an event reports."""
+"""A connection receives requests one after the other, bodies, and reports of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections with TLS: what one record brings, the handshake, and the goodbye."""
+"""Connections with TLS: the bytes of one record, the handshake, and the goodbye."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_tls_requests_in_one_record_are_all_answered(tls_bench: MakeStepped) -> 
         assert client.read_response().body == body
         assert client.read_response().body == b"end"
         client.run(headers % (size + 1))
-        # The body is received for itself, and what follows it is decrypted then.
+        # The body is received by itself, and the bytes after it are decrypted then.
         client.run(b"b" + body + headers % 3 + b"end")
         assert client.read_response().body == b"b" + body
         assert client.read_response().body == b"end"
@@ -218,7 +218,7 @@ def test_bytes_of_a_tls_record_give_no_more_time(tls_bench: MakeStepped) -> None
 
 def test_tls_connection_ends_with_a_goodbye(tls_bench: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        assert environ["gunicorn.socket"].pending() == 0  # what only a TLS socket has
+        assert environ["gunicorn.socket"].pending() == 0  # a method of TLS sockets alone
         return echo(environ, start_response)
 
     stepped = tls_bench(app, keepalive=0)

@@ -1,4 +1,4 @@
-"""What a server reports of itself: connections by state, what waits, and what it has counted."""
+"""Reports of a server: connections by state, waiting requests, and counters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_connections_are_counted_by_state(make_stepped: MakeStepped) -> None:
     stepped.begin(b"")
     stepped.begin(b"GET / HT")
     stepped.begin(KNOWN + b"01234")
-    stepped.begin()  # takes nothing of what is sent
+    stepped.begin()  # receives nothing of its response
     stepped.begin(b"nonsense\r\n\r\n")
     values = gauges_of(stepped.server)
     connections = {"idle": 1, "head": 1, "body": 1, "sending": 1, "closing": 1}

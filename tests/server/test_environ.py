@@ -87,7 +87,7 @@ def made(
     cfg: Any, headers: bytes, peer: object, server: object, parser: str = "gunicorn"
 ) -> dict[str, Any]:
     factory = EnvironFactory(environ_part(cfg))
-    # Twice, as on one connection: what was learnt changes nothing.
+    # Twice, as on one connection: the caches of the first time change nothing.
     connection = connected("a socket", peer, server)
     first = factory.make(exchanged(cfg, headers, peer, parser), connection)
     assert factory.make(exchanged(cfg, headers, peer, parser), connection) == first

@@ -1,4 +1,4 @@
-"""HTTP/2: streams that are reset, and what a client may not do too often."""
+"""HTTP/2: streams that are reset, and frames that a client may not send too often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HPACK: our encoder and decoder understand hpack's, and refuse what it refuses."""
+"""HPACK: our encoder and decoder understand hpack's, and refuse the same blocks."""
 
 from __future__ import annotations
 

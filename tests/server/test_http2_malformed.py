@@ -21,7 +21,7 @@ POST = [(":method", "POST"), *GET[1:]]
 
 
 class Recording:
-    """An app that keeps what reaches it."""
+    """An app that records its requests."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

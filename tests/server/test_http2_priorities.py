@@ -215,6 +215,6 @@ def test_small_response_overtakes_a_download() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    # Of the download, what the link's own queue has, and what the kernel could not send yet.
+    # Bytes of the download in the link's own queue, and in the kernel.
     between = sorted(int(line) for line in done.stdout.split())
     assert between[len(between) // 2] < 120_000, between

@@ -1,4 +1,4 @@
-"""HTTP/2: with the short ways around h2, a connection does what it does with h2 alone."""
+"""HTTP/2: with the short ways around h2, a connection behaves as with h2 alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OnlyH2(Frames):
 
 
 class Side:
-    """A server's connection, and what is seen of it."""
+    """A server's connection, and its visible effects."""
 
     def __init__(self, kind: type[Frames]) -> None:
         self.frames = kind(OPTIONS, lambda frame: None)

@@ -34,7 +34,7 @@ def test_uploads_of_a_connection_share_memory(begin: Begin) -> None:
         peer.ask(method="POST", body=bytes(10_000), ends=False)
         peer.run()
     assert peer.streams == 100
-    # All but what is in memory.
+    # All bytes but those in memory.
     assert 800_000 < peer.stepped.server.shared.bodies_on_disk.used_bytes < 1_000_000
 
 

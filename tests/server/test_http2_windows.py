@@ -1,4 +1,4 @@
-"""HTTP/2: clients that take little, or nothing, of what is sent."""
+"""HTTP/2: clients that receive little or nothing of their responses."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_stream_sent_whole_as_app_ends_is_not_lost(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_all(output: StreamOutput, buffers: Sequence[bytes | memoryview]) -> None:
-        if not buffers:  # what is delayed, at the end
+        if not buffers:  # the delayed bytes, at the end
             peer.open(LARGE, 1)
             peer.serve_elsewhere()
         OutputQueue.write_all(output, buffers)

@@ -187,7 +187,7 @@ def test_tls_file_for_slow_client_uses_no_memory(make_near: MakeNear, tls: TLS, 
 def test_tls_file_leaving_memory_is_read_by_a_thread(
     make_near: MakeNear, tls: TLS, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what comes behind it: TLS wants what it has refused once more, smaller pieces too."""
+    """The next bytes arrive too. TLS needs refused bytes once more, also smaller pieces."""
     near, data = make_near(tls=tls), os.pread(file, SIZE - 1, 0)
     near.queue.write_file(b"", file, 0, SIZE - 1)
     assert near.queue.draining
@@ -256,7 +256,7 @@ def test_nothing_follows_what_an_error_has_dropped(
         write(near, content)
     near.queue.flush()
     assert near.receive_all_there_is() == b""
-    # For the log: what the response would have had, and why it ended, whatever comes then.
+    # For the log: the size of the whole response, and why it ended.
     near.queue.fail(ClientGone("closed"))
     assert near.queue.bytes_left() == left + more
     assert "took no byte" in str(near.queue.error)

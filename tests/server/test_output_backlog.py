@@ -111,7 +111,7 @@ def test_output_of_usual_size_stays_in_memory(content: int) -> None:
         near.queue.write(bytes(10_000))
         assert memory.used_bytes == 10_000
         assert len(open_descriptors() - descriptors) == 1
-        near.queue.write(bytes(10_000))  # and now it is in a file, in one run with what follows
+        near.queue.write(bytes(10_000))  # and now it is in a file, in one run with the next bytes
         near.queue.write(bytes(10_000))
         assert memory.used_bytes == 10_000
         assert len(open_descriptors() - descriptors) == 2
@@ -277,7 +277,7 @@ def test_client_must_take_some_bytes_a_second(make_near: MakeNear, clock: Clock)
     clock.now += 59.0
     near.receive(50_000)
     queue.on_writable()
-    # It has a minute for the next byte; and no longer than what it has taken has earned.
+    # It has a minute for the next byte, and no longer than its received bytes have earned.
     assert near.deadlines[-1] == min(1119.0, 1060.0 + (left - queue.bytes_left()) / 500.0)
     clock.now += 59.0
     queue.on_writable()  # which finds no room: nothing is earned

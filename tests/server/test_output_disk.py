@@ -1,4 +1,4 @@
-"""The output queue over files on a disk: who waits for it, and what happens when it fails."""
+"""The output queue over files on a disk: who waits for it, and its failures."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def poller(request: pytest.FixtureRequest) -> Iterator[Poller]:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """A connected pair: what the second sends makes the first readable; both can be written to."""
+    """A connected pair: bytes of the second make the first readable. Both are writable."""
     near, far = socket.socketpair()
     with near, far:
         yield near, far
@@ -345,7 +345,7 @@ def test_poller_is_of_epoll_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
         assert type(poller) is PollPoller
 
 
-# epoll alone: listeners that several processes share, and what the kernel reports in parts.
+# epoll alone: listeners that several processes share, and events reported in parts.
 
 
 @pytest.fixture
@@ -356,7 +356,7 @@ def listener() -> Iterator[socket.socket]:
 
 
 def test_pollers_of_a_listener_take_turns(listener: socket.socket) -> None:
-    """Two pollers are to the kernel what two processes are."""
+    """To the kernel, two pollers are like two processes."""
     pollers = [EpollPoller(), EpollPoller()]
     fd = listener.fileno()
     woken: list[int] = []

@@ -100,7 +100,7 @@ def test_spare_receives_for_a_pool_that_is_all_in_apps(harness: Harness) -> None
         wait_for(lambda: SPARE in harness.received_in, "a spare receives", PATIENCE_S)
         assert harness.pool.saturated
         assert not any(event.is_set() for event in late)  # and waits for a thread of the pool
-        # Requests that wait do not keep it from what comes next.
+        # Waiting requests do not delay later work.
         assert harness.sees_an_event()
         assert harness.sees_an_event(push=True)
         gates[0].release()

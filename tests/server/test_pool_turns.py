@@ -111,7 +111,7 @@ def test_turn_changes_number_before_it_is_seen_busy(monitored: Monitored) -> Non
     member = monitored.first
 
     class Looked:
-        """A member; notes what the monitor could see at each change."""
+        """A member. It records the state that the monitor could see at each change."""
 
         busy: bool
         turn: int
@@ -182,7 +182,7 @@ def test_deferred_items_run_between_two_polls(
     events += [(12, READ), (13, WRITE)]
     turns(0.0)
     assert taken[-6:-4] == [(12, READ), (13, WRITE)]
-    # Each once, also what comes there again. A poll that finds nothing ends it.
+    # Each once, also items that come there again. A poll that finds nothing ends it.
     pool.deferred.clear()
     again = 0
 

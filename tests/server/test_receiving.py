@@ -1,4 +1,4 @@
-"""The receiver gets requests in any pieces, and says what to do next and what to store."""
+"""The receiver gets requests in any pieces, and returns the next step and the bytes to store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client gets when its request is not served, and what becomes of the connection."""
+"""Responses to requests that are not served, and the end of the connection."""
 
 from __future__ import annotations
 

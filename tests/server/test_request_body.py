@@ -33,7 +33,7 @@ def known(length: int, spool: Spool) -> BodyCollector:
 
 
 def collect(collector: BodyCollector, data: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
-    """Give a collector what a socket would hand out. Return the body, and what is left of that."""
+    """Give a collector the bytes of a socket. Return the body and the remaining bytes."""
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     pieces = [data[a:b] for a, b in itertools.pairwise(places)]
     while not collector.decoder.done:

@@ -28,7 +28,7 @@ Response = Callable[["App", dict[str, Any], Any], Any]
 
 
 class App:
-    """An app, and what it has seen of its requests, by weak references.
+    """An app, and weak references to the objects of its requests.
 
     :ivar seen: of all requests.
     """
@@ -49,7 +49,7 @@ class App:
 
     @property
     def alive(self) -> list[Any]:
-        """Where a test fails, what still refers to it can be looked up from here."""
+        """If a test fails, the remaining references can be found from here."""
         return [thing for ref in self.seen if (thing := ref()) is not None]
 
 

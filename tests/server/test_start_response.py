@@ -1,4 +1,4 @@
-"""start_response, byte by byte: its rules, what is refused, and the headers that it makes."""
+"""start_response, byte by byte: its rules, its refusals, and the headers that it makes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Again:
         return iter(self._blocks)
 
 
-# What each app does wrong, and what its error says.
+# The mistake of each app, and the text of its error.
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "a number for a status": (responses((), status=200), "status is 200; give a str such as"),
     "bytes for a status": (responses((), status=b"200 OK"), "status is b'200 OK'; give a str"),

@@ -262,7 +262,7 @@ def test_receives_are_limited_in_size(ends: Ends, monkeypatch: pytest.MonkeyPatc
     assert body.readinto(buffer[:1]) == 1
     assert sizes == [256 * 1024, 16 * 1024]
     assert ends.body(5).read(100) == b"x"
-    assert sizes[2:] == [5]  # never a byte of what follows
+    assert sizes[2:] == [5]  # never a byte of the next request
 
 
 @pytest.mark.parametrize("timeout_s", [1e300, float("inf")])

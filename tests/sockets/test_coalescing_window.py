@@ -339,7 +339,7 @@ def test_writer_written_to_on_leaving_stays_watched() -> None:
             return self.looks < 2  # True: something came since the look
 
     watching, writer = Flusher(), Busy()
-    watching._watched[writer] = None  # type: ignore[index]  # what it does is all that counts
+    watching._watched[writer] = None  # type: ignore[index]  # only its behaviour counts
     pause = watching._look_at_all()
     assert pause is not None
     assert 0 < pause < 1
