@@ -27,6 +27,8 @@ CODE = ("wsgifast", "asgi", "tests", "loadtests")
 GUIDES = (DOCS / "how-to", DOCS / "moving", DOCS / "tutorial.md")
 # Of all pages in docs/.
 _MOST_WHATS = 25
+# Of the comments and docstrings of the packages, and of those of the tests.
+_MOST_WHATS_IN_CODE = 60
 
 # Everyday words that have a term of the field: headers, response, cached, compressed, logged, ...
 _UNWANTED = re.compile(
@@ -156,6 +158,19 @@ def test_code_has_few_semicolons_in_its_prose(folder: str) -> None:
                     if ";" in each:
                         with_semicolons.append(f"{path.name}: {each}")
     assert len(with_semicolons) <= 0.03 * sentences, "\n".join(with_semicolons)
+
+
+@pytest.mark.parametrize("folders", [("wsgifast", "asgi"), ("tests",)])
+def test_code_seldom_uses_a_clause_as_a_noun(folders: tuple[str, ...]) -> None:
+    found = [
+        text
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for source in (path.read_text(),)
+        for text in (*_docstrings(source), *_comments(source))
+        for _ in re.findall(r"\bwhat\b", text, re.IGNORECASE)
+    ]
+    assert len(found) <= _MOST_WHATS_IN_CODE, found
 
 
 @pytest.mark.parametrize("folder", CODE)
