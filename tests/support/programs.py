@@ -34,6 +34,7 @@ PACKAGES = {
     "systemd-analyze": "systemd",
     "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python, with uwsgi-core
     "wrk": "wrk",  # the load tests' client
+    "h2load": "nghttp2-client",  # and over HTTP/2
     "openssl": "openssl",
     "ip": "iproute2",  # makes links between network namespaces
     "valgrind": "valgrind",  # counts instructions
