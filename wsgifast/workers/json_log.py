@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from datetime import timedelta
@@ -26,7 +27,7 @@ from ..bodies.access_log import (
 )
 
 # The names of fields that are keys of the environ, and their beginnings in a line.
-_LOGGED = [(name, f',"{name}":') for name in LOGGED]
+_LOGGED = [*((name, f',"{name}":') for name in LOGGED), (TRACE_ID, ',"trace_id":')]
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
@@ -70,51 +71,13 @@ class JSONLogger(Logger):  # type: ignore[misc]
     def atoms(
         self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
     ) -> dict[str, Any]:
+        if type(self).fields is JSONLogger.fields:
+            return {"json": self._line(resp, environ, _microseconds(request_time))}
         return {"json": json_line(self.fields(resp, req, environ, request_time))}
 
     def line(self, resp: Any, req: Any, environ: dict[str, Any], seconds: float) -> str:
-        """Return the line of FastWorker's response to a request that took some seconds.
-
-        It is the line of :meth:`fields`, in less than half the time. Do not call it in a subclass.
-        """
-        path, _, query = sent_text(environ["RAW_URI"]).partition("?")
-        client = peer = environ["REMOTE_ADDR"]
-        if "HTTP_X_FORWARDED_FOR" in environ:
-            client = self._client(peer, environ["HTTP_X_FORWARDED_FOR"])
-        line = f'{json_start()},"process.pid":{os.getpid()}'
-        if client:
-            line += f',"client.address":{quoted[client]}'
-        if client != peer and peer:
-            line += f',"network.peer.address":{quoted[peer]}'
-        if "HTTP_AUTHORIZATION" in environ and (user := basic_user(environ["HTTP_AUTHORIZATION"])):
-            line += f',"user.name":{quoted[user]}'
-        if PATTERN in environ and (pattern := environ[PATTERN]) not in (None, ""):
-            line += f',"http.route":{json_value(pattern)}'
-        line += (
-            f',"http.request.method":{quoted[environ["REQUEST_METHOD"]]}'
-            f',"url.scheme":{quoted[environ["wsgi.url_scheme"]]}'
-        )
-        if path:
-            line += f',"url.path":{quoted[path]}'
-        if query:
-            line += f',"url.query":{quoted[query]}'
-        line += (
-            f',"network.protocol.version":{quoted[environ["SERVER_PROTOCOL"][5:]]}'
-            f',"http.response.status_code":{int(resp.status[:3])}'
-        )
-        if resp.sent or environ.get(SENT_AS) != "file" or SENDFILE_BYTES in environ:
-            line += f',"http.response.body.size":{resp.sent}'
-        if "HTTP_USER_AGENT" in environ and (agent := environ["HTTP_USER_AGENT"]):
-            line += f',"user_agent.original":{quoted[sent_text(agent)]}'
-        if "HTTP_REFERER" in environ and (referer := environ["HTTP_REFERER"]):
-            line += f',"http.request.header.referer":[{quoted[sent_text(referer)]}]'
-        line += f',"wsgifast.duration_us":{round(seconds * 1e6)}'
-        for name, start in _LOGGED:
-            if name in environ and (value := environ[name]) not in (None, ""):
-                line += f"{start}{value if type(value) is int else json_value(value)}"
-        if TRACE_ID in environ:
-            line += f',"trace_id":{json_value(environ[TRACE_ID])}'
-        return line + "}"
+        """Return the line of a request that took some seconds, without :meth:`fields`."""
+        return self._line(resp, environ, round(seconds * 1e6))
 
     def fields(
         self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
@@ -123,41 +86,58 @@ class JSONLogger(Logger):  # type: ignore[misc]
 
         Names are OpenTelemetry's where there is one (semantic conventions, HTTP attributes).
         """
+        fields: dict[str, Any] = json.loads(self._line(resp, environ, _microseconds(request_time)))
+        del fields["time"]
+        return fields
+
+    def _line(self, resp: Any, environ: dict[str, Any], duration_us: int) -> str:
+        """Return the line of a request: the only list of its fields.
+
+        It is text from the beginning, because a dictionary of the fields takes twice the time.
+        """
+        get = environ.get
+        client = peer = get("REMOTE_ADDR", "")
+        if forwarded := get("HTTP_X_FORWARDED_FOR"):
+            client = self._client(peer, forwarded)
+        path, _, query = sent_text(get("RAW_URI", "")).partition("?")
         status = resp.status
         if isinstance(status, (str, bytes)):
             status = int(status.split(None, 1)[0])
+        line = f'{json_start()},"process.pid":{os.getpid()}'
+        if client:
+            line += f',"client.address":{quoted[client]}'
+        if peer and peer != client:
+            line += f',"network.peer.address":{quoted[peer]}'
+        if (authorization := get("HTTP_AUTHORIZATION")) and (user := basic_user(authorization)):
+            line += f',"user.name":{quoted[user]}'
+        if pattern := get(PATTERN):
+            line += f',"http.route":{json_value(pattern)}'
+        if method := get("REQUEST_METHOD"):
+            line += f',"http.request.method":{quoted[method]}'
+        if scheme := get("wsgi.url_scheme"):
+            line += f',"url.scheme":{quoted[scheme]}'
+        if path:
+            line += f',"url.path":{quoted[path]}'
+        if query:
+            line += f',"url.query":{quoted[query]}'
+        if version := get("SERVER_PROTOCOL", "").partition("/")[2]:
+            line += f',"network.protocol.version":{quoted[version]}'
+        line += f',"http.response.status_code":{status}'
         sent = getattr(resp, "sent", None)
-        if not sent and environ.get(SENT_AS) == "file" and SENDFILE_BYTES not in environ:
-            sent = None  # gunicorn's own workers do not count bytes sent by sendfile
-        path, _, query = sent_text(environ.get("RAW_URI", "")).partition("?")
-        referer = environ.get("HTTP_REFERER")
-        client = peer = environ.get("REMOTE_ADDR", "")
-        if forwarded := environ.get("HTTP_X_FORWARDED_FOR"):
-            client = self._client(peer, forwarded)
-        fields = {
-            "process.pid": os.getpid(),
-            "client.address": client,
-            "network.peer.address": None if client == peer else peer,
-            "user.name": basic_user(environ.get("HTTP_AUTHORIZATION", "")),
-            "http.route": environ.get(PATTERN),
-            "http.request.method": environ.get("REQUEST_METHOD"),
-            "url.scheme": environ.get("wsgi.url_scheme"),
-            "url.path": path,
-            "url.query": query,
-            "network.protocol.version": environ.get("SERVER_PROTOCOL", "").partition("/")[2],
-            "http.response.status_code": status,
-            "http.response.body.size": sent,
-            "user_agent.original": sent_text(environ.get("HTTP_USER_AGENT", "")),
+        # gunicorn's own workers do not count bytes sent by sendfile.
+        is_counted = sent or get(SENT_AS) != "file" or SENDFILE_BYTES in environ
+        if sent is not None and is_counted:
+            line += f',"http.response.body.size":{sent}'
+        if agent := get("HTTP_USER_AGENT"):
+            line += f',"user_agent.original":{quoted[sent_text(agent)]}'
+        if referer := get("HTTP_REFERER"):
             # A list, as OpenTelemetry requires for any header.
-            "http.request.header.referer": [sent_text(referer)] if referer else None,
-            "wsgifast.duration_us": _microseconds(request_time),
-        }
-        for name in LOGGED:
-            if name in environ:
-                fields[name] = environ[name]
-        if TRACE_ID in environ:
-            fields["trace_id"] = environ[TRACE_ID]
-        return fields
+            line += f',"http.request.header.referer":[{quoted[sent_text(referer)]}]'
+        line += f',"wsgifast.duration_us":{duration_us}'
+        for name, start in _LOGGED:
+            if name in environ and (value := environ[name]) not in (None, ""):
+                line += f"{start}{value if type(value) is int else json_value(value)}"
+        return line + "}"
 
     def _client(self, peer: str, forwarded: str) -> str:
         """Return the address of a client, behind the proxies that gunicorn trusts.
