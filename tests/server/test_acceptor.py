@@ -296,6 +296,20 @@ def test_full_worker_is_logged_once_a_minute(clock: Clock) -> None:
         assert len(server.warnings) == warnings
 
 
+def test_each_limit_has_its_own_warning(clock: Clock) -> None:
+    most = MOST_HANDSHAKES + 5
+    server = Server(waiting=2000, room=most, most=most)
+    server.state = HANDSHAKE
+    server.accept_all()
+    for connection in server.connections:
+        server.acceptor.on_handshake_end(connection)
+    server.state = IDLE
+    server.accept_all()
+    first, second = server.warnings
+    assert f"{MOST_HANDSHAKES} TLS handshakes" in first
+    assert f"{most} worker_connections" in second
+
+
 def test_tls_handshakes_are_limited(clock: Clock) -> None:
     server = Server(waiting=2000)
     server.state = HANDSHAKE

@@ -89,6 +89,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "a list of a bytearray": (responses([bytearray(b"text")]), "a bytearray in it: yield bytes"),
     "an iterator of a bytearray": (responses(Again([bytearray(b"text")])), "a bytearray in it"),
+    "a list of nothing": (responses([None]), "a NoneType in it: yield bytes, or wrap"),
     "a list of a string": (responses(["text"]), "a str in it: yield bytes, or wrap"),
     "an iterator of a string": (responses(Again(["text"])), "a str in it: yield bytes, or wrap"),
     "an iterator of nothing": (responses(Again([None])), "a NoneType in it: yield bytes, or wrap"),

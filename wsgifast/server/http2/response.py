@@ -64,14 +64,15 @@ class HTTP2Response(Response):
             self._stream.end(self.sent, self._trailers)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
-        length = self.length
         try:
             size = self.sent + sum(map(len, blocks))
-        except TypeError:  # refused below
-            size = -1
-        if not self._trailers and (length is None or length <= size):
-            # END_STREAM goes on the last DATA frame.
-            self._stream.stream_sender.ends_after = size if length is None else length
+        except TypeError:
+            pass  # the base class names the block that is not bytes
+        else:
+            length = self.length
+            if not self._trailers and (length is None or length <= size):
+                # END_STREAM goes on the last DATA frame.
+                self._stream.stream_sender.ends_after = size if length is None else length
         super().write_all(blocks)
 
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
