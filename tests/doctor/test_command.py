@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import forkserver
 from tests.support.servers import ROOT
-from wsgifast.commands.doctor.findings import entry_of
+from wsgifast.commands.doctor.catalogue import entry_of
 from wsgifast.commands.doctor.formats import JSON_VERSION
 
 pytestmark = pytest.mark.long

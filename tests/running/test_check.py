@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.tls import write_certificate
 from wsgifast.commands.cli import main
-from wsgifast.commands.doctor.findings import CATALOGUE
+from wsgifast.commands.doctor.catalogue import CATALOGUE
 from wsgifast.commands.loading import ServerName
 from wsgifast.commands.loading.servers import Loaded
 from wsgifast.commands.run.check import check_deployment, findings

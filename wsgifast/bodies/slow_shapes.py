@@ -1,7 +1,7 @@
 """Slow shapes of bodies: the rule, for the doctor and in production, and the logged findings.
 
 :func:`slow_shape` is a pure function of the observations of a body. It returns ids of the doctor's
-findings, which wsgifast.commands.doctor.findings describes. With `report_slow_shapes`,
+findings, which wsgifast/commands/doctor/findings.md describes. With `report_slow_shapes`,
 :class:`Examined` measures a share of an app's responses, and :class:`Reports` logs the findings.
 """
 

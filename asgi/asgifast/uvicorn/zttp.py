@@ -1,9 +1,6 @@
 """uvicorn's zttp protocols, for HTTP/1.1 and HTTP/2. zttp is a parser of both.
 
-Over HTTP/1.1 files are sent by sendfile. Over HTTP/2 zttp puts every byte into a frame. So files
-are read from the page cache, and in a thread only if they must come from the disk. They are not
-read faster than the client opens its window. Bytes beyond the window would wait in uvicorn's
-memory.
+Over HTTP/1.1 files are sent by sendfile. For HTTP/2 see zttp_responses.py.
 
 zttp ends a connection at its 4,097th request or 256th reset, and requests in progress fail. So the
 protocol ends it gracefully before (RFC 9113, section 6.8). GOAWAY has the highest stream id at
@@ -22,20 +19,14 @@ from typing import Any, ClassVar
 
 from wsgifast.checks import needs
 from wsgifast.errors import RequestError
-from wsgifast.files import ByteRange
-from wsgifast.http.framing import has_body
 from wsgifast.server_options import SHARED
-from wsgifast.sockets import FileSegment
 
-from ..coalescing import DelayedMessages
 from ..counters import counters
-from ..files import send_segment
-from ..messages import Message, Receive, Scope, Send, copied_start, declared_length, response_body
-from ..protocols.file_body import SMALL_FILE_BYTES, FileBody, count
+from ..messages import Receive, Scope, Send
 from ..protocols.receiving import Upload, admit, release
-from ..protocols.response import Response
 from .protocol import FileSending, check
 from .server import Served, ServerOptions
+from .zttp_responses import ZttpH2Response, ZttpResponse
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp
@@ -47,10 +38,6 @@ check("zttp")
 
 # Class attributes that a subclass may set.
 _OPTIONS = {"pathsend", *SHARED}
-# A frame's payload, unless SETTINGS_MAX_FRAME_SIZE is raised (RFC 9113, section 6.5.2).
-_FRAME_BYTES = 16 * 1024
-# Body bytes of a stream that may wait for the client's window before the app's send() waits.
-_QUEUED_BYTES = 64 * 1024
 # The numbers for a graceful end. zttp fails at 4,097 and 256. Between the two numbers of requests
 # the connection ends when no request is in progress, because clients made with h2 receive nothing
 # after a GOAWAY.
@@ -63,184 +50,6 @@ _CONNECT_SETTING = b"\x00\x08\x00\x00\x00\x01"
 _FRAME_HEADER_BYTES = 9
 # zttp's error for headers over its own limit. It has no class of its own.
 _OVER_LIMIT = "message exceeded configured size limit"
-
-
-# The headers that frame a body, and those with a Content-Length alone.
-_FRAMING, _LENGTH = {b"content-length", b"transfer-encoding"}, [b"content-length"]
-
-
-class _Uncounted:
-    """The sending half of a zttp connection for a response with a body that zttp does not see.
-
-    zttp counts the bytes of a body with a Content-Length, and sendfile bypasses it. So zttp gets
-    headers for a chunked body, which are corrected after it has encoded them. uvicorn counts, too.
-    """
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._out = b""
-        self.should_close = connection.should_close
-
-    def send_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        length = b"%d" % (declared_length(headers) or 0)
-        others = [header for header in headers if header[0].lower() != b"content-length"]
-        self._connection.send_response(status, [*others, (b"transfer-encoding", b"chunked")])
-        self._out = self._connection.data_to_send().replace(
-            b"\r\ntransfer-encoding: chunked\r\n", b"\r\ncontent-length: %b\r\n" % length, 1
-        )
-
-    def send_data(self, data: bytes) -> None:
-        self._out += data
-
-    def end_message(self) -> None:
-        self._connection.end_message()
-        self._connection.data_to_send()
-
-    def data_to_send(self) -> bytes:
-        out, self._out = self._out, b""
-        return out
-
-
-class ZttpResponse(Response):
-    """Over HTTP/1.1: uvicorn counts and frames for zttp as it does for httptools."""
-
-    __slots__ = ()
-
-    async def _send_start(self, message: Message) -> None:
-        cycle = self.cycle
-        if not cycle.response_started:
-            message, headers, _ = copied_start(message)
-            if (
-                declared_length(headers)
-                and has_body(cycle.scope["method"], message["status"])
-                and [name.lower() for name, _ in headers if name.lower() in _FRAMING] == _LENGTH
-            ):
-                cycle.conn = _Uncounted(cycle.conn)
-        await super()._send_start(message)
-
-    def is_bodyless(self) -> bool:
-        return bool(self.cycle.bodyless)
-
-    def frame(self, data: bytes) -> bytes:
-        cycle = self.cycle
-        if cycle.chunked_encoding or type(cycle.conn) is _Uncounted:
-            return super().frame(data)
-        count(cycle, len(data))
-        cycle.conn.send_data(data)
-        framed: bytes = cycle.conn.data_to_send()
-        return framed
-
-
-class _WindowedBody(FileBody):
-    """Reads as much of a file as the client's window has room for."""
-
-    __slots__ = ()
-
-    _response: ZttpH2Response
-
-    async def _begin(self) -> bool:
-        segments = list(self._segments)
-        self._unsent = sum(len(s) if isinstance(s, bytes) else s.size for s in segments)
-        if self._unsent <= SMALL_FILE_BYTES:
-            await self._read(segments)
-            return True
-        self.end = asyncio.get_running_loop().create_task(self._read(segments, self._is_whole))
-        self.end.add_done_callback(self._on_read)
-        return False
-
-    async def sent(self) -> None:
-        assert self.end is not None
-        await self.end
-
-    async def _read(self, segments: list[bytes | ByteRange], is_whole: bool = False) -> None:
-        is_disconnected = partial(getattr, self._response.cycle, "disconnected")
-        for segment in segments:
-            if isinstance(segment, bytes):
-                await self._send_block(response_body(segment, more_body=True))
-            else:
-                await send_segment(
-                    self._send_block, FileSegment(self._fd, *segment), more_body=True,
-                    is_disconnected=is_disconnected, room=self._room,
-                )  # fmt: skip
-        if is_whole:
-            await self._response.finish()
-
-    def _on_read(self, task: asyncio.Future[None]) -> None:
-        self._close_file()
-        if not task.cancelled() and task.exception() is not None:
-            self._response.cut_off()
-
-    async def _send_block(self, message: Message) -> None:
-        await self._response.cycle.send(message)
-        self._unsent -= len(message["body"])
-
-    async def _room(self) -> int:
-        await self._response.drain(0)
-        cycle = self._response.cycle
-        window: int = min(cycle.stream.send_window or 0, cycle.conn.send_window)
-        return max(window, _FRAME_BYTES)
-
-
-class ZttpH2Response(Response):
-    """Over HTTP/2: send() waits while too much of the response waits for the client's window."""
-
-    __slots__ = ("_window_updated",)
-
-    _body_class = _WindowedBody
-    _is_http1 = False
-
-    def __init__(self, window_updated: asyncio.Event) -> None:
-        self._window_updated = window_updated
-
-    async def send(self, message: Message) -> None:
-        await super().send(message)
-        if message.get("more_body"):
-            await self.drain(_QUEUED_BYTES)
-
-    def offer(self, body: bytes) -> bool:
-        return False  # send() waits for the client's window
-
-    async def _send_next(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and self.start is None:
-            start, _, is_declared = copied_start(message)
-            if is_declared and not self.cycle.response_started:
-                self.start = start  # until its body, or file, is there
-                return
-        await super()._send_next(message)
-
-    async def drain(self, queued: int) -> None:
-        """Wait until at most `queued` bytes of the stream wait for the client's window."""
-        cycle = self.cycle
-        while not cycle.disconnected and (cycle.stream.pending_bytes or 0) > queued:
-            self._window_updated.clear()
-            await self._window_updated.wait()
-
-    def waits_for_client(self) -> bool:
-        pending_bytes: int = self.cycle.stream.pending_bytes or 0
-        return pending_bytes > _QUEUED_BYTES or super().waits_for_client()
-
-    def cut_off(self) -> None:
-        """Reset the stream. The connection goes on with the others."""
-        self.cycle.abort_stream()
-
-    def is_bodyless(self) -> bool:
-        return bool(self.cycle.bodyless)
-
-    def frame(self, data: bytes) -> bytes:
-        cycle = self.cycle
-        if cycle.expected_content_length is not None:
-            count(cycle, len(data))
-        cycle.stream.send_data(data)
-        framed: bytes = cycle.conn.data_to_send()  # zttp makes the frames
-        return framed
-
-    def _declared(self) -> int | None:
-        declared: int | None = self.cycle.expected_content_length
-        return declared
-
-    def _begin_to_delay(self) -> DelayedMessages | None:
-        # Frames must leave in the order in which they are made, so they are not delayed.
-        return super()._begin_to_delay() if self._declared() is None else None
 
 
 class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):

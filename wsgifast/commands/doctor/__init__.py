@@ -19,9 +19,10 @@ from ...checks import checked_interface
 from ...errors import ConfigurationError
 from ...http.headers import Headers
 from ..loading import adds_asgifast, unwrapped
+from .catalogue import CATALOGUE, explain, known_ids
 from .endpoints import NAMED, Fetch, from_paths
 from .examination import Record, observer
-from .findings import CATALOGUE, add_to, explain, findings_of, known_ids, unlimited_uploads
+from .findings import add_to, findings_of, unlimited_uploads
 from .formats import as_text
 from .frameworks import from_framework
 from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached

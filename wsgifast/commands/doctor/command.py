@@ -28,8 +28,8 @@ from ..arguments import (
 from ..loading import load_app
 from ..terminal import next_steps, output_width, printable, progress_line, show
 from . import examine
+from .catalogue import explain
 from .endpoints import Fetch, from_access_log, from_openapi, from_paths
-from .findings import explain
 from .formats import FORMATS, as_html, as_text, baseline_of, by_reason
 from .model import OF_A_FILE, OF_FASTAPI, SEVERITIES, Endpoint, Found, Report
 from .search import Allow

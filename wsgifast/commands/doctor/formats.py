@@ -10,8 +10,8 @@ from typing import Any
 from ... import __version__
 from ..page import Bar, escaped, page, ratio_chart, table
 from ..terminal import CYAN, DIM, RED, RESET, YELLOW, cut, fitted, printable, width_of
+from .catalogue import CATALOGUE
 from .examination import MOST_S
-from .findings import CATALOGUE
 from .model import Finding, Observation, Report, Severity, Unreached
 
 # Raised when a field changes its meaning or goes. New fields may come at any time.

@@ -11,8 +11,9 @@ from ...bodies.chunks import is_event_stream
 from ...bodies.slow_shapes import Chunks
 from ..arguments import check_path
 from ..client import BROWSER_ACCEPT_ENCODING, HTTPClient, NoResponse, Response
+from .catalogue import known_ids
 from .examination import compressed_sizes
-from .findings import add_to, answers_error, coding_findings, finding_at, findings_of, known_ids
+from .findings import add_to, answers_error, coding_findings, finding_at, findings_of
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
 # Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.

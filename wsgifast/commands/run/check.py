@@ -11,7 +11,7 @@ from pathlib import Path
 from ...errors import ConfigurationError
 from ...metrics.setup import VARIABLE as METRICS
 from ...server_options import SHARED
-from ..doctor.findings import CATALOGUE, known_ids
+from ..doctor.catalogue import CATALOGUE, known_ids
 from ..doctor.model import SEVERITIES, Endpoint, Finding, Report
 from ..loading import AppNotLoaded, ServerName
 from ..loading.servers import Loaded, load_as

@@ -67,7 +67,7 @@ class HTTP2Connection(Endpoint):
     """
 
     __slots__ = (
-        "_deadline_of_idle", "_floods", "_frames", "_header_memory", "_is_in_turn", "_last_stream",
+        "_floods", "_frames", "_header_memory", "_idle_deadline", "_is_in_turn", "_last_stream",
         "_lock", "_parser", "_ready", "_second_goaway_at", "_until_sent", "_wants_write", "mux",
         "streams",
     )  # fmt: skip
@@ -93,7 +93,7 @@ class HTTP2Connection(Endpoint):
         self._ready: list[Stream] = []  # their apps can run
         self._last_stream = ALL_STREAMS  # the highest number that is accepted
         self._is_in_turn = False  # a thread owns the connection and will close it if it must
-        self._deadline_of_idle = self.deadline
+        self._idle_deadline = self.deadline
         self._wants_write = False  # the output queue waits for the socket
         self._until_sent = math.inf  # and gives the client up then
         self._second_goaway_at: float | None = None  # set with the first GOAWAY
@@ -138,12 +138,12 @@ class HTTP2Connection(Endpoint):
             self.mux.lose(TimeoutError("the client took no byte in time"))
         for stream in [each for each in list(self.streams.values()) if each.deadline < now]:
             stream.on_overdue()
-        if not self.streams and self._deadline_of_idle < now:
+        if not self.streams and self._idle_deadline < now:
             timeouts["keepalive" if self._frames.highest_inbound_stream_id else "head"] += 1
             self._go_away()
         with self._lock:
             deadlines = [stream.deadline for stream in self.streams.values()]
-            self.deadline = min(deadlines, default=self._deadline_of_idle)
+            self.deadline = min(deadlines, default=self._idle_deadline)
             self.cap_deadline(self._until_sent)
             self.cap_deadline(self.mux.blocked_until)
             if self._second_goaway_at is not None and self.mux.state is OPEN:
@@ -458,10 +458,10 @@ class HTTP2Connection(Endpoint):
             if not self.output.draining:
                 self.output.reset()
             now = time.monotonic()
-            self._deadline_of_idle = now + (
+            self._idle_deadline = now + (
                 self.shared.keepalive_s or self.shared.options.head_timeout_s
             )
-            self.deadline = self._deadline_of_idle
+            self.deadline = self._idle_deadline
             return False
 
     def send_goaway(self) -> None:
