@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from asgifast import ASGIFast
 
+from tests.asgi.support import call, scope_of
 from tests.support.servers import LiveServer, live_server, wait_for
 from wsgifast import WSGIFast
 from wsgifast.bodies.access_log import REQUEST_ID, TRACE_ID
@@ -60,7 +60,6 @@ def ask_wsgi(requested: Pairs, own: Pairs = (), *, twice: bool = False, **option
 
 def ask_asgi(requested: Pairs, own: Pairs = (), *, twice: bool = False, **options: Any) -> Got:
     seen: list[Any] = []
-    sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         values = [value.decode() for name, value in scope["headers"] if name == b"x-request-id"]
@@ -69,23 +68,13 @@ def ask_asgi(requested: Pairs, own: Pairs = (), *, twice: bool = False, **option
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
-        "scheme": "http", "path": "/", "raw_path": b"/", "query_string": b"", "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in requested],
-        "client": None, "server": None,
-    }  # fmt: skip
     wrapped = ASGIFast(app, **{"request_id": True, **options})
     if twice:
         wrapped = ASGIFast(wrapped, request_id=True)
-    asyncio.run(wrapped(scope, receive, send))
-    found = [value.decode() for name, value in sent[0]["headers"] if name == b"x-request-id"]
+    scope = scope_of()
+    scope["headers"] = [(name.lower().encode(), value.encode()) for name, value in requested]
+    received = call(wrapped, scope)
+    found = [value for name, value in received.headers if name == "x-request-id"]
     request_id, trace_id, header = seen
     return Got(request_id, trace_id, header, found)
 

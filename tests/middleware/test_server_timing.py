@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 import pytest
 from asgifast import ASGIFast
 
+from tests.asgi.support import body, call, length, scope_of, sending, start_message
 from tests.support.servers import ROOT, live_server
+from tests.support.wsgi import Server, answering, new_environ
 from wsgifast import WSGIFast
 
 Pairs = Sequence[tuple[str, str]]
@@ -20,48 +21,27 @@ PAGE = b"page " * 10_000
 
 
 def ask_wsgi(requested: Pairs = (), own: Pairs = (), *, twice: bool = False, **options: Any) -> Any:
-    environ: Any = {"REQUEST_METHOD": "GET", "PATH_INFO": "/", "wsgi.url_scheme": "http"}
-    environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in requested}
-    sent: list[Any] = []
-
-    def app(environ: Any, start_response: Any) -> list[bytes]:
-        start_response("200 OK", [("Content-Type", "text/html"), *own])
-        return [PAGE]
-
-    wrapped = WSGIFast(app, **{"server_timing": True, **options})
+    extra = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in requested}
+    html = ("Content-Type", "text/html")
+    wrapped: Any = WSGIFast(
+        answering(lambda _: [PAGE], "200 OK", [html, *own]), **{"server_timing": True, **options}
+    )
     if twice:
         wrapped = WSGIFast(wrapped, server_timing=True)
-    start: Any = lambda *args: sent.append(args)  # noqa: E731
-    list(wrapped(environ, start))
-    return [value for name, value in sent[0][1] if name.lower() == "server-timing"]
+    server = Server(wrapped, new_environ(**extra))
+    server.finish()
+    return [value for name, value in server.starts[0][1] if name.lower() == "server-timing"]
 
 
 def ask_asgi(requested: Pairs = (), own: Pairs = (), *, twice: bool = False, **options: Any) -> Any:
-    sent: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        raw = [(name.lower().encode(), value.encode()) for name, value in own]
-        raw += [(b"content-type", b"text/html"), (b"content-length", b"%d" % len(PAGE))]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
-        await send({"type": "http.response.body", "body": PAGE})
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET",
-        "scheme": "http", "path": "/", "raw_path": b"/", "query_string": b"", "root_path": "",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in requested],
-        "client": None, "server": None,
-    }  # fmt: skip
+    headers = [(name.lower().encode(), value.encode()) for name, value in own]
+    start = start_message(*headers, (b"content-type", b"text/html"), length(len(PAGE)))
+    app = sending(start, body(PAGE, more=False))
     wrapped = ASGIFast(app, **{"server_timing": True, **options})
     if twice:
         wrapped = ASGIFast(wrapped, server_timing=True)
-    asyncio.run(wrapped(scope, receive, send))
-    return [value.decode() for name, value in sent[0]["headers"] if name == b"server-timing"]
+    received = call(wrapped, scope_of(**{name.lower(): value for name, value in requested}))
+    return [value for name, value in received.headers if name == "server-timing"]
 
 
 @pytest.fixture(params=[ask_wsgi, ask_asgi], ids=["WSGIFast", "ASGIFast"])
