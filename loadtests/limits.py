@@ -2,7 +2,7 @@
 
     python -m loadtests instructions.
     python -m loadtests.limits reports/quick/instructions.json
-    python -m loadtests.limits reports/quick/instructions.json --write    the report is the measure
+    python -m loadtests.limits reports/quick/instructions.json --write    save the report's counts
 
 The counts depend on the Python and on the packages, so the limits leave some room.
 """

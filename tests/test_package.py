@@ -73,7 +73,7 @@ SLOW = {"asyncio", "email", "ssl"}
     ],
 )
 def test_import_loads_no_package_it_does_not_need(statement: str, spared: set[str]) -> None:
-    # coverage.py, where it measures, has been loaded before.
+    # If coverage.py measures, it has loaded modules before the statement runs.
     code = f"import sys; before = {{*sys.modules}}; {statement}; "
     code += f"print(*((sys.modules.keys() - before) & {spared}))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -341,8 +341,8 @@ _ROWS = (
         "Respond with 503 if the app takes longer. If the response has begun, disconnect the "
         "client. The log has the stack of the app.",
         note="If all threads of a worker are past this time, the worker is replaced.",
-        asgi_note="The task of the app is cancelled. The time stands still while the app waits for "
-        "its client. It ends with the response.",
+        asgi_note="The task of the app is cancelled. The time does not count while the app waits "
+        "for its client. It ends with the response.",
         at_limit=AtLimit(
             "a response with 503, or the end of its connection",
             "... has taken longer than request_timeout_s", "wsgifast_request_timeouts_total",

@@ -16,8 +16,8 @@ COALESCED_BYTES = 64 * 1024
 # After this many turns in a row with one message each, the next message is delayed beyond its turn.
 # A middleware that passes each message from one task to another takes some turns for it.
 LONE_TURNS = 4
-# For at most so many turns (Starlette's BaseHTTPMiddleware takes three for a message, and five with
-# another one around it), and so many seconds, as a turn is long where the loop is busy.
+# The most turns of a delay. Starlette's BaseHTTPMiddleware takes three for a message, and five with
+# another one around it. The most seconds count too, because turns of a busy loop are long.
 DELAY_TURNS = 16
 DELAY_S = 0.001
 # If no other message arrived in these turns, this many of the next ones are passed on at once,

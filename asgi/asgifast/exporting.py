@@ -29,7 +29,7 @@ from .messages import ASGIApp
 
 # The event loop's heartbeat.
 _BEAT_S = 1.0
-# ASGI servers replace a worker sooner if its event loop stands still.
+# ASGI servers replace a worker sooner if its event loop is blocked.
 _LOST_AFTER_S = 60.0
 
 _recorder: Recorder | None = None

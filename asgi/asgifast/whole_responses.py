@@ -1,8 +1,8 @@
 """Small responses under uvicorn's httptools protocol: headers and body, in one write.
 
-uvicorn's send() is one coroutine for the headers and one for the body, writes them apart, and
-checks and encodes every header anew. :func:`send_whole` sends both at once and does not check a
-header again that was sent before. The bytes, the access log and the state of uvicorn's
+uvicorn's send() takes two coroutines and two writes, and checks and encodes every header anew.
+:func:`send_whole` sends headers and body at once. It does not check a header again that was sent
+before. The bytes, the access log and the state of uvicorn's
 RequestResponseCycle are those of uvicorn's send(). All other responses are still sent or refused by
 uvicorn's send(). So is the end of a body that is a message of its own (Starlette's
 BaseHTTPMiddleware).

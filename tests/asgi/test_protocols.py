@@ -176,7 +176,7 @@ async def test_messages_for_a_gone_client_are_dropped(
 async def test_simple_response_leaves_while_its_app_goes_on(
     protocol: Any, method: str, data: bytes
 ) -> None:
-    """An app with a background task does so. Without a body there is only one write."""
+    """An app with a background task sends two messages. Without a body there is one write."""
     arrived = asyncio.Event()
     app = sending(start_message(length(len(data))), part(data, False), arrived.wait)
     async with serving(protocol, app) as client:
@@ -186,7 +186,7 @@ async def test_simple_response_leaves_while_its_app_goes_on(
 
 
 async def test_messages_for_nobody_are_not_stored(protocol: Any) -> None:
-    """The client leaves between a small message and the end of its turn."""
+    """The client leaves after a small message, before the end of the loop's turn."""
     finished = asyncio.Event()
     peak = 0
 
@@ -262,7 +262,7 @@ async def test_extensions_are_each_requests_own(protocol: Any) -> None:
 
 
 async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) -> None:
-    """None of our objects is in between. No descriptor stays open, even after a file."""
+    """The WebSocket has the real transport. No descriptor stays open, even after a file."""
     transports: list[Any] = []
     Upgraded.transports = transports
     app = sending(start_message(length(LARGE_BYTES)), pathsend(large))
@@ -282,7 +282,7 @@ async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path)
 async def test_client_leaving_pipeline_disconnects_the_first(
     protocol: Any,
 ) -> None:
-    """The app would send for ever to a closed connection."""
+    """Otherwise the app would send to a closed connection without an end."""
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

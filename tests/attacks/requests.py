@@ -13,7 +13,7 @@ def _request(line: str, *fields: str, body: bytes = b"") -> bytes:
 
 _SECOND = _request("GET /second?x=1 HTTP/1.1", "X-Second: yes")
 
-# Correct parts, and wrong ones that were an attack once.
+# Correct parts, and malformed parts of known attacks.
 SEEDS = [
     _request("GET / HTTP/1.1"),
     _request("GET /a%20b/c?d=e%26f HTTP/1.1", "Accept: text/html, */*;q=0.8", "Cookie: a=b; c=d"),
@@ -91,7 +91,7 @@ _BYTES += [b"\x0b", b"\x0c", b"\x85", b"\xff", b"\xe2\x80\xa8", b"0\r\n\r\n", b"
 
 
 def mutated(chance: random.Random) -> bytes:
-    """A seed with up to three things changed, and sometimes a request behind it."""
+    """Return a seed with up to three changes, and sometimes with a request after it."""
     data = chance.choice(SEEDS)
     for _ in range(chance.choice((0, 1, 1, 1, 1, 2, 3))):
         data = _MUTATIONS[chance.randrange(len(_MUTATIONS))](data, chance)
@@ -101,7 +101,7 @@ def mutated(chance: random.Random) -> bytes:
 
 
 def cuts(data: bytes, chance: random.Random) -> list[bytes]:
-    """The same bytes as several packets: at a few places, or each line end torn apart."""
+    """Cut the bytes into several packets: at a few places, or inside some line ends."""
     if chance.random() < 0.3:
         places = {n + 1 for n, byte in enumerate(data) if byte == 13}
         places = set(chance.sample(sorted(places), min(len(places), 6)))

@@ -83,5 +83,5 @@ def test_client_decodes_the_raw_body(
     client: Callable[[str, dict[str, str]], bytes], coding: str, address: str
 ) -> None:
     for path in ("/whole", "/stream"):
-        for _ in range(3):  # of random lengths of padding
+        for _ in range(3):  # each with padding of a random length
             assert client(address + path, {"Accept-Encoding": coding}) == DATA

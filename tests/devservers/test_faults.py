@@ -39,7 +39,7 @@ def assert_serves(served: Served) -> None:
 
 
 class Readable:
-    """No iterable, and no file that the server knows."""
+    """Neither an iterable nor a file that the server knows."""
 
     def read(self, size: int = -1) -> bytes:
         return b""
@@ -246,7 +246,7 @@ def test_client_that_leaves_leaves_nothing_open(kind: str, sent: bytes, reset: b
         assert_serves(served)
         wait_for(lambda: threading.active_count() <= threads, "the threads end")
         wait_for(lambda: open_descriptors() <= descriptors, "the descriptors are closed")
-        # The last client's thread may only begin now, on a busy machine.
+        # On a busy machine, the last client's thread may start only now.
         wait_for(lambda: all(body.closed for body in bodies), "the bodies are closed")
     assert all(body.closed == 1 for body in bodies)
     assert "Traceback" not in served.log
@@ -288,7 +288,7 @@ def test_client_that_stops_reading_is_closed(
         return environ["wsgi.file_wrapper"](files[-1])
 
     with (
-        # Long enough for a client on a busy machine to send its request in.
+        # A client on a busy machine can send its request in this time.
         serve(app, kind, timeout=0.7, use_sendfile=sendfile) as served,
         stalling(served, target),
     ):

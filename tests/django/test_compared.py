@@ -1,4 +1,4 @@
-"""Where WhiteNoise and ServeStatic answer otherwise than StaticFilesMiddleware: all there is."""
+"""All requests to which WhiteNoise or ServeStatic respond unlike StaticFilesMiddleware."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def both(**theirs: str) -> dict[str, dict[str, str]]:
     return {"WhiteNoise": theirs, "ServeStatic": theirs}
 
 
-# Each with the responses of the others, and the reason for the difference. If the status differs,
+# Each request with the responses of the others and the reason. If the status differs,
 # only the status is listed.
 DIFFERENCES = {
     "GET /static/HASHED.css": both(**TEN_YEARS),
     "GET /static/archive.tar.gz": both(**{"Content-Type": "application/octet-stream"}),
     # RFC 9110, section 14.2: Range is for GET alone.
     "HEAD /static/large.bin Range: bytes=0-9": both(status="206"),
-    # Django's own response, in its CSRF protection or for want of a view.
+    # Django's own response: its CSRF protection, or no view matches.
     "POST /static/style.css": both(status="405"),
     "OPTIONS /static/style.css": both(status="405"),
     "GET /static/style.css Accept-Encoding: gzip;q=0, identity": {
@@ -30,15 +30,15 @@ DIFFERENCES = {
     },
     "GET /static/style.css.gz": both(status="404"),
     "GET /static/large.bin Range: bytes=0-9,20-29": both(status="200"),
-    # Malformed, and so ignored (section 14.1.1), as If-Range asks where the file is another.
+    # Ignored: it is malformed (section 14.1.1), or If-Range names another file.
     "GET /static/large.bin Range: bytes=9-0": both(status="416"),
     'GET /static/large.bin Range: bytes=0-9, If-Range: "other"': both(status="206"),
-    # Conditions that they do not know.
+    # Conditions that WhiteNoise and ServeStatic do not evaluate.
     'GET /static/style.css If-None-Match: W/"x", {etag}': both(status="200"),
     "GET /static/style.css If-None-Match: *": both(status="200"),
     'GET /static/style.css If-Match: "other"': both(status="200"),
     f"GET /static/style.css If-Unmodified-Since: {DATE}": both(status="200"),
-    # Hidden, and a link that leads out of STATIC_ROOT.
+    # A hidden file, and a link that leads out of STATIC_ROOT.
     "GET /static/.hidden": both(status="200"),
     "GET /static/outside.txt": {"WhiteNoise": {"status": "200"}},
 }

@@ -83,7 +83,7 @@ def test_written_delta_needs_no_earlier_release(new: Path, old: Path) -> None:
         response = call(app, "/app.4e5f6a7b.js", **requested)
         assert response.headers["content-encoding"] == "dcz"
         assert response.body == delta.read_bytes()
-    # Neither one of another dictionary, nor one of an earlier content of its file.
+    # A delta is not sent if its dictionary differs, or if it is of an earlier content.
     for change in (lambda: delta.write_bytes(b"x" * 100), lambda: os.utime(delta, (1, 1))):
         change()
         (new / "app.4e5f6a7b.js").touch()

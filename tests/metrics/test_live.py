@@ -1,4 +1,4 @@
-"""The middleware's metrics on several workers: gthread's, and FastWorker's, which counts itself."""
+"""Metrics of several workers: the middleware's on gthread, and FastWorker's own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_gthread_with_preload_app_adds_its_workers_up(tmp_path: Path) -> None:
             ),
             "the workers have reported it",
         )
-    # The requests of the last second are reported at the end.
+    # A worker writes the requests of its last second when it ends.
     assert _count(samples(), "as-is", PAGE) == 4
 
 

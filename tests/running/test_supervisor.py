@@ -31,7 +31,7 @@ async def app(scope, receive, send):
     await receive()
     await send({"type": "lifespan.startup.failed", "message": "no database"})
 """
-# Where it is imported first, to choose the server, it works.
+# The first import, which chooses the server, works. The worker's import fails.
 IMPORT_FAILS = """\
 import os
 
@@ -182,7 +182,7 @@ def test_bind_to_all_ipv6_addresses_takes_ipv4(workers: int, tmp_path: Path) -> 
         with socket.create_connection(("::1", port), 10) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
             assert sock.recv(100).startswith(b"HTTP/1.1 200")
-        # 127.0.0.1 is in forwarded_allow_ips: the client's own address would be ::ffff:127.0.0.1.
+        # forwarded_allow_ips contains 127.0.0.1, and not ::ffff:127.0.0.1.
         server.wait_for_log('"client.address":"192.0.2.1"')
 
 

@@ -1,4 +1,4 @@
-"""HTTP/2: malformed requests reach no app, and end their stream alone (RFC 9113 section 8.1.1)."""
+"""HTTP/2: malformed requests reset only their own stream (RFC 9113 section 8.1.1)."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_app_reading_another_length_gets_an_error(begin: Begin) -> None:
 
 def test_trailers_that_may_only_be_headers_are_refused(begin: Begin) -> None:
     app = Recording()
-    for name in NO_TRAILERS - {"te", "transfer-encoding"}:  # which no field of HTTP/2 may be
+    for name in NO_TRAILERS - {"te", "transfer-encoding"}:  # HTTP/2 forbids these fields
         peer = begin(app)
         peer.socket.send(raw_headers(peer, POST, ends=False))
         peer.send_raw(data(1, b"abc", ends=False) + trailers(1, [(name, "3")]))
@@ -213,7 +213,7 @@ def test_app_sees_the_declared_body_or_none(
     assert not peer.streams
 
 
-# What an app sends.
+# Responses of apps.
 
 
 def test_early_hints_and_trailers_have_no_framing(begin: Begin) -> None:

@@ -102,7 +102,7 @@ def test_thread_closes_due_bodies_before_a_request(harness: Harness) -> None:
 
 
 def test_request_waiting_for_a_close_runs_elsewhere(harness: Harness) -> None:
-    """As with a lock that close() gives back: the thread that owes it must not wait for it."""
+    """close() may release a lock. Its thread must not run a request that waits for it."""
     for _ in range(20):
         lock = threading.Lock()
         lock.acquire()
@@ -186,7 +186,7 @@ def test_leader_looks_for_due_work_before_it_polls(monitored: Monitored) -> None
     member.closes.add(close)
 
     class Polling:
-        """It becomes due in the moment in which the member says that it polls."""
+        """The close() becomes due just when the member announces that it polls."""
 
         def __set__(self, owner: Any, polling: bool) -> None:
             owner.is_polling = polling
@@ -219,7 +219,7 @@ def test_leader_with_close_leaves_the_lead(monitored: Monitored) -> None:
     second.closes.add("close")
     monitored.pool.work.append(lambda: None)
     monitored.serve(second)
-    assert monitored.leader is second  # nobody is without
+    assert monitored.leader is second  # every thread has a close() to call
 
 
 class Turn:

@@ -1,4 +1,4 @@
-"""A client of HTTP/2, by h2: on any socket, and in its hands alone when windows open."""
+"""An HTTP/2 client that uses h2. It works on any socket. A test can control its windows."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Response:
 
 
 class Client:
-    """Both directions without a socket: from bytes to responses, and from requests to bytes.
+    """An HTTP/2 client without a socket. It turns requests into bytes, and bytes into responses.
 
     :param window: bytes of a stream that the server may send at first.
-    :param reads: open windows again by the number of received bytes.
+    :param reads: whether to reopen windows by the number of received bytes.
     """
 
     def __init__(self, *, window: int | None = None, reads: bool = True) -> None:

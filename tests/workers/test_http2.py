@@ -77,7 +77,7 @@ def responses(worker: str, folder: Path) -> dict[str, object]:
             if path.startswith("/environ"):
                 environ = json.loads(response.body)
                 said[path] = {k: v for k, v in environ.items() if k not in CHANGING}
-        # Several at once, and a connection that goes on after all of these.
+        # Several streams at once. The connection still works after all of these requests.
         streams = [client.send(f"/small/{size}") for size in range(5)]
         said["at once"] = [client.response(stream).body for stream in streams]
         server.wait_for_log('"GET /small/4 HTTP/2.0" 200')
@@ -153,7 +153,7 @@ def test_nonsense_after_preface_ends_its_connection(cleartext: LiveServer) -> No
                     pass  # its settings, and perhaps why
             except ConnectionResetError:
                 pass
-    # An end that no other thread has taken the connection over from.
+    # No other thread used the connection when it ended.
     assert "Error in a connection" not in cleartext.log()
     test_http2_with_prior_knowledge_is_served(cleartext)
 
@@ -230,7 +230,8 @@ def test_replaced_worker_completes_http2_streams() -> None:
         server.process.send_signal(signal.SIGHUP)
         wait_for(lambda: stats(server)["pid"] != first, "there is another worker", interval=0.1)
         for client, _ in readers:
-            # First that there will be no more streams, a moment later which was the last one.
+            # The first GOAWAY announces that no more streams are accepted. The second names the
+            # last one.
             while len(client.goaways) < 2:
                 client.receive()
             assert client.goaways == [(2**31 - 1, 0), (2 * len(SLOW) - 1, 0)]

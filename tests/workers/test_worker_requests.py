@@ -26,7 +26,7 @@ def test_keepalive_depends_on_settings_and_load(make_stepped: MakeStepped) -> No
     assert ask(stepped)[:2] == (200, False)
     stepped = make_stepped(hello, keepalive=5, worker_connections=5, threads=3)
     first, second, third = (stepped.connect() for _ in range(3))
-    # Connections for as many threads as there are, at least.
+    # Up to worker_connections - threads connections stay open after a response.
     assert ask(stepped, first)[:2] == (200, False)
     first.close()
     stepped.run()

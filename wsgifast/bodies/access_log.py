@@ -23,9 +23,9 @@ CHUNKS = "wsgifast.chunks"
 PATTERN = "wsgifast.pattern"
 # The error of a Content-Length: "short", "long", or "corrected" before anything was sent.
 LENGTH_ERROR = "wsgifast.length_error"
-# FastWorker's, in whole microseconds like gunicorn's %(D)s: how long the request waited for a
-# thread, how long it had one without waiting for its client, and how long it then took until the
-# kernel had the last byte. The rest of D is the time that the request's body took to arrive.
+# FastWorker's times, in whole microseconds like gunicorn's %(D)s. The first is the wait for a
+# thread. The second is the time in the thread, without waits for the client. The third ends when
+# the kernel has the last byte. The remaining time of D is that in which the body arrived.
 WAIT_US = "wsgifast.wait_us"
 APP_US = "wsgifast.app_us"
 SEND_US = "wsgifast.send_us"

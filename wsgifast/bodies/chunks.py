@@ -76,8 +76,9 @@ def few_chunks(
 ) -> tuple[Iterable[bytes], int]:
     """Return a list or tuple of chunks as few large chunks of bytes, and their total length.
 
-    The chunks are the same object if nothing has to be converted or joined, one block if the whole
-    is small, and otherwise an iterator that joins one block at a time. Large chunks are not copied.
+    If nothing has to be converted or joined, the result is the same object. If all chunks together
+    are small, it is one block. Otherwise it is an iterator that joins one block at a time. Large
+    chunks are not copied.
 
     :param convert: converts one chunk to bytes. See :func:`to_bytes`.
     :raises BodyError: from `convert`.

@@ -33,9 +33,9 @@ from ..sockets.sending import (
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-# Packages with file wrappers that send a file from its position and stop at the Content-Length, as
-# PEP 3333 requires ("Optional Platform-Specific File Handling"). uWSGI's and bjoern's send the
-# whole file of the descriptor, meinheld's everything after the position.
+# Packages with file wrappers that follow PEP 3333 ("Optional Platform-Specific File Handling").
+# They send a file from its position, and stop at the Content-Length. uWSGI's and bjoern's wrappers
+# send the whole file. meinheld's sends everything after the position.
 _EXACT_WRAPPERS = frozenset({"gunicorn", "mod_wsgi", "waitress", "werkzeug", "wsgifast", "wsgiref"})
 # Further classes of files with the same bytes in read() and iteration. Compared by name, so that
 # none is imported.

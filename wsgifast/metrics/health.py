@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
-# A worker with an older sign of life does not respond: its interpreter stands still.
+# A worker with an older heartbeat does not respond: its interpreter is blocked.
 _SILENT_S = 10.0
 # The responses of the metrics address.
 PATHS = ("/livez", "/readyz", "/clients")

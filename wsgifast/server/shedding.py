@@ -27,8 +27,8 @@ class Shedding:
     def is_overdue(self, channel: Channel) -> bool:
         """Return whether a request has waited longer than queue_timeout_s.
 
-        It counts from the request's last byte on, which may have waited in the kernel, or from the
-        X-Request-Start of a trusted proxy.
+        The wait starts at the request's last byte, even if that byte waited in the kernel. With an
+        X-Request-Start of a trusted proxy, it starts there.
         """
         exchange = channel.exchange
         if exchange is None:  # the client has reset its stream
@@ -44,7 +44,7 @@ class Shedding:
         if isinstance(accepted.peer, tuple):  # TCP
             received = last_received(accepted.sock)
             if received is not None:
-                # Not added: the proxy's time goes on while a request waits in the kernel.
+                # Not the sum: the proxy's time includes the wait in the kernel.
                 waited_s = max(waited_s, received[0])
         return waited_s > self._timeout_s
 

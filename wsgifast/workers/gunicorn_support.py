@@ -27,9 +27,9 @@ from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
 from .json_log import trusts_address
 
-# When less than this has waited in memory, little can be returned.
+# The least bytes of waiting responses in memory for which a return of memory is worth its time.
 _MUCH_WAITING_BYTES = 16 * 1024 * 1024
-# Of these, how much has gone to temporary files since.
+# The same for bytes that were written to temporary files since the last return.
 _MUCH_ON_DISK_BYTES = 4 * 1024 * 1024
 
 
@@ -41,24 +41,26 @@ _THRESHOLDS = (-3, 4 * 1024 * 1024), (-1, 8 * 1024 * 1024)
 class Settings:
     """A copy of gunicorn's configuration that reads a setting without a function call.
 
-    The parser reads a dozen settings for each request. It would also look for the peer in
-    forwarded_allow_ips each time. :meth:`trusts` does that once for each connection.
+    The parser reads a dozen settings for each request. gunicorn also looks the peer up in
+    forwarded_allow_ips for each request. :meth:`trusts` does that once for each connection.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
         for name, setting in cfg.settings.items():
-            if not hasattr(type(cfg), name):  # computed ones stay with the original
+            if not hasattr(type(cfg), name):  # a property of the original computes the others
                 setattr(self, name, setting.get())
-        # gunicorn replaces values that are not positive or above its own limit by that limit. But
-        # 0 for the request line means any length.
+        # gunicorn has limits of its own. It uses them in place of a larger value, and of one that
+        # is not positive. Its parser accepts request lines of any length for 0. A plain request
+        # line stays below its limit: longer ones are left to its parser.
         line, fields = self.limit_request_line, self.limit_request_fields
         self.most_line_bytes = line if 0 < line <= MAX_REQUEST_LINE else MAX_REQUEST_LINE
         self.most_fields = fields if 0 < fields <= MAX_HEADERS else MAX_HEADERS
         field_bytes = self.limit_request_field_size
         self.most_field_bytes = field_bytes if field_bytes > 0 else DEFAULT_MAX_HEADERFIELD_SIZE
         self.is_ssl = bool(cfg.is_ssl)
-        # A configuration may have changed either. wsgi took a copy when it was imported.
+        # A configuration file may have changed gunicorn.SERVER, or the copy of it in
+        # gunicorn.http.wsgi.
         server_name = wsgi.SERVER if gunicorn.SERVER == SERVER else gunicorn.SERVER
         self.server_name = None if server_name is None else str(server_name)
         self.uses_uwsgi: bool = cfg.protocol == "uwsgi"
@@ -68,7 +70,7 @@ class Settings:
         return getattr(self._cfg, name)
 
     def for_peers(self, *, trusted: bool) -> Settings:
-        """Return a copy for peers that are all in forwarded_allow_ips, or all not."""
+        """Return a copy for peers of one kind: those in forwarded_allow_ips, or the others."""
         copy = Settings.__new__(Settings)
         vars(copy).update(vars(self))
         allowed = ["*"] if trusted else []
@@ -76,13 +78,13 @@ class Settings:
         return copy
 
     def trusts(self, peer: object) -> bool:
-        """Whether a peer's address is in forwarded_allow_ips, as gunicorn itself decides it."""
+        """Return whether a peer's address is in forwarded_allow_ips, as gunicorn decides it."""
         if not isinstance(peer, tuple):
             return True  # a Unix socket: its permissions decide who may connect
         return trusts_address(self._cfg, self.forwarded_allow_ips, peer[0])
 
     def is_proxy(self, address: str) -> bool:
-        """Whether the connections of an IP address are those of many clients."""
+        """Return whether an IP address is a proxy's, so that its connections have many clients."""
         return self.proxy_protocol not in (False, "off") or self.trusts((address,))
 
 
@@ -120,11 +122,11 @@ def unfit_threads() -> str | None:
 class MemoryReturn:
     """Has the C library return freed memory to the system, and reuse the memory of usual pages.
 
-    By default glibc keeps the memory of a page of 12 MB that waited for a slow client. It also
-    returns the end of its heap after each page of 200 kB, and the kernel has to clear it again.
-    Fixed thresholds (mallopt(3)) have it return large blocks at once, and reuse smaller ones. The
-    rest is returned after many responses have waited or gone to the disk. Variables of glibc take
-    precedence.
+    By default glibc does not return the memory of a page of 12 MB that waited for a slow client.
+    After each page of 200 kB it returns the end of its heap, and the kernel has to clear it again.
+    With fixed thresholds (mallopt(3)) it returns large blocks at once, and reuses smaller ones.
+    :meth:`update` returns freed memory between other blocks. glibc's own environment variables
+    take precedence.
     """
 
     def __init__(self) -> None:
@@ -134,14 +136,12 @@ class MemoryReturn:
 
                 for option, size in _THRESHOLDS:
                     ctypes.CDLL(None).mallopt(option, size)
-        # Since the last return: the most that has waited in memory, the least on the disk.
+        # Since the last return: the most bytes in memory, and the fewest on the disk.
         self._most_bytes = self._least_on_disk = 0
-        self._is_being_written = False
+        self._was_written = False
 
     def update(self, waiting_bytes: int, on_disk_bytes: int) -> None:
-        """Return memory, if much less waits there than before, or much has gone to the disk.
-
-        The memory of output that is on the disk now is free, and lies between other blocks.
+        """Return freed memory, if much less waits in memory, or much was written to the disk.
 
         :param waiting_bytes: of responses, in memory.
         :param on_disk_bytes: of responses, in temporary files.
@@ -152,9 +152,10 @@ class MemoryReturn:
             self._most_bytes >= _MUCH_WAITING_BYTES and waiting_bytes <= self._most_bytes // 4
         )
         is_written = on_disk_bytes >= self._least_on_disk + _MUCH_ON_DISK_BYTES
-        if not (has_less or is_written or self._is_being_written):
+        if not (has_less or is_written or self._was_written):
             return
-        self._is_being_written = is_written  # the counted memory may not be free yet
+        # Once more at the next call: bytes are counted before their memory is free.
+        self._was_written = is_written
         self._most_bytes, self._least_on_disk = waiting_bytes, on_disk_bytes
         with contextlib.suppress(ImportError, OSError, AttributeError):  # no malloc_trim()
             import ctypes
@@ -186,12 +187,12 @@ class _Errors:
 def arbiters_signals(arbiter: Any) -> Callable[[], list[int]]:
     """Keep track of signals that reach a new worker before it has set its own handlers.
 
-    Until then it has the arbiter's handlers, which put a signal into the arbiter's queue. The
-    worker has an unread copy of that queue. An early TERM would be lost, and the arbiter
-    would kill the worker after graceful_timeout.
+    Until then it has the arbiter's handlers, which put a signal into the worker's copy of the
+    arbiter's queue. Nothing reads that copy. An early TERM would be lost, and the arbiter would
+    kill the worker after graceful_timeout.
 
     :param arbiter: gunicorn's, or None.
-    :returns: a function that returns the signals received until it is called.
+    :returns: a function that returns the signals in the queue, and empties it.
     """
     signals: Any = getattr(arbiter, "SIG_QUEUE", queue.SimpleQueue())
 
@@ -201,7 +202,7 @@ def arbiters_signals(arbiter: Any) -> Callable[[], list[int]]:
     return pending_signals
 
 
-# Error pages: with valid headers, and without gunicorn's own line in the access log.
+# gunicorn's error pages, with corrected headers, and without its own line in the access log.
 
 _END_OF_HEADERS = re.compile(rb"\r?\n\r?\n")
 
@@ -242,7 +243,7 @@ class RecordingWorker:
 
     gunicorn would log a line without the path, before the response is sent.
 
-    :param worker: has all other attributes.
+    :param worker: the real one, for all other attributes.
     :ivar status: of the response, as the access log got it.
     :ivar line: the arguments of access().
     """

@@ -9,9 +9,9 @@ Otherwise there is none, so that it costs nothing. A request passes through thes
 3. The app is called. Until it returns, the request is in `_running`.
 
 A timer looks at the running requests, while there are any. At the deadline the client gets 503, or
-is disconnected if its response has begun. Then the app's task is cancelled. The time stands still
-while the app waits for its client. There is no deadline after the end of the response, so that
-background tasks go on.
+is disconnected if its response has begun. Then the app's task is cancelled. The time does
+not count while the app waits for its client. There is no deadline after the end of the response,
+so that background tasks go on.
 """
 
 from __future__ import annotations

@@ -73,8 +73,9 @@ class FileSending(ServerOptions, asyncio.Protocol):
     :ivar loop: a ConnectionLoop.
     """
 
-    # With two attributes more CPython gives every one of uvicorn's objects a dictionary of its own.
-    __slots__ = ("_answered", "_header_bytes", "_served")
+    # As slots: with two more attributes in its dictionary, CPython could no longer share the keys
+    # of the dictionaries of all protocols.
+    __slots__ = ("_header_bytes", "_responding_cycle", "_served")
 
     _response_class: Callable[[], Response]
     # One request at a time.
@@ -98,8 +99,9 @@ class FileSending(ServerOptions, asyncio.Protocol):
         self._served = served = self.served_by(self.config)
         self._header_bytes = 0
         self.app = self._answer
-        # Of the current response, over HTTP/1.1. uvicorn's `cycle` is of the last request read.
-        self._answered: Any = None
+        # The cycle of the current response, over HTTP/1.1. uvicorn's `cycle` belongs to the request
+        # that was read last.
+        self._responding_cycle: Any = None
         self.loop = ConnectionLoop(
             self.loop, self._check_client, served.head_timeout_s, served.body_timeout_s
         )
@@ -113,15 +115,15 @@ class FileSending(ServerOptions, asyncio.Protocol):
         counters.accepted += 1
         counters.open[self] = queue
         super().connection_made(queue)
-        # Not later than the timer for keep-alive, so that one is enough.
+        # At the earlier of both deadlines, so that one timer is enough.
         self.loop.check_in(min(self._served.head_timeout_s, self.timeout_keep_alive))
-        self.server = _shared(self.server)
+        self.server = _interned(self.server)
         admit(self, self._served.by_address)
 
     def data_received(self, data: bytes) -> None:
-        """As uvicorn's, with a limit for the size of the headers.
+        """Receive bytes as uvicorn does, with a limit for the size of the headers.
 
-        Headers after another request in the same read are not counted until the next read.
+        If headers follow another request in the same read, they count from the next read on.
         """
         before = self._header_bytes
         limit = self._served.head_limit_bytes
@@ -134,7 +136,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
             return
         room = limit - before
         if len(data) > room and not _END_OF_HEADERS.search(data, 0, room):
-            # The end may have begun in the data before.
+            # The end of the headers may have begun in an earlier read.
             if room:
                 self._parse(data[:room])
             if not room or (self.cycle is cycle and not self.transport.is_closing()):
@@ -143,8 +145,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
             data = data[room:]
             before = 0
         self._parse(data)
-        is_head = self.cycle is cycle and not _END_OF_HEADERS.search(data)
-        self._header_bytes = before + len(data) if is_head else 0
+        headers_are_incomplete = self.cycle is cycle and not _END_OF_HEADERS.search(data)
+        self._header_bytes = before + len(data) if headers_are_incomplete else 0
 
     def _parse(self, data: bytes) -> None:
         super().data_received(data)
@@ -192,7 +194,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         response.start = response.order = response.body = None
         upload = None
         if is_http1:
-            self._answered = cycle
+            self._responding_cycle = cycle
         else:  # other streams write to the same transport
             response.begin()
         if cycle.more_body:
@@ -222,7 +224,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
             try:
                 await response.body
             except asyncio.CancelledError:
-                # By uvicorn's shutdown. The app has returned: it would log where this waits.
+                # uvicorn's shutdown cancels it. It must not raise: uvicorn would log the place of
+                # this wait as an error of the app, which has returned.
                 logger.warning("The file for %r was cut off, since the server shuts down", path)
                 cycle.disconnected = True
                 cycle.transport.close()
@@ -258,8 +261,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
         if cycle is not None and not cycle.response_complete:
             left_s: float = self.loop.check_uploads()
             return left_s
-        # The remaining bytes of a body after its response, or headers. After such a body uvicorn
-        # does not reset `more_body`.
+        # The client is late with headers, or with the rest of a body whose response was sent. After
+        # such a body uvicorn does not reset `more_body`.
         has_begun_headers = self._has_begun_headers()
         is_body = cycle is not None and cycle.more_body and not has_begun_headers
         left_s = self.loop.since - self.loop.time()
@@ -274,7 +277,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
 
     def _has_begun_headers(self) -> bool:
         """Return whether a part of incomplete headers has arrived."""
-        # For that the keep-alive timer was stopped.
+        # uvicorn stops the keep-alive timer when the first bytes of the next request arrive.
         return self.cycle is not None and not self.cycle.more_body
 
     def _answer_headers(self, error: RequestError) -> None:
@@ -299,7 +302,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._detach()
         super().connection_lost(exc)
-        cycle = self._answered
+        cycle = self._responding_cycle
         if cycle is not None and not cycle.response_complete:
             # With pipelining uvicorn does this for the last request alone.
             cycle.disconnected = True
@@ -314,9 +317,10 @@ class FileSending(ServerOptions, asyncio.Protocol):
         self.app = None
 
     def eof_received(self) -> Any:  # uvicorn's have it return None
-        """The client sends no more, but may still read. A reset ends a file in any case.
+        """Handle the end of the client's bytes. The client may still read.
 
-        uvicorn closes at once, which loses unwritten bytes.
+        uvicorn closes the connection at once, which loses unwritten bytes. So the connection of a
+        file is closed after the file. If the client has left, a reset ends the file before.
         """
         if not self.transport.sends_file:
             return super().eof_received()
@@ -377,12 +381,12 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 
-# Thousands of clients may read a download, each for minutes. So the request is released. uvicorn's
-# empty deques stay: two of 760 bytes, a third during a request.
+# Thousands of clients may read a download, each for minutes. So the objects of the request are
+# released. uvicorn's empty deques remain: two of 760 bytes, and a third during a request.
 
 
 @lru_cache(maxsize=64)
-def _shared(value: _T) -> _T:
+def _interned(value: _T) -> _T:
     """Return the same object for all equal values, such as the server's address."""
     return value
 

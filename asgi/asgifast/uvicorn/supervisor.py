@@ -31,26 +31,26 @@ from ..json_log import CONFIGURATION
 
 logger = logging.getLogger("uvicorn.error")
 
-# uvicorn's status of a worker that fails before it serves, by its app, TLS or address.
+# uvicorn's exit status of a worker that fails before it serves, because of its app, TLS or address.
 _STARTUP_FAILURE = 3
 _OLDER = (
     "This uvicorn has no %s: its own supervisor is used. SIGHUP ends a server with one worker, "
     "and systemd's Type=notify does not work. uvicorn " + UVICORN.newest + " has the names"
 )
-# A new worker may import a large app for so long while the old one serves, as under gunicorn.
+# Seconds in which a new worker may import a large app. The old one serves meanwhile.
 _START_S = 30
 
 
 class _Worker(multiprocess.Process):
-    """A worker that ends with _STARTUP_FAILURE if it could not start, for whatever reason.
+    """A worker that ends with _STARTUP_FAILURE if it could not start.
 
-    :ivar drains: whether workers serve for `drain_delay_s` before they end, as the server ends.
+    :ivar drains: whether the whole server ends. Each worker then serves for `drain_delay_s` first.
     """
 
     drains = False
 
     def terminate(self) -> None:
-        """End. If others serve on, without the drain: SIGINT ends it."""
+        """End the worker. If other workers serve on, SIGINT skips the drain."""
         if not self.drains and self.process.exitcode is None and self.process.pid is not None:
             os.kill(self.process.pid, signal.SIGINT)
         super().terminate()
@@ -128,9 +128,10 @@ def _serve(app: str, *, app_dir: str | None = None, **options: Any) -> None:
 
 
 def _listeners(config: Config) -> list[socket.socket]:
-    """The sockets to listen on: for all addresses (`::`), one for IPv4 and one for IPv6.
+    """Return the sockets to listen on: for all addresses (`::`), one for IPv4 and one for IPv6.
 
-    A single one would name IPv4 clients ::ffff:a.b.c.d. `forwarded_allow_ips` has a.b.c.d.
+    A single IPv6 socket would report IPv4 clients as ::ffff:a.b.c.d, and `forwarded_allow_ips`
+    contains a.b.c.d.
     """
     if config.uds is not None or config.fd is not None or config.host != "::":
         return [config.bind_socket()]

@@ -17,14 +17,15 @@ from ..loading import AppNotLoaded, ServerName
 from ..loading.servers import Loaded, load_as
 from .sizing import Container, read_container, size, temporary_note
 
-# Proxies' own defaults: nginx's proxy_read_timeout and its upstream keepalive_timeout, the idle
-# timeout of AWS's load balancers. Kubernetes' terminationGracePeriodSeconds.
+# The default of nginx's proxy_read_timeout and upstream keepalive_timeout, and the idle timeout of
+# AWS's load balancers.
 _PROXY_S = 60
+# The default of Kubernetes' terminationGracePeriodSeconds.
 _SUPERVISOR_S = 30
-# A connection, and for a file that is sent the app's descriptor and one to send from.
+# The descriptors of a connection: its socket, the file of the app, and a copy to send from.
 _FILES_OF_A_CONNECTION, _OTHER_FILES = 3, 100
 # gunicorn's workers in which a thread or process waits for its client.
-_WITHOUT_THREADS = ("sync", "gthread")
+_BLOCKED_BY_SLOW_CLIENTS = ("sync", "gthread")
 _LOCAL = ("127.", "localhost", "[::1]", "unix:")
 _SERVERS: Mapping[str, ServerName] = {
     "gunicorn": "gunicorn", "uvicorn": "uvicorn", "asgifast.uvicorn": "uvicorn"
@@ -39,7 +40,8 @@ def check_deployment(
     :param command: of gunicorn or uvicorn, also as `python -m gunicorn`.
     :param environment: variables to add to those of this process.
     :param silenced: ids of findings to leave out.
-    :raises ConfigurationError: if it is neither, or refuses its arguments, and for an unknown id.
+    :raises ConfigurationError: if the command is another server's, if the server refuses its
+        arguments, or for an unknown id.
     :raises AppNotLoaded: if its app cannot be loaded.
     """
     left_out = known_ids(silenced)
@@ -104,7 +106,7 @@ def findings(
     options = loaded.configured
     kind = str(options["kind"])
     fast = "wsgifast" in kind or "asgifast" in kind
-    if kind in _WITHOUT_THREADS:
+    if kind in _BLOCKED_BY_SLOW_CLIENTS:
         yield "WF101", kind
     if not has_body_limit and (server == "uvicorn" or not fast):
         yield "WF102", "WSGIFAST_BODY_LIMIT_BYTES is not set" if fast else kind
