@@ -184,6 +184,13 @@ def test_gunicorn_with_another_signature_is_refused(tmp_path: Path) -> None:
     assert "has no Request.parse_headers(data, from_trailer=) (gunicorn.http.message)" in printed
 
 
+def test_fast_uvicorn_worker_without_a_name_is_refused(tmp_path: Path) -> None:
+    argv = gunicorn(worker="asgifast.workers.FastUvicornWorker")
+    printed = ended(argv, copied(tmp_path, ("gunicorn", "reexec_pid", "child_pid")))
+    assert "has no Arbiter.reexec_pid (gunicorn.arbiter), which FastUvicornWorker uses" in printed
+    assert "-k uvicorn_worker.UvicornWorker" in printed
+
+
 HOOKS = """
 def on_starting(server):
     server.log.info("the user's on_starting: %s", type(server).__name__)

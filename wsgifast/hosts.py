@@ -205,6 +205,9 @@ GUNICORN = Host(
                 "tmp wsgi"
             ),
         },
+        "FastUvicornWorker": {
+            "gunicorn.arbiter:Arbiter": "master_pid reexec_pid stop(graceful)",
+        },
         "JSONLogger": {
             "gunicorn.config:Config": "forwarded_allow_networks()",
             "gunicorn.glogging:Logger": (
@@ -244,9 +247,11 @@ UVICORN = Host(
             ),
         },
         "supervisor": {
-            "uvicorn.supervisors.multiprocess:Process": "is_ready() server target(sockets)",
+            "uvicorn.supervisors.multiprocess:Process": (
+                "is_ready() process server target(sockets) terminate()"
+            ),
             "uvicorn.supervisors.multiprocess:Multiprocess": (
-                "keep_subprocess_alive() processes restart_all() should_exit"
+                "keep_subprocess_alive() processes restart_all() should_exit terminate_all()"
             ),
         },
         "h11": {

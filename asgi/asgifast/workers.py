@@ -13,6 +13,7 @@ from typing import Any
 
 from wsgifast.checks import configuration_names, needs
 from wsgifast.errors import ConfigurationError, MissingExtra
+from wsgifast.hosts import GUNICORN
 from wsgifast.metrics.setup import Wanted, check, wanted_metrics
 from wsgifast.server_options import options_of_environment
 
@@ -68,7 +69,14 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
 
     @classmethod
     def setup(cls) -> None:
-        """Prepare the arbiter, which calls this before it starts workers."""
+        """Prepare the arbiter, which calls this before it starts workers.
+
+        :raises UnsupportedHost: if it lacks a name that this uses.
+        """
+        GUNICORN.check(
+            cls.__name__, "FastUvicornWorker",
+            way_out="install a tested gunicorn, or start it with `-k uvicorn_worker.UvicornWorker`",
+        )  # fmt: skip
         _note_the_end()
 
     def load_wsgi(self) -> None:
