@@ -310,7 +310,7 @@ class Values:
         start_response("200 OK", [])
         return [bytes(LARGE if environ["PATH_INFO"] == "/download" else 1)]
 
-    def log(self, resp: Any, req: Any, environ: Any, seconds: float) -> None:
+    def log(self, resp: Any, req: Any, environ: Any, *_: Any) -> None:
         self._seen.append((req.uri, self._var.get(), getattr(self._local, "path", "none")))
         self._missing.release()
 

@@ -42,7 +42,7 @@ class Route:
     """
 
     __slots__ = (
-        "_logger", "attributes", "formatter", "functions", "handler", "make", "stream",
+        "_logger", "attributes", "counts", "formatter", "functions", "handler", "make", "stream",
         "terminator",
     )  # fmt: skip
 
@@ -57,7 +57,9 @@ class Route:
         self.formatter = formatter = handler.formatter
         self.stream = stream = getattr(handler, "stream", None)
         self.functions = functions = _skipped_functions(logging)
-        self.attributes = _count_attributes(logger, handler, formatter)
+        objects = (logger, handler) if formatter is None else (logger, handler, formatter)
+        self.attributes = tuple(each.__dict__ for each in objects)
+        self.counts = tuple(map(len, self.attributes))
         self.make: Any = None
         is_stock = (
             type(logger) is logging.Logger
@@ -122,7 +124,8 @@ class LineLog:
             or handler.formatter is not route.formatter
             or getattr(handler, "stream", None) is not route.stream
             or _skipped_functions(logging) != route.functions
-            or _count_attributes(logger, handler, route.formatter) != route.attributes
+            # One more when somebody replaces a method of an object.
+            or tuple(map(len, route.attributes)) != route.counts
         ):
             self._route = route = Route(logger, handler, self._line_maker)
         if (
@@ -136,11 +139,6 @@ class LineLog:
         ):
             return None
         return route
-
-
-def _count_attributes(*objects: Any) -> int:
-    """Return how many attributes objects have: one more when somebody replaces a method."""
-    return sum(len(each.__dict__) for each in objects if each is not None)
 
 
 def is_defined_in(module: ModuleType, function: object) -> bool:

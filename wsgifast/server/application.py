@@ -45,6 +45,10 @@ from .shared import Shared
 _FROM_CLIENT = (ConnectionError, ssl.SSLError)
 _LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN)
 
+# Adds keys to an environ.
+AddDetails = Callable[[dict[str, Any]], object]
+LogAccess = Callable[[Any, Any, dict[str, Any], float, AddDetails | None], object]
+
 
 @dataclass(kw_only=True, eq=False)
 class Application:
@@ -57,7 +61,8 @@ class Application:
         accepts any path, for the log of a request that is refused anyway.
     :param file_wrapper: the environ's `wsgi.file_wrapper`.
     :param log_access: writes a line of the access log, given the response, the request, its environ
-        and its duration in seconds. None if there is no access log.
+        and its duration in seconds. The last argument is None or a function that adds details to
+        the environ, for a line that may show them. None if there is no access log.
     :param line_needs_thread: returns whether code of the user's, such as a filter, sees by which
         thread a line is written.
     :param pre_request: called with each exchange and its connection before the app, and may change
@@ -83,7 +88,7 @@ class Application:
     make_environ: Callable[..., dict[str, Any]]
     file_wrapper: type
     settings: ResponseSettings
-    log_access: Callable[[Any, Any, dict[str, Any], float], object] | None
+    log_access: LogAccess | None
     pre_request: Callable[[Exchange, AcceptedSocket], object] | None
     post_request: Callable[[Any, dict[str, Any], Response | None, int], object] | None
     answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
@@ -311,14 +316,12 @@ class Application:
         left = output.bytes_left()
         if left and not is_replaced:
             resp.sent = max(0, resp.sent - left)
-        environ = exchange.environ
         if is_replaced or (output.error is None and not resp.is_cut_off):
-            environ[OUTCOME] = SENT
+            outcome = SENT
         else:
-            environ[OUTCOME] = CUT_OFF if self._has_cut_off(output.error) else CLIENT_LEFT
-        if exchange.begun:
-            _add_times(exchange, environ, output.backlog)
-        self._log_access(resp, exchange, environ)
+            outcome = CUT_OFF if self._has_cut_off(output.error) else CLIENT_LEFT
+        add_details = partial(_add_details, exchange, output.backlog, outcome)
+        self._log_access(resp, exchange, exchange.environ, add_details)
 
     def _has_cut_off(self, error: BaseException | None) -> bool:
         """Return whether the server has ended a response early, not the client.
@@ -330,15 +333,23 @@ class Application:
         # A client that takes nothing in time is dropped by a TimeoutError without a number.
         return not isinstance(error, _FROM_CLIENT) and getattr(error, "errno", None) not in _LOST
 
-    def _log_access(self, resp: Response, exchange: Exchange, environ: Any) -> None:
+    def _log_access(
+        self,
+        resp: Response,
+        exchange: Exchange,
+        environ: Any,
+        add_details: AddDetails | None = None,
+    ) -> None:
         if exchange.req.path in self._unlogged:
             return
         seconds = time.monotonic() - exchange.started
-        write = partial(self._write_line, resp, exchange.req, environ, seconds)
         if exchange.context is None:
-            write()
-        else:
-            self.write_elsewhere(partial(exchange.context.run, write))
+            self._write_line(resp, exchange.req, environ, seconds, add_details)
+            return
+        if add_details is not None:
+            add_details(environ)
+        write = partial(self._write_line, resp, exchange.req, environ, seconds, None)
+        self.write_elsewhere(partial(exchange.context.run, write))
 
     def write_elsewhere(self, write: Callable[[], object]) -> None:
         """Write a line of the access log where no value of another request can be seen in it.
@@ -350,10 +361,12 @@ class Application:
         else:
             write()
 
-    def _write_line(self, resp: Response, req: Any, environ: Any, seconds: float) -> None:
+    def _write_line(
+        self, resp: Response, req: Any, environ: Any, seconds: float, add_details: AddDetails | None
+    ) -> None:
         assert self.log_access is not None
         try:
-            self.log_access(resp, req, environ, seconds)
+            self.log_access(resp, req, environ, seconds, add_details)
         except Exception:  # in a logger of the user's
             self.log.exception("Error in the access log")
 
@@ -384,9 +397,14 @@ def _wait_of_this_thread() -> float | None:
 wait_sources.append(_wait_of_this_thread)
 
 
-def _add_times(exchange: Exchange, environ: dict[str, Any], backlog: Backlog | None) -> None:
+def _add_details(
+    exchange: Exchange, backlog: Backlog | None, outcome: str, environ: dict[str, Any]
+) -> None:
     """Add the keys that an access log can print about the response just sent."""
+    environ[OUTCOME] = outcome
     queued, begun, answered = exchange.queued, exchange.begun, exchange.answered
+    if not begun:
+        return
     waited_s = 0.0 if backlog is None else backlog.waited_s
     environ[WAIT_US] = int((begun - queued) * 1e6) if queued else 0
     environ[APP_US] = int((answered - begun - waited_s) * 1e6)

@@ -20,7 +20,7 @@ from gunicorn import glogging
 from gunicorn.glogging import Logger, SafeAtoms
 
 from ..bodies.access_log import basic_user
-from ..bodies.line_log import LineLog, is_defined_in
+from ..bodies.line_log import LineLog, Route, is_defined_in
 from . import json_log
 from .json_log import JSONLogger
 
@@ -56,8 +56,6 @@ _LOOK_UPS = {
     "o": "of_headers(resp.headers, {})",
     "e": "of_environ(environ, {})",
 }
-# Methods of gunicorn's logger that a line skips.
-_SKIPPED = frozenset({"access", "atoms", "now"})
 _FIELD = re.compile(r"%\(([^()]*)\)")
 _TIME = "[%d/%b/%Y:%H:%M:%S %z]"
 # A format in which everything but the names of fields has been removed from its conversions.
@@ -72,22 +70,33 @@ class AccessLog:
 
     def __init__(self, log: Any) -> None:
         self._log = log
-        self._compiled: tuple[Any, LineMaker | None] = (None, None)
+        self._compiled: tuple[Any, LineMaker | None, bool] = (None, None, True)
         self._lines: LineLog | None = None
         if _is_stock(log):
             self._lines = LineLog(log.access_log, _is_of_message)
             self._format = log.cfg.settings["access_log_format"]
 
-    def write(self, resp: Any, req: Any, environ: dict[str, Any], seconds: float) -> None:
-        """Log a request that took some seconds. Errors are those of gunicorn's method."""
-        lines = self._lines
-        log = self._log
-        route = None if lines is None else lines.route()
-        if route is not None and _SKIPPED.isdisjoint(log.__dict__):
-            text, line_maker = self._compiled
+    def write(
+        self,
+        resp: Any,
+        req: Any,
+        environ: dict[str, Any],
+        seconds: float,
+        add_details: Callable[[dict[str, Any]], object] | None = None,
+    ) -> None:
+        """Log a request that took some seconds. Errors are those of gunicorn's method.
+
+        :param add_details: adds keys to the environ. It is called only if the line may show them.
+        """
+        route = self._route()
+        if route is not None:
+            text, line_maker, shows_environ = self._compiled
             if text is not self._format.value:
-                line_maker = self._compile()
+                line_maker, shows_environ = self._compile()
             if line_maker is not None:
+                if shows_environ and add_details is not None:
+                    add_details(environ)
+                    add_details = None
                 try:
                     line = line_maker(resp, req, environ, seconds)
                 except Exception:  # noqa: BLE001 - gunicorn's method meets it, too, and reports it
@@ -95,22 +104,34 @@ class AccessLog:
                 else:
                     if route.write(line):
                         return
-        log.access(resp, req, environ, timedelta(seconds=seconds))
+        if add_details is not None:
+            add_details(environ)
+        self._log.access(resp, req, environ, timedelta(seconds=seconds))
 
     def is_seen(self) -> bool:
         """Return whether code of the user's, such as a filter, may see a line being written."""
-        lines = self._lines
-        return lines is None or lines.route() is None or not _SKIPPED.isdisjoint(self._log.__dict__)
+        return self._route() is None
 
-    def _compile(self) -> LineMaker | None:
+    def _route(self) -> Route | None:
+        """Return the way of the next line. None if the line has to go through gunicorn's logger."""
+        lines = self._lines
+        replaced = self._log.__dict__
+        # Methods of gunicorn's logger that the direct way skips.
+        if lines is None or "access" in replaced or "atoms" in replaced or "now" in replaced:
+            return None
+        return lines.route()
+
+    def _compile(self) -> tuple[LineMaker | None, bool]:
         text = self._format.value
         line_maker: LineMaker | None
+        shows_environ = True
         if type(self._log) is JSONLogger:
             line_maker = self._log.line if text == JSONLogger.FORMAT else None
         else:
-            line_maker = compiled(text, self._log)
-        self._compiled = text, line_maker
-        return line_maker
+            line_maker = compiled(text)
+            shows_environ = any(name[-1:].lower() == "e" for name in _FIELD.findall(text))
+        self._compiled = text, line_maker, shows_environ
+        return line_maker, shows_environ
 
 
 def _is_stock(log: Any) -> bool:
@@ -135,31 +156,14 @@ def _is_of_message(formatter: logging.Formatter) -> bool | None:
     return is_own or None
 
 
-def compiled(text: str, log: Any) -> LineMaker | None:
+def compiled(text: str) -> LineMaker | None:
     """Return a function that makes the lines of an access log format.
 
     The result is None if the format may be malformed.
-
-    :param log: gunicorn's logger.
     """
     if _CONVERSIONS.fullmatch(text) is None:
         return None
     names = _FIELD.findall(text)
-    source = ["def line(resp, req, environ, seconds):", "get = environ.get"]
-    if any(name in names for name in "TDML"):
-        source.append("elapsed = timedelta(seconds=seconds)")
-    values = []
-    for number, name in enumerate(names):
-        if (expression := _FIELDS.get(name)) is None:
-            value = f"v{number}"
-            values.append(value)
-            source.append(f"{value} = {_expression(name)}")
-            source.append(f"if type({value}) is not str or '\"' in {value}:")
-            source.append(f" {value} = escaped({value})")
-        else:
-            values.append(f"({expression})")
-    # Without a field, gunicorn formats a mapping: "%%" is a percent sign there as well.
-    source.append(f"return {_FIELD.sub('%', text)!r} % ({''.join(f'{v}, ' for v in values)})")
     namespace: dict[str, Any] = {
         "now": _clock(),
         "getpid": os.getpid,
@@ -169,7 +173,21 @@ def compiled(text: str, log: Any) -> LineMaker | None:
         "of_headers": _of_headers,
         "of_environ": _of_environ,
     }
-    exec("\n ".join(source), namespace)
+    start = "(resp, req, environ, seconds):\n get = environ.get\n "
+    if any(name in names for name in "TDML"):
+        start += "elapsed = timedelta(seconds=seconds)\n "
+    values = [_FIELDS.get(name) or _expression(name) for name in names]
+    escaped = [_FIELDS.get(name) or f"escaped({_expression(name)})" for name in names]
+    # Without a field, gunicorn formats a mapping: "%%" is a percent sign there as well.
+    template = repr(_FIELD.sub("%", text))
+    quotes = _FIELD.sub("%", text).count('"')
+    exec(
+        f"def careful{start}return {template} % ({''.join(f'({v}), ' for v in escaped)})\n"
+        f"def line{start}text = {template} % ({''.join(f'({v}), ' for v in values)})\n"
+        # Only quotes are escaped, and few lines have any.
+        f" return text if text.count('\"') == {quotes} else careful(resp, req, environ, seconds)\n",
+        namespace,
+    )
     line_maker: LineMaker = namespace["line"]
     return line_maker
 
