@@ -45,11 +45,6 @@ SENDFILE_BYTES = "wsgifast.sendfile_bytes"
 # after the kernel has taken the last byte.
 OUTCOME = "wsgifast.outcome"
 SENT, CLIENT_LEFT, CUT_OFF = "sent", "client left", "cut off"
-# Those that a JSON log has under the same names, if present.
-LOGGED = (
-    SENT_AS, CHUNKS, CODING, UNCOMPRESSED_BYTES, COMPRESSED_BYTES, SENDFILE_BYTES, QUEUE_US,
-    WAIT_US, APP_US, SEND_US, OUTCOME, REQUEST_ID,
-)  # fmt: skip
 
 # The last second for which json_line() has made the text of the time.
 _second = 0, ""

@@ -5,18 +5,29 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
 
 from gunicorn.glogging import Logger
 
 from ..bodies.access_log import (
-    LOGGED,
+    APP_US,
+    CHUNKS,
+    CODING,
+    COMPRESSED_BYTES,
+    OUTCOME,
     PATTERN,
+    QUEUE_US,
+    REQUEST_ID,
+    SEND_US,
     SENDFILE_BYTES,
     SENT_AS,
     TRACE_ID,
+    UNCOMPRESSED_BYTES,
+    WAIT_US,
     ErrorLogFormatter,
     basic_user,
     json_line,
@@ -26,8 +37,17 @@ from ..bodies.access_log import (
     sent_text,
 )
 
-# The names of fields that are keys of the environ, and their beginnings in a line.
-_LOGGED = [*((name, f',"{name}":') for name in LOGGED), (TRACE_ID, ',"trace_id":')]
+# Keys of the environ that are logged under their own names. FastWorker sets the first four.
+_COUNTED = (SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
+_OTHERS = (UNCOMPRESSED_BYTES, COMPRESSED_BYTES, QUEUE_US, REQUEST_ID, "trace_id")
+_NO_OTHERS = [None] * len(_OTHERS)
+# All keys of the environ that a line shows.
+_KEYS = (
+    "REMOTE_ADDR", "HTTP_X_FORWARDED_FOR", "HTTP_AUTHORIZATION", PATTERN, "RAW_URI",
+    "HTTP_USER_AGENT", "HTTP_REFERER",
+    "REQUEST_METHOD", "wsgi.url_scheme", "SERVER_PROTOCOL", SENT_AS, CODING, OUTCOME,
+    *_COUNTED, CHUNKS, *_OTHERS[:-1], TRACE_ID,
+)  # fmt: skip
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
@@ -95,11 +115,15 @@ class JSONLogger(Logger):  # type: ignore[misc]
 
         It is text from the beginning, because a dictionary of the fields takes twice the time.
         """
-        get = environ.get
-        client = peer = get("REMOTE_ADDR", "")
-        if forwarded := get("HTTP_X_FORWARDED_FOR"):
-            client = self._client(peer, forwarded)
-        path, _, query = sent_text(get("RAW_URI", "")).partition("?")
+        (
+            peer, forwarded, authorization, pattern, uri, agent, referer,
+            method, scheme, protocol, sent_as, coding, outcome,
+            sendfile_bytes, wait_us, app_us, send_us, chunks, *others,
+        ) = map(environ.get, _KEYS)  # fmt: skip
+        client = peer
+        if forwarded:
+            client = self._client(peer or "", forwarded)
+        path, _, query = sent_text(uri or "").partition("?")
         status = resp.status
         if isinstance(status, (str, bytes)):
             status = int(status.split(None, 1)[0])
@@ -108,36 +132,38 @@ class JSONLogger(Logger):  # type: ignore[misc]
             line += f',"client.address":{quoted[client]}'
         if peer and peer != client:
             line += f',"network.peer.address":{quoted[peer]}'
-        if (authorization := get("HTTP_AUTHORIZATION")) and (user := basic_user(authorization)):
+        if authorization and (user := basic_user(authorization)):
             line += f',"user.name":{quoted[user]}'
-        if pattern := get(PATTERN):
+        if pattern:
             line += f',"http.route":{json_value(pattern)}'
-        if method := get("REQUEST_METHOD"):
-            line += f',"http.request.method":{quoted[method]}'
-        if scheme := get("wsgi.url_scheme"):
-            line += f',"url.scheme":{quoted[scheme]}'
         if path:
             line += f',"url.path":{quoted[path]}'
         if query:
             line += f',"url.query":{quoted[query]}'
-        if version := get("SERVER_PROTOCOL", "").partition("/")[2]:
-            line += f',"network.protocol.version":{quoted[version]}'
-        line += f',"http.response.status_code":{status}'
         sent = getattr(resp, "sent", None)
         # gunicorn's own workers do not count bytes sent by sendfile.
-        is_counted = sent or get(SENT_AS) != "file" or SENDFILE_BYTES in environ
-        if sent is not None and is_counted:
+        if sent is not None and (sent or sent_as != "file" or sendfile_bytes is not None):
             line += f',"http.response.body.size":{sent}'
-        if agent := get("HTTP_USER_AGENT"):
+        if agent:
             line += f',"user_agent.original":{quoted[sent_text(agent)]}'
-        if referer := get("HTTP_REFERER"):
+        if referer:
             # A list, as OpenTelemetry requires for any header.
             line += f',"http.request.header.referer":[{quoted[sent_text(referer)]}]'
-        line += f',"wsgifast.duration_us":{duration_us}'
-        for name, start in _LOGGED:
-            if name in environ and (value := environ[name]) not in (None, ""):
-                line += f"{start}{value if type(value) is int else json_value(value)}"
-        return line + "}"
+        if type(wait_us) is type(app_us) is type(send_us) is type(sendfile_bytes) is int:
+            line += (
+                f',"{SENDFILE_BYTES}":{sendfile_bytes},"{WAIT_US}":{wait_us}'
+                f',"{APP_US}":{app_us},"{SEND_US}":{send_us}'
+            )
+        else:  # another server's, or the app has replaced one
+            line += _part(_COUNTED, (sendfile_bytes, wait_us, app_us, send_us))
+        if type(chunks) is int:
+            line += f',"{CHUNKS}":{chunks}'
+        if others != _NO_OTHERS:
+            line += _part(_OTHERS, others)
+        return (
+            f'{line}{_request_part(method, scheme, protocol)},"http.response.status_code":{status}'
+            f',"wsgifast.duration_us":{duration_us}{_response_part(sent_as, coding, outcome)}}}'
+        )
 
     def _client(self, peer: str, forwarded: str) -> str:
         """Return the address of a client, behind the proxies that gunicorn trusts.
@@ -156,6 +182,27 @@ class JSONLogger(Logger):  # type: ignore[misc]
                 break
             client = address
         return client
+
+
+# Few values of these fields occur, so that the text of each combination is cached.
+
+
+@lru_cache(maxsize=256)
+def _request_part(method: str | None, scheme: str | None, protocol: str | None) -> str:
+    version = (protocol or "").partition("/")[2]
+    names = "http.request.method", "url.scheme", "network.protocol.version"
+    return _part(names, (method, scheme, version))
+
+
+@lru_cache(maxsize=256)
+def _response_part(sent_as: str | None, coding: str | None, outcome: str | None) -> str:
+    return _part((SENT_AS, CODING, OUTCOME), (sent_as, coding, outcome))
+
+
+def _part(names: tuple[str, ...], values: Sequence[object]) -> str:
+    """Return the fields of a line that have a value, each after a comma."""
+    fields = zip(names, values, strict=True)
+    return "".join(f',"{k}":{json_value(v)}' for k, v in fields if v not in (None, ""))
 
 
 def trusts_address(cfg: Any, allowed: list[str], address: str) -> bool:
