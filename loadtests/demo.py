@@ -18,7 +18,7 @@ from tests.support.slow_clients import slow_clients
 from wsgifast.commands import page
 from wsgifast.commands.bench.loads import Load, cpu_seconds
 from wsgifast.commands.bench.processes import Server, wait_until
-from wsgifast.commands.bench.report import machine, problems
+from wsgifast.commands.bench.report import problems
 from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn, served, uvicorn
 from wsgifast.commands.client import BROWSER_ACCEPT_ENCODING
 from wsgifast.commands.terminal import number_text, output_width, progress_line, show, tables
@@ -26,6 +26,7 @@ from wsgifast.commands.terminal import number_text, output_width, progress_line,
 from .app import SHAPES
 from .deployed import deployed
 from .harness.locust import Locust, report_name
+from .harness.machine import machine
 from .harness.results import Result
 from .harness.runner import run
 from .harness.tables import Client, Contender, Profile, Row, Table, Task
@@ -315,7 +316,7 @@ def _gain(result: Result) -> str:
 
 
 def _cpu(result: Result) -> str:
-    ratio = result.ratio(AFTER, result.row.unit.cost)
+    ratio = result.ratio(AFTER, result.cost)
     return f"{number_text(ratio.median * 100)} %" if ratio else ""
 
 

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from loadtests.bench import LINKS
 from loadtests.deployed import NOTE
+from loadtests.harness.machine import machine
 from loadtests.harness.report import grids
 from loadtests.payloads import REPORTS
-from wsgifast.commands.bench.report import Grid, machine
+from wsgifast.commands.bench.report import Grid
 from wsgifast.commands.page import escaped
 from wsgifast.commands.terminal import cell_text
 
@@ -151,7 +152,7 @@ def missing(known: Sequence[Table]) -> Iterator[str]:
 def differing(here: Mapping[str, str | int]) -> Iterator[str]:
     """Rows of short runs, and those that were measured with other versions or elsewhere.
 
-    :param here: the result of :func:`~wsgifast.commands.bench.report.machine`.
+    :param here: the result of :func:`~loadtests.harness.machine.machine`.
     """
     found: dict[str, list[str]] = {}
     for name, table in _read().items():

@@ -27,10 +27,11 @@ from typing import Any
 
 from wsgifast.commands.arguments import option, seconds
 from wsgifast.commands.bench.processes import HOST, ServerFailed, orderly_end, wait_until
-from wsgifast.commands.bench.report import machine, now
+from wsgifast.commands.bench.report import now
 from wsgifast.commands.client import HTTPClient
 from wsgifast.commands.terminal import show, table
 
+from ..harness.machine import machine
 from ..payloads import REPORTS
 from .catalogue import APPLICATIONS, Application, Ask
 from .environment import AGAIN, RAW, ROOT, Environment, NotRunning

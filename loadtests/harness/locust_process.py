@@ -18,7 +18,7 @@ from .locust import Run
 
 class Uploader(Visitor):
     def body(self, headers: dict[str, str]) -> bytes | None:
-        run: Any = self.turn.run
+        run: Any = self.progress.run
         if run.form:
             form, headers["Content-Type"] = _form(run.form, run.posts)
             return form

@@ -7,8 +7,9 @@ from typing import Any
 
 from wsgifast.commands import page
 from wsgifast.commands.bench import report
-from wsgifast.commands.bench.report import Grid, html_table, machine, shown
+from wsgifast.commands.bench.report import Grid, html_table, shown
 
+from .machine import machine
 from .results import Difference, Result
 from .tables import Profile, Table
 
@@ -72,7 +73,7 @@ def _our_cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
 
 def as_html(title: str, parts: Sequence[tuple[Table, Sequence[Result]]]) -> str:
     """Return the whole page: tables, each with its results."""
-    return report.as_html(title, (_section(*part) for part in parts))
+    return report.as_html(title, (_section(*part) for part in parts), machine())
 
 
 def _section(of: Table, results: Sequence[Result]) -> str:

@@ -63,16 +63,27 @@ class Result(results.Result):
     def base(self) -> str:
         return self.row.ours or super().base
 
-    def rate(self, load: Load) -> float:  # type: ignore[override]
-        return self.row.unit.rate(load)
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        return self.row.unit.name
+
+    @property
+    def cost_unit(self) -> str:  # type: ignore[override]
+        return self.row.unit.cost_name or "CPU"
 
     @property
     def less_is_better(self) -> bool:  # type: ignore[override]
         return self.row.unit.less
 
-    def ratio(self, name: str, figure: Callable[[Load], float] | None) -> Ratio | None:
+    def rate(self, load: Load) -> float:
+        return self.row.unit.rate(load)
+
+    def cost(self, load: Load) -> float:
+        return self.row.unit.cost(load) if self.row.unit.cost else 0.0
+
+    def ratio(self, name: str, figure: Callable[[Load], float]) -> Ratio | None:
         """Return the ratio to the first contender, or of ours to this one."""
-        if not self.row.ours or name == self.base or figure is None:
+        if not self.row.ours or name == self.base:
             return super().ratio(name, figure)
         return self.divided(self.base, name, figure)
 
@@ -91,20 +102,13 @@ class Result(results.Result):
         found = {f: [m.facts[f] for m in self.runs[name] if f in m.facts] for f in names}
         return {fact: median(values) for fact, values in found.items()}
 
+    def contender_figures(self, name: str) -> dict[str, Any]:
+        unit, figures = self.row.unit, super().contender_figures(name)
+        if unit.cost is None:
+            figures |= {self.cost_unit: None, "cost ratio": None}
+        if unit.difference:
+            figures["difference"] = self.difference(name)
+        return {**figures, "facts": self.facts(name)}
+
     def figures(self) -> dict[str, Any]:
-        unit = self.row.unit
-        rate, cost = (unit.name, unit.rate), (unit.cost_name or "CPU", unit.cost)
-        contenders = {
-            name: {
-                **self.contender_figures(name, rate, cost),
-                **({"difference": self.difference(name)} if unit.difference else {}),
-                "facts": self.facts(name),
-            }
-            for name in self.runs
-        }
-        return {
-            "title": self.title,
-            "ours": self.row.ours,
-            "contenders": contenders,
-            "again": self.again,
-        }
+        return {**super().figures(), "ours": self.row.ours}

@@ -13,10 +13,11 @@ from typing import Any
 from wsgifast.commands.arguments import STATUS_INTERRUPTED, write_file
 from wsgifast.commands.bench.loads import Load, Seen
 from wsgifast.commands.bench.processes import HOST, temporary_folder
-from wsgifast.commands.bench.report import as_json, machine, now
+from wsgifast.commands.bench.report import as_json, now
 from wsgifast.commands.bench.runner import Servers, all_results, at, one_run, sized, take_turns
 from wsgifast.commands.terminal import Progress, output_width, show
 
+from .machine import machine
 from .report import as_html, results_text, rows_figures
 from .results import Result
 from .tables import Contender, Profile, Row, Table, Task

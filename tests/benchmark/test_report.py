@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtests.harness import machine as details
 from loadtests.harness.report import as_html, results_text, rows_figures
 from loadtests.harness.runner import measure
 from loadtests.harness.tables import REQUESTS, Client, Contender, Profile, Row, Table, Task
@@ -145,8 +146,8 @@ def test_machine_details_name_the_congestion_control(
     setting = tmp_path / "tcp_congestion_control"
     if control is not None:
         setting.write_text(f"{control}\n")
-    monkeypatch.setattr(report, "_CONGESTION_CONTROL", setting)
-    assert report.machine().get("tcp") == control
+    monkeypatch.setattr(details, "_CONGESTION_CONTROL", setting)
+    assert details.machine().get("tcp") == control
 
 
 @pytest.mark.parametrize(("enabled", "suffix"), [(True, ", JIT"), (False, "")])
@@ -155,7 +156,7 @@ def test_machine_details_name_a_jit_that_is_on(
 ) -> None:
     jit = SimpleNamespace(is_enabled=lambda: enabled)
     monkeypatch.setattr(sys, "_jit", jit, raising=False)
-    assert report.machine()["python"] == f"CPython {platform.python_version()}{suffix}"
+    assert details.machine()["python"] == f"CPython {platform.python_version()}{suffix}"
 
 
 class _Page(HTMLParser):

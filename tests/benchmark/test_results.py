@@ -17,7 +17,7 @@ from loadtests.harness.runner import run
 from loadtests.harness.tables import REQUESTS, Client, Contender, Profile, Row, Table, Task, Unit
 from tests.benchmark.runs import client, compared, results
 from wsgifast import ConfigurationError
-from wsgifast.commands.bench.comparison import budget, over_budget
+from wsgifast.commands.bench.budget import budget, over_budget
 from wsgifast.commands.bench.loads import Load, Seen
 from wsgifast.commands.bench.report import as_json, now, problems, verdict
 from wsgifast.commands.bench.results import Ratio, interval

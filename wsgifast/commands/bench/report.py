@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from .. import page
@@ -28,6 +27,10 @@ READING = (
     "MB are 10^6 bytes. Clients and servers share this machine, over loopback. Trust the ratios, "
     "not the absolute figures."
 )
+# Shown as the ratio to a contender that never succeeded.
+RESPONDS = "responds"
+# A contender's cells by the titles of their columns.
+Cells = Callable[[str, Mapping[str, Any]], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Grid:
     parts: Sequence[tuple[str, str, Sequence[Sequence[object]]]]
 
     def wide(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
-        """Columns and rows. Titles have their own column, with the key below."""
+        """Return columns and rows. Titles have their own column, with the key below."""
         rows = [
             [label, *line]
             for title, key, lines in self.parts
@@ -51,7 +54,7 @@ class Grid:
         return ["", *self.columns], rows
 
     def narrow(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
-        """Columns and rows. Titles have their own lines."""
+        """Return columns and rows. A title is a row of one cell."""
         rows: list[Sequence[object]] = []
         for title, key, lines in self.parts:
             rows.append([f"{title} {key}".rstrip()])
@@ -59,81 +62,79 @@ class Grid:
         return self.columns, rows
 
 
-def results_text(grids: Iterable[Grid], results: Sequence[Result], width: int | None = None) -> str:
-    """Return tables, and the problems of the run.
+def grid(rows: Mapping[str, Mapping[str, Any]], cells: Cells | None = None) -> Grid:
+    """Return the results of one unit, without empty columns.
 
-    :param width: in characters. None for any.
+    :param rows: by their keys, as from :meth:`.results.Result.figures`, or as read from JSON.
     """
-    found: list[str] = []
-    for each in grids:
-        columns, rows = each.narrow()
-        found += tables(columns, rows, inf if width is None else width)
-    notes = "\n".join(f"- {printable(line)}" for line in problems(results))
-    return "\n\n".join([*found, notes]).rstrip()
-
-
-def now() -> str:
-    """In UTC, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def as_json(title: str, rows: Mapping[str, object]) -> str:
-    """Return a table's report.
-
-    :param rows: values for JSON, and dataclasses (Ratio, Load, ...), by their keys.
-    """
-    return json.dumps({"title": title, "rows": rows}, indent=2, default=dataclasses.asdict) + "\n"
-
-
-# BBR paces large bodies by timers, over loopback too (docs/explanation/sendfile.md).
-_CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-# Packages that a figure may depend on.
-_PACKAGES = (
-    "wsgifast", "gunicorn", "gunicorn_h1c", "werkzeug", "waitress", "whitenoise", "flask", "django",
-    "fastapi", "uvicorn", "uvloop", "httptools", "starlette", "granian", "hypercorn", "aiosmtpd",
-    "locust",
-)  # fmt: skip
-
-
-def machine() -> dict[str, str | int]:
-    """The base of the figures: cores, kernel, congestion control, Python, package versions."""
-    facts: dict[str, str | int] = {
-        "cores": os.cpu_count() or 0,
-        "processor": _processor(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": _python(),
+    cells = cells or contender_cells
+    found = {
+        key: {name: cells(name, row["contenders"]) for name in row["contenders"]}
+        for key, row in rows.items()
     }
-    if control := _congestion_control():
-        facts["tcp"] = control
-    for package in _PACKAGES:
-        try:
-            facts[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            pass
-    return facts
+    every = [own for contenders in found.values() for own in contenders.values()]
+    titles = dict.fromkeys(title for own in every for title in own)
+    columns = [t for t in titles if any(own.get(t) not in ("", None) for own in every)]
+    parts = [
+        (
+            rows[key]["title"],
+            f"[{key}]" if key != rows[key]["title"] else "",
+            [[name, *map(own.get, columns)] for name, own in contenders.items()],
+        )
+        for key, contenders in found.items()
+    ]
+    return Grid(["", *columns], parts)
 
 
-def _python() -> str:
-    # https://docs.python.org/3/library/sys.html#sys._jit
-    jit: Any = getattr(sys, "_jit", None)
-    suffix = ", JIT" if jit is not None and jit.is_enabled() else ""
-    return f"{platform.python_implementation()} {platform.python_version()}{suffix}"
+def contender_cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
+    """Return a contender's cells by the titles of their columns.
+
+    :param contenders: the figures of all contenders, by their names.
+    """
+    figures = contenders[name]
+    unit, cost = list(figures)[:2]
+    costly = " ".join(word for word in cost.split() if "/" not in word)  # "CPU us/req": CPU
+    cells = {
+        unit: figures[unit],
+        "ratio": verdict(name, contenders),
+        "p50 ms": figures["ms"]["50"],
+        "p99 ms": figures["ms"]["99"],
+    }
+    if body := figures.get("body"):
+        sent, whole = body["bytes"], body["decoded bytes"]
+        size = "unknown" if whole is None else f"{whole:,}"
+        coded = f" ({body['coding']} of {size})" if body["coding"] else ""
+        cells["body bytes"] = f"{sent:,}{coded}"
+        cells |= {f"ms at {rate}": ms for rate, ms in body["link"].items()}
+    return {
+        **cells,
+        "failed": figures["failures"] or "",
+        cost: figures[cost],
+        f"{costly} ratio": shown(Ratio, figures["cost ratio"]),
+        "busy": figures["busy"],
+    }
 
 
-def _congestion_control() -> str:
-    try:
-        return _CONGESTION_CONTROL.read_text().strip()
-    except OSError:
-        return ""
+def verdict(name: str, contenders: Mapping[str, Any]) -> str:
+    """Return a contender's ratio, or the word that replaces it.
+
+    :param contenders: the figures of all contenders, by their names.
+    """
+    first, figures = next(iter(contenders.values())), contenders[name]
+    unit = next(iter(figures))
+    if figures["ratio"] is not None:
+        return shown(Ratio, figures["ratio"])
+    if figures[unit] is None:
+        return "fails"
+    return RESPONDS if figures is not first and not first[unit] else ""
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+def shown(kind: Callable[..., object], found: object) -> str:
+    """Return a ratio's text, or "" for None.
+
+    :param found: an object of this kind, or its fields as in JSON.
+    """
+    return "" if found is None else str(kind(**found) if isinstance(found, dict) else found)
 
 
 def problems(results: Sequence[Result]) -> list[str]:
@@ -177,92 +178,57 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
     return "; ".join(names[:most]) + more
 
 
-# Shown as the ratio to a contender that never succeeded.
-RESPONDS = "responds"
-# A contender's cells by the titles of their columns.
-Cells = Callable[[str, Mapping[str, Any]], Mapping[str, object]]
+def results_text(grids: Iterable[Grid], results: Sequence[Result], width: int | None = None) -> str:
+    """Return tables, and the problems of the run.
 
-
-def grid(rows: Mapping[str, Mapping[str, Any]], cells: Cells | None = None) -> Grid:
-    """Return the results of one unit, without empty columns.
-
-    :param rows: by their keys, as from :meth:`.results.Result.figures`, or as read from JSON.
+    :param width: in characters. None for any width.
     """
-    cells = cells or contender_cells
-    found = {
-        key: {name: cells(name, row["contenders"]) for name in row["contenders"]}
-        for key, row in rows.items()
+    limit = inf if width is None else width
+    found = [text for each in grids for text in tables(*each.narrow(), limit)]
+    notes = "\n".join(f"- {printable(line)}" for line in problems(results))
+    return "\n\n".join([*found, notes]).rstrip()
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def as_json(title: str, rows: Mapping[str, object]) -> str:
+    """Return a table's report.
+
+    :param rows: values for JSON, and dataclasses (Ratio, Load, ...), by their keys.
+    """
+    return json.dumps({"title": title, "rows": rows}, indent=2, default=dataclasses.asdict) + "\n"
+
+
+# Packages that a figure may depend on.
+_PACKAGES = (
+    "wsgifast", "gunicorn", "gunicorn_h1c", "werkzeug", "waitress", "whitenoise", "flask", "django",
+    "fastapi", "uvicorn", "uvloop", "httptools", "starlette", "granian", "hypercorn", "aiosmtpd",
+    "locust",
+)  # fmt: skip
+
+
+def machine() -> dict[str, str | int]:
+    """Return what the figures depend on: cores, kernel, Python and the versions of packages."""
+    facts: dict[str, str | int] = {
+        "cores": os.cpu_count() or 0,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
     }
-    every = [own for contenders in found.values() for own in contenders.values()]
-    titles = dict.fromkeys(title for own in every for title in own)
-    columns = [t for t in titles if any(own.get(t) not in ("", None) for own in every)]
-    parts = [
-        (
-            rows[key]["title"],
-            f"[{key}]" if key != rows[key]["title"] else "",
-            [[name, *map(own.get, columns)] for name, own in contenders.items()],
-        )
-        for key, contenders in found.items()
-    ]
-    return Grid(["", *columns], parts)
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            facts[package] = metadata.version(package)
+    return facts
 
 
-def contender_cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
-    """Return a contender's cells by the titles of their columns.
+def as_html(title: str, sections: Iterable[str], facts: Mapping[str, object]) -> str:
+    """Return the whole page.
 
-    :param contenders: the figures of all, by their names.
+    :param facts: as from :func:`machine`.
     """
-    figures = contenders[name]
-    unit, cost = list(figures)[:2]
-    costly = " ".join(word for word in cost.split() if "/" not in word)  # "CPU us/req": CPU
-    return {
-        unit: figures[unit],
-        "ratio": verdict(name, contenders),
-        "p50 ms": figures["ms"]["50"],
-        "p99 ms": figures["ms"]["99"],
-        **_bytes_cells(figures.get("body")),
-        "failed": figures["failures"] or "",
-        cost: figures[cost],
-        f"{costly} ratio": shown(Ratio, figures["cost ratio"]),
-        "busy": figures["busy"],
-    }
-
-
-def _bytes_cells(body: Mapping[str, Any] | None) -> dict[str, object]:
-    """The sent bytes of a body, and their computed time on a link."""
-    if body is None:
-        return {}
-    sent, whole = body["bytes"], body["decoded bytes"]
-    size = "unknown" if whole is None else f"{whole:,}"
-    text = f"{sent:,} ({body['coding']} of {size})" if body["coding"] else f"{sent:,}"
-    return {"body bytes": text, **{f"ms at {rate}": ms for rate, ms in body["link"].items()}}
-
-
-def verdict(name: str, contenders: Mapping[str, Any]) -> str:
-    """Return a contender's ratio, or the word that replaces it.
-
-    :param contenders: the figures of all, by their names.
-    """
-    first, figures = next(iter(contenders.values())), contenders[name]
-    unit = next(iter(figures))
-    if figures["ratio"] is not None:
-        return shown(Ratio, figures["ratio"])
-    if figures[unit] is None:
-        return "fails"
-    return RESPONDS if figures is not first and not first[unit] else ""
-
-
-def shown(kind: Callable[..., object], found: object) -> str:
-    """Return a ratio's text, or "" for None.
-
-    :param found: an object of this kind, or its fields as in JSON.
-    """
-    return "" if found is None else str(kind(**found) if isinstance(found, dict) else found)
-
-
-def as_html(title: str, sections: Iterable[str]) -> str:
-    """Return the whole page."""
-    measured_on = ", ".join(f"{name} {value}" for name, value in machine().items())
+    measured_on = ", ".join(f"{name} {value}" for name, value in facts.items())
     body = f'<p class="soft">{page.escaped(READING)}</p>{"".join(sections)}'
     return page.page(title, body, by="wsgifast bench", note=f"{measured_on}.")
 
@@ -279,22 +245,15 @@ def section(
     :param notes: paragraphs above the figures.
     :param before: HTML above the notes.
     """
+    bars = [_bar(result, name) for result in results for name in result.runs if name != result.base]
     lines = "".join(f"<li>{page.escaped(line)}</li>" for line in problems(results))
     paragraphs = "".join(f"<p>{page.escaped(note)}</p>" for note in notes)
     figures = "".join(html_table(*each.wide()) for each in grids)
     return (
-        f"<article><h2>{page.escaped(title)}</h2>{before}{paragraphs}{_chart(results)}"
-        f"<h3>All figures</h3>{figures}"
-        f"<ul>{lines or '<li>No failures, and identical bodies.</li>'}</ul></article>"
-    )
-
-
-def _chart(results: Sequence[Result]) -> str:
-    bars = [_bar(result, name) for result in results for name in result.runs if name != result.base]
-    return (
-        "<h3>Ratios</h3>"
+        f"<article><h2>{page.escaped(title)}</h2>{before}{paragraphs}<h3>Ratios</h3>"
         '<p class="soft">The thin line is the interval. Green is better, grey is unclear, '
-        f"amber is worse.</p>{page.ratio_chart(bars)}"
+        f"amber is worse.</p>{page.ratio_chart(bars)}<h3>All figures</h3>{figures}"
+        f"<ul>{lines or '<li>No failures, and identical bodies.</li>'}</ul></article>"
     )
 
 

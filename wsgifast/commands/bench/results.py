@@ -1,7 +1,4 @@
-"""The result of a comparison: medians, ratios, and their noise.
-
-Several servers are compared under one load, in rounds.
-"""
+"""The result of a comparison: medians over the rounds, ratios, and the noise of the machine."""
 
 from __future__ import annotations
 
@@ -17,21 +14,21 @@ from .loads import Load, Seen
 
 # A process that spends this share of a run on its CPU is the bottleneck.
 BUSY = 0.85
-# The interval of a median covers the true one in at least this share of all runs.
+# The interval of a median contains the true median in this share of all runs, or in more.
 _COVERED = 0.9
-# Quotients of the same two figures may differ in their last digit.
+# Quotients of the same two numbers may differ in their last digit.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A contender's figure divided by the base's: the median over rounds, and its spread.
+    """A contender's figure divided by the base's: the median over the rounds, and its spread.
 
-    Each round gives one ratio of two consecutive runs. Their median is robust against a bad round.
+    Each round gives one ratio of two consecutive runs. A median is robust against a bad round.
 
-    :ivar low: the lowest ratio, and `high` the highest. With a noise, the ends of an interval of
-        the median, widened by the noise.
-    :ivar noise: the base's figure divided by its own second figure, 1 or more. None if unknown.
+    :ivar low: the lowest ratio, and `high` the highest ratio. With a noise: the ends of the
+        interval of the median, widened by the noise.
+    :ivar noise: a factor of 1 or more by which two figures of the base differ. None if unknown.
     """
 
     median: float
@@ -43,10 +40,10 @@ class Ratio:
     def of(
         cls, contender: Sequence[float], base: Sequence[float], noise: float | None = None
     ) -> Ratio:
-        """Return the ratio contender / base, from the ratios of the rounds.
+        """Return the ratio contender / base, from the figures of each round.
 
-        :raises ValueError: if there are no rounds, or a different number of both.
-        :raises ZeroDivisionError: if a base figure is 0.
+        :raises ValueError: if there are no rounds, or if the numbers of rounds differ.
+        :raises ZeroDivisionError: if a figure of the base is 0.
         """
         ratios = [one / other for one, other in zip(contender, base, strict=True)]
         if noise is None:
@@ -57,9 +54,7 @@ class Ratio:
     @property
     def is_clear(self) -> bool:
         """Whether the noise does not explain the difference from 1."""
-        if self.noise is None:
-            return True
-        return self.high < 1 - _ROUNDING or self.low > 1 + _ROUNDING
+        return self.noise is None or self.high < 1 - _ROUNDING or self.low > 1 + _ROUNDING
 
     def __str__(self) -> str:
         median, low, high = map(number_text, (self.median, self.low, self.high))
@@ -69,8 +64,8 @@ class Ratio:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the interval of a median, by the sign test.
 
-    Equally many of the lowest and the highest values are left out, as long as the true median is
-    covered. None of up to seven values is left out.
+    The interval leaves out equally many of the lowest and the highest values. It contains the true
+    median with a probability of at least `_COVERED`. Up to seven values all belong to it.
     """
     ordered, left_out = sorted(values), 0
     missed = 2 * 0.5 ** len(ordered)
@@ -84,11 +79,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Result:
-    """The runs of each contender. Figures are medians over the rounds.
+    """The runs of each contender on one path. Figures are medians over the rounds.
 
     :ivar seen: each contender's response before the load.
-    :ivar again: the base's second run in each round. It shows the noise of the machine.
-    :ivar changes: the first contender sent two different bodies, or two processes did.
+    :ivar changes: the first contender sent two different bodies, or two of its processes did.
+    :ivar again: the base's second run in each round, which shows the noise of the machine.
     :ivar link_mbit: also compute the time of the bodies on a link of this rate.
     """
 
@@ -99,53 +94,56 @@ class Result:
     again: Sequence[Load] = ()
     link_mbit: float | None = None
 
-    @property
-    def base(self) -> str:
-        """The contender that all are compared with."""
-        return next(iter(self.runs))
-
-    @staticmethod
-    def rate(load: Load) -> float:
-        """The compared figure."""
-        return load.requests_per_s
-
+    # The names and the meaning of the compared figure and of its cost.
+    unit = "requests/s"
+    cost_unit = "CPU us/req"
     less_is_better = False
 
+    @property
+    def base(self) -> str:
+        """The contender with which the other contenders are compared."""
+        return next(iter(self.runs))
+
+    def rate(self, load: Load) -> float:
+        """Return the compared figure."""
+        return load.requests_per_s
+
+    def cost(self, load: Load) -> float:
+        """Return the server's CPU time per request."""
+        return load.cpu_us_per_request
+
     def median(self, name: str, figure: Callable[[Load], float]) -> float | None:
-        """Return a contender's figure. None if none of its runs succeeded."""
-        good = [figure(m) for m in self.runs[name] if m.requests]
+        """Return a contender's figure, or None if none of its runs succeeded."""
+        good = [figure(load) for load in self.runs[name] if load.requests]
         return median(good) if good else None
 
     def latency_ms(self, name: str, percent: int) -> float | None:
-        timed = [m.latency_ms[percent] for m in self.runs[name] if m.latency_ms]
+        timed = [load.latency_ms[percent] for load in self.runs[name] if load.latency_ms]
         return median(timed) if timed else None
 
     def failures(self, name: str) -> int:
-        return sum(m.failures for m in self.runs[name])
+        return sum(load.failures for load in self.runs[name])
 
     def errors(self, name: str) -> dict[str, int]:
-        """Return the client's error messages -> their counts."""
-        return dict(sum((Counter(m.errors) for m in self.runs[name]), Counter()))
+        """Return the client's error messages and their counts."""
+        return dict(sum((Counter(load.errors) for load in self.runs[name]), Counter()))
 
-    def ratio(self, name: str, figure: Callable[[Load], float] | None) -> Ratio | None:
+    def ratio(self, name: str, figure: Callable[[Load], float]) -> Ratio | None:
         """Return the contender's figure divided by the base's.
 
-        None for the base, without a figure, and if one of the two never succeeded.
+        It is None for the base itself, and if the contender or the base never succeeded.
         """
-        return self.divided(name, self.base, figure) if name != self.base and figure else None
+        return self.divided(name, self.base, figure) if name != self.base else None
 
     def divided(self, one: str, other: str, figure: Callable[[Load], float]) -> Ratio | None:
         both = [pair for pair in self.pairs(one, other, figure) if pair[1]]
         if not both:
             return None
         contender, base = zip(*both, strict=True)
-        return Ratio.of(contender, base, self.noise(figure))
+        return Ratio.of(contender, base, self._noise(figure))
 
-    def noise(self, figure: Callable[[Load], float]) -> float | None:
-        """Return how far two figures of the base differ, as a factor of 1 or more.
-
-        None if the base ran once in each round.
-        """
+    def _noise(self, figure: Callable[[Load], float]) -> float | None:
+        """Return how far two figures of the base differ. None if it ran once in each round."""
         runs = zip(self.again, self.runs[self.base], strict=False)
         pairs = [(figure(again), figure(first)) for again, first in runs]
         ratios = [again / first for again, first in pairs if again and first]
@@ -157,25 +155,22 @@ class Result:
     def pairs(
         self, one: str, other: str, figure: Callable[[Load], float]
     ) -> list[tuple[float, float]]:
-        """Return both figures of each round in which both succeeded."""
-        return [
-            (figure(own), figure(its))
-            for own, its in zip(self.runs[one], self.runs[other], strict=True)
-            if own.requests and its.requests
-        ]
+        """Return the figures of two contenders in each round in which both succeeded."""
+        runs = zip(self.runs[one], self.runs[other], strict=True)
+        return [(figure(a), figure(b)) for a, b in runs if a.requests and b.requests]
 
     def busy(self, name: str) -> str:
         """Return the bottleneck: "client", "server", both or neither."""
-        sides: dict[str, Callable[[Load], float]] = {
-            "client": lambda m: m.client_cpu_s / m.seconds,
-            "server": lambda m: m.server_cpu_s / m.seconds,
+        shares: dict[str, Callable[[Load], float]] = {
+            "client": lambda load: load.client_cpu_s / load.seconds,
+            "server": lambda load: load.server_cpu_s / load.seconds,
         }
-        return ", ".join(s for s, share in sides.items() if (self.median(name, share) or 0) > BUSY)
+        return ", ".join(p for p, share in shares.items() if (self.median(name, share) or 0) > BUSY)
 
     @property
     def bodies(self) -> dict[str, Seen]:
-        """The first responses of the contenders that succeeded at all."""
-        good = {name for name, runs in self.runs.items() if any(m.requests for m in runs)}
+        """The first responses of the contenders that had a success under load."""
+        good = {name for name, runs in self.runs.items() if any(load.requests for load in runs)}
         return {name: seen for name, seen in self.seen.items() if seen.ok and name in good}
 
     @property
@@ -188,8 +183,7 @@ class Result:
     def differs(self) -> bool:
         """Whether the decoded bodies differ.
 
-        Contenders that only fail do not count. Bodies of an app that never sends the same twice may
-        differ, but a lost content coding counts. A body that cannot be decoded is compared as sent.
+        An app may send a different body each time. Then only a lost content coding counts.
         """
         digests = {seen.digest for seen in self.bodies.values()}
         return self.loses_coding or (not self.changes and len(digests) > 1)
@@ -200,31 +194,20 @@ class Result:
         first, *others = self.runs
         last = [first, *others][-1]
         judged = [last, *(name for name in others if not self.failures(first))]
-        answered = any(m.requests for m in self.runs[last])
-        return answered and not self.differs and not any(map(self.failures, judged))
+        responded = any(load.requests for load in self.runs[last])
+        return responded and not self.differs and not any(map(self.failures, judged))
 
     def figures(self) -> dict[str, Any]:
-        """Return all figures, for JSON. Some are dataclasses."""
-        rate, cost = ("requests/s", self.rate), ("CPU us/req", lambda m: m.cpu_us_per_request)
-        contenders = {name: self.contender_figures(name, rate, cost) for name in self.runs}
+        """Return all figures for JSON. Some values are dataclasses."""
+        contenders = {name: self.contender_figures(name) for name in self.runs}
         return {"title": self.title, "contenders": contenders, "again": self.again}
 
-    def contender_figures(
-        self,
-        name: str,
-        rate: tuple[str, Callable[[Load], float]],
-        cost: tuple[str, Callable[[Load], float] | None],
-    ) -> dict[str, Any]:
-        """Return a contender's figures.
-
-        :param rate: the title and the figure that is compared, and `cost` those of its cost.
-        """
-        return {
-            rate[0]: self.median(name, rate[1]),
-            cost[0]: cost[1] and self.median(name, cost[1]),
-            "ratio": self.ratio(name, rate[1]),
-            "cost ratio": self.ratio(name, cost[1]),
-            **({"body": self._body(seen)} if (seen := self.seen.get(name)) else {}),
+    def contender_figures(self, name: str) -> dict[str, Any]:
+        figures: dict[str, Any] = {
+            self.unit: self.median(name, self.rate),
+            self.cost_unit: self.median(name, self.cost),
+            "ratio": self.ratio(name, self.rate),
+            "cost ratio": self.ratio(name, self.cost),
             "ms": {str(p): self.latency_ms(name, p) for p in (50, 95, 99)},
             "pairs": len(self.runs[name]),
             "failures": self.failures(name),
@@ -232,12 +215,12 @@ class Result:
             "busy": self.busy(name),
             "runs": self.runs[name],
         }
-
-    def _body(self, seen: Seen) -> dict[str, Any]:
-        link = self.link_mbit
-        return {
-            "bytes": seen.body_bytes,
-            "decoded bytes": seen.decoded_bytes,
-            "coding": seen.coding,
-            "link": {f"{link:g} Mbit/s": seen.body_bytes * 8 / link / 1e3} if link else {},
-        }
+        if seen := self.seen.get(name):
+            link = self.link_mbit
+            figures["body"] = {
+                "bytes": seen.body_bytes,
+                "decoded bytes": seen.decoded_bytes,
+                "coding": seen.coding,
+                "link": {f"{link:g} Mbit/s": seen.body_bytes * 8 / link / 1e3} if link else {},
+            }
+        return figures

@@ -1,9 +1,9 @@
 """Runs the servers of a comparison in turn, and measures them.
 
-The contenders run in turn (A B A B ...), so that a slow minute of the machine affects all. The base
-runs again at the end of each round. The difference between its two figures is the noise of the
-machine. Before the load each contender is requested once, and the first one twice, to find bodies
-that differ.
+The contenders run in turn (A B A B ...), so that a slow minute of the machine affects all of them.
+The base runs again at the end of each round. The difference between its two figures is the noise.
+Before the load each contender gets one request, and the first contender two. These requests show
+whether the bodies differ.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _AGAIN = "the first again, for the noise"
 
 
 class Servers:
-    """The servers of a comparison. Each is started when it is first needed.
+    """The servers of a comparison. Each starts when it is first needed.
 
-    :param folder: the run's files.
+    :param folder: the files of the servers.
     :param stack: ends the servers.
     """
 
@@ -48,7 +48,7 @@ class Servers:
         return self._running[server]
 
     def started(self, server: Server, name: str) -> AbstractContextManager[RunningServer]:
-        """Start another one, which ends with the block."""
+        """Start another process of a server, which ends with the block."""
         return running_server(server, name, folder=self._folder, host=self._host)
 
     def look(
@@ -68,28 +68,29 @@ class Servers:
         again = look(tasks[first], tls=servers[first].tls)
         differ = len({one.digest for one in seen.values() if one.ok}) > 1
         if differ and again.digest == seen[first].digest:
-            # In another process: some apps put a token of their process into each page.
+            # Some apps put a token of their process into each page, so ask another process.
             with self.started(servers[first], first) as other:
                 again = look(at(tasks[first], other), tls=servers[first].tls)
         return seen, again.ok and again.digest != seen[first].digest
 
 
-def at(task: _Task, server: RunningServer) -> _Task:
-    """Return the task for this server."""
-    return replace(task, address=server.address, pid=server.pid)
+def at(task: _Task, server: RunningServer, path: str | None = None) -> _Task:
+    """Return the task for this server, and for another path if one is named."""
+    return replace(task, path=path or task.path, address=server.address, pid=server.pid)
 
 
 def sized(tasks: Mapping[str, _Task], seen: Mapping[str, Seen]) -> dict[str, _Task]:
     """Return the tasks with the size that each contender's body must have.
 
-    Contenders may differ, since one may compress. A compressed body may change its size each time.
+    Sizes may differ, since one contender may compress. A compressed body has no required size,
+    because it may change each time.
     """
     sizes = {n: one.body_bytes for n, one in seen.items() if one.ok and not one.coding}
     return {name: replace(task, body_bytes=sizes.get(name)) for name, task in tasks.items()}
 
 
 def one_run(client: Callable[[_Task], Load], task: _Task, server: RunningServer) -> Load:
-    """Make one run, with the CPU time of the server.
+    """Make one run, and measure the CPU time of the server.
 
     :raises ServerFailed: if the server has ended.
     """
@@ -135,8 +136,8 @@ def all_results(
 ) -> tuple[list[Result], int]:
     """Return the results that could be measured, and an exit status.
 
-    The status is 3 if a server or a client failed, and 130 after Ctrl-C. Nothing more is tried
-    after a failure of the first result, because the cause may be the app itself.
+    The status is 3 if a server or a client failed, and 130 after Ctrl-C. A failure of the first
+    result ends the run, because the app itself may be the cause.
 
     :param names: of the results, for messages.
     :param run: yields the results from this number on.
