@@ -39,7 +39,7 @@ def test_malformed_status_is_refused(status: Any) -> None:
 
 @pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints", "199 Odd"])
 def test_interim_status_is_refused(status: str) -> None:
-    with pytest.raises(BodyError, match="announces another response"):
+    with pytest.raises(BodyError, match="another response must follow"):
         ResponseStart(status, [])
 
 

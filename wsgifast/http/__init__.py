@@ -1,1 +1,1 @@
-"""The rules of HTTP, each in one place: sans I/O, and without WSGI."""
+"""The rules of HTTP as pure code: without I/O, and independent of WSGI."""

@@ -1,4 +1,4 @@
-"""Decodes a request's body that arrives in pieces (RFC 9112 sections 6.2 and 7.1)."""
+"""Decoders of request bodies that arrive in pieces (RFC 9112 sections 6.2 and 7.1)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _EXTENSIONS = rb"((?:[ \t]*;[ \t]*%(token)b(?:[ \t]*=[ \t]*(?:%(token)b|%(quoted
     b"quoted": _QUOTED,
 }
 _SIZE_LINE = re.compile(_SIZE + _EXTENSIONS)
-# The separator of most chunks, so that one match replaces two lines.
+# The bytes between the data of two chunks in most requests. One match replaces the parsing of two
+# lines.
 _USUAL_GAP = re.compile(rb"\r\n%b\r\n" % _SIZE)
-_USUAL_LINE_BYTES = 18  # the longest size line in there
-# RFC 9110 section 5.5. No folded lines (RFC 9112 section 5.2).
+_USUAL_LINE_BYTES = 18  # the longest size line that _USUAL_GAP matches
+# RFC 9110 section 5.5. Folded lines are invalid (RFC 9112 section 5.2).
 _TRAILER = re.compile(rb"(%b):[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
 
-# Chunk extensions, which are ignored, may be this much longer than the body.
+# Chunk extensions are ignored. All of them together may be this much longer than the body.
 _EXTENSION_BYTES = 16 * 1024
 
 _SIZE_NEXT, _END_NEXT, _TRAILER_NEXT = "chunk size", "chunk end", "trailer"
@@ -34,8 +35,8 @@ _SIZE_NEXT, _END_NEXT, _TRAILER_NEXT = "chunk size", "chunk end", "trailer"
 class LengthDecoder:
     """Finds the end of a body with a Content-Length (section 6.2).
 
-    :param length: bytes.
-    :ivar left: bytes that are still to come.
+    :param length: in bytes.
+    :ivar left: the number of bytes that have not arrived.
     """
 
     __slots__ = ("left",)
@@ -47,13 +48,13 @@ class LengthDecoder:
 
     @property
     def done(self) -> bool:
-        """As :attr:`ChunkDecoder.done`."""
+        """Whether all bytes of the body have arrived."""
         return not self.left
 
     def decode(
         self, data: bytes, start: int = 0, *, chunks: int = sys.maxsize
     ) -> tuple[bytes, int]:
-        """As :meth:`ChunkDecoder.decode`."""
+        """Return the content and the end position: see :meth:`ChunkDecoder.decode`."""
         content = data[start : start + self.left]
         self.left -= len(content)
         return content, start + len(content)
@@ -63,14 +64,14 @@ class ChunkDecoder:
     """Decodes the bytes of a chunked body as they arrive (section 7.1).
 
     The result does not depend on how the bytes are split, and the work is linear. At most one
-    incomplete line is stored between two calls. Lines end with CRLF: a bare LF or CR is refused as
-    soon as it is seen (RFC 9112 section 2.2).
+    incomplete line is stored between two calls. Lines end with CRLF: a bare LF or CR is rejected at
+    once (RFC 9112 section 2.2).
 
     :param body_limit: the most bytes of content.
     :param line_limit: the most bytes of a size line or of one trailer, CRLF included.
-    :param trailer_limit: the most bytes of the trailer section, its end included.
+    :param trailer_limit: the most bytes of the trailer section, with its empty line.
     :param trailer_fields: the most trailers.
-    :ivar left: None, because it is not known how much is still to come.
+    :ivar left: None, because the size of the whole body is unknown.
     :ivar done: whether the body and its trailers have ended.
     :ivar size: bytes of content, up to the end of the last chunk that has begun.
     :ivar trailers: the lines of the trailer section, checked, without CRLF.
@@ -89,12 +90,12 @@ class ChunkDecoder:
         self._body_limit = body_limit
         self._line_limit = line_limit
         self._is_usual = line_limit >= _USUAL_LINE_BYTES
-        self._trailer_bytes = trailer_limit  # that may still come
+        self._trailer_bytes = trailer_limit  # that may still arrive
         self._trailer_fields = trailer_fields
-        self._extension_bytes = _EXTENSION_BYTES  # that may still come, beside the content's own
-        self._expects = _SIZE_NEXT  # the kind of the next line, behind the chunk's data
-        self._left = 0  # bytes left of the chunk's data
-        self._start_of_line = b""  # of an incomplete line
+        self._extension_bytes = _EXTENSION_BYTES  # the size of the body is added
+        self._expects = _SIZE_NEXT  # the kind of the line after the chunk's data
+        self._left = 0  # bytes of the chunk that have not arrived
+        self._start_of_line = b""  # the received part of an incomplete line
         self.done = False
         self.size = 0
         self.trailers: list[bytes] = []
@@ -104,12 +105,12 @@ class ChunkDecoder:
     ) -> tuple[bytes, int]:
         """Decode received data.
 
-        :param start: where in `data` to start.
+        :param start: the position in `data` to start at.
         :param chunks: stop after this many chunks, so that no call takes long.
-        :returns: the content, and where decoding stopped: at the end of `data` or of the body, or
-            after the last allowed chunk.
+        :returns: the content, and the position in `data` where decoding stopped: at the end of
+            `data`, at the end of the body, or after the last allowed chunk.
         :raises MalformedRequest: if the body is malformed.
-        :raises BodyTooLarge: at the size line that exceeds the limit.
+        :raises BodyTooLarge: as soon as the sizes of the chunks exceed the limit.
         """
         content = []
         at = start
@@ -137,7 +138,7 @@ class ChunkDecoder:
                 self._begin_chunk(self._parse_size(line))
                 chunks -= 1
             elif self._expects is _END_NEXT:
-                self._expects = _SIZE_NEXT  # the line is empty, since it may not be any longer
+                self._expects = _SIZE_NEXT  # _line() has checked that the line is empty
             elif line:
                 self._add_trailer(line)
             else:
@@ -145,7 +146,7 @@ class ChunkDecoder:
         return b"".join(content), at
 
     def _line(self, data: bytes, at: int) -> tuple[bytes | None, int]:
-        """Return the next line, or None if it is incomplete, and where it ends."""
+        """Return the next line, and the position after it. The line is None if it is incomplete."""
         if self._expects is _SIZE_NEXT:
             limit = self._line_limit
         elif self._expects is _END_NEXT:
@@ -161,7 +162,7 @@ class ChunkDecoder:
             raise MalformedRequest(
                 f"the line of a {self._expects} is longer than {limit + 1} bytes"
             )
-        # A CR at the end of an incomplete line may be the first half of CRLF.
+        # A CR at the end of an incomplete line may be the start of a CRLF.
         if 0 <= line.find(b"\r") < len(line) - 1 or (end >= 0 and not line.endswith(b"\r")):
             raise MalformedRequest(f"a bare CR or LF in the line of a {self._expects}")
         if self._expects is _END_NEXT and line not in (b"", b"\r"):
@@ -175,7 +176,7 @@ class ChunkDecoder:
     def _parse_size(self, line: bytes) -> int:
         parts = _SIZE_LINE.fullmatch(line)
         if parts is None:
-            raise MalformedRequest(f"{line[:100]!r} is no chunk size")
+            raise MalformedRequest(f"{line[:100]!r} is not a chunk size")
         self._extension_bytes -= len(parts[2])
         if self._extension_bytes + self.size < 0:
             raise MalformedRequest("the chunk extensions are longer than the body")
@@ -191,7 +192,7 @@ class ChunkDecoder:
     def _add_trailer(self, line: bytes) -> None:
         field = _TRAILER.fullmatch(line)
         if field is None:
-            raise MalformedRequest(f"{line[:100]!r} is no trailer")
+            raise MalformedRequest(f"{line[:100]!r} is not a trailer")
         if field[1].decode().lower() in NO_TRAILERS:
             raise MalformedRequest(f"{field[1].decode()} must not be a trailer")
         self._trailer_bytes -= len(line) + len(b"\r\n")

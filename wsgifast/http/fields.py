@@ -1,10 +1,10 @@
-"""An app's status and headers, checked once, and their encoding.
+"""Check an app's status and headers, and encode them.
 
-The grammar of header fields stands here too, also for requests.
+The grammar of header fields is here too. The modules for requests use it.
 
 The app decides about the content. The server decides about framing and the connection (RFC 9110
-7.6.1, RFC 9112 6). So Content-Length is stored apart, hop-by-hop headers are dropped, and of
-Connection only "close" and "upgrade" have an effect.
+7.6.1, RFC 9112 6). So Content-Length is an attribute, and hop-by-hop headers are dropped. In a
+Connection header only "close" and "upgrade" have an effect.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from ..errors import BodyError
 from .framing import Framing, frame_response, list_members
 from .headers import LOWER, Header, Headers
 
-# token of RFC 9110 5.6.2, as a regular expression: methods, field names, codings, ...
+# A token (RFC 9110 5.6.2), such as a method, a field name or a content coding.
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-# Header fields about one connection, in lower case: RFC 9110 7.6.1, RFC 9113 8.2.2, and others that
-# older servers and proxies treat alike. The server sends its own, or none.
+# Names of hop-by-hop headers, in lower case (RFC 9110 7.6.1, RFC 9113 8.2.2). Some of them are not
+# in the RFCs, but older servers and proxies drop them. The app's are dropped, and the server may
+# add its own.
 HOP_BY_HOP = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
@@ -36,35 +37,36 @@ NO_TRAILERS = frozenset(
     }
 )  # fmt: skip
 
-# RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 has classes 1 to 5. A
-# code above is unknown, but framed like any final response.
+# RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 defines the classes 1
+# to 5. A code above 599 is unknown, but is framed like any final response.
 _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
 _NAME = re.compile(TOKEN)
 # RFC 9110 5.5: visible characters, SP, HTAB, and the part of Latin-1 beyond ASCII.
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
-# Characters that end a header's line for some client or proxy, or its text for a server in C.
+# CR and LF end a line for some clients and proxies. NUL ends the string for a server in C.
 _LINE_END = re.compile(r"[\r\n\0]")
-# Digits of a Content-Length: more than any disk needs.
+# The most digits of a Content-Length. No disk needs more.
 _MAX_LENGTH_DIGITS = 18
 
-# Not for interim responses (RFC 9110 8.6, RFC 9112 6.1) and trailers (RFC 9110 6.5.1).
+# Headers to drop from interim responses (RFC 9110 8.6, RFC 9112 6.1), and from trailers (RFC 9110
+# 6.5.1).
 _NOT_INTERIM = HOP_BY_HOP | {"content-length"}
 _NOT_IN_TRAILERS = HOP_BY_HOP | NO_TRAILERS
 
-# Caches of checked statuses, with their codes, of an app's values of Content-Length, of checked
-# header names, as sent and in lower case, hop-by-hop names not among them, and of names that were
-# checked for line ends alone. Apps use a few of each.
-_codes: dict[str, int] = {}
-_lengths: dict[str, int] = {}
-_names: dict[str, tuple[str, str]] = {}
-_one_line_names: set[str] = set()
+# Caches of valid values. Apps use few different ones.
 _MAX_CACHED = 500
-# Of a str subclass, such as an enum's member, the characters are checked and sent. Its format() may
-# return anything.
+_codes: dict[str, int] = {}  # by status
+_lengths: dict[str, int] = {}  # by value of Content-Length
+# From a header name to the same name, and to its lower case. It has no hop-by-hop names.
+_names: dict[str, tuple[str, str]] = {}
+# Names without CR, LF and NUL.
+_one_line_names: set[str] = set()
+# The characters of a str subclass, such as an enum's member. Its own str() and format() may return
+# other text.
 _characters = str.__str__
 _strip = str.strip
-# A cache of checked headers, by status and headers. Long ones are not cached, and neither are those
-# with a cookie, which may be a secret.
+# A cache of checked responses by status and headers. Long headers are not cached. Headers with a
+# cookie are not cached, because it may be a secret.
 _starts: dict[tuple[object, ...], ResponseStart] = {}
 _MAX_STARTS = 256
 _MAX_CACHED_CHARACTERS = 1024
@@ -73,7 +75,7 @@ _MAX_CACHED_CHARACTERS = 1024
 class ResponseStart:
     """An app's status and headers, checked.
 
-    Both may be any objects of an app, since they are checked here.
+    The arguments may be any objects of an app: they are checked here.
 
     :param status: such as "200 OK". The reason may be missing.
     :param headers: pairs of str.
@@ -81,8 +83,8 @@ class ResponseStart:
     :ivar code: 101, or 200 and above.
     :ivar given: all headers, in order, without whitespace around their values.
     :ivar headers: the headers to send, without Content-Length.
-    :ivar content_length: bytes. None if the app has not set it.
-    :ivar has_date: whether there is a Date header. If not, servers add it (RFC 9110 6.6.1).
+    :ivar content_length: in bytes. None if the app has not set it.
+    :ivar has_date: whether there is a Date header. If not, the server adds one (RFC 9110 6.6.1).
     :ivar has_server: whether there is a Server header.
     :ivar closes: whether there is a "Connection: close".
     :ivar upgrades: whether there is a "Connection: upgrade".
@@ -100,7 +102,8 @@ class ResponseStart:
         self.status = _characters(status)
         self.content_length: int | None = None
         self.closes = self.upgrades = self.has_date = self.has_server = False
-        # The arguments and results of the last calls: most requests repeat them.
+        # The arguments and results of the last calls of frame(), encode() and changed(). Most
+        # requests repeat them.
         self._framed: tuple[str, bool, Framing] | None = None
         self._encoded: tuple[str, str, Framing, bytes] | None = None
         self._changed: ResponseStart | None = None
@@ -117,7 +120,7 @@ class ResponseStart:
                     if lower == "upgrade":
                         upgrade.append((name, value))
                     elif lower == "connection":
-                        self._take_options(value)
+                        self._read_connection(value)
                     if lower in HOP_BY_HOP:
                         given.append((name, value))
                         continue
@@ -134,7 +137,7 @@ class ResponseStart:
                 header = name, value
                 given.append(header)
                 if lower == "content-length":
-                    self.content_length = _agreed(self.content_length, value)
+                    self.content_length = _checked_length(self.content_length, value)
                 else:
                     to_send.append(header)
                     if lower == "date":
@@ -150,7 +153,7 @@ class ResponseStart:
         if self.code == 101 and not self.upgrades:
             raise BodyError(f"the status is {status!r} without a 'Connection: upgrade'")
 
-    def _take_options(self, connection: str) -> None:
+    def _read_connection(self, connection: str) -> None:
         options = list_members(connection)
         self.closes = self.closes or "close" in options
         self.upgrades = self.upgrades or "upgrade" in options
@@ -158,7 +161,7 @@ class ResponseStart:
     def changed(self, status: str, code: int, headers: Headers) -> ResponseStart:
         """Return a copy with another status and other headers, which are not checked again.
 
-        :param headers: as `given`. New ones are known to be correct.
+        :param headers: to be used as `given`. The caller guarantees that they are valid.
         """
         known = self._changed
         if known is not None and known.status == status and known.given == headers:
@@ -179,7 +182,7 @@ class ResponseStart:
         return start
 
     def frame(self, method: str, *, chunks: bool) -> Framing:
-        """See :func:`~.framing.frame_response`."""
+        """Return the framing of the response: see :func:`~.framing.frame_response`."""
         framed = self._framed
         if framed is None or framed[0] != method or framed[1] is not chunks:
             framing = frame_response(method, self.code, self.content_length, chunks=chunks)
@@ -187,10 +190,10 @@ class ResponseStart:
         return framed[2]
 
     def encode(self, http_version: str, framing: Framing, own_lines: str) -> bytes:
-        """Return the encoded status line and headers, the empty line included.
+        """Return the bytes of the status line, the headers and the empty line.
 
         :param http_version: "1.0" or "1.1".
-        :param own_lines: header lines of the server, each ended by CR LF.
+        :param own_lines: the server's header lines, each with CR LF.
         """
         encoded = self._encoded
         if (
@@ -213,18 +216,18 @@ class ResponseStart:
 
 
 def known_start(status: Any, headers: Any) -> ResponseStart:
-    """As :class:`ResponseStart`, from a cache. The result is shared, and must not be changed.
+    """Return a :class:`ResponseStart` from a cache. Callers share it, and must not change it.
 
     :param headers: may also be a :class:`ResponseStart`, which is returned.
     """
-    if type(headers) is ResponseStart:  # WSGIFast's, which has checked it
+    if type(headers) is ResponseStart:  # from WSGIFast, already checked
         return headers
     if type(headers) is not list:
         return ResponseStart(status, headers)
     key = (status, *headers)
     try:
         start = _starts.get(key)
-    except TypeError:  # something in it is unhashable
+    except TypeError:  # a header is unhashable
         return ResponseStart(status, headers)
     if start is None:
         start = ResponseStart(status, headers)
@@ -261,7 +264,7 @@ def status_code(status: Any) -> int:
     code = int(status[:3])
     if code < 200 and code != 101:
         raise BodyError(
-            f"the status is {status!r}, which announces another response and is none; "
+            f"the status is {status!r}, which is interim, so that another response must follow; "
             "give a final status such as '200 OK'"
         )
     if len(_codes) < _MAX_CACHED:
@@ -270,9 +273,9 @@ def status_code(status: Any) -> int:
 
 
 def check_field(name: Any, value: Any) -> tuple[str, str]:
-    """Check a header. Return its name, and its value without surrounding whitespace (RFC 9110 5.5).
+    """Check a header. Return its name, and its value without outer whitespace (RFC 9110 5.5).
 
-    :raises BodyError: if it cannot be sent.
+    :raises BodyError: if the header cannot be sent.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _bad_name(name)
@@ -284,7 +287,7 @@ def check_field(name: Any, value: Any) -> tuple[str, str]:
 
 
 def interim_fields(headers: Iterable[Any]) -> list[tuple[str, str]]:
-    """Return the headers of an interim response, checked, without those for framing and connection.
+    """Check the headers of an interim response. Return them without framing and hop-by-hop headers.
 
     :param headers: pairs of str or bytes.
     :raises BodyError: as :func:`check_field`.
@@ -293,7 +296,7 @@ def interim_fields(headers: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 def trailer_fields(headers: Iterable[Any]) -> list[tuple[str, str]]:
-    """Return trailers, checked, without those that may only be headers.
+    """Check trailers. Return them without fields that must not be trailers.
 
     For parameters and errors see :func:`interim_fields`.
     """
@@ -314,30 +317,30 @@ def _text(value: Any) -> Any:
 
 
 def declared_length(headers: Iterable[Any]) -> int | None:
-    """Return the Content-Length of headers that a server will check. None without one.
+    """Return the Content-Length of headers for another server. None if there is none.
 
-    Servers differ in the values that they refuse: wsgiref, Werkzeug and cheroot send any value
-    unchanged. So characters that would end a line or a C string are refused here (RFC 9110 5.5).
-    All other characters are accepted.
+    Not all servers check values: wsgiref, Werkzeug and cheroot send any value unchanged. So CR, LF
+    and NUL are rejected here, which would end a line or a C string (RFC 9110 5.5). All other
+    characters are accepted.
 
-    :raises BodyError: if it is not a number, if there are two that differ, if a header has a CR, LF
-        or NUL in it, or if the headers are not pairs of str.
+    :raises BodyError: if Content-Length is not a number, if two of them differ, if a header
+        contains CR, LF or NUL, or if the headers are not pairs of str.
     """
     length: int | None = None
     try:
         for name, value in headers:
-            if name in _one_line_names:  # most headers: a cache of all would be larger, and slower
+            if name in _one_line_names:  # most headers
                 try:
                     if "\n" in value or "\r" in value or "\0" in value:
                         raise _bad_value(name)
                 except BodyError:
                     raise
-                except TypeError:  # no str
+                except TypeError:  # not a str
                     _check_one_line(name, value)
             elif len(name) == 14 and name.lower() == "content-length":
                 known = _lengths.get(value) if type(value) is str else None
                 if known is None or (length is not None and length != known):
-                    known = _agreed(length, value)
+                    known = _checked_length(length, value)
                     if len(_lengths) < _MAX_CACHED:
                         _lengths[value] = known
                 length = known
@@ -351,15 +354,15 @@ def declared_length(headers: Iterable[Any]) -> int | None:
 
 
 def header_value(headers: Iterable[tuple[str, str]], name: str) -> str | None:
-    """Return the first value of a header. None without one.
+    """Return the first value of a header. None if there is none.
 
-    :param name: in lower case. Those of the headers may be in any.
+    :param name: in lower case. The names in `headers` may be in any case.
     """
     return next((value for key, value in headers if key.lower() == name), None)
 
 
 def raw_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Return headers as ASGI and HTTP/2 have them: in latin-1, names in lower case."""
+    """Return headers as bytes for ASGI and HTTP/2: Latin-1, names in lower case."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
@@ -384,13 +387,13 @@ def _check_one_line(name: Any, value: Any) -> None:
 
 
 def _ends_line(part: Any) -> bool:
-    # Some servers take bytes, too. Other types are left to the server.
+    # Some servers accept bytes too. The server itself checks other types.
     text = part.decode("latin-1") if isinstance(part, bytes) else part
     return isinstance(text, str) and _LINE_END.search(text) is not None
 
 
-def _agreed(length: int | None, value: object) -> int:
-    """Return the value of a Content-Length, which must not differ from an earlier one."""
+def _checked_length(length: int | None, value: object) -> int:
+    """Parse a Content-Length. Check that it does not differ from an earlier one."""
     size = parse_length(_strip(value, " \t")) if isinstance(value, str) else None
     if size is None or length not in (None, size):
         before = "" if length is None else f"{length} and to "
@@ -417,5 +420,5 @@ def _bad_name(name: object) -> BodyError:
 
 def _bad_value(name: str) -> BodyError:
     return BodyError(
-        f"the header {name} has a value with a control character, or one beyond Latin-1, in it"
+        f"the header {name} has a value with a control character or a character beyond Latin-1"
     )

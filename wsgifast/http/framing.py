@@ -1,4 +1,4 @@
-"""Response framing: where a body ends (RFC 9112 6, RFC 9110 6.4.1 and 8.6)."""
+"""Response framing: how a client finds the end of a body (RFC 9112 6, RFC 9110 6.4.1 and 8.6)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 @dataclass
 class Framing:
-    """How a client finds the end of a response (RFC 9112 6.3). Never changed.
+    """How a client finds the end of a response (RFC 9112 6.3). Treat it as immutable.
 
     :ivar has_body: whether a body may follow the headers.
-    :ivar length: the Content-Length to send. None for no such header.
+    :ivar length: the Content-Length to send. None to send no such header.
     :ivar chunked: whether the body is sent in chunks.
     """
 
@@ -24,21 +24,21 @@ class Framing:
 
     @property
     def ends_itself(self) -> bool:
-        """Whether the client finds the end without the connection being closed."""
+        """Whether the client can find the end while the connection stays open."""
         return self.chunked or not self.has_body or self.length is not None
 
 
-_TO_HEAD = Framing(False, None, False)
+_NO_BODY = Framing(False, None, False)
 _CHUNKED = Framing(True, None, True)
-_AT_CLOSE = Framing(True, None, False)
+_UNTIL_CLOSE = Framing(True, None, False)
 
 
 def has_body(method: str, code: int) -> bool:
     """Return whether a response may have content.
 
-    :param method: of the request, in upper case. There is none after HEAD (RFC 9110 9.3.2), nor
-        after a successful CONNECT, which starts a tunnel (9.3.6).
-    :param code: there is none with 1xx, 204 (15.3.5), 205 (15.3.6) and 304 (15.4.5).
+    :param method: the request's, in upper case. Responses to HEAD have no content (RFC 9110 9.3.2).
+        Neither have successful responses to CONNECT, which start a tunnel (9.3.6).
+    :param code: the response's. 1xx, 204 (15.3.5), 205 (15.3.6) and 304 (15.4.5) have no content.
     """
     if code >= 200 and code != 204 and code != 304 and code != 205:
         return method != "HEAD" and (method != "CONNECT" or code >= 300)
@@ -50,34 +50,35 @@ def frame_response(
 ) -> Framing:
     """Decide how a response is framed.
 
-    :param length: the app's Content-Length, in bytes. None without one.
-    :param size: of the whole body, in bytes. None if it is not known.
-    :param chunks: whether the client understands chunks: HTTP/1.1 (RFC 9112 6.1).
+    :param length: the app's Content-Length, in bytes. None if the app has not set it.
+    :param size: the bytes of the whole body. None if the number is unknown.
+    :param chunks: whether the client understands chunks, which HTTP/1.1 requires (RFC 9112 6.1).
     """
     if has_body(method, code):
         if length is None:
             length = size
         if length is not None:
             return Framing(True, length, False)
-        return _CHUNKED if chunks else _AT_CLOSE
+        return _CHUNKED if chunks else _UNTIL_CLOSE
     if code == 205:
-        # RFC 9110 15.3.6. Unlike with 204, clients expect a body here: it is empty.
+        # Clients expect a body after 205, but not after 204. So an empty one is declared (RFC 9110
+        # 15.3.6).
         return Framing(False, 0, False)
     if code < 200 or code == 204 or (method == "CONNECT" and code < 300):
-        return _TO_HEAD  # RFC 9110 8.6, RFC 9112 6.1: neither header
-    # For HEAD and 304, the length that GET would have, or none (RFC 9110 8.6). An empty body for
-    # HEAD does not mean that it would be empty for GET.
+        return _NO_BODY  # no Content-Length (RFC 9110 8.6), no chunks (RFC 9112 6.1)
+    # For HEAD and 304, Content-Length must be that of the response to GET, or missing (RFC 9110
+    # 8.6). An app may return an empty body for HEAD although the body for GET is not empty.
     if length is None and code != 304 and size:
         length = size
     return Framing(False, length, False)
 
 
 class BodyCounter:
-    """Enforces a body's framing: never a byte more than its length.
+    """Counts the bytes of a body, and limits them to the length that its framing declares.
 
-    :ivar length: the most bytes. None for any number.
-    :ivar sent: bytes admitted so far.
-    :ivar dropped: bytes that were not admitted.
+    :ivar length: the most bytes of the body. None for no limit.
+    :ivar sent: the number of admitted bytes.
+    :ivar dropped: the number of bytes beyond `length`.
     """
 
     __slots__ = ("_has_body", "dropped", "length", "sent")
@@ -100,12 +101,12 @@ class BodyCounter:
 
     @property
     def missing(self) -> int:
-        """Bytes left to send. If there are any at the end, the connection must be closed."""
+        """Bytes still to send. If the app sends fewer, the server must close the connection."""
         return 0 if self.length is None else self.length - self.sent
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more can be admitted."""
+        """Whether as many bytes as declared have been admitted."""
         return self.length is not None and self.sent >= self.length
 
     @property
@@ -114,14 +115,17 @@ class BodyCounter:
         return self.dropped > 0 and self._has_body
 
     def is_as_declared(self) -> bool:
-        """Whether the body was as long as its Content-Length, and allowed at all."""
+        """Return whether the body has the declared length. Without a length, any body has.
+
+        If a response must not have a body, the declared length is 0.
+        """
         length = self.length
         return not self.dropped and (length is None or length == self.sent)
 
     def complaint(self, method: str, code: int) -> str:
-        """Describe the mistake in the app's body. Return "" without one.
+        """Describe the mistake in the app's body. Return "" if there is none.
 
-        :param method: of the request: for HEAD an app may return the body of a GET.
+        :param method: the request's. After HEAD a body is not a mistake: it is dropped.
         :param code: the response's.
         """
         if self.missing:
@@ -129,7 +133,7 @@ class BodyCounter:
         if self.is_cut:
             return f"the body is longer than its Content-Length, {self.length}: it is cut"
         if self.dropped and method != "HEAD":
-            return f"the body is dropped: {code} has none (RFC 9110 6.4.1)"
+            return f"the body is dropped: a {code} response has none (RFC 9110 6.4.1)"
         return ""
 
 
@@ -142,9 +146,9 @@ def chunk(data: bytes) -> bytes:
 
 
 def chunk_size_line(size: int) -> bytes:
-    """Return the line before a chunk's data (RFC 9112 7.1). CR LF follows the data.
+    """Return the line before a chunk's data (RFC 9112 7.1). The caller adds CR LF after the data.
 
-    :param size: of the data in bytes, 1 or more.
+    :param size: the bytes of the data, 1 or more.
     """
     return b"%x\r\n" % size
 
@@ -161,8 +165,8 @@ def wants_to_persist(connection: Iterable[str], *, http11: bool) -> bool:
     """Return whether a client wants a persistent connection (RFC 9112 9.3).
 
     :param connection: the values of its Connection headers, which are lists (RFC 9110 7.6.1).
-    :param http11: with HTTP/1.1 a connection persists unless there is "close". With HTTP/1.0, only
-        if there is "keep-alive".
+    :param http11: whether the request is HTTP/1.1. Its connection persists unless the client sends
+        "close". A connection of HTTP/1.0 persists only if the client sends "keep-alive".
     """
     options = {option for value in connection for option in list_members(value)}
     return "close" not in options and (http11 or "keep-alive" in options)

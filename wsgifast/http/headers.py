@@ -1,4 +1,4 @@
-"""Headers: a list of fields with names that compare without case, for both halves."""
+"""A list of headers, whose names are compared without case."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .framing import list_members
 
 Header = tuple[str, str]
 
-# Names that are remembered in lower case. Apps and clients use a few, and none of them is long.
+# Limits of the cache of names. Apps and clients use few names, and only short ones.
 _MAX_NAMES = 500
 _MAX_NAME_CHARACTERS = 64
 
 
 class _LowerNames(dict[str, str]):
-    """Maps names to their lower case, so that each one is lower-cased once in a process."""
+    """A cache that maps a name to its lower case."""
 
     def __missing__(self, name: str) -> str:
         lower = name.lower()
@@ -24,7 +24,6 @@ class _LowerNames(dict[str, str]):
         return lower
 
 
-# Maps a name to its lower case.
 LOWER = _LowerNames()
 
 
@@ -34,20 +33,20 @@ _NAME, _VALUE = itemgetter(0), itemgetter(1)
 class Headers(list[Header]):
     """A list of (name, value) pairs of str, in the order in which they are sent.
 
-    It is a list because servers, frameworks and comparisons take one. Nothing is checked here: see
-    :mod:`.fields` for that. Every method takes names in lower case, except those that add a header.
-    The methods that return Headers leave the original unchanged.
+    It is a list because servers, frameworks and comparisons expect one. It does not check names and
+    values: see :mod:`.fields` for that. All names are passed in lower case, except to :meth:`set`.
+    The methods that return Headers do not change the original.
     """
 
     __slots__ = ()
 
     @classmethod
     def from_raw(cls, raw: Iterable[tuple[bytes, bytes]]) -> Headers:
-        """Return the headers of an ASGI message or of HTTP/2, which are in latin-1."""
+        """Return Headers from the bytes of ASGI or HTTP/2, decoded from Latin-1."""
         return cls([(str(name, "latin-1"), str(value, "latin-1")) for name, value in raw])
 
     def raw(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers as ASGI and HTTP/2 have them: in latin-1, names in lower case."""
+        """Return the headers as bytes for ASGI and HTTP/2: Latin-1, names in lower case."""
         return [(LOWER[name].encode("latin-1"), value.encode("latin-1")) for name, value in self]
 
     def names(self) -> set[str]:
@@ -55,11 +54,11 @@ class Headers(list[Header]):
         return {LOWER[name] for name, _ in self}
 
     def by_name(self) -> dict[str, str]:
-        """Return the last value of each name, which is in lower case."""
+        """Return a dict from each name, in lower case, to its last value."""
         return dict(zip(map(LOWER.__getitem__, map(_NAME, self)), map(_VALUE, self), strict=True))
 
     def get(self, name: str) -> str | None:
-        """Return the first value of a header. None without one."""
+        """Return the first value of a header. None if there is none."""
         for key, value in self:
             if LOWER[key] == name:
                 return value
@@ -70,9 +69,9 @@ class Headers(list[Header]):
         return [value for key, value in self if LOWER[key] == name]
 
     def set(self, name: str, value: str) -> None:
-        """Replace all headers of a name by one, at the place of the first, or add it at the end.
+        """Replace all headers of a name by one, at the position of the first. Append a new name.
 
-        :param name: as it is sent.
+        :param name: in the case in which it is sent.
         """
         lower = LOWER[name]
         found = [LOWER[key] for key, _ in self]
@@ -81,15 +80,15 @@ class Headers(list[Header]):
         self[:] = others
 
     def without(self, names: Collection[str]) -> Headers:
-        """Return the headers that have none of some names."""
+        """Return the headers whose name is not in `names`."""
         return Headers([header for header in self if LOWER[header[0]] not in names])
 
     def with_vary(self, on: Sequence[str] = ("Accept-Encoding",)) -> Headers:
-        """Return headers that say that the response depends on some of the request's.
+        """Return headers with a Vary that also names `on` (RFC 9110, section 12.5.5).
 
-        They are added to the last Vary (RFC 9110, section 12.5.5).
+        If there are several Vary headers, the last one is extended.
 
-        :param on: the names of the request's headers.
+        :param on: names of request headers on which the response depends.
         """
         varied = Headers(self)
         for name, _ in self:
@@ -100,7 +99,7 @@ class Headers(list[Header]):
         return varied
 
     def _merge_vary(self, on: Sequence[str]) -> None:
-        """Add names to the last Vary that there is."""
+        """Add names to the last Vary header."""
         at = 0
         for index, (name, value) in enumerate(self):
             if LOWER[name] == "vary":

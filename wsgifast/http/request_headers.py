@@ -1,6 +1,6 @@
-"""Request headers: check Host, find the end of headers that arrive in pieces, name the keys.
+"""Request headers: the check of Host, headers that arrive in pieces, and environ keys.
 
-The names of headers become keys of an environ by CGI's rule (RFC 3875 section 4.1.18).
+The environ key of a header follows the rule of CGI (RFC 3875 section 4.1.18).
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from collections.abc import Iterable, Sequence
 from ..errors import MalformedRequest
 
 # RFC 9110 section 7.2: uri-host [ ":" port ]. RFC 3986 section 3.2.2: a host is a name, an IPv4
-# address, or another address in brackets. It may be empty.
+# address, or another address in brackets. The host may be empty.
 _HOST = re.compile(
     r"(?:\[[0-9A-Za-z._~!$&'()*+,;=:-]+\]|(?:[0-9A-Za-z._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
 )
 # The empty line that ends the headers (RFC 9112 section 2.1).
 _END = b"\r\n\r\n"
-# The parser examines incomplete headers for the first time when they have this many bytes.
+# The parser examines incomplete headers again only when at least this many bytes have arrived.
 _FIRST_LOOK_BYTES = 4 * 1024
-# The last one counts, as in gunicorn. Its parser refuses repeated ones anyway.
+# If one of these is repeated, the last value is used, like in gunicorn. gunicorn's own parser
+# rejects such a request.
 _SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
 # The methods of plain requests (RFC 9110 section 9.1, RFC 5789).
 PLAIN_METHODS = {
     name: name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 }
-# Headers on which gunicorn acts: a request that has one is not plain.
+# A request with one of these headers is not plain, because gunicorn acts on them.
 _NOT_PLAIN = frozenset({"EXPECT", "TRANSFER-ENCODING", "UPGRADE"})
-# Clients choose the names, so the number of remembered keys is limited.
+# A cache of environ keys by header name. Clients choose the names, so the size is limited.
 _keys: dict[str, str] = {}
 _MAX_KEYS = 500
 
@@ -35,65 +36,66 @@ _MAX_KEYS = 500
 def check_host(values: Sequence[str], *, http11: bool) -> None:
     """Check a request's Host headers (RFC 9112 section 3.2).
 
-    :param values: of all Host headers.
-    :param http11: whether the request is HTTP/1.1, which needs one.
-    :raises MalformedRequest: if it is missing, malformed, or not the only one.
+    :param values: the values of all Host headers.
+    :param http11: whether the request is HTTP/1.1, which requires Host.
+    :raises MalformedRequest: if Host is missing, malformed or repeated.
     """
     if len(values) != 1:
         if values or http11:
             raise MalformedRequest(f"{len(values)} Host headers in place of one")
     elif not _HOST.fullmatch(values[0]):
-        raise MalformedRequest("a Host header that names no host")
+        raise MalformedRequest("a malformed Host header")
 
 
 class HeaderScanner:
     """Collects incomplete headers, and decides when the parser should examine them.
 
-    The parser starts again each time. So it is called when the headers are complete, and before
-    that whenever their bytes have doubled. This limits the work to a linear one, and headers that
-    break a rule or a limit are still refused before their end.
+    The parser starts at the first byte each time. So it is called only when the headers are
+    complete, or when their number of bytes has doubled. This makes the work linear, and incomplete
+    headers that break a rule or a limit are still rejected.
 
     :param data: the received bytes, which the parser has found to be incomplete.
     :ivar data: all received bytes.
     """
 
-    __slots__ = ("_searched", "_seen", "data")
+    __slots__ = ("_parsed_bytes", "_searched", "data")
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self._searched = len(data)
-        self._seen = len(data)  # bytes that the parser has looked at
+        self._parsed_bytes = len(data)  # bytes that the parser has examined
 
     def add(self, data: bytes) -> bool:
         """Add received data.
 
-        :returns: whether the parser should examine the bytes. It should if there is an empty line,
-            or a bare LF, which does not end a line (RFC 9112 section 2.2), or if they have doubled.
+        :returns: whether the parser should examine the bytes. It should after an empty line, after
+            a bare LF (an invalid line end, RFC 9112 section 2.2), or if the number of bytes has
+            doubled.
         """
         whole = self.data
         at = self._searched
         whole += data
         self._searched = len(whole)
-        # The empty line, or a CRLF, may have begun in the data before.
-        shows = (
+        # The empty line, or a CRLF, may have begun in earlier data.
+        should_parse = (
             whole.find(_END, max(at - len(_END) + 1, 0)) >= 0
             or whole.count(b"\n", at) != whole.count(b"\r\n", max(at - 1, 0))
-            or len(whole) >= max(2 * self._seen, _FIRST_LOOK_BYTES)
+            or len(whole) >= max(2 * self._parsed_bytes, _FIRST_LOOK_BYTES)
         )
-        if shows:
-            self._seen = len(whole)
-        return shows
+        if should_parse:
+            self._parsed_bytes = len(whole)
+        return should_parse
 
 
 def header_fields(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return headers under their environ keys. Repeated ones are joined (RFC 9110 section 5.3).
+    """Return headers by environ key. Repeated headers are joined (RFC 9110 section 5.3).
 
     :param headers: names in upper case, and values.
     """
     fields: dict[str, str] = {}
     repeated: dict[str, list[str]] | None = None
     for name, value in headers:
-        key = _keys.get(name) or _learn(name)
+        key = _keys.get(name) or _cached_key(name)
         if key in fields and key not in _SINGLE:
             if repeated is None:
                 repeated = {}
@@ -101,7 +103,7 @@ def header_fields(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         else:
             fields[key] = value
     if repeated is not None:
-        # Joined once at the end: joining one by one would take quadratic time.
+        # The values are joined only here: joining them one by one would take quadratic time.
         for key, values in repeated.items():
             fields[key] = ",".join(values)
     return fields
@@ -116,7 +118,7 @@ def header_key(name: str) -> str:
     return key if key in _SINGLE and "_" not in name else f"HTTP_{key}"
 
 
-def _learn(name: str) -> str:
+def _cached_key(name: str) -> str:
     key = header_key(name)
     if len(_keys) < _MAX_KEYS:
         _keys[name] = key
@@ -124,9 +126,9 @@ def _learn(name: str) -> str:
 
 
 class PlainKeys(dict[bytes, str]):
-    """The environ's keys of header names that can be in a plain request. KeyError for others.
+    """Maps header names of plain requests to environ keys. Raises KeyError for other names.
 
-    :param not_plain: more names that cannot, in upper case.
+    :param not_plain: more names that make a request not plain, in upper case.
     :param lower_case: whether a name must be in lower case, as in HTTP/2.
     """
 

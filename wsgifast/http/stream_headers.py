@@ -1,7 +1,8 @@
-"""The headers of an HTTP/2 request (RFC 9113 section 8.3): as plain fields, or written as HTTP/1.
+"""Convert the headers of an HTTP/2 request (RFC 9113 section 8.3).
 
-Most requests are plain: every parser of HTTP/1 would read the same from them. They need no parser.
-The HTTP/1 parser parses all others, so that the same rules and limits hold for both versions.
+Most requests are plain: all HTTP/1 parsers would parse them in the same way. :func:`plain_headers`
+converts a plain request without a parser. :func:`http1_headers` writes other requests as HTTP/1.1,
+and the HTTP/1 parser parses them. So the same rules and limits hold for both versions.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from .fields import NO_TRAILERS, TOKEN, parse_length
 from .request_headers import PLAIN_METHODS, PlainKeys
 
 _TOKEN = re.compile(TOKEN.encode())
-# The ends of a line of HTTP/1, and characters that may be taken for one (RFC 9110 section 5.5).
+# CR and LF end a line of HTTP/1. Some recipients treat NUL like them (RFC 9110 section 5.5).
 _ENDS_LINE = re.compile(rb"[\r\n\0]")
-# Bytes beyond ASCII, which no URI has (RFC 3986 section 2) but some clients send, are accepted and
+# URIs are ASCII (RFC 3986 section 2), but some clients send other bytes. Those are accepted, and
 # percent-encoded.
 _TARGET = re.compile(rb"[!-~\x80-\xff]+")
 _SAFE = "".join(map(chr, range(0x21, 0x7F)))
-# A path that needs no change, and has no fragment and no second slash at its start.
+# A path without a fragment that does not start with two slashes. Every parser accepts it unchanged.
 _PLAIN_TARGET = re.compile(r"/(?:[!\"$-.0-~][!\"$-~]*)?")
 _PLAIN_VALUE = re.compile(r"[\t -~\x80-\xff]*")
-# RFC 9113 section 8.2.2 forbids them, or allows only some values.
+# RFC 9113 section 8.2.2 forbids these headers. It allows TE with some values only.
 _CONNECTION = frozenset({"CONNECTION", "KEEP-ALIVE", "PROXY-CONNECTION", "TE"})
 _PSEUDO = frozenset({b":method", b":scheme", b":authority", b":path"})
 
@@ -38,11 +39,11 @@ class PlainHeaders(NamedTuple):
     """Valid request headers (RFC 9113 section 8.3.1) that every HTTP/1 parser would accept.
 
     :ivar method: one of the usual methods.
-    :ivar target: a path, and perhaps a query.
+    :ivar target: the path, with the query if there is one.
     :ivar scheme: as the client sent it.
-    :ivar length: of the body that it declares, in bytes. None if it declares none.
-    :ivar fields: the headers under their environ keys. Host, which is the :authority, is the first.
-    :ivar size: bytes of the names and values, except those of pseudo-headers.
+    :ivar length: the Content-Length, in bytes. None without that header.
+    :ivar fields: the headers by environ key. The first is Host, with the value of `:authority`.
+    :ivar size: the bytes of all names and values, without pseudo-headers.
     """
 
     method: str
@@ -54,9 +55,9 @@ class PlainHeaders(NamedTuple):
 
 
 def plain_headers(received: Iterable[Field]) -> PlainHeaders | None:
-    """Return request headers if they are plain, or None.
+    """Return the headers of a plain request. Return None for other requests.
 
-    :param received: the fields, as HPACK decoded them.
+    :param received: the decoded fields of the header block.
     """
     pseudo: dict[bytes, str] = {}
     fields: dict[str, str] = {}
@@ -101,7 +102,7 @@ def plain_headers(received: Iterable[Field]) -> PlainHeaders | None:
         return None
     if cookies is not None:
         if not cookies[-1]:
-            return None  # a value must not end with a space
+            return None  # the joined value would end with a space
         fields["HTTP_COOKIE"] = "; ".join(cookies)
     if not fields:
         fields["HTTP_HOST"] = host
@@ -131,7 +132,7 @@ def http1_headers(received: Iterable[Field]) -> tuple[bytes, str]:
         else:
             lines.append(_line(name, value))
     method = pseudo.get(b":method", b"")
-    # :authority replaces Host (section 8.3.1). The engine has checked that they do not differ.
+    # `:authority` replaces Host (section 8.3.1). h2 has checked that the two do not differ.
     host = pseudo.get(b":authority", host)
     target = host if method == b"CONNECT" else pseudo.get(b":path", b"")
     if b":protocol" in pseudo:
@@ -147,7 +148,7 @@ def http1_headers(received: Iterable[Field]) -> tuple[bytes, str]:
     lines[0] = b"%b %b HTTP/1.1\r\n" % (method, target)
     if host:
         lines[1] = _line(b"host", host)
-    if cookies:  # several fields are one (section 8.2.3)
+    if cookies:  # join the cookie fields (section 8.2.3)
         lines[cookie_at] = _line(b"cookie", b"; ".join(cookies))
     return b"".join((*lines, b"\r\n")), pseudo.get(b":scheme", b"").decode("latin-1")
 
@@ -155,7 +156,7 @@ def http1_headers(received: Iterable[Field]) -> tuple[bytes, str]:
 def trailer_lines(fields: Iterable[Field]) -> list[bytes]:
     """Return trailers (section 8.1) as the lines that follow a chunked body in HTTP/1.
 
-    :raises MalformedRequest: as :func:`http1_headers`, and for fields that must not be trailers.
+    :raises MalformedRequest: for fields that HTTP/1 cannot express, or that must not be trailers.
     """
     fields = list(fields)
     for name, _ in fields:
@@ -165,18 +166,19 @@ def trailer_lines(fields: Iterable[Field]) -> list[bytes]:
 
 
 class Priority(NamedTuple):
-    """How soon a client needs a response, by its `priority` field (RFC 9218 section 4).
+    """The priority that a client gives a response in its `priority` field (RFC 9218 section 4).
 
-    :ivar urgency: 0 for the most urgent, to 7.
-    :ivar is_incremental: whether parts of it are of use. If not, it is sent as a whole.
+    :ivar urgency: from 0, the most urgent, to 7.
+    :ivar is_incremental: whether the client can use a part of the response. If not, the server
+        sends it before later responses of the same urgency.
     """
 
     urgency: int = 3
     is_incremental: bool = True
 
 
-# Without the field. Its own default is not incremental: then a download without the field would
-# hold up everything after it.
+# The priority of a request without the field. By RFC 9218 it would not be incremental. Then a
+# download would delay all responses after it, for clients that do not send the field.
 NO_PRIORITY = Priority()
 
 
