@@ -268,7 +268,7 @@ def test_look_at_a_gathered_message_waits_no_time() -> None:
     with tcp_pair() as pair:
         writer = CoalescingWriter(pair.near)
         writer._buffers = Gathered([b"overdue"])
-        assert writer.look() == 0
+        assert writer.check_once() == 0
 
 
 def test_socket_that_is_not_plain_is_refused() -> None:
@@ -340,8 +340,8 @@ def test_writer_written_to_on_leaving_stays_watched() -> None:
 
     watching, writer = Flusher(), Busy()
     watching._watched[writer] = None  # type: ignore[index]  # only its behaviour counts
-    pause = watching._look_at_all()
+    pause = watching._check_all()
     assert pause is not None
     assert 0 < pause < 1
-    assert watching._look_at_all() is None
+    assert watching._check_all() is None
     assert writer.looks == 2

@@ -256,7 +256,7 @@ class SocketSender(Sender):
         self._taken += size
         self.free_bytes -= size
         if self._wait is not None:
-            self._wait.taken += size
+            self._wait.moved += size
 
     # Files
 

@@ -138,7 +138,7 @@ class StreamedBody(RawBody):
         deadline = self._wait.begin()
         data = receive_blocking(self._sock, self._lock, self._wanted(wanted), deadline)
         self._wait.end()
-        self._wait.taken += len(data)
+        self._wait.moved += len(data)
         return data
 
     def _wanted(self, size: int) -> int:

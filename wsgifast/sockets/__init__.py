@@ -1,4 +1,4 @@
-"""Sockets: options, sendfile, receives of a known size, coalesced sends."""
+"""Functions for sockets: options, sendfile, receives of a known size, coalesced sends."""
 
 from .coalescing import AsyncCoalescingWriter, CoalescingWriter, SendFailed, WriterClosed
 from .options import (

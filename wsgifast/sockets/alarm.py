@@ -1,8 +1,8 @@
-"""Wake one waiting thread: an event, and an alarm that is postponed without waking it.
+"""Wake one waiting thread: an event, and an alarm that can be postponed without waking the thread.
 
-Waking a thread that finds nothing to do is expensive in Python: it queues for the GIL, and the
-thread that works may lose the GIL at its next system call. So the kernel keeps the time where it
-can (timerfd_create(2)).
+In Python, waking a thread without work is expensive: it waits for the GIL, and the working thread
+may lose the GIL at its next system call. So the alarm is a timer of the kernel if the system has
+one (timerfd_create(2)).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from ..checks import LONGEST_S
 
-# timerfd_create(2), Linux. Its flags TFD_NONBLOCK and TFD_CLOEXEC have the values of open(2)'s.
+# For timerfd_create(2) of Linux. Its TFD_NONBLOCK and TFD_CLOEXEC equal O_NONBLOCK and O_CLOEXEC.
 _CLOCK_MONOTONIC = 1
 _NS_PER_S = 1_000_000_000
 
@@ -40,20 +40,21 @@ class WakeEvent:
         try:
             self._lock.release()
         except RuntimeError:
-            pass  # it is set already
+            pass  # already set
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for at most `seconds`. Return whether it was set."""
+        """Wait for at most `seconds`. Return whether the event was set."""
         if seconds is None or seconds > threading.TIMEOUT_MAX:
             seconds = -1
         return self._lock.acquire(timeout=seconds)
 
 
 def make_alarm() -> KernelAlarm | PlainAlarm:
-    """Make the best alarm that the system has.
+    """Return the best kind of alarm that the system supports.
 
-    It goes off once after it is set. A second set() before that replaces the time. set() is safe in
-    any thread and in a signal handler. wait() is for one thread.
+    An alarm goes off once after each set(). If set() is called again before that, the new time
+    replaces the old one. Any thread and any signal handler may call set(). Only one thread may call
+    wait().
     """
     try:
         return KernelAlarm()
@@ -62,15 +63,15 @@ def make_alarm() -> KernelAlarm | PlainAlarm:
 
 
 class KernelAlarm:
-    """Linux: setting it is one system call, and wakes nobody.
+    """An alarm by a timer of Linux. Its set() is one system call, and wakes no thread.
 
-    :raises AttributeError, ImportError, OSError: if it is not available.
+    :raises AttributeError, ImportError, OSError: if the timer is not available.
     """
 
     def __init__(self) -> None:
-        import ctypes  # some builds of Python lack it
+        import ctypes  # missing in some builds of Python
 
-        # PyDLL: the calls keep the GIL, since they never block.
+        # PyDLL does not release the GIL during a call. These calls never block.
         libc = ctypes.PyDLL(None, use_errno=True)
         fd: int = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if fd < 0:
@@ -79,12 +80,13 @@ class KernelAlarm:
         self._fd = fd
         self._set: Callable[..., int] = libc.timerfd_settime
         self._time = ctypes.c_long * 4
-        self._times: dict[float, Any] = {}  # the arguments, by seconds: callers use a few values
+        # Arguments of timerfd_settime() by seconds. Callers use few different values.
+        self._times: dict[float, Any] = {}
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
     def set(self, seconds: float) -> None:
-        """Make it go off after so many seconds."""
+        """Set the alarm to go off after `seconds`."""
         at = self._times.get(seconds)
         if at is None:
             # At least one nanosecond, because 0 stops the timer.
@@ -94,16 +96,19 @@ class KernelAlarm:
         self._set(self._fd, 0, at, None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for at most `seconds` until it goes off. Return whether it has."""
+        """Wait for at most `seconds`. Return whether the alarm has gone off."""
         if not self._poll.poll(min(seconds, LONGEST_S) * 1000):
             return False
-        with contextlib.suppress(BlockingIOError):  # it was set again just now
+        with contextlib.suppress(BlockingIOError):  # set again since poll() returned
             os.read(self._fd, 8)
         return True
 
 
 class PlainAlarm:
-    """Any system: the waiting thread wakes at the first time that was set, and then waits on."""
+    """An alarm for any system. A set() to a later time does not wake the waiting thread.
+
+    The thread wakes at the earlier time, and waits again.
+    """
 
     def __init__(self) -> None:
         self._at = float("inf")

@@ -1,6 +1,6 @@
-"""How slowly a client may send and receive, and over how many connections: the rules.
+"""The limits for clients: their least rate, their longest silence, and their connections.
 
-The options are in wsgifast/server_options.py.
+wsgifast/server_options.py defines the options.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from collections.abc import Callable
 
 from ..server_options import LEAST_BYTES_PER_S
 
-# After a warning that somebody has too many connections, none for so long.
+# The least time between two warnings about too many connections.
 _WARN_AGAIN_S = 60.0
 
 
 def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s: float) -> float:
-    """Return for how many more seconds to wait for a client.
+    """Return how many more seconds a server waits for a client.
 
     :param timeout_s: the longest wait for a single byte.
-    :param least_bytes_per_s: the least average rate once `timeout_s` has passed. 0 allows any rate.
-    :param moved: bytes that the client has sent or received since the wait began.
-    :param waited_s: seconds since then.
+    :param least_bytes_per_s: the least average rate after the first `timeout_s`. 0 allows any rate.
+    :param moved: the bytes that the client has sent or received since the wait began.
+    :param waited_s: the seconds since the wait began.
     """
     if not least_bytes_per_s:
         return timeout_s
@@ -32,15 +32,16 @@ def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s
 
 
 class ClientWait:
-    """Adds up how long a server waited for a client to receive a response or to send a body.
+    """Adds up the time for which a server waits for a client to receive a response or to send a
+    body.
 
-    For its parameters see :func:`time_left_s`.
+    For the parameters see :func:`time_left_s`.
 
-    :ivar deadline: when to give up on the client, as a monotonic time.
-    :ivar taken: bytes that the client has received or sent since this object was made.
+    :ivar deadline: the monotonic time at which the server disconnects the client.
+    :ivar moved: the bytes that the client has received or sent since this object was made.
     """
 
-    __slots__ = ("_least_bytes_per_s", "_since", "_timeout_s", "_waited_s", "deadline", "taken")
+    __slots__ = ("_least_bytes_per_s", "_since", "_timeout_s", "_waited_s", "deadline", "moved")
 
     def __init__(self, timeout_s: float, least_bytes_per_s: float) -> None:
         self._timeout_s = timeout_s
@@ -48,40 +49,41 @@ class ClientWait:
         self._since: float | None = None
         self._waited_s = 0.0
         self.deadline = 0.0
-        self.taken = 0
+        self.moved = 0
 
     def begin(self) -> float:
-        """Begin or continue a wait for the client. Return the new deadline."""
+        """Begin or continue to wait for the client. Return the new deadline."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
         waited_s = self._waited_s + now - self._since
-        left_s = time_left_s(self._timeout_s, self._least_bytes_per_s, self.taken, waited_s)
+        left_s = time_left_s(self._timeout_s, self._least_bytes_per_s, self.moved, waited_s)
         self.deadline = now + left_s
         return self.deadline
 
     def end(self) -> None:
-        """The client is not waited for any more, at least for a while."""
+        """End a wait for the client. Another one may follow."""
         if self._since is not None:
             self._waited_s += time.monotonic() - self._since
             self._since = None
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """Return the seconds of waiting and the bytes moved, or None without a wait."""
+        """Return the seconds of all waits and the moved bytes. None if there was no wait."""
         since, waited_s = self._since, self._waited_s
         if since is not None:
-            return waited_s + now - since, self.taken
-        return (waited_s, self.taken) if waited_s else None
+            return waited_s + now - since, self.moved
+        return (waited_s, self.moved) if waited_s else None
 
 
 class UploadPace:
-    """How fast a client sends the bodies on one connection. The connection's owner counts.
+    """Measures how fast a client sends all request bodies of one connection.
 
-    While the client sends one body, the others may wait. The server gives up only if all of them
-    together are too slow. Otherwise a client with a slow line could not send two bodies in turn.
+    HTTP/2 clients may send several bodies at once, or one after the other. So the rate of all
+    bodies together must be too low before the server disconnects the client. Only the thread that
+    owns the connection calls :meth:`count`.
 
     :param timeout_s: see :func:`time_left_s`.
-    :ivar received: bytes of all bodies.
+    :ivar received: the received bytes of all bodies.
     """
 
     __slots__ = ("_received_at", "_timeout_s", "received")
@@ -92,16 +94,16 @@ class UploadPace:
         self.received = 0
 
     def count(self, size: int) -> None:
-        """A part of a body was received."""
+        """Count `size` received bytes of a body."""
         self._received_at = time.monotonic()
         self.received += size
 
     def deadline(self, began: float, received_before: int, waited_s: float = 0.0) -> float:
-        """Return when to give up on one body, as a monotonic time.
+        """Return the monotonic time at which the server stops waiting for one body.
 
-        :param began: when the first wait for the client began, as a monotonic time.
-        :param received_before: :attr:`received` when its request arrived.
-        :param waited_s: seconds of earlier waits for this body.
+        :param began: the monotonic time at which the present wait for the client began.
+        :param received_before: :attr:`received` at the arrival of the request.
+        :param waited_s: the seconds of earlier waits for this body.
         """
         at = max(began, self._received_at)
         received = self.received - received_before
@@ -115,8 +117,8 @@ class ConnectionsByAddress:
     All addresses of an IPv6 /64 network count as one, because one client usually owns them all.
 
     :param most: the limit for one address.
-    :param has_many_clients: returns whether an IP address belongs to a trusted proxy. The
-        connections of a trusted proxy are not counted.
+    :param has_many_clients: returns whether an IP address is a trusted proxy's. Connections of
+        trusted proxies are not counted.
     :param warn: logs a warning, at most once a minute.
     """
 
@@ -138,8 +140,8 @@ class ConnectionsByAddress:
 
         A connection beyond the limit also counts until :meth:`close`.
 
-        :param peer: its address as accept() returned it. An address that is not a tuple, such as
-            that of a Unix socket, belongs to a proxy.
+        :param peer: the client's address, as accept() returns it. An address that is not a tuple,
+            such as that of a Unix socket, counts as a proxy's.
         """
         address = self._address(peer)
         if address is None:
@@ -160,7 +162,7 @@ class ConnectionsByAddress:
         return False
 
     def close(self, peer: object) -> None:
-        """A connection that was counted has closed."""
+        """Stop counting a connection that :meth:`open` has counted."""
         address = self._address(peer)
         if address is not None:
             with self._lock:
@@ -169,7 +171,7 @@ class ConnectionsByAddress:
                     del self._open[address]
 
     def _address(self, peer: object) -> str | None:
-        """The address or network that connections count for, or None if they do not count."""
+        """Return the address or network to count a connection for. None if it does not count."""
         if not isinstance(peer, tuple) or self._has_many_clients(peer[0]):
             return None
         text: str = peer[0]
@@ -178,5 +180,5 @@ class ConnectionsByAddress:
         address = ipaddress.IPv6Address(text.partition("%")[0])
         if address.ipv4_mapped is None:
             return str(ipaddress.IPv6Network((address, 64), strict=False))
-        text = str(address.ipv4_mapped)  # on a listener for both versions
+        text = str(address.ipv4_mapped)  # an IPv4 client of an IPv6 listener
         return None if self._has_many_clients(text) else text

@@ -1,37 +1,38 @@
-"""Coalescing writers send small messages together, and no message waits for long.
+"""Coalescing writers join small messages into fewer sends, with a bounded delay.
 
-A system call for each small message costs more than the message. Nagle's algorithm (RFC 896) saves
-packets but not calls, and makes a message wait for the peer's acknowledgement. These writers set
-TCP_NODELAY and gather messages themselves. They have this in common:
+The system call to send a small message costs more than the message itself. Nagle's algorithm (RFC
+896) saves packets but no calls, and messages wait for the peer's acknowledgement. These writers set
+TCP_NODELAY, and collect messages themselves. All of them follow these rules:
 
-- Messages are sent in the order of the calls of write(), and all of them before close() returns.
-- Memory is bounded: beyond `max_bytes` a write sends, or waits until there is room.
-- An error is raised in the thread that sends. Because it is unknown how much the peer has received,
-  the writer is then broken: every later call raises SendFailed, with the first error as its cause.
-- They do not own the socket: close() ends the writer and leaves the connection open.
+- Messages are sent in the order of the calls of write(). All are sent before close() returns.
+- Memory is bounded: beyond `max_bytes`, write() sends, or waits for room.
+- The sending thread raises an error of the socket. After an error it is unknown which bytes the
+  peer has received. So all later calls raise SendFailed, whose cause is the first error.
+- Writers do not own the socket: close() does not close the connection.
 
 Theory of operation
 -------------------
-`CoalescingWriter` sends at most once per window. A message after a quiet window is sent at once.
-Those that follow within the window are gathered, and sent with the first write after it, at
-`max_bytes`, or by flush(), which must be called before waiting for a response. The flusher, one
-thread of the process, sends the remaining messages at the end of a burst. Only the thread that owns
-the writer appends. Both threads send, under one lock.
+`CoalescingWriter` sends at most once in each window, which begins with a send. A message after the
+window is sent at once. Messages within the window are collected. They are sent by the first write()
+after the window, at `max_bytes`, or by flush(). The caller must call flush() before it waits for a
+response. At the end of a burst, the flusher sends the remaining messages. It is one thread for all
+writers of the process. Only the thread that owns the writer appends messages. Both threads send,
+under one lock.
 
-A writer that gathers something has itself *watched*. The flusher looks at all watched writers,
-sends overdue messages, and stops watching a writer that has been idle for some looks. The writer is
-watched again when it gathers the next message. So a burst of messages costs one wake-up at its
-beginning, and the looks while it lasts, but none for each message or batch.
+When a writer collects a message, the flusher begins to *watch* the writer. From time to time the
+flusher checks all watched writers, and sends overdue messages. It stops watching a writer that was
+idle at several checks. The next collected message begins this again. So a burst of messages costs
+one wake-up of the flusher and some checks, but no wake-up for each message or batch.
 
-    unwatched --something gathered--> watched --nothing gathered for some looks--> unwatched
+    unwatched --message collected--> watched --no message at several checks--> unwatched
 
-The flusher never waits for a peer, so one that does not read delays no other. It is started for the
-first writer, sleeps while it watches none, and keeps no reference to a writer that it does not
-watch. A forked child has no such thread. It drops the inherited messages, which the parent sends,
-and starts its own thread when it needs one.
+The flusher never waits for a peer, so a peer that does not read does not delay other writers. The
+first writer starts the flusher. While it watches no writer, it sleeps. It refers only to watched
+writers. A forked child has no flusher. It drops the inherited messages, because the parent sends
+them, and starts its own flusher when it needs it.
 
-`AsyncCoalescingWriter` is for asyncio. It sends all messages of one turn of the loop together.
-`SharedCoalescingWriter` (shared_coalescing.py) is for several threads.
+`AsyncCoalescingWriter` is for asyncio. It sends all messages of one iteration of the event loop
+together. `SharedCoalescingWriter` (shared_coalescing.py) is for several threads.
 """
 
 from __future__ import annotations
@@ -56,26 +57,26 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-# About the time of five small sends: less saves little, more adds noticeable latency.
+# About the time of five small sends. A shorter window saves little, and a longer one adds latency.
 WINDOW_US = 10.0
-# The size of a send with the best rate over loopback. It fits into a socket's buffer.
+# Sends of this size are the fastest over loopback. It fits into a socket's buffer.
 MAX_BYTES = 64 * 1024
-# A watched writer that has gathered nothing for this many looks in a row is no longer watched.
-_IDLE_LOOKS = 3
-# The pause between two looks, at first and after a look that found something to send. It doubles
-# after each look at a writer that sends without the flusher, up to the second value, because looks
-# slow it down. It doubles after each look at a writer with a stalled peer, up to the third value.
-_SHORT_S = 50e-6
-_BUSY_S = 1e-3
-_FULL_S = 10e-3
+# The flusher stops watching a writer that had no message at this many checks in a row.
+_IDLE_CHECKS = 3
+# The first is the pause between two checks, at first and after a check that sent messages. While
+# the owner's thread sends messages, the pause doubles at each check up to the second value, because
+# checks slow that thread down. While the peer does not read, it doubles up to the third value.
+_MIN_PAUSE_S = 50e-6
+_BUSY_PAUSE_S = 1e-3
+_FULL_PAUSE_S = 10e-3
 
 
 class SendFailed(WSGIFastError, OSError):
-    """An earlier send failed (see __cause__). The peer misses bytes, so close the socket."""
+    """An earlier send failed (see __cause__). The peer lacks bytes, so close the socket."""
 
 
 class WriterClosed(WSGIFastError, ValueError):
-    """A write after close()."""
+    """write() was called after close()."""
 
 
 _IN_USE = SocketInUse(
@@ -86,21 +87,22 @@ _IN_USE = SocketInUse(
 class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
     """Join small messages for a blocking socket. One thread at a time may use it.
 
-    If no later call sends a message, another thread sends it after the window. Two delays of the
-    system are added: the kernel's timer slack (50 us on Linux, more if all CPUs are busy), and,
-    while other threads compute, the interpreter's switch interval (5 ms, sys.setswitchinterval()).
-    After a long burst it may take 1 ms more. That thread never waits for a peer. If a connection is
-    full, it tries again after 0.1 to 10 ms. Close the writer before its socket.
+    If no later call sends a message, another thread sends it after the window. The message may be
+    later because of the kernel's timer slack (50 us on Linux, more if all CPUs are busy). While
+    other threads compute, the interpreter's switch interval adds up to 5 ms
+    (sys.setswitchinterval()). After a long burst, the message may be 1 ms later. The sending thread
+    never waits for a peer. If the send buffer is full, it tries again after 0.1 to 10 ms. Close the
+    writer before its socket.
 
-    After a fork, the parent sends the messages that were collected before.
+    After a fork, the parent sends the messages that were collected before the fork.
 
     :param sock: a connected socket, blocking or with a timeout. TCP_NODELAY is set.
-    :param window_us: microseconds. There is at most one send in this time, unless `max_bytes` are
-        collected.
-    :param max_bytes: limit of the collected bytes, and as many again during a send.
-    :param background: False: no other thread sends, and the last messages of a burst wait for the
-        next call. Required for sockets that two threads must not use at once: those of TLS and
-        gevent, and subclasses of socket.socket.
+    :param window_us: in microseconds. There is at most one send in this time, unless `max_bytes`
+        are collected.
+    :param max_bytes: the most collected bytes. During a send, as many again may be collected.
+    :param background: if False, no other thread sends, and the last messages of a burst wait for
+        the next call. False is required for sockets that two threads must not use at once: TLS
+        sockets, gevent's sockets, and those of subclasses of socket.socket.
     :raises ConfigurationError: if an option has an invalid value.
     """
 
@@ -123,26 +125,27 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         self._window_ns = int(window_us * 1000)
         self._max_bytes = max_bytes
         # The owner's thread appends without the lock, and replaces the list under the lock. The
-        # flusher removes from the list in place, under the lock. So nothing is lost.
+        # flusher removes messages from the same list, under the lock. So no message is lost.
         self._buffers: list[bytes | memoryview] = []
-        # Bytes gathered since the owner's thread last sent. The flusher does not change it.
+        # Bytes collected since the last send of the owner's thread. The flusher does not change it.
         self._size = 0
-        # time.monotonic_ns() from which on a write sends.
+        # The end of the window, by time.monotonic_ns().
         self._due = 0
         self._refusal: Exception | None = None
-        # Held during a send, to keep the order.
+        # Locked during a send, so that messages are sent in order.
         self._sending = threading.Lock()
-        # How much write() gathers before it looks closer: nothing while the writer is not watched.
+        # write() collects so many bytes without further checks: 0 while the writer is not watched.
         self._limit = 0 if background else max_bytes
-        # For the flusher: `_due` at its last look, idle looks in a row, the next pause.
-        self._seen_due = 0
-        self._idle_looks = 0
-        self._pause_s = _SHORT_S
+        # For the flusher: `_due` at its last check, the number of idle checks in a row, the next
+        # pause.
+        self._checked_due = 0
+        self._idle_checks = 0
+        self._pause_s = _MIN_PAUSE_S
 
     def write(self, data: ReadableBuffer) -> None:
-        """Send or collect one message. Anything but bytes is copied.
+        """Send or collect one message. A buffer that is not bytes is copied.
 
-        :raises OSError: if it sends and that fails, or SendFailed if an earlier send failed.
+        :raises OSError: if a send fails. SendFailed if an earlier send has failed.
         :raises SocketInUse: while another thread sends with this writer. The message is not sent.
         :raises WriterClosed: after close().
         """
@@ -155,7 +158,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         if time.monotonic_ns() >= self._due:
             self.flush()
         elif self._size >= self._limit:
-            self._flush_or_be_watched()
+            self._flush_or_watch()
 
     def flush(self) -> None:
         """Send the collected messages. Call it before waiting for a response.
@@ -179,7 +182,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
             self._due = time.monotonic_ns() + self._window_ns
 
     def close(self) -> None:
-        """Send the collected messages and refuse further writes. A second call has no effect.
+        """Send the collected messages, and reject further writes. A second call has no effect.
 
         :raises OSError: see :meth:`write`.
         """
@@ -193,26 +196,26 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _flush_or_be_watched(self) -> None:
+    def _flush_or_watch(self) -> None:
         if self._size >= self._max_bytes:
             self.flush()
             return
         self._limit = self._max_bytes
-        self._seen_due = self._due
-        self._idle_looks = 0
-        self._pause_s = _SHORT_S
+        self._checked_due = self._due
+        self._idle_checks = 0
+        self._pause_s = _MIN_PAUSE_S
         try:
             flusher.watch(self)
-        except RuntimeError:  # no thread: the process ends, or has too many
+        except RuntimeError:  # no thread can start: the process ends, or has too many
             self._limit = 0
             self.flush()
 
     # Called by the flusher.
 
-    def look(self, *, at_exit: bool = False) -> float | None:
-        """Send overdue messages, or all at the exit of the process. Never wait for the peer.
+    def check_once(self, *, at_exit: bool = False) -> float | None:
+        """Send overdue messages without waiting for the peer. At the exit of the process, send all.
 
-        :returns: seconds until the next look, or None to stop watching.
+        :returns: the seconds until the next check, or None to stop watching.
         """
         early_ns = 0 if at_exit else self._due - time.monotonic_ns()
         if self._buffers and early_ns <= 0:
@@ -222,28 +225,28 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
                 finally:
                     self._sending.release()
             return self._pause_s
-        if self._due != self._seen_due:
-            # The owner's thread sends by itself, and looks slow it down.
-            self._seen_due = self._due
-            self._idle_looks = 0
-            self._pause_s = min(2 * self._pause_s, _BUSY_S)
+        if self._due != self._checked_due:
+            # The owner's thread has sent since the last check, and checks slow it down.
+            self._checked_due = self._due
+            self._idle_checks = 0
+            self._pause_s = min(2 * self._pause_s, _BUSY_PAUSE_S)
             return self._pause_s
         if self._buffers:
-            return max(0, early_ns) / 1e9  # gathered meanwhile, if it is overdue
-        self._idle_looks += 1
-        return self._pause_s if self._idle_looks <= _IDLE_LOOKS else None
+            return max(0, early_ns) / 1e9  # 0 if new messages are already overdue
+        self._idle_checks += 1
+        return self._pause_s if self._idle_checks <= _IDLE_CHECKS else None
 
-    def leave(self) -> bool:
-        """Stop watching the writer. Return whether messages were gathered meanwhile."""
-        # In this order: write() appends first and then checks the limit.
+    def stop_watching(self) -> bool:
+        """Stop watching the writer. Return whether it has collected messages in the meantime."""
+        # The order is important: write() first appends, and then checks the limit.
         self._limit = 0
         if not self._buffers:
             return False
         self._limit = self._max_bytes
         return True
 
-    def forget(self) -> None:
-        """In a forked child, drop the gathered messages, and the lock, which may be locked."""
+    def drop_messages(self) -> None:
+        """In a forked child, drop all messages, and replace the lock, which may be locked."""
         self._sending = threading.Lock()
         self._buffers = []
         self._limit = 0
@@ -264,10 +267,10 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
             return
         buffers[: len(batch)] = left
         if left:
-            self._pause_s = min(2 * self._pause_s, _FULL_S)
+            self._pause_s = min(2 * self._pause_s, _FULL_PAUSE_S)
         else:
-            self._pause_s = _SHORT_S
-            self._due = self._seen_due = time.monotonic_ns() + self._window_ns
+            self._pause_s = _MIN_PAUSE_S
+            self._due = self._checked_due = time.monotonic_ns() + self._window_ns
 
 
 class Flusher:
@@ -280,7 +283,7 @@ class Flusher:
         self._runs = False
 
     def watch(self, writer: CoalescingWriter) -> None:
-        """Look at a writer until it is idle.
+        """Watch a writer until it is idle.
 
         :raises RuntimeError: if no thread can be started.
         """
@@ -298,44 +301,45 @@ class Flusher:
         pause: float | None = None
         while True:
             self._wake.wait(pause)
-            pause = self._look_at_all()
+            pause = self._check_all()
 
-    def _look_at_all(self) -> float | None:
-        """Look at each writer once. Return seconds until the next look, None without writers."""
+    def _check_all(self) -> float | None:
+        """Check each writer once. Return the seconds until the next check. None without writers."""
         pauses = []
         for writer in list(self._watched):
-            pause = writer.look()
+            pause = writer.check_once()
             if pause is None:
                 del self._watched[writer]
-                if not writer.leave():
+                if not writer.stop_watching():
                     continue
                 self._watched[writer] = None
-                pause = _SHORT_S
+                pause = _MIN_PAUSE_S
             pauses.append(pause)
         return min(pauses, default=None)
 
     def at_exit(self) -> None:
         for writer in list(self._watched):
-            writer.look(at_exit=True)
+            writer.check_once(at_exit=True)
 
-    def begin_again(self) -> None:
+    def restart_after_fork(self) -> None:
         inherited = list(self._watched)
         Flusher.__init__(self)
         for writer in inherited:
-            writer.forget()
+            writer.drop_messages()
 
 
 flusher = Flusher()
 atexit.register(flusher.at_exit)
-os.register_at_fork(after_in_child=flusher.begin_again)
+os.register_at_fork(after_in_child=flusher.restart_after_fork)
 
 
 class AsyncCoalescingWriter:
     """Join messages for an asyncio stream or transport. Only the loop's thread may use it.
 
     :param stream: a StreamWriter, or a transport with a protocol that does its own flow control.
-    :param window_us: microseconds after which a batch does not wait for the loop's next turn.
-    :param max_bytes: limit of the collected bytes. Beyond it they are passed to the transport.
+    :param window_us: in microseconds. After this time, a batch is sent without waiting for the next
+        iteration of the event loop.
+    :param max_bytes: the most collected bytes. More are passed to the transport at once.
     """
 
     def __init__(
@@ -346,7 +350,7 @@ class AsyncCoalescingWriter:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         check(window_us=window_us, max_bytes=max_bytes)
-        import asyncio  # loaded already, since its loop runs this
+        import asyncio  # already imported: its event loop runs this code
 
         self._stream = stream if isinstance(stream, asyncio.StreamWriter) else None
         self._transport = stream.transport if isinstance(stream, asyncio.StreamWriter) else stream
@@ -362,8 +366,8 @@ class AsyncCoalescingWriter:
     def write(self, data: ReadableBuffer) -> None:
         """Collect one message.
 
-        Await drain() now and then, or the transport's buffer grows without bounds, as with any
-        asyncio stream.
+        Await drain() from time to time. Otherwise the transport's buffer grows without bounds, as
+        it does with any asyncio stream.
 
         :raises SendFailed: if the connection is lost.
         :raises WriterClosed: after close().
@@ -386,15 +390,15 @@ class AsyncCoalescingWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Pass the collected messages to the transport, which sends at once if it can."""
+        """Pass the collected messages to the transport, which sends them at once if it can."""
         if self._buffers:
             buffers, self._buffers, self._size = self._buffers, [], 0
-            # Not writelines(): before Python 3.12 it joins too. Since then it calls sendmsg with
-            # a list, which is slower for small messages.
+            # Not writelines(). Before Python 3.12 it joins the messages as well. Newer versions
+            # call sendmsg with a list, which is slower for small messages.
             self._transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
     async def drain(self) -> None:
-        """Flush, and wait until the transport has room again. A bare transport is only flushed.
+        """Flush. If the writer was made with a StreamWriter, wait until the transport has room.
 
         :raises OSError: if the connection is lost.
         """
@@ -403,7 +407,7 @@ class AsyncCoalescingWriter:
             await self._stream.drain()
 
     async def close(self) -> None:
-        """Flush, refuse further writes, and wait like :meth:`drain`. The stream stays open.
+        """Flush, reject further writes, and wait like :meth:`drain`. The stream stays open.
 
         :raises OSError: if the connection is lost.
         """

@@ -32,25 +32,27 @@ _OWNER_ATTRIBUTES = (
     "fp",
     "transport",
 )
-# The longest chain of owners, such as a buffered reader, its raw stream and the socket.
+# The longest chain of owners, such as a buffered reader that owns a raw stream, which owns the
+# socket.
 _MAX_OWNERS = 5
 
 # tcpi_rtt (smoothed) and tcpi_min_rtt (the minimum of the last minutes) in Linux's struct tcp_info
 # (linux/tcp.h), in microseconds.
 _TCP_INFO_RTT_AND_LEAST = struct.Struct("=68xI76xI")
-# tcpi_state, and tcpi_last_data_recv: the milliseconds since the last segment with data came.
+# tcpi_state, and tcpi_last_data_recv: the milliseconds since the last segment with data arrived.
 _TCP_INFO_STATE_AND_LAST_DATA = struct.Struct("=B51xI")
-# The states of a connection whose client has closed its side (net/tcp_states.h).
+# The states of a connection whose client has sent its FIN (net/tcp_states.h).
 _CLOSED_BY_CLIENT = frozenset({7, 8})
-# Below this round-trip time the peer is on this host or in this rack.
+# A peer with a shorter round-trip time is on this host or in the same rack.
 NEAR_RTT_US = 1_000
-# A server's first send buffer for a near client, so that thousands of slow ones take less of the
-# kernel's memory. The kernel sizes it again for a client that makes room within QUICK_S.
+# The first send buffer for a near client. It is small, so that thousands of slow clients use less
+# memory of the kernel. If the client receives bytes within QUICK_S, the kernel chooses the size
+# again.
 FIRST_SEND_BUFFER_BYTES = 64 * 1024
 QUICK_S = 0.005
 # SO_BUF_LOCK of Linux 5.14 (asm-generic/socket.h), which the socket module does not name.
 _SO_BUF_LOCK = 72
-# The most that auto-tuning reaches (tcp_wmem), for older kernels.
+# The largest send buffer of the kernel's auto-tuning (tcp_wmem). It is set on older kernels.
 _TUNED_SEND_BUFFER_BYTES = 4 * 1024 * 1024
 _PORT = re.compile(r"[0-9]{1,5}")
 
@@ -72,21 +74,22 @@ class SocketNotFound(WSGIFastError, TypeError):
 
 
 class SocketInUse(WSGIFastError, RuntimeError):
-    """Two receives or sends at once would split one message between them.
+    """Two receives or two sends at the same time would split one message between them.
 
-    Wait for the end of one before the next begins, or use one thread or task for each socket.
+    Start the second when the first has ended, or use one thread or task for each socket.
     """
 
 
 def set_nodelay(owner: object, enabled: bool = True) -> bool:
     """Set (or clear) TCP_NODELAY for a socket, or for any object that owns one.
 
-    Without it, a small write after another one waits for the peer's acknowledgement (Nagle's
-    algorithm, RFC 896). The peer may delay that (RFC 1122, 4.2.3.2), on Linux by 40 ms.
+    Without the option, a second small write waits until the peer acknowledges the first (Nagle's
+    algorithm, RFC 896). The peer may delay the acknowledgement (RFC 1122, 4.2.3.2). Linux delays it
+    by 40 ms.
 
     :param owner: a socket, an ssl or gevent socket, an asyncio transport or stream writer, or an
-        object that owns one: imaplib.IMAP4, smtplib.SMTP, http.client.HTTPConnection, a file made
-        by socket.makefile(), ...
+        object that owns a socket: imaplib.IMAP4, smtplib.SMTP, http.client.HTTPConnection, a file
+        made by socket.makefile(), ...
     :returns: True if the option is set. False if the socket has no such option (Unix, UDP).
     :raises SocketNotFound: if the object owns no socket (it may not be connected yet).
     :raises OSError: if the socket is closed.
@@ -94,7 +97,7 @@ def set_nodelay(owner: object, enabled: bool = True) -> bool:
     sock = owned_socket(owner)
     if sock is None:
         raise SocketNotFound(
-            f"{type(owner).__name__} owns no socket: hand over a connected socket, or a client "
+            f"{type(owner).__name__} owns no socket: pass a connected socket, or a client "
             "object after it has connected"
         )
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -109,10 +112,10 @@ def set_nodelay(owner: object, enabled: bool = True) -> bool:
 
 
 def last_received(sock: Any) -> tuple[float, bool] | None:
-    """Return when the last bytes of a TCP connection arrived, also those that wait in the kernel.
+    """Return when the last bytes of a TCP connection arrived, even if they are still in the kernel.
 
-    :returns: for how many seconds they are there, and whether the client has closed its side. None
-        if the kernel does not know.
+    :returns: the seconds since then, and whether the client has closed its sending direction. None
+        if the kernel does not report it.
     """
     info = _TCP_INFO_STATE_AND_LAST_DATA
     try:
@@ -149,12 +152,12 @@ def owned_socket(owner: object) -> SocketLike | None:
 def is_plain_socket(sock: object) -> TypeGuard[socket.socket]:
     """Return whether a system call on the descriptor has the same effect as the socket's method.
 
-    It does not for these sockets:
+    The effect differs for these sockets:
 
-    - TLS sockets, because it would bypass TLS.
-    - gevent's sockets, because it would block all greenlets. They are socket.socket once gevent has
-      patched the module.
-    - Subclasses, which may do anything.
+    - TLS sockets: a system call would bypass TLS.
+    - gevent's sockets: a system call would block all greenlets. Their class is named socket.socket
+      if gevent has patched the module.
+    - Sockets of subclasses, whose methods may do anything.
     """
     return type(sock) is socket.socket and isinstance(sock, _socket.socket)
 
@@ -166,14 +169,14 @@ def is_tls_socket(sock: object) -> bool:
 
 
 def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> bool:
-    """Give a connection to a near peer a small send buffer.
+    """Set a small send buffer for a connection to a near peer.
 
-    Bytes that a slow peer does not read count against the kernel's memory for all TCP connections
-    (tcp_mem). The kernel grows send buffers to megabytes, which only a long path needs. The size is
-    set if the kernel has measured a short round trip (TCP_INFO). Otherwise, and for a Unix socket,
-    it is not changed.
+    Bytes that a slow peer does not read use the kernel's memory for all TCP connections (tcp_mem).
+    The kernel grows send buffers to megabytes, which only long network paths need. So the size is
+    set if the kernel has measured a short round trip (TCP_INFO). In all other cases, such as a Unix
+    socket, the buffer is not changed.
 
-    :param size: bytes. The kernel doubles it, to allow for its bookkeeping (socket(7)).
+    :param size: in bytes. The kernel doubles it for its own bookkeeping (socket(7)).
     :returns: True if the buffer was set. See :func:`release_send_buffer`. If the peer has left,
         the next send fails.
     """
@@ -181,29 +184,29 @@ def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> 
         if not hasattr(socket, "TCP_INFO") or round_trip_us(sock) > NEAR_RTT_US:
             return False
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
-    except (OSError, struct.error):  # the peer has gone, no TCP socket, or Linux before 4.6
+    except (OSError, struct.error):  # the peer has left, not a TCP socket, or Linux before 4.6
         return False
     return True
 
 
 def limit_unsent(sock: SocketLike, size: int) -> None:
-    """Have a TCP socket be writable only while the kernel has less than `size` bytes to send.
+    """Make a TCP socket writable only while the kernel has fewer than `size` unsent bytes.
 
-    Bytes that the peer has not acknowledged do not count, so the connection is as fast as before
-    (TCP_NOTSENT_LOWAT, Linux and macOS). Later writes then need not wait for much.
+    Sent bytes that the peer has not acknowledged do not count, so the connection is not slower
+    (TCP_NOTSENT_LOWAT, Linux and macOS). Later writes then wait for fewer bytes.
 
     :param size: 0 for the system's default.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None:
-        with contextlib.suppress(OSError):  # a Unix socket, or the peer has gone
+        with contextlib.suppress(OSError):  # a Unix socket, or the peer has left
             sock.setsockopt(socket.IPPROTO_TCP, option, size)
 
 
 def release_send_buffer(sock: SocketLike) -> None:
-    """Leave the size of a send buffer to the kernel again, as before :func:`limit_send_buffer`.
+    """Let the kernel choose the size of a send buffer again, after :func:`limit_send_buffer`.
 
-    A peer that reads quickly costs less with a large one: the sender is woken less often.
+    For a fast peer a large buffer is cheaper, because the sender is woken less often.
 
     :raises OSError: if the socket is closed.
     """
@@ -223,14 +226,14 @@ def round_trip_us(sock: SocketLike) -> int:
 
     :raises OSError: if the socket is closed or not TCP.
     """
-    # Before it is measured, the minimum is the largest number.
+    # Before the first measurement, the kernel reports the largest number as the minimum.
     return min(_round_trips_us(sock))
 
 
 def smoothed_round_trip_us(sock: SocketLike) -> int:
     """Return the smoothed round-trip time of a TCP connection, in microseconds.
 
-    :raises OSError: as :func:`round_trip_us`; or if the system does not tell.
+    :raises OSError: if the socket is closed or not TCP, or if the system has no TCP_INFO.
     """
     if not hasattr(socket, "TCP_INFO"):
         raise OSError(errno.ENOPROTOOPT, "no TCP_INFO")
@@ -249,7 +252,7 @@ def _is_socket(candidate: object) -> TypeGuard[SocketLike]:
 
 
 class Address(NamedTuple):
-    """The address of a listener. Port 0 is any free one."""
+    """The address of a listener. Port 0 stands for any free port."""
 
     host: str
     port: int
@@ -270,7 +273,10 @@ class Address(NamedTuple):
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
     def check_free(self) -> None:
-        """:raises OSError: if nothing can listen there."""
+        """Check that a listener can use the address.
+
+        :raises OSError: if it cannot, for example because the address is in use.
+        """
         with socket.socket(self.family) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(self)

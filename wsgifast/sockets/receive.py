@@ -1,9 +1,9 @@
 """Receives a known number of bytes, into one buffer, in as few system calls as possible.
 
-A loop over recv() costs a call, an object and a wait for the GIL for each piece. Here the bytes go
-straight to their final place. On a blocking socket the kernel does the whole loop (MSG_WAITALL), so
-that a busy thread delays the receive once and not for each piece. With a time limit, each call
-takes all that is there.
+A loop over recv() costs a call, an object and a wait for the GIL for each piece. These functions
+receive directly into the result. On a blocking socket the kernel does the whole loop (MSG_WAITALL).
+So a busy thread delays the receive once, and not for each piece. With a time limit, each call
+receives all bytes that have arrived.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-# The sockets that are received from, by id(): a second receive would take bytes of the first.
+# Sockets with a running receive, by id(). A second receive would take bytes of the first.
 _receiving: dict[int, object] = {}
 os.register_at_fork(after_in_child=_receiving.clear)
 
-# Receives into a view. Returns the number of bytes, 0 at the end of the connection.
+# Receives into a view. Returns the number of received bytes, which is 0 at the end of the
+# connection.
 Receive = Callable[[memoryview], int]
 
 
 class ReceivingSocket(Protocol):
-    """The part of a socket that is used here."""
+    """The methods of a socket that this module uses."""
 
     def fileno(self) -> int: ...
     def gettimeout(self) -> float | None: ...
@@ -47,8 +48,8 @@ class ReceivingSocket(Protocol):
 class ReceiveCount:
     """Counts of one or more receives, including failed and cancelled ones.
 
-    :ivar calls: receive calls, including those that found nothing.
-    :ivar received: bytes.
+    :ivar calls: the number of receive calls, including calls that received nothing.
+    :ivar received: the number of received bytes.
     """
 
     __slots__ = ("calls", "received")
@@ -61,7 +62,7 @@ class ReceiveCount:
 class IncompleteReceive(WSGIFastError):
     """Fewer bytes arrived than requested. The connection is in the middle of a message.
 
-    :ivar partial: the received bytes. For the caller's buffer, a view of its beginning.
+    :ivar partial: the received bytes. If the caller passed a buffer, a view of its first bytes.
     :ivar expected: the number of bytes requested.
     """
 
@@ -94,17 +95,17 @@ def recv_exactly(
 ) -> bytes:
     """Receive exactly `size` bytes.
 
-    Memory for all of them is reserved at once, but not touched before they arrive. Limit a size
-    that comes from the peer.
+    Memory for all bytes is reserved at once, but is only used when they arrive. If the peer
+    chooses the size, check it first.
 
-    :param sock: a connected socket: plain, TLS, gevent's, ...
-    :param size: bytes. 0 returns at once without a call.
+    :param sock: a connected socket, such as a plain one, a TLS socket or gevent's.
+    :param size: in bytes. For 0 the function returns at once without a call.
     :param timeout: seconds for the whole receive, not for each of its calls. The default is the
-        socket's own timeout. Required for a non-blocking socket. math.inf waits without a limit.
+        socket's own timeout. A non-blocking socket requires a value. math.inf means no limit.
     :param count: counts the receive calls and bytes.
-    :raises ClosedEarly: if the peer closes first. The error has the received bytes.
-    :raises ReceiveTimedOut: after `timeout`. The error has the received bytes.
-    :raises SocketInUse: if another receive uses the socket. That receive is not disturbed.
+    :raises ClosedEarly: if the peer closes the connection first. It has the received bytes.
+    :raises ReceiveTimedOut: after `timeout`. It has the received bytes.
+    :raises SocketInUse: if another receive uses the socket. The other receive continues.
     :raises ValueError: if `size` or `timeout` is negative or not a number, or a non-blocking socket
         has no timeout.
     :raises OSError: on any other failure of the socket.
@@ -114,9 +115,9 @@ def recv_exactly(
     receive = _receive_call(sock, timeout)
     counted = count or ReceiveCount()
     key = _claim(sock)
-    # Of Python's large buffers only bytes objects are not cleared first, and only
-    # BufferedReader.read(n) lets one be received into: its raw stream gets the memory of the
-    # result. With a buffer of 1 byte it copies nothing and reads nothing ahead.
+    # Python clears the memory of a new bytearray, but not that of a bytes object. Only
+    # BufferedReader.read(n) can receive into a bytes object: it passes the memory of its result to
+    # the raw stream. With a buffer of 1 byte, it neither copies nor reads ahead.
     try:
         return io.BufferedReader(_WholeReads(receive, counted), 1).read(size)
     finally:
@@ -130,9 +131,9 @@ def recv_exactly_into(
     timeout: float | None = None,
     count: ReceiveCount | None = None,
 ) -> None:
-    """Fill a buffer from a socket, otherwise like :func:`recv_exactly`.
+    """Fill a buffer from a socket. For other details see :func:`recv_exactly`.
 
-    :param buffer: anything writable and contiguous: a bytearray, a memoryview of a part, an array.
+    :param buffer: a writable and contiguous buffer: a bytearray, a memoryview, an array, ...
     """
     with memoryview(buffer) as given, given.cast("B") as view:
         receive = _receive_call(sock, timeout)
@@ -146,15 +147,16 @@ def recv_exactly_into(
 async def async_recv_exactly(
     sock: socket.socket, size: int, *, count: ReceiveCount | None = None
 ) -> bytearray:
-    """Receive `size` bytes from a non-blocking socket in asyncio, like :func:`recv_exactly`.
+    """Receive `size` bytes from a non-blocking socket in asyncio. See :func:`recv_exactly`.
 
-    For a time limit use asyncio.wait_for() or asyncio.timeout(). A cancelled receive has consumed
-    `count.received` bytes of the connection.
+    For a time limit use asyncio.wait_for() or asyncio.timeout(). The bytes that a cancelled receive
+    has received (`count.received`) are lost.
 
-    :returns: a bytearray, because it is filled in several turns of the loop.
-    :raises TypeError: for a TLS socket, as asyncio's own socket methods do: use a stream.
-    :raises SocketInUse: if another receive uses the socket. That receive is not disturbed. For an
-        asyncio transport it is asyncio's RuntimeError.
+    :returns: a bytearray, because it is filled in several iterations of the event loop.
+    :raises TypeError: for a TLS socket, which asyncio's socket methods reject as well. Use a
+        stream.
+    :raises SocketInUse: if another receive uses the socket. The other receive continues.
+    :raises RuntimeError: from asyncio, if an asyncio transport uses the socket.
     """
     if size < 0:
         raise ValueError(f"cannot receive {size} bytes: the size must be 0 or more")
@@ -170,11 +172,12 @@ async def async_recv_exactly(
 async def async_recv_exactly_into(
     sock: socket.socket, buffer: WriteableBuffer, *, count: ReceiveCount | None = None
 ) -> None:
-    """Fill a buffer from a non-blocking socket in asyncio, like :func:`async_recv_exactly`.
+    """Fill a buffer from a non-blocking socket in asyncio. See :func:`async_recv_exactly`.
 
-    Each turn of the loop makes one receive call, so that a fast peer does not delay other tasks.
+    Each iteration of the event loop makes one receive call. So a fast peer does not delay other
+    tasks.
     """
-    from asyncio import get_running_loop  # loaded already, since its loop runs this
+    from asyncio import get_running_loop  # already imported: its event loop runs this code
 
     if is_tls_socket(sock):
         raise TypeError("a TLS socket cannot be received from in asyncio: use a StreamReader")
@@ -190,12 +193,12 @@ async def async_recv_exactly_into(
     def receive() -> None:
         nonlocal got
         if done.done():
-            return  # cancelled in this very turn of the loop
+            return  # cancelled in the present iteration of the event loop
         try:
             got += _receive_once(sock.recv_into, view, got, counted)
         except BlockingIOError:
             return
-        except Exception as error:  # noqa: BLE001 - it is the awaiting task's
+        except Exception as error:  # noqa: BLE001 - the awaiting task raises it
             done.set_exception(error)
         if got == size and not done.done():
             done.set_result(None)
@@ -214,20 +217,20 @@ async def async_recv_exactly_into(
 
 
 def _claim(sock: ReceivingSocket) -> int:
-    """Record that a call receives from a socket. Return its key.
+    """Record that a call receives from a socket. Return the socket's key in `_receiving`.
 
-    :raises SocketInUse: if another call receives from it.
+    :raises SocketInUse: if another call receives from the socket.
     """
     key, claim = id(sock), object()
-    if _receiving.setdefault(key, claim) is not claim:  # one step, for threads
+    if _receiving.setdefault(key, claim) is not claim:  # setdefault() is atomic
         raise SocketInUse(
-            "another receive uses this socket: wait for its end, or receive in one thread or task"
+            "another receive uses this socket: wait until it ends, or use one thread or task"
         )
     return key
 
 
 class _WholeReads(io.RawIOBase):
-    """A raw stream whose readinto() returns when the whole buffer is filled."""
+    """A raw stream whose readinto() returns only when the whole buffer is filled."""
 
     def __init__(self, receive: Receive, count: ReceiveCount) -> None:
         self._receive = receive
@@ -237,8 +240,9 @@ class _WholeReads(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        # If this fails, the reader frees its memory while a traceback refers to this frame. So
-        # release every view of it, and copy the received bytes into the error.
+        # If the receive fails, the reader frees the memory of `buffer`, but the traceback still
+        # refers to this frame. So all views are released, and the error gets a copy of the received
+        # bytes.
         with memoryview(buffer) as view:
             size = len(view)
             try:
@@ -259,7 +263,7 @@ def _fill(view: memoryview, receive: Receive, count: ReceiveCount) -> None:
 
 
 def _receive_once(receive: Receive, view: memoryview, got: int, count: ReceiveCount) -> int:
-    """Make one receive call for all that is missing.
+    """Make one receive call for all missing bytes.
 
     :raises IncompleteReceive: at the end of the connection, or after the time limit.
     """
@@ -282,7 +286,7 @@ def _receive_call(sock: ReceivingSocket, timeout: float | None) -> Receive:
     own = sock.gettimeout()
     limit = own if timeout is None else checked_timeout(timeout)
     if own == 0 and timeout is None:
-        raise ValueError("the socket is non-blocking: name a timeout, or use async_recv_exactly")
+        raise ValueError("the socket is non-blocking: pass a timeout, or use async_recv_exactly")
     deadline = math.inf if limit is None else time.monotonic() + limit
     has_limit = own is not None or limit is not None
     if not is_plain_socket(sock):
@@ -293,7 +297,7 @@ def _receive_call(sock: ReceivingSocket, timeout: float | None) -> Receive:
 
 
 def _by_poll(sock: socket.socket, deadline: float) -> Receive:
-    """For plain sockets: wait until something is there, and receive all of it."""
+    """Return a receive call for plain sockets. It waits by poll()."""
     poller = select.poll()
     poller.register(sock.fileno(), select.POLLIN)
     is_blocking = sock.gettimeout() is None
@@ -303,16 +307,16 @@ def _by_poll(sock: socket.socket, deadline: float) -> Receive:
             left = max(0.0, deadline - time.monotonic())
             if not poller.poll(None if left > LONGEST_S else left * 1e3):
                 raise TimeoutError
-            with contextlib.suppress(BlockingIOError):  # another process has received it
+            with contextlib.suppress(BlockingIOError):  # another process has received the bytes
                 if is_blocking:
                     return sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
-                return os.readv(sock.fileno(), [rest])  # recv_into() would wait by itself
+                return os.readv(sock.fileno(), [rest])  # recv_into() would wait for its timeout
 
     return receive
 
 
 def _by_the_sockets_own_timeout(sock: ReceivingSocket, deadline: float) -> Receive:
-    """For sockets with a recv_into() beyond the system call, such as those of TLS and gevent."""
+    """Return a call for sockets whose recv_into() is more than a system call: TLS, gevent."""
 
     def receive(rest: memoryview) -> int:
         left = deadline - time.monotonic()

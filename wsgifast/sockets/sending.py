@@ -1,11 +1,10 @@
-"""Send several buffers in one call, and files, by sendfile or from the page cache.
+"""Send several buffers in one call. Send files by sendfile or from the page cache.
 
-os.sendfile takes a descriptor, so it is correct only if the descriptor's bytes are the file
-object's bytes: for a regular file, opened in binary mode, from the file object's position on.
+os.sendfile reads from a descriptor, whose bytes may differ from those of the file object. They are
+the same for a regular file that is opened in binary mode, from its position on.
 
 preadv2(2) with RWF_NOWAIT reads from the page cache and never waits. Systems other than Linux and
-some file systems (FUSE, overlayfs, tmpfs) do not support it. No part of a file counts as cached
-there.
+some file systems (FUSE, overlayfs, tmpfs) do not support it. There, files count as not cached.
 """
 
 from __future__ import annotations
@@ -24,28 +23,29 @@ from typing import Any, NamedTuple
 from ..errors import WSGIFastError
 from .options import is_plain_socket, is_tls_socket
 
-# Below this average size, copying into one block is cheaper than a sendmsg with many buffers.
+# If the average buffer is smaller, a copy into one block is cheaper than a sendmsg with many
+# buffers.
 _JOIN_BELOW_BYTES = 4096
-# TLS takes one buffer at a time: below this total, copying costs less than separate records.
+# TLS sends one buffer in each call. Up to this total, a copy costs less than separate TLS records.
 _JOIN_FOR_TLS_BYTES = 256 * 1024
 # More buffers than this in one sendmsg are an error (EMSGSIZE). 1024 on Linux and macOS.
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 # The most bytes of one call: Linux sends at most 0x7ffff000, and some systems fail beyond 2 GiB
 # instead of sending less.
 _MAX_SENDFILE_BYTES = 1 << 30
-# One read of a file where sendfile cannot be used (TLS, unusual file systems): larger reads are no
+# The size of a read if sendfile cannot be used (TLS, unusual file systems). Larger reads are not
 # faster, and do not fit into the CPU's cache.
 BLOCK_BYTES = 256 * 1024
 # Up to this size, a range of a file is read and sent together with the bytes before it. Beyond it,
 # a separate sendfile call costs less than the copy.
 SMALL_FILE_BYTES = 16 * 1024
-# sendfile's errors if the file system, or the kind of socket, does not support it.
+# The errors of sendfile if the file system or the socket does not support it.
 NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSOCK})
-# Tells the kernel that more data follows at once, so that headers and a file share a packet. Linux
-# only. Elsewhere they are two packets, which TCP_NODELAY does not delay.
+# A flag that tells the kernel that more data follows at once, so that headers and a file share a
+# packet. Only Linux has it. Other systems send two packets at once, with TCP_NODELAY.
 MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
-# A subclass or an instance that has one of these of its own may return other bytes than its
-# descriptor or its buffer has: it may decrypt, decode, count, limit ...
+# Methods of reading. If a subclass or an instance overrides one of them, it may return other bytes
+# than its descriptor or buffer contains. For example, it may decrypt or limit them.
 READING = frozenset(
     {"read", "read1", "readall", "readinto", "readinto1", "readline", "readlines", "peek"}
     | {"tell", "seek", "seekable", "readable", "flush", "fileno", "getbuffer", "getvalue"}
@@ -53,16 +53,16 @@ READING = frozenset(
 _READING_OF_CLASSES = (
     READING | {"__iter__", "__next__", "__getattribute__", "__getattr__"} | {"raw", "closed"}
 )
-# Those that do not count for read() and fileno().
+# Methods that do not affect read() and fileno().
 _ITERATION = frozenset({"__iter__", "__next__", "readline", "readlines"})
 # tempfile's classes: the result of NamedTemporaryFile(), and SpooledTemporaryFile.
 _NAMED: type = getattr(tempfile, "_TemporaryFileWrapper", type(None))
 TEMPORARY: tuple[type, type] = (_NAMED, tempfile.SpooledTemporaryFile)
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
-# preadv's errors if the kernel or the file system does not support the flag.
+# The errors of preadv if the kernel or the file system does not support RWF_NOWAIT.
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
-# The distance of probes: twice the kernel's default read-ahead (read_ahead_kb). Closer probes would
-# find smaller gaps, but cost a good part of the time of sending.
+# The distance between probes of the page cache: twice the kernel's default read-ahead
+# (read_ahead_kb). Closer probes would find smaller gaps, but would take much of the time of a send.
 _PROBE_STEP_BYTES = 256 * 1024
 
 _probe = [bytearray(1)]
@@ -73,9 +73,9 @@ def send_some(
 ) -> Sequence[bytes | memoryview]:
     """Send the beginning of some buffers in one system call, and return the unsent buffers.
 
-    :param sock: blocking or not, also TLS.
+    :param sock: a blocking or non-blocking socket, with or without TLS.
     :param buffers: in order. Views must be of bytes ("B").
-    :param flags: as for socket.send(), e.g. MSG_MORE. Ignored for TLS.
+    :param flags: for socket.send(), such as MSG_MORE. Ignored for TLS.
     :raises BlockingIOError: if a non-blocking socket accepts no byte now.
     :raises OSError: as socket.send().
     """
@@ -95,7 +95,7 @@ def send_some(
 
 
 def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send buffers in order on a blocking socket, or one with a timeout (for each call).
+    """Send buffers in order on a blocking socket, or on a socket with a timeout for each call.
 
     :raises OSError: as socket.send(). The number of sent bytes is then unknown.
     """
@@ -126,7 +126,8 @@ class SendfileUnavailable(WSGIFastError):
 class FileTruncated(WSGIFastError, OSError):
     """The file ended before all of its bytes were sent. Close the connection.
 
-    :param missing: bytes of `size` that were not sent.
+    :param missing: the number of bytes that were not sent.
+    :param size: the number of bytes to send.
     """
 
     def __init__(self, missing: int, size: int) -> None:
@@ -138,13 +139,13 @@ class FileTruncated(WSGIFastError, OSError):
 def file_segment(file: object) -> FileSegment | None:
     """Return the descriptor, position and remaining bytes of a file that sendfile can send.
 
-    The file is judged by its read() and fileno(), whatever its iteration gives.
+    Only its read() and fileno() count. Its iteration may return other bytes.
 
     :param file: any object.
-    :returns: a segment for raw and buffered binary files over a regular file of the reported size,
-        temporary files, and a SpooledTemporaryFile that was rolled over to disk. None for all
-        others. The descriptor of a text file or a gzip file has other bytes than the file. Pipes,
-        devices, and files of /proc and /sys do not have the size that they report.
+    :returns: a segment for raw and buffered binary files over a regular file, for temporary files,
+        and for a SpooledTemporaryFile that was rolled over to disk. None for all others: the
+        descriptor of a text file or a gzip file has other bytes than the file. Pipes, devices, and
+        files of /proc and /sys do not have the size that they report.
     :raises ValueError: if the file is closed.
     """
     file = unwrapped(file)
@@ -161,7 +162,7 @@ def file_segment(file: object) -> FileSegment | None:
 def regular_segment(
     file: io.FileIO | io.BufferedReader | io.BufferedRandom,
 ) -> FileSegment | None:
-    """Return the rest of a file that is read as these classes are; None if it has to be read."""
+    """Return a file's bytes from its position on. Return None if sendfile cannot send them."""
     if isinstance(file, io.BufferedRandom):
         file.flush()  # written data may not have reached the descriptor yet
     if not file.readable():
@@ -170,22 +171,22 @@ def regular_segment(
     stat_result = os.fstat(fd)
     if not stat.S_ISREG(stat_result.st_mode) or not has_its_size(fd, stat_result):
         return None
-    # tell(), not the descriptor's own offset: a buffered file that was read from is ahead of it.
+    # tell() is right. The descriptor's offset is not: a buffered file has read ahead.
     position = file.tell()
     return FileSegment(fd, position, max(0, stat_result.st_size - position))
 
 
 class NotAFile(OSError):
-    """A path leads to a directory, a device, a socket or a FIFO."""
+    """A path is that of a directory, a device, a socket or a FIFO."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
-    """Open a regular file. Return its descriptor, which the caller closes, and its status.
+    """Open a regular file. Return its descriptor, which the caller must close, and its stat result.
 
-    :raises NotAFile: if it is not a regular file.
-    :raises OSError: if it cannot be opened.
+    :raises NotAFile: if the path is not that of a regular file.
+    :raises OSError: if the file cannot be opened.
     """
-    # O_NONBLOCK: opening a FIFO would wait for its other end.
+    # Without O_NONBLOCK, the open of a FIFO would wait for a process that writes into it.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -209,14 +210,14 @@ def send_file_segment(
     *,
     by_kernel: bool = True,
 ) -> None:
-    """Send a range of a file's bytes on a blocking socket, or one with a timeout.
+    """Send a range of a file's bytes on a blocking socket, or on a socket with a timeout.
 
-    It uses sendfile. If that is not supported (TLS, some file systems), it reads large blocks. The
-    file's own position does not change.
+    If sendfile is not supported (TLS, some file systems), the file is read in large blocks. The
+    position of the file does not change.
 
-    :param progress: called with the number of bytes of each send, so that a log is right even for
-        a transfer that fails.
-    :param by_kernel: False to read although sendfile seems to be supported.
+    :param progress: called with the number of bytes of each send. So a log can be right even if the
+        transfer fails.
+    :param by_kernel: False to read the file even if sendfile seems to be supported.
     :raises FileTruncated: if the file ends early.
     :raises TimeoutError: if the socket has a timeout and accepts no byte for that long.
     :raises OSError: if the peer has left.
@@ -235,7 +236,7 @@ def send_file_segment(
                 by_kernel = False
                 continue
         else:
-            # Not sendall(): its timeout is for all bytes together.
+            # Not sendall(), because its timeout limits the time for all bytes.
             block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
             sent = sock.send(block) if block else 0
         if not sent:
@@ -250,9 +251,9 @@ def send_file_once(out_fd: int, fd: int, offset: int, size: int) -> int:
     :param out_fd: the descriptor of a socket without TLS.
     :param size: bytes, 1 or more.
     :returns: the number of bytes sent. It is 0 only at the end of the file.
-    :raises SendfileUnavailable: if it is not supported. Nothing was sent.
+    :raises SendfileUnavailable: if sendfile is not supported. Nothing was sent.
     :raises BlockingIOError: if the buffer of a non-blocking socket is full.
-    :raises OSError: if the peer has gone, or the file cannot be read.
+    :raises OSError: if the peer has left, or the file cannot be read.
     """
     try:
         return os.sendfile(out_fd, fd, offset, min(_MAX_SENDFILE_BYTES, size))
@@ -266,15 +267,16 @@ def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
     poller = select.poll()
     poller.register(sock.fileno(), select.POLLOUT)
     if not poller.poll(None if timeout is None else timeout * 1e3):
-        raise TimeoutError(f"the peer took no byte for {timeout} s")
+        raise TimeoutError(f"the peer received no byte for {timeout} s")
 
 
 def reads_as(file: object, *bases: type, iterated: bool = True) -> bool:
-    """Return whether a file is of a standard class and is read as that class is.
+    """Return whether a file has one of some classes, and is read by the methods of that class.
 
-    A subclass or an instance may have methods of its own, but none that concerns reading.
+    A subclass or an instance may override other methods, but no method of reading.
 
-    :param iterated: False if only read() and fileno() are called.
+    :param bases: standard classes, such as io.FileIO.
+    :param iterated: False if only read() and fileno() will be called.
     """
     kind = type(file)
     if kind not in bases:
@@ -290,7 +292,7 @@ def reads_as(file: object, *bases: type, iterated: bool = True) -> bool:
 
 
 def has_reading_of_its_own(file: object) -> bool:
-    """Whether an instance has a method that its class does not have, to read in another way."""
+    """Return whether an instance overrides a method of reading of its class."""
     return not READING.isdisjoint(getattr(file, "__dict__", ()))
 
 
@@ -298,8 +300,8 @@ def has_its_size(fd: int, stat_result: os.stat_result) -> bool:
     """Return whether a regular file has as many bytes as it reports.
 
     A file of /proc reports 0 bytes and has some. A file of /sys reports 4096 and may have fewer.
-    Neither has blocks. Files that are empty, sparse or stored in their inode have none either, so
-    read a byte.
+    Both have no disk blocks. Empty files, sparse files and files in their inode have no blocks
+    either. So for a file without blocks, a byte is read to decide.
     """
     if stat_result.st_blocks:
         return True
@@ -312,7 +314,7 @@ def has_its_size(fd: int, stat_result: os.stat_result) -> bool:
 
 
 def unwrapped(file: object) -> object:
-    """Return the file in one of tempfile's, or the file itself."""
+    """Return the file inside a wrapper of tempfile. Return any other file unchanged."""
     if type(file) is tempfile.SpooledTemporaryFile and not has_reading_of_its_own(file):
         return getattr(file, "_file", None)
     if type(file) is _NAMED and not _reads_on_its_own(file):
@@ -321,9 +323,9 @@ def unwrapped(file: object) -> object:
 
 
 def _reads_on_its_own(wrapper: Any) -> bool:
-    """Return whether a temporary file's wrapper has a method that is not its file's.
+    """Return whether a wrapper of tempfile has a method of reading that is not its file's.
 
-    The wrapper caches each requested method on the instance, in a function of tempfile's.
+    The wrapper caches each method that was used as an attribute, wrapped in a function of tempfile.
     """
     file = wrapper.file
     return any(
@@ -335,7 +337,7 @@ def _reads_on_its_own(wrapper: Any) -> bool:
 
 
 class _Scratch(threading.local):
-    """A buffer for all reads of a thread, so that it stays in the CPU's cache."""
+    """One buffer for all reads of a thread, which therefore stays in the CPU's cache."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(BLOCK_BYTES))
@@ -347,12 +349,12 @@ _scratch = _Scratch()
 def cached_bytes(fd: int, offset: int, size: int) -> int:
     """Return how many bytes from an offset on are in the page cache.
 
-    One byte in each 256 KiB is probed, and the last one. Smaller gaps between them go unnoticed.
-    Bytes beyond the end of the file count as cached, since reading them does not wait.
+    One byte in each 256 KiB is probed, and the last byte. Gaps between two probes are not found.
+    Bytes beyond the end of the file count as cached, since a read of them does not wait.
 
-    :param size: bytes to look at, 1 or more.
-    :returns: 0 to `size`. It is 0 if the kernel cannot say or if reading fails, because the next
-        read reports the error.
+    :param size: the number of bytes to examine, 1 or more.
+    :returns: 0 to `size`. It is 0 if the kernel does not support probes, or if a read fails. The
+        next read reports the error.
     """
     if not _NOWAIT:
         return 0
@@ -379,7 +381,10 @@ def read_cached(fd: int, offset: int, size: int) -> bytes | None:
 
 
 def view_cached(fd: int, offset: int, size: int) -> memoryview | None:
-    """As :func:`read_cached`, without a copy: valid until this thread's next call of either."""
+    """Return the bytes of :func:`read_cached` without a copy.
+
+    They are valid until this thread calls either function again.
+    """
     if not _NOWAIT:
         return None
     buffer = _scratch.buffer[:size]

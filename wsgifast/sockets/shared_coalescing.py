@@ -1,4 +1,4 @@
-"""The coalescing writer for several threads, with a sending thread of its own."""
+"""A coalescing writer for several threads. Each writer has its own sending thread."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from .sending import send_all
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# The writer's thread ends when it has had nothing to send for this long.
+# The sending thread ends after this time without a message.
 _IDLE_S = 1.0
-# How long a process that ends waits for queued messages to be sent.
+# The most time for which an ending process waits until queued messages are sent.
 _EXIT_S = 1.0
 
 
 class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescingWriter"]):
     """Join the messages of several threads for one blocking socket. All methods are thread-safe.
 
-    Each write is one message. Messages of different threads do not mix. A TLS socket from which
-    another thread reads needs a Python whose ssl module locks it (3.13.1 and later).
+    Each write is one message. Messages of different threads do not mix. If another thread reads
+    from a TLS socket, Python 3.13.1 or later is required: its ssl module locks the socket.
 
     :param sock: see :class:`CoalescingWriter`.
-    :param window_us: microseconds. The thread that writes sends a message itself, if the last send
-        was so long ago. Otherwise the writer's own thread sends it at once.
-    :param max_bytes: limit of the bytes in the queue. A larger message is sent alone. A write waits
-        while there is no room.
+    :param window_us: in microseconds. If the last send is this long ago, the thread that calls
+        write() sends the message itself. Otherwise the sending thread sends it at once.
+    :param max_bytes: the most bytes in the queue. A larger message is sent alone. write() waits
+        while the queue is full.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
         self._window_ns = int(window_us * 1000)
         self._max_bytes = max_bytes
         self._due = 0
-        # Totals of bytes: written, and taken by the kernel.
+        # The totals of bytes passed to write(), and of bytes that the kernel has accepted.
         self._written = 0
         self._sent = 0
         self._closed = False
@@ -60,13 +60,14 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
         _shared_writers.add(self)
 
     def _begin(self) -> None:
-        """Start with an empty queue and no thread: at first, and in a forked child."""
+        """Start with an empty queue and without a thread, also in a forked child."""
         self._queue: list[bytes] = []
         self._size = 0
         self._written = self._sent
-        # A thread sends, or is about to, and will also send later additions to the queue.
+        # Whether a thread sends, or will send soon. That thread also sends messages queued later.
         self._sending = False
-        # Guards all of this. The condition is notified when a batch is taken, and when it is sent.
+        # Guards these attributes. The condition is notified when a batch leaves the queue, and when
+        # it was sent.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._runs = False
@@ -75,7 +76,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
     def write(self, data: ReadableBuffer) -> None:
         """Send one message, or queue it for the thread that sends.
 
-        :raises OSError: if this thread sends and fails, or SendFailed after an earlier failure.
+        :raises OSError: if a send by this thread fails. SendFailed if an earlier send has failed.
         :raises WriterClosed: after close().
         """
         if type(data) is not bytes:
@@ -103,16 +104,16 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
     def flush(self) -> None:
         """Wait until the kernel has accepted all earlier messages.
 
-        :raises OSError: if that failed.
+        :raises OSError: if a send has failed.
         """
         with self._lock:
             self._refuse()
             self._wait_until_sent()
 
     def close(self) -> None:
-        """Refuse further writes and wait until all is sent. A second call has no effect.
+        """Reject further writes, and wait until all messages are sent. A second call has no effect.
 
-        :raises OSError: if a send failed.
+        :raises OSError: if a send has failed.
         """
         with self._lock:
             if self._closed:
@@ -132,7 +133,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
             raise again(self._failure)
 
     def _wait_until_sent(self, timeout: float | None = None) -> None:
-        written = self._written  # other threads may go on writing all the time
+        written = self._written  # not the bytes that other threads write meanwhile
         while self._sent < written and self._failure is None:
             if not self._changed.wait(timeout):
                 return
@@ -140,12 +141,12 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
             raise again(self._failure)
 
     def _leave_to_thread(self) -> None:
-        """Let the writer's thread send in place of this one."""
+        """Let the sending thread send the queue in place of the present thread."""
         if not self._runs:
             self._runs = True
             try:
                 threading.Thread(target=self._run, name="wsgifast-sender", daemon=True).start()
-            except RuntimeError:  # no thread: the process ends, or has too many
+            except RuntimeError:  # no thread can start: the process ends, or has too many
                 self._runs = False
                 while self._send_queue():
                     pass
@@ -155,7 +156,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
     def _run(self) -> None:
         while True:
             if self._wake_event.wait(_IDLE_S) and self._sending:
-                with contextlib.suppress(Exception):  # the next call raises it
+                with contextlib.suppress(Exception):  # the next call raises the error
                     while self._send_queue():
                         pass
             else:
@@ -165,9 +166,9 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
                         return
 
     def _send_queue(self) -> bool:
-        """Send the queue, as the thread that sends. Return whether there is more.
+        """Send the queue. Return whether new messages were queued meanwhile.
 
-        If there is not, this thread no longer sends.
+        If not, the present thread is no longer the one that sends.
         """
         failure: Exception = SendFailed("a send was interrupted")
         done = False
@@ -193,7 +194,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
                 self._changed.notify_all()
         return more
 
-    # At the end of the process
+    # At the exit of the process.
 
     def _finish(self) -> None:
         with self._lock, contextlib.suppress(SendFailed):

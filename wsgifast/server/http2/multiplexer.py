@@ -172,7 +172,7 @@ class Multiplexer:
             self._gathers_until = None
             self.rules.to_flush.pop(self, None)
         if self._window_wait is not None:
-            self._window_wait.taken += self.frames.body_bytes
+            self._window_wait.moved += self.frames.body_bytes
         data = self.frames.data_to_send()
         if data:
             if self.output.draining:

@@ -258,7 +258,7 @@ class StreamSender(Sender):
             self._frame_headers(self.trailers, ends=True)
         self.has_ended = self.has_ended or ends
         if self._window_wait is not None:
-            self._window_wait.taken += size
+            self._window_wait.moved += size
 
 
 class StreamOutput(OutputQueue):
