@@ -304,7 +304,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         scratch = bytearray(_INPUT_BYTES)
         while (left_s := lingering.deadline - time.monotonic()) > 0:
             self.connection.settimeout(left_s)
-            if not lingering.goes_on(self.connection.recv_into(scratch), time.monotonic()):
+            if not lingering.should_continue(self.connection.recv_into(scratch), time.monotonic()):
                 break
 
     def _end_tls(self) -> None:

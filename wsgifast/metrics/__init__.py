@@ -17,16 +17,16 @@ __all__ = [
     "RequestMetrics",
 ]  # fmt: skip
 
-# The back ends are imported on first use.
+# The modules of the back ends are imported on first use.
 
 _METHODS = ("begin", "record", "count_length_error", "count_client_left")
 
 
 def recorder_for(metrics: object) -> Recorder | None:
-    """The recorder that an option `metrics` means.
+    """Return the recorder for a value of the option `metrics`. None if metrics are disabled.
 
-    :raises ConfigurationError: if it means none.
-    :raises MissingExtra: if its package is not installed.
+    :raises ConfigurationError: if the value is invalid.
+    :raises MissingExtra: if the package of the back end is not installed.
     """
     if metrics is None:
         return None
@@ -47,7 +47,7 @@ def recorder_for(metrics: object) -> Recorder | None:
 
 
 def spans_for(traces: bool) -> CurrentSpans | None:
-    """Return the setter of attributes on spans, if `traces`.
+    """Return an object that sets attributes on spans. None if `traces` is False.
 
     :raises MissingExtra: if OpenTelemetry's API is not installed.
     """

@@ -1,21 +1,22 @@
-"""The files of prometheus_client's multiprocess mode, added up for a scrape.
+"""Add up the files of prometheus_client's multiprocess mode for a scrape.
 
-Each process has its own files, one for each kind of metric. Counters and histograms still count
-after their process has ended. Workers may be replaced often, so the files of dead ones are merged
-into one file for each kind: otherwise each scrape would have to read more files than the last.
+Each process has its own files, one for each kind of metric. The counters and histograms of a
+process remain valid after its end. Workers may be replaced often. So the files of dead processes
+are merged into one file for each kind. Otherwise each scrape would read more files than the one
+before.
 
 Theory of operation
 -------------------
-Merging. The merged file is written under a temporary name. Then a plan, which names the files that
-it replaces, is put in place by one rename. Before the rename nothing has changed. After it only
-steps remain that can be repeated. If the exporter is killed in between, the next one finds the plan
-and carries it out before it reads any of the files. A file that the plan could not remove is left
-out of scrapes.
+Merging. The merged file is written under a temporary name. A second file, the plan, lists the files
+that the merged file replaces. One rename puts the plan into effect. Before the rename nothing has
+changed. All steps after it can be repeated. If the exporter is killed in between, the next exporter
+finds the plan, and carries it out before it reads other files. Scrapes ignore replaced files that
+could not be removed.
 
-Reading. A process only adds entries to its files, and an entry never moves. So the keys of a file
-are parsed once, and again when it has grown. A scrape in between only reads the numbers, and adds
-those of one key. prometheus_client's own code would parse every entry of every process at each
-scrape. It reads only the gauges, which are few, and have rules of their own.
+Reading. A process only appends entries to its files, and an entry never moves. So the keys of a
+file are parsed once, and again when the file has grown. Other scrapes only read the numbers, and
+add up the numbers of equal keys. prometheus_client's code would parse every entry of every process
+at each scrape. It is used only for the gauges, which are few, and have special rules.
 """
 
 from __future__ import annotations
@@ -43,36 +44,36 @@ with needs("wsgifast.metrics.aggregation", "prometheus_client", "prometheus"):
     from prometheus_client.mmap_dict import MmapedDict
     from prometheus_client.multiprocess import MultiProcessCollector
 
-# Kinds with values that are added up, also those of ended processes. Gauges are not.
+# The kinds whose values are added up, also for ended processes. Gauges have other rules.
 _ADDED_UP = frozenset({"counter", "histogram", "summary"})
-# Reading a file that is being made, or was left unfinished, raises one of these.
+# The errors from reading a file that is being written, or is incomplete.
 UNREADABLE = (struct.error, RuntimeError, ValueError, FileNotFoundError)
 
 # The name of the process in the names of merged files.
 _DEAD = "wsgifast-dead"
 _PLAN = "merging.json"
-# Keys that are remembered as they were parsed: more than a scrape usually has.
+# The most parsed keys in the cache: more than a scrape usually has.
 _PARSED_KEYS = 20_000
-# A file begins with the number of its bytes that are used.
+# The start of a file: the number of used bytes.
 _USED = struct.Struct("=i")
 _HEADER_BYTES = 8
 _VALUE_BYTES = 8
 
 
 class Directory:
-    """The files of several processes. Any thread may call.
+    """The metrics files of several processes. Thread-safe.
 
     :param own: whether wsgifast made the directory. If so, files of the app's own metrics are
-        cleaned up as well.
+        removed as well after the end of their process.
     """
 
     def __init__(self, path: str, *, own: bool) -> None:
         self.path = path
         self._own = own
         self._lock = threading.Lock()
-        # Of kinds that are added up, by path and inode.
+        # The files of the kinds in _ADDED_UP, by path and inode.
         self._values: dict[tuple[str, int], _ValuesFile] = {}
-        # Merged, and not removed yet.
+        # The paths of files that are merged, but not removed yet.
         self._replaced: set[str] = set()
 
     def text(self, accept: str = "") -> tuple[str, bytes]:
@@ -129,10 +130,10 @@ class Directory:
                         os.unlink(path)
 
     def _files(self) -> list[tuple[str, int]]:
-        """The path and the inode of each: a merged file is replaced by one of the same name.
+        """Return path and inode of each file. A new merged file has the old one's path.
 
-        An empty file has just been created, and one that vanishes is the app's, removed by its
-        mark_process_dead().
+        Empty files have just been created, and are ignored. The app may remove files at the same
+        time, by mark_process_dead().
         """
         found = []
         with os.scandir(self.path) as entries:
@@ -144,14 +145,14 @@ class Directory:
 
     def _may_live(self, process: str) -> bool:
         if pid_in(process) is None:
-            # Files of an app's own metrics have only the pid in their names. In a directory that
-            # the user has chosen, cleaning them up is left to the user.
+            # The file names of an app's own metrics contain only the pid. In a directory that the
+            # user has chosen, the user removes them.
             if not self._own or not process.isascii() or not process.isdecimal():
                 return True
-            process = f"wsgifast-{process}-0"  # as if its start were not known
+            process = f"wsgifast-{process}-0"  # 0 stands for an unknown start time
         return is_alive(process)
 
-    # With the lock.
+    # Called with the lock.
 
     def _merge(self, kind: str, paths: Iterable[str]) -> None:
         """Merge files of dead processes into the file of their kind, and remove them.
@@ -167,7 +168,10 @@ class Directory:
         self._carry_out_plan()
 
     def _carry_out_plan(self) -> None:
-        """:raises OSError: if a file cannot be renamed or removed."""
+        """Carry out the plan, if there is one.
+
+        :raises OSError: if a file cannot be renamed or removed.
+        """
         path = os.path.join(self.path, _PLAN)
         try:
             with open(path) as file:
@@ -185,17 +189,17 @@ class Directory:
         self._replaced.clear()
 
     def _merged(self, kind: str) -> tuple[str, str]:
-        """The merged file of a kind, and its temporary name."""
+        """Return the path of the merged file of a kind, and its temporary path."""
         path = self._path_of(f"{kind}_{_DEAD}")
         return f"{path}.db", f"{path}.tmp"
 
     def _path_of(self, name: str) -> str:
-        """The path of a file of a plan, which may have been written by others: a file in here."""
+        """Return a path in this directory, even if another program has changed the plan."""
         return os.path.join(self.path, os.path.basename(name))
 
 
 def _readable(paths: Iterable[str]) -> Iterator[_ValuesFile]:
-    """Files, but for those that are not there or were left unfinished."""
+    """Return the files, without missing and incomplete ones."""
     for path in paths:
         with contextlib.suppress(*UNREADABLE):
             file = _ValuesFile(path)
@@ -205,7 +209,7 @@ def _readable(paths: Iterable[str]) -> Iterator[_ValuesFile]:
 
 def _write(path: str, values: Mapping[str, float]) -> None:
     with open(path, "wb"):
-        pass  # one may have been left unfinished
+        pass  # empties an incomplete file of an earlier attempt
     open_dict: Any = MmapedDict  # has no types
     written = open_dict(path)
     try:
@@ -216,17 +220,18 @@ def _write(path: str, values: Mapping[str, float]) -> None:
 
 
 def _with_plain_pid(sample: Any) -> Any:
-    """Replace the name of a process by its pid."""
+    """Return a sample whose label `pid` is the pid in place of the process's name."""
     pid = pid_in(sample.labels.get("pid", ""))
     return sample if pid is None else sample._replace(labels={**sample.labels, "pid": str(pid)})
 
 
 class _ValuesFile:
-    """One process's values of one kind.
+    """The values of one kind, from one process.
 
     :ivar kind: "counter", "gauge_livesum", ...
-    :ivar keys: the key of each value, as it is in the file.
-    :raises OSError: if it cannot be opened.
+    :ivar keys: the key of each value, as the JSON in the file.
+    :ivar numbers: the values, in the order of `keys`.
+    :raises OSError: if the file cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -240,13 +245,13 @@ class _ValuesFile:
         self.close = weakref.finalize(self, os.close, self._fd)
 
     def read(self) -> None:
-        """Read the numbers, and the keys that are new.
+        """Read the numbers, and new keys.
 
         :raises OSError, ValueError: if the file is incomplete.
         """
         data = os.pread(self._fd, self._used, 0)
         if not data:
-            return  # it has just been created
+            return  # the file has just been created
         try:
             if _USED.unpack_from(data)[0] > self._used:
                 self._find_values()
@@ -264,17 +269,17 @@ class _ValuesFile:
             end = position + _VALUE_BYTES
         self.keys = keys
         self._values = struct.Struct("".join(layout))
-        self._used = end + _VALUE_BYTES  # behind each value is its time
+        self._used = end + _VALUE_BYTES  # a time follows each value
 
 
 def _parts_of(path: str) -> tuple[str, str]:
-    """A file's kind, with the mode of gauges, and its process."""
+    """Return a file's kind, which includes the mode of gauges, and its process."""
     kind, _, process = os.path.basename(path).removesuffix(".db").rpartition("_")
     return kind, process
 
 
 def _sums(files: Iterable[_ValuesFile]) -> dict[str, float]:
-    """The values of files of one kind, added up by their keys."""
+    """Return the sums of the values with the same key, from files of one kind."""
     found: dict[str, float] = {}
     for file in files:
         if not found:
@@ -286,7 +291,10 @@ def _sums(files: Iterable[_ValuesFile]) -> dict[str, float]:
 
 
 def _added_up(kind: str, values: Mapping[str, float]) -> Iterable[Metric]:
-    """The metrics of one kind, from values by their keys in prometheus_client's files."""
+    """Return the metrics of one kind.
+
+    :param values: the values by key, as in prometheus_client's files.
+    """
     found: dict[str, Metric] = {}
     for key, value in values.items():
         name, sample, labels, help = _parsed(key)
@@ -301,6 +309,6 @@ def _added_up(kind: str, values: Mapping[str, float]) -> Iterable[Metric]:
 
 @lru_cache(_PARSED_KEYS)
 def _parsed(key: str) -> tuple[str, str, Any, str]:
-    """The metric, the sample, its labels, and the help of a key."""
+    """Return the metric, the sample, the labels and the help text in a key."""
     name, sample, labels, help = json.loads(key)
     return name, sample, tuple(sorted(labels.items())), help

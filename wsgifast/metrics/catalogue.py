@@ -1,8 +1,8 @@
-"""The metrics: the name, the meaning and the labels of each.
+"""The catalogue of all metrics, with name, meaning and labels.
 
-Names are those of OpenTelemetry's semantic conventions where they define one, in Prometheus's
-spelling: `http.server.request.duration` in seconds is `http_server_request_duration_seconds`. Other
-names begin with `wsgifast`.
+If OpenTelemetry's semantic conventions define a metric, its name is used, in Prometheus's spelling:
+`http.server.request.duration` in seconds is `http_server_request_duration_seconds`. Other names
+begin with `wsgifast`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Final, Literal, NamedTuple
 from ..compression.codings import PRECOMPRESSED_SUFFIXES
 
 Kind = Literal["counter", "gauge", "histogram"]
-# How a gauge of several workers is shown: their sum, the greatest value, or one for each `pid`.
+# How the gauges of several workers are combined: the sum, the maximum, or one value for each `pid`.
 Across = Literal["sum", "max", "each"]
-# The reporters of metrics: WSGIFast and ASGIFast, FastWorker, asgifast's protocols and workers.
+# The reporters of metrics. middleware: WSGIFast and ASGIFast. worker: FastWorker. protocol:
+# asgifast's protocols and workers.
 Reporter = Literal["middleware", "worker", "protocol"]
 
 
@@ -23,11 +24,13 @@ class Metric(NamedTuple):
     """One metric.
 
     :ivar name: in Prometheus's spelling, with its unit, and `_total` for a counter.
-    :ivar unit: in OpenTelemetry's spelling (UCUM): "s", "By", or the counted thing in braces.
-    :ivar labels: in Prometheus's spelling. :data:`ATTRIBUTES` has OpenTelemetry's.
-    :ivar bounds: of a histogram's buckets, each inclusive, without the last, infinite one.
-    :ivar known: all values of its one label. Each is reported from the start: if a counter first
-        appeared with its first event, PromQL's increase() would be 0, and no alert would fire.
+    :ivar unit: in OpenTelemetry's spelling (UCUM): "s", "By" for bytes, or the counted object in
+        braces.
+    :ivar labels: in Prometheus's spelling. :data:`ATTRIBUTES` has OpenTelemetry's names.
+    :ivar bounds: the inclusive upper bounds of a histogram's buckets, without infinity.
+    :ivar known: all values of its only label, all of which are reported from the start. If a
+        counter first appeared with its first event, PromQL's increase() would be 0, and no alert
+        would fire.
     """
 
     name: str
@@ -42,7 +45,7 @@ class Metric(NamedTuple):
 
     @property
     def opentelemetry_name(self) -> str:
-        """OpenTelemetry's spelling: without unit and kind, with dots between namespaces."""
+        """OpenTelemetry's spelling of the name: without unit and kind, with dots."""
         name = self.name.removesuffix("_total").removesuffix("_bytes").removesuffix("_seconds")
         if name == "http_server_active_requests":
             return "http.server.active_requests"
@@ -51,7 +54,7 @@ class Metric(NamedTuple):
         return name.replace("wsgifast_", "wsgifast.", 1)
 
 
-# OpenTelemetry's attributes, by label.
+# The names of OpenTelemetry's attributes, by label.
 ATTRIBUTES: Final = {
     "http_request_method": "http.request.method",
     "http_response_status_code": "http.response.status_code",
@@ -65,7 +68,7 @@ ATTRIBUTES: Final = {
     "status": "http.response.status_code",
 }
 
-# The fields of a request's record that have the labels of its metrics.
+# The field of a request's record for each label.
 REQUEST_LABELS: Final = {
     "http_request_method": "method",
     "url_scheme": "scheme",
@@ -76,23 +79,24 @@ REQUEST_LABELS: Final = {
 
 # Replaces a label's value that is outside a known list, or beyond a limit.
 OTHER: Final = "_OTHER"
-# The http_route of a request without a URL pattern of its framework.
+# The http_route of a request for which the framework has no URL pattern.
 UNKNOWN: Final = "unknown"
 
-# The states of a connection. `head` and `body` wait for further bytes of a request. `running` is in
-# its app, or waits for a thread. `closing` has sent all, and the client closes first.
+# The states of a connection. `head` and `body`: it waits for bytes of a request. `running`: the app
+# runs, or the request waits for a thread. `closing`: all bytes are sent, and the server waits until
+# the client closes the connection.
 CONNECTION_STATES: Final = (
     "handshake", "idle", "head", "body", "running", "sending", "closing", "http2",
 )  # fmt: skip
 
-# The state of a connection when its time was over.
+# The kinds of timeouts: what the connection waited for.
 _TIMEOUTS = ("handshake", "head", "body", "send", "keepalive")
-# Why a request has waited for a thread in vain.
+# The reasons to drop a request that waits for a thread.
 _SHED = ("queue_timeout", "client_left")
 _CODINGS = tuple(PRECOMPRESSED_SUFFIXES)
 _ENDS = ("max_requests", "max_rss_bytes", "max_lifetime_s", "stuck", "failed", "stopped")
 
-# The bounds that the conventions advise, and three smaller ones, for short responses.
+# The bounds in OpenTelemetry's conventions, and three smaller ones for fast responses.
 _DURATION_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
     7.5, 10.0,
@@ -101,7 +105,7 @@ _WAIT_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
 _SIZE_BYTES = tuple(float(1 << bits) for bits in (10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30))
 
 _REQUEST = ("http_request_method", "url_scheme", "http_response_status_code", "http_route")
-# The reporter of a metric.
+# The combinations of reporters.
 ANY_SERVER: tuple[Reporter, ...] = ("middleware", "worker")
 WORKER: tuple[Reporter, ...] = ("worker",)
 SOCKETS: tuple[Reporter, ...] = ("worker", "protocol")

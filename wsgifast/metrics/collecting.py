@@ -1,7 +1,7 @@
-"""The values of metrics when they are collected, and a thread that collects them once a second.
+"""Collectors, which return the values of metrics, and a thread that calls functions once a second.
 
-A collector is called at a scrape, or once a second in prometheus_client's multiprocess mode, but
-never at a request. Until then, a number that exists already costs nothing.
+A collector is called at a scrape, or once a second in prometheus_client's multiprocess mode. It is
+not called during a request, so a number that the server has anyway costs nothing more.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from .catalogue import CATALOGUE, Metric
 
-_PERIOD_S = 1.0  # of the functions that are called once a second
+_PERIOD_S = 1.0  # between two calls of the periodic functions
 
 
 class Distribution(NamedTuple):
     """The value of a histogram.
 
-    :ivar counts: of each bucket alone, one more than the metric has bounds.
-    :ivar total: the sum of all observed values.
+    :ivar counts: the number of values in each bucket. There is one more bucket than bounds.
+    :ivar total: the sum of all values.
     """
 
     counts: tuple[int, ...]
@@ -33,10 +33,10 @@ class Distribution(NamedTuple):
 
 
 class Histogram:
-    """Values that are counted into the buckets of a metric.
+    """Counts values in the buckets of a metric.
 
     :ivar metric: the metric of the values.
-    :ivar new: values that are not counted yet.
+    :ivar new: the values that are not in the buckets yet. Append to it.
     """
 
     __slots__ = ("_counts", "_total", "metric", "new")
@@ -48,7 +48,7 @@ class Histogram:
         self._total = 0.0
 
     def sort(self) -> None:
-        """Count the new values. A bound belongs to its bucket."""
+        """Count the new values in the buckets. A bucket includes its upper bound."""
         values = self.new
         self._total += sum(values)
         values.sort()
@@ -70,7 +70,7 @@ class Histogram:
 class Point(NamedTuple):
     """One value of one metric.
 
-    :ivar labels: values in the order of the metric's labels.
+    :ivar labels: the values of the metric's labels, in the metric's order.
     """
 
     metric: Metric
@@ -80,28 +80,28 @@ class Point(NamedTuple):
 
 Collector = Callable[[], Iterable[Point]]
 
-# The collectors of this process, beside those of its requests.
+# The collectors of this process, except those of request metrics.
 process_collectors: list[Collector] = []
-# By a histogram's name: called with each value that a collector finds, for back ends that do not
-# take distributions.
+# For back ends that do not accept distributions: functions to call with each new value of a
+# histogram, by the name of the histogram.
 observers: dict[str, list[Callable[[float], object]]] = {}
 
 
 def collect_process() -> Iterator[Point]:
-    """The points of all process_collectors."""
+    """Return the points of all process_collectors."""
     for collector in process_collectors:
         yield from collector()
 
 
 def point(name: str, value: float | Distribution, *labels: str) -> Point:
-    """A point of a metric of the catalogue."""
+    """Return a point of a metric in the catalogue."""
     return Point(CATALOGUE[name], labels, value)
 
 
 def points_of(name: str, values: Mapping[str, float]) -> Iterator[Point]:
-    """The points of a metric with one label, for its known values and those in `values`.
+    """Return the points of a metric with one label.
 
-    :param values: by label.
+    :param values: the values by label. Known labels that are missing get the value 0.
     """
     metric = CATALOGUE[name]
     for label, value in {**dict.fromkeys(metric.known, 0), **values}.items():
@@ -111,16 +111,17 @@ def points_of(name: str, values: Mapping[str, float]) -> Iterator[Point]:
 class ConnectionCounters:
     """A server's counters of its connections.
 
-    Additions take no lock: CPython switches threads only at calls and at the end of loops, and an
+    Additions need no lock. CPython switches threads only at calls and at the end of loops, and an
     addition to an attribute contains neither.
 
-    :ivar accepted: connections accepted.
-    :ivar connections_refused: of these, closed at once, as their address had too many.
+    :ivar accepted: accepted connections.
+    :ivar connections_refused: accepted connections that were closed at once, because their address
+        had too many.
     :ivar sendfile_bytes: bytes of files sent by sendfile.
-    :ivar timeouts: connections ended by a timeout, by the reason of their wait.
-    :ivar refused: requests answered with an error in place of the app's response, by status.
+    :ivar timeouts: connections that a timeout ended, by the kind of the timeout.
+    :ivar refused: requests that got an error in place of the app's response, by status.
     :ivar probes: health checks that the server itself has answered, by status.
-    :ivar shed: requests that waited for a thread in vain, by reason.
+    :ivar shed: requests that were dropped while they waited for a thread, by reason.
     :ivar request_timeouts: requests whose deadline has passed.
     """
 
@@ -135,7 +136,7 @@ class ConnectionCounters:
         self.request_timeouts = 0
 
     def collect(self) -> Iterator[Point]:
-        """Return all points, except the number of connections. Any thread may call."""
+        """Return all points, except the number of connections. Any thread may call it."""
         yield point("wsgifast_sendfile_bytes_total", self.sendfile_bytes)
         yield from points_of("wsgifast_timeouts_total", self.timeouts.copy())
         for status, count in self.refused.copy().items():
@@ -146,7 +147,7 @@ class ConnectionCounters:
 
 
 class Failures:
-    """The failures of one back end: the first is logged.
+    """Logs the first failure of a back end, and ignores the others.
 
     :param log: a logger.
     """
@@ -156,21 +157,21 @@ class Failures:
         self._is_logged = False
 
     def log(self) -> None:
-        """Log the exception that is being handled, if it is the first."""
+        """Log the exception that is being handled, if it is the first failure."""
         if self._is_logged:
             return
         self._is_logged = True
         error = sys.exc_info()[1]
-        if isinstance(error, OSError):  # such as a full disk: no traceback explains it better
+        if isinstance(error, OSError):  # such as a full disk, which needs no traceback
             self._log.error("Metrics have failed: %s; further failures are not logged", error)
         else:
             self._log.exception("Metrics have failed; further failures are not logged")
 
 
 class Periodic:
-    """Calls functions in turn. One that fails is called again, and its failure is logged once.
+    """Calls functions periodically, in a thread. The first failure of each function is logged.
 
-    The thread is a daemon. It does not survive a fork.
+    A function that failed is called again. The thread is a daemon. A forked child does not have it.
     """
 
     def __init__(self) -> None:
@@ -187,7 +188,7 @@ class Periodic:
         self._functions.append(function)
 
     def start(self) -> None:
-        """Start the thread, unless this process has it already."""
+        """Start the thread, unless it runs in this process."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -196,11 +197,11 @@ class Periodic:
                 self._thread.start()
 
     def call(self, functions: Iterable[Callable[[], object]] | None = None) -> None:
-        """Call some functions now, or all that were added."""
+        """Call some functions now. By default, call all that were added."""
         for function in self._functions if functions is None else functions:
             try:
                 function()
-            except Exception:  # noqa: BLE001 - it is logged
+            except Exception:  # noqa: BLE001 - log() reports it
                 self._failures[function].log()
 
     def _run(self) -> None:

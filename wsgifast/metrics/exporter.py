@@ -1,11 +1,11 @@
-"""The exporter: the process that is scraped, for all workers of one server.
+"""The exporter: a process that returns the metrics of all workers of one server to Prometheus.
 
-It is a separate process, so that a scrape waits for no worker, and gets a response even if all
-workers are stuck. It ends once the arbiter has ended. The first worker that finds no exporter
-starts one (setup.py). It locks a file as long as it lives, so there is only one.
+It is a separate process, so a scrape does not wait for workers, and works even if all of them are
+stuck. It ends after the arbiter. A worker that finds no exporter starts one (setup.py). An exporter
+locks a file while it runs, so there is only one.
 
-If another process has the address, such as the exporter of a server that this one replaces (USR2),
-it tries again until the address is free.
+Another process may use the address, such as the exporter of an old server that is being replaced
+(USR2). Then the exporter tries again until the address is free.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from .top import view
 
 logger = logging.getLogger("wsgifast.metrics")
 
-# While it waits for the address.
+# The time between two attempts to use the address.
 _LOOK_EVERY_S = 0.2
-# Whether the server has ended or wants to be scraped at another address, and which workers are
-# dead.
+# The time between two checks of the server, of its address, and of its workers.
 _CHECK_EVERY_S = 0.5
-# How long a client may take for its request.
+# The longest time in which a client may send its request.
 _REQUEST_TIMEOUT_S = 10
-# Clients at a time. A new client replaces the oldest. Prometheus and probes are a few.
+# The most clients at a time. Beyond it, the oldest is disconnected. Prometheus and probes need only
+# a few.
 _MOST_CLIENTS = 64
-# The interval of /top, and the longest one that a client may ask for.
+# The default and the longest interval of /top.
 _TOP_S, _MOST_TOP_S = 2, 300
-# They wait in threads, also after their client has left.
+# The most requests for /top at a time. Each waits in a thread, even if its client has left.
 _MOST_TOPS = 16
 
 
 def main(export: str) -> None:
-    """Serve until the server has ended. This is the exporter's whole life.
+    """Serve until the server has ended, and then exit. This is the exporter's main function.
 
     :param export: an :class:`Export`, as JSON.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the arbiter's to understand
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the arbiter first
     line = "[%(asctime)s] [%(process)d] [%(levelname)s] %(message)s"
     logging.basicConfig(level=logging.INFO, format=line)
     _Exporter(Export(*json.loads(export))).run()
@@ -68,7 +68,7 @@ class _Exporter:
         self._address = metrics_address(export.address)
         self._directory = Directory(export.directory, own=export.own)
         self._server: _Server | None = None
-        self._log: Callable[[str], object] = cache(partial(logger.warning, "%s"))  # each text once
+        self._log: Callable[[str], object] = cache(partial(logger.warning, "%s"))
 
     def run(self) -> None:
         export = self._export
@@ -87,17 +87,17 @@ class _Exporter:
         try:
             self._directory.clean()
             remove_dead(self._export.directory)
-        except Exception as error:  # noqa: BLE001 - it goes on serving
+        except Exception as error:  # noqa: BLE001 - it continues to serve
             self._log(f"Cleaning up after workers has failed: {error!r}")
 
     def _is_wanted(self) -> bool:
-        """Whether the server wants to be scraped where we are."""
+        """Return whether the server still wants this address."""
         try:
             with open(os.path.join(self._export.directory, ADDRESS_FILE)) as file:
                 return file.read() == self._export.address
         except FileNotFoundError:
             return False
-        except OSError:  # too many open files, for example: nothing has been said
+        except OSError:  # such as too many open files: the answer is unknown
             return True
 
     def _serve(self) -> None:
@@ -114,14 +114,14 @@ class _Handler(WSGIRequestHandler):
     wbufsize = -1  # headers and body are sent together
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: there would be a line every few seconds."""
+        """Log nothing. Otherwise there would be a line every few seconds."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """Answers each client in a thread of its own.
+    """An HTTP server with a thread for each client.
 
-    Slow clients cannot take all threads and descriptors: there is a limit, past which the client
-    that has been there longest is dropped.
+    Slow clients cannot use up all threads and descriptors: beyond a limit, the client that
+    connected first is disconnected.
 
     :raises OSError: if the address cannot be used.
     """
@@ -130,15 +130,15 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def __init__(self, address: Address, app: Any) -> None:
-        self._clients: list[Any] = []  # the sockets, the oldest first
-        self._clients_lock = threading.Lock()  # for whoever uses one that its thread may close
+        self._clients: list[Any] = []  # sockets, the oldest first
+        self._clients_lock = threading.Lock()  # so that no socket is closed while it is used
         self.address_family = address.family
         super().__init__((address.host, address.port), _Handler)
         self.set_app(app)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def server_bind(self) -> None:
-        # Not HTTPServer's method, which asks the name service for the name of this host.
+        # Not HTTPServer's method, which looks up the name of this host in DNS.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = socket.gethostname(), self.server_address[1]
         self.setup_environ()
@@ -154,11 +154,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         with self._clients_lock:
             self._clients.append(request)
             if len(self._clients) > _MOST_CLIENTS:
-                with contextlib.suppress(OSError):  # it has left, or its thread sees the end
+                with contextlib.suppress(OSError):  # the client has left
                     self._clients.pop(0).shutdown(socket.SHUT_RDWR)
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread can be started: the next client waits for this one
+        except RuntimeError:  # no thread can start: the next client waits for this one
             self.process_request_thread(request, client_address)
 
     def close_request(self, request: Any) -> None:
@@ -169,7 +169,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError):  # else the client has left, or was silent too long
+        if not isinstance(error, OSError):  # OSError: the client has left, or was silent too long
             logger.exception("Error in the metrics")
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 
 def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., Iterable[bytes]]:
-    """The WSGI app: the metrics, the view of `wsgifast top`, the probes and the slow clients.
+    """Return the WSGI app: the metrics, the view of `wsgifast top`, the probes, the slow clients.
 
     :param log: called with an error that prevents reading the metrics.
     """
@@ -226,7 +226,8 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
             places.release()
 
     def read(found: Callable[[], HTTPResponse]) -> HTTPResponse:
-        # Old values must not look new, nor those of some workers like all.
+        # Without an error, old values would look new, or the values of some workers would look
+        # complete.
         try:
             check_space(directory.path)
         except OSError as error:

@@ -1,15 +1,15 @@
-"""The processes of a server: which of them live, the state of each, and the responses to probes.
+"""The processes of a server: which are alive, their states, and the responses to health probes.
 
-A server is *dead* when all its workers have been silent for twice the arbiter's timeout: only a
-restart helps then. A worker's main thread gives a sign of life each second, also while its other
-threads are busy. The arbiter replaces a worker that gives none, so that one alone does no harm.
+A server is *dead* when all its workers have been silent for twice the arbiter's timeout. Then only
+a restart helps. A worker's main thread sends a heartbeat each second, even if its other threads are
+busy. The arbiter replaces a worker without a heartbeat, so one such worker does no harm.
 
 A server is *ready* when at least one worker accepts connections, is not silent, and had a free
-thread in the last seconds. One is enough: a worker whose threads are all busy accepts no
-connection, and another worker does.
+thread in the last seconds. One worker is enough: if all threads of a worker are busy, it accepts no
+connections, and the other worker does.
 
-A worker writes its state into a small file of its own, once a second if it changes. The exporter
-reads the files of the workers that live.
+A worker writes its state into its own small file, once a second if the state has changed. The
+exporter reads the files of live workers.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from typing import Any, NamedTuple
 _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
 # A worker with an older heartbeat does not respond: its interpreter is blocked.
 _SILENT_S = 10.0
-# The responses of the metrics address.
+# The paths of the metrics address, beside the metrics.
 PATHS = ("/livez", "/readyz", "/clients")
 PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json"
 _PREFIX, _SUFFIX = "state_", ".json"
-# A sign of life is written this often, far more often than in _SILENT_S.
+# An unchanged state is written again after this time. It must be much shorter than _SILENT_S.
 _BEAT_EVERY_S = 2.5
-_PART = ".part"  # of one that is being written
+_PART = ".part"  # the suffix of a file that is being written
 
 
 def name_of_process(pid: int) -> str:
-    """A name for a process: its pid, and when it was started, since pids come again.
+    """Return a name for a process: its pid and its start time. The system reuses pids.
 
     :raises OSError: if too many files are open, for example.
     """
@@ -46,13 +46,13 @@ def name_of_process(pid: int) -> str:
 
 
 def pid_in(name: str) -> int | None:
-    """Return the pid of a process by its name, or None if it is not one of ours."""
+    """Return the pid in the name of a process. None if it is not a name of ours."""
     found = _NAME.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def is_alive(name: str) -> bool:
-    """Return whether the process of that name lives and is not a zombie. True if unknown."""
+    """Return whether the process of a name runs and is not a zombie. True if this is unknown."""
     found = _NAME.fullmatch(name)
     if found is None:
         return False
@@ -72,9 +72,9 @@ def is_alive(name: str) -> bool:
 
 
 def processes(directory: str) -> set[str]:
-    """The live processes of a server that have files of metrics in a directory.
+    """Return the live processes that have metrics files in a directory.
 
-    :raises OSError: if it cannot be read.
+    :raises OSError: if the directory cannot be read.
     """
     files = [name.removesuffix(".db") for name in os.listdir(directory) if name.endswith(".db")]
     names = {name.rpartition("_")[2] for name in files}
@@ -82,13 +82,13 @@ def processes(directory: str) -> set[str]:
 
 
 def _started(pid: int) -> int | None:
-    """Return ticks since the system's start, or None for a zombie and without /proc.
+    """Return a process's start in ticks of the system. None for a zombie or without /proc.
 
     :raises OSError: if too many files are open, for example.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb", 0) as file:
-            # proc_pid_stat(5): the name in parentheses may have any character in it.
+            # proc_pid_stat(5): the name in parentheses may contain any character.
             fields = file.read(1024).rpartition(b") ")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
@@ -96,7 +96,7 @@ def _started(pid: int) -> int | None:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process. Without /proc, the most it ever had."""
+    """Return the resident memory of this process. Without /proc, return its maximum so far."""
     try:
         with open("/proc/self/statm", "rb", 0) as file:
             pages = int(file.read(256).split()[1])  # proc_pid_statm(5)
@@ -109,11 +109,11 @@ def resident_bytes() -> int:
 class SlowClient(NamedTuple):
     """A client that does not receive its response as fast as the app produces it.
 
-    :ivar client: its address.
-    :ivar path: of its request, without the query.
-    :ivar queued_bytes: bytes that wait for it.
-    :ivar waited_s: for how long bytes have waited for it.
-    :ivar bytes_per_s: its average rate since then.
+    :ivar client: the client's address.
+    :ivar path: the path of the request, without the query.
+    :ivar queued_bytes: the bytes that wait for the client.
+    :ivar waited_s: the time for which bytes have waited.
+    :ivar bytes_per_s: the client's average rate in this time.
     """
 
     client: str
@@ -124,16 +124,19 @@ class SlowClient(NamedTuple):
 
 
 class State(NamedTuple):
-    """The state of a worker, as it has written it.
+    """The state of a worker, from its file.
 
-    :ivar beat_at: its main thread's last sign of life.
-    :ivar exhausted_since: since when no thread has been free. None while one is.
-    :ivar accepts: False if it must end, or has as many connections as it may.
-    :ivar unready_after_s: for how long its threads may all be busy.
-    :ivar lost_after_s: the silence after which its arbiter would have ended it long ago.
-    :ivar slow_clients: the slowest of them.
+    :ivar beat_at: the time of the main thread's last heartbeat.
+    :ivar exhausted_since: the time at which the last free thread became busy. None while a thread
+        is free.
+    :ivar accepts: False if the worker must end, or has the most connections that it may have.
+    :ivar unready_after_s: the time for which all threads may be busy before the worker is not
+        ready.
+    :ivar lost_after_s: the silence after which the worker is dead. Its arbiter would have replaced
+        it before.
+    :ivar slow_clients: the slowest clients.
 
-    Times are the monotonic clock's, which all processes of a system share.
+    Times are those of the monotonic clock, which is the same for all processes of a system.
     """
 
     pid: int
@@ -160,7 +163,7 @@ def liveness(workers: Sequence[State], now: float) -> tuple[bool, str]:
 
 
 def readiness(workers: Sequence[State], now: float) -> tuple[bool, str]:
-    """Whether the server is ready for requests, and why."""
+    """Return whether the server is ready for requests, and the reason."""
     serving = [worker for worker in workers if worker.accepts and worker.silent_s(now) <= _SILENT_S]
     if not serving:
         return False, "no worker accepts connections"
@@ -172,7 +175,7 @@ def readiness(workers: Sequence[State], now: float) -> tuple[bool, str]:
 
 
 class StateFile:
-    """This process's file."""
+    """The file with the state of this process."""
 
     def __init__(self, directory: str) -> None:
         name = f"{_PREFIX}{name_of_process(os.getpid())}{_SUFFIX}"
@@ -180,16 +183,16 @@ class StateFile:
         self._written: State | None = None
 
     def update(self, state: State) -> None:
-        """Replace the file, unless only the sign of life is new, and the one in it recent.
+        """Write the state, unless only the heartbeat has changed and that in the file is recent.
 
-        :raises OSError: if it cannot be written.
+        :raises OSError: if the file cannot be written.
         """
         written = self._written
         if written is not None and written._replace(beat_at=state.beat_at) == state:
             age_s = state.beat_at - written.beat_at
             if age_s < min(_BEAT_EVERY_S, state.lost_after_s / 4):
                 return
-        part = self._path + _PART  # it is replaced as a whole: nobody reads half of it
+        part = self._path + _PART  # a rename replaces the file, so no reader gets an incomplete one
         with open(part, "w", encoding="ascii") as file:
             json.dump(state, file)
         os.replace(part, self._path)
@@ -197,7 +200,7 @@ class StateFile:
 
 
 def states(directory: str) -> Iterator[State]:
-    """Those of the workers that live."""
+    """Return the states of the live workers."""
     for name, path in _files(directory):
         if not (path.endswith(_SUFFIX) and is_alive(name)):
             continue
@@ -206,7 +209,7 @@ def states(directory: str) -> Iterator[State]:
                 state = State(*json.load(file))
             yield state._replace(slow_clients=[SlowClient(*each) for each in state.slow_clients])
         except (OSError, ValueError, TypeError):
-            continue  # it has ended just now, or is of another version
+            continue  # the worker has just ended, or has another version
 
 
 def remove_dead(directory: str) -> None:
@@ -218,7 +221,7 @@ def remove_dead(directory: str) -> None:
 
 
 class HTTPResponse(NamedTuple):
-    """A response."""
+    """A response of the metrics address."""
 
     status: str
     content_type: str
@@ -226,9 +229,9 @@ class HTTPResponse(NamedTuple):
 
 
 def response(path: str, directory: str) -> HTTPResponse | None:
-    """Return the response to a path of PATHS by the states of the workers, or None.
+    """Return the response to a path of PATHS from the states of the workers. None for other paths.
 
-    :param directory: where their files are.
+    :param directory: the directory of the workers' files.
     """
     probe = {"/livez": liveness, "/readyz": readiness}.get(path)
     if path in PATHS and not os.path.isdir(directory):  # the exporter ends after its server
@@ -245,7 +248,7 @@ def response(path: str, directory: str) -> HTTPResponse | None:
 def slow_clients(directory: str) -> list[dict[str, Any]]:
     """Return the slowest clients of all workers, with the pid of the worker.
 
-    :param directory: where the workers' files are.
+    :param directory: the directory of the workers' files.
     """
     clients = [
         {"pid": state.pid, **client._asdict()}
@@ -256,7 +259,7 @@ def slow_clients(directory: str) -> list[dict[str, Any]]:
 
 
 def _files(directory: str) -> list[tuple[str, str]]:
-    """Return the states' files with their processes, also files that are being written."""
+    """Return pairs of process name and path of all state files, also of incomplete ones."""
     with os.scandir(directory) as entries:
         return [
             (entry.name.removeprefix(_PREFIX).partition(".")[0], entry.path)

@@ -1,11 +1,12 @@
-"""Instrumentation of WSGIFast: the record of each request when its response ends, and URL patterns.
+"""Instrumentation of WSGIFast: record each request at the end of its response, with a URL pattern.
 
-A list or tuple ends when the app returns it. The server sends it later. Any other body ends when it
-is closed. A server sees the same class, len() and file of a body as without metrics.
+If the app returns a list or tuple, the request is recorded at once, and the server sends the body
+later. For any other body it is recorded when the body is closed. The server gets a body with the
+same class, len() and file as without metrics.
 
-A request's URL pattern is the one that its framework has matched. It is never the path itself,
-since clients can make up any number of paths. Patterns are few, and name the part of the app that
-has answered.
+The URL pattern of a request is the one that the framework has matched. It is never the path,
+because clients can invent any number of paths. There are few patterns, and each names a part of the
+app.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("wsgifast")
 _FLASK, _BOTTLE, _DJANGO = "flask", "bottle", "django.core.handlers.base"
-# The modules of the frameworks with patterns that we record.
+# The modules of the frameworks whose patterns are recorded.
 FRAMEWORKS = frozenset({_FLASK, _BOTTLE, _DJANGO})
 
 
 class Instrumented:
     """Records the requests of a WSGIFast.
 
-    :param recorder: its errors are logged, once.
-    :param spans: sets attributes on the span that is current when a request comes.
+    :param recorder: its first error is logged.
+    :param spans: sets attributes on the span that is current when a request arrives.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class Instrumented:
     ) -> None:
         self._spans = spans
         self._recording = Recording(recorder, spans, logger)
-        # For requests that are recorded elsewhere, and have a span.
+        # For requests that have a span, and that the server or another WSGIFast records.
         self._tracing = Recording(None, spans, logger)
-        # Requests with this RECORDER are recorded elsewhere. None if a span may differ.
+        # Requests with this RECORDER are neither recorded nor described here. None with spans.
         self._recorded_by = recorder if spans is None else None
 
     def stage(self, respond: Respond) -> Respond:
-        """Have requests recorded: a stage."""
+        """Return a stage that records requests around another stage."""
         return lambda response: self._recorded(respond, response)
 
     def _recorded(self, respond: Respond, response: AppResponse) -> Iterable[bytes]:
@@ -86,7 +87,7 @@ class Instrumented:
         if kind is not list and kind is not tuple:
             record = partial(_record, recording, labels, active, environ, span, began)
             return _followed(record, response, body, environ.get("wsgi.file_wrapper"))
-        # As _record(), without a call.
+        # The code of _record(), to save a call.
         recording.end(
             labels,
             active,
@@ -95,7 +96,7 @@ class Instrumented:
             environ[SENT_AS],
             began,
             perf_counter(),
-            response.length or 0,  # always known of these
+            response.length or 0,  # always known for lists and tuples
             environ[LENGTH_ERROR] if LENGTH_ERROR in environ else None,  # noqa: SIM401
             False,
             span,
@@ -117,8 +118,8 @@ def _record(
 ) -> None:
     """Record a request at the end of its response.
 
-    :param size: bytes of its body.
-    :param left: whether the client left before.
+    :param size: the bytes of the body.
+    :param left: whether the client left before the end.
     """
     recording.end(
         labels,
@@ -139,14 +140,14 @@ def _record(
 def _followed(
     record: Callable[[int, int, bool], None], response: AppResponse, body: Any, wrapper: Any
 ) -> Iterable[bytes]:
-    """The body. Its close() records the request.
+    """Return the body with a close() that records the request.
 
-    :param wrapper: the server's, for files.
+    :param wrapper: the server's wsgi.file_wrapper.
     """
     is_recorded = False
 
     def end(size: int, *, left: bool = False) -> None:
-        """A body may be closed more than once."""
+        """Record the request, unless it is recorded: a body may be closed more than once."""
         nonlocal is_recorded
         if not is_recorded:
             is_recorded = True
@@ -166,11 +167,11 @@ def _followed(
         file.after_close(partial(end, file.rest().size))
         return passed
     if isinstance(file, FileReader):
-        # It is read while it is sent.
+        # The server reads the file while it sends it.
         file.after_close(lambda: end(file.sent))
         return passed
     if isinstance(wrapper, type) and isinstance(body, wrapper):
-        end(0)  # a file of the app's own, which the server sends
+        end(0)  # a file of the app, which the server sends
         return passed
     return _Body(end, body)
 
@@ -182,7 +183,7 @@ class _Body:
         self._end = end
         self._body = body
         self._size = 0
-        self._left = False  # begun, and neither at its end nor failed
+        self._left = False  # whether the iteration stopped early, without an error
 
     def __iter__(self) -> Iterator[bytes]:
         self._left = True
@@ -205,9 +206,9 @@ class _Body:
 def call_noting_pattern(
     app: Callable[..., Any], environ: WSGIEnvironment, start_response: StartResponse
 ) -> Any:
-    """Call a WSGI app, and put the URL pattern of its framework into the environ.
+    """Call a WSGI app, and store the URL pattern of its framework in the environ.
 
-    An app may load its framework at its first request.
+    The framework is looked up at each call, because an app may import it at its first request.
     """
     if _FLASK in modules:
         start_response = partial(_start_noting, environ, start_response)
@@ -226,12 +227,12 @@ def _start_noting(
     headers: list[tuple[str, str]],
     exc_info: OptExcInfo | None = None,
 ) -> Callable[[bytes], object]:
-    """Call start_response, and note the pattern that Flask forgets when it returns the body."""
+    """Store Flask's pattern, which is lost when the app returns. Call start_response."""
     request = environ.get("werkzeug.request")
     if request is not None:
         try:
             environ.setdefault(PATTERN, request.url_rule.rule)
-        except AttributeError:  # another framework's request, or it has matched nothing
+        except AttributeError:  # a request of another framework, or without a match
             pass
     if exc_info is None:
         return start_response(status, headers)
@@ -242,17 +243,17 @@ def _start_noting(
 
 
 def note_django_pattern(environ: MutableMapping[str, Any], body: Any) -> None:
-    """Put the pattern that Django has matched into the environ or the scope.
+    """Store the pattern that Django has matched in the environ or the scope.
 
-    A response closes its request with itself, and the request has the match.
+    Django's response has a reference to its request for close(), and the request has the match.
 
-    :param body: a response, or a file that one has opened.
+    :param body: a response of Django, or the file of a FileResponse.
     """
     if PATTERN in environ or _DJANGO not in modules:
         return
     response = body
     if not hasattr(response, "_resource_closers"):
-        # A file in the server's wrapper: Django puts the response's close() on the file.
+        # A file in the server's wrapper. Django has set the file's close() to that of the response.
         close = getattr(known_file(body), "close", None)
         response = getattr(close, "__self__", None)
     for closer in getattr(response, "_resource_closers", ()):

@@ -1,7 +1,7 @@
-"""OpenTelemetry: requests as its metrics, and the properties of a body on the current span.
+"""OpenTelemetry: metrics of requests, and the properties of a body as attributes of a span.
 
-Only the API is used. The configuration of the app's instrumentation decides about exports. Metrics
-have the names of its semantic conventions for HTTP where these have one.
+This module uses only the API of OpenTelemetry. The app configures the exports. If OpenTelemetry's
+semantic conventions for HTTP define a metric, its name is used.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ with needs("wsgifast.metrics.opentelemetry", "opentelemetry", "opentelemetry"):
 
 @cache
 def instruments() -> Instruments:
-    """This process's instruments."""
+    """Return the instruments of this process."""
     return Instruments()
 
 
 class Instruments(RequestMetrics):
-    """Records requests with OpenTelemetry's instruments too.
+    """A recorder that also records requests with OpenTelemetry's instruments.
 
-    Its histograms are synchronous: they record each request. Its counters and gauges are
-    asynchronous: they are collected from the records here, and from the process's collectors, such
-    as FastWorker's. A histogram of the process then records the values of its collector.
+    OpenTelemetry's histograms are synchronous: they record each request. Its counters and gauges
+    are asynchronous. At each collection, they get their values from the records here and from the
+    process's collectors, such as FastWorker's. Other histograms record each new value that such a
+    collector finds.
 
     :param provider: the provider of meters. None for the global one.
     """
@@ -44,7 +45,8 @@ class Instruments(RequestMetrics):
         self._duration = _histogram(meter, CATALOGUE["http_server_request_duration_seconds"])
         self._size = _histogram(meter, CATALOGUE["http_server_response_body_size_bytes"])
         self._found_lock = threading.Lock()
-        # By metric: the points collected for the first callback, until the others have run.
+        # The points of one collection, by the name of the metric, until each callback has read its
+        # own.
         self._found: dict[str, list[Point]] = {}
         for metric in CATALOGUE.values():
             make = _observable(meter, metric)
@@ -81,7 +83,8 @@ class Instruments(RequestMetrics):
     def _points(self, metric: Metric) -> list[Point]:
         """Return the points of one metric.
 
-        The SDK calls each instrument's callback in turn. All of them get points of one collection.
+        The SDK calls the callback of each instrument, one after another. All of them read points of
+        one collection.
         """
         with self._found_lock:
             if metric.name not in self._found:
@@ -92,7 +95,7 @@ class Instruments(RequestMetrics):
 
 
 def _observable(meter: metrics.Meter, metric: Metric) -> Callable[..., object] | None:
-    """Return the factory of an asynchronous instrument. There are no such histograms."""
+    """Return the factory of an asynchronous instrument. None for a histogram."""
     if metric.kind == "counter":
         return meter.create_observable_counter
     if metric.kind == "histogram":
@@ -117,9 +120,9 @@ _SENT_AS = ATTRIBUTES["wsgifast_sent_as"]
 class CurrentSpans:
     """Sets attributes on the span that is current when a request arrives.
 
-    This is the span of the instrumentation around the app: OpenTelemetry's WSGI and ASGI
-    middleware. Its instrumentation of Flask and Django ends its span within the app, before the
-    body is known. No attribute is set then.
+    It is the span of OpenTelemetry's WSGI or ASGI middleware around the app. OpenTelemetry's
+    instrumentation of Flask and Django ends its span within the app, before the body is known. Then
+    no attribute is set.
     """
 
     def current(self) -> object | None:
@@ -136,7 +139,7 @@ class CurrentSpans:
         length_error: LengthError | None,
         left: bool,
     ) -> None:
-        """Set attributes on the span of a request that has been answered."""
+        """Set attributes on the span of a request whose response has ended."""
         if not span.is_recording():
             return
         known: Mapping[str, str | int | bool | None] = {

@@ -1,8 +1,8 @@
-"""Prometheus: points as prometheus_client's metrics, of one process or of several.
+"""Prometheus: metrics of prometheus_client, from one process or from several.
 
 A single process collects its points (values with labels) at each scrape. In prometheus_client's
-multiprocess mode (PROMETHEUS_MULTIPROC_DIR) a thread of each process writes them into its files
-once a second. The scraped process adds up the files of all.
+multiprocess mode (PROMETHEUS_MULTIPROC_DIR) a thread of each process writes its points into files
+once a second. The scraped process adds up the files of all processes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ with needs("wsgifast.metrics.prometheus", "prometheus_client", "prometheus"):
     from prometheus_client.utils import floatToGoString
     from prometheus_client.values import MultiProcessValue
 
-# An idle process writes its files this often.
+# The time between two writes of an idle process.
 _IDLE_PERIOD_S = 5.0
 
 _FAMILIES: dict[str, Any] = {
@@ -47,9 +47,9 @@ _lock = threading.Lock()
 
 
 def recorder() -> RequestMetrics:
-    """Return the metrics of this process's requests. The first call registers them."""
+    """Return the request metrics of this process. The first call registers them."""
     global _recorder
-    with _lock:  # functools.cache lets several threads make one each
+    with _lock:  # with functools.cache, two threads could make one each
         if _recorder is None:
             if DIRECTORY in os.environ:
                 _recorder = RequestMetrics(on_first=every_second.start)
@@ -63,16 +63,16 @@ def recorder() -> RequestMetrics:
 
 @cache
 def reporter() -> FileReporter:
-    """Writes this process's files in multiprocess mode, once a second and at its end."""
+    """Return the reporter for multiprocess mode, which runs once a second and at exit."""
     made = FileReporter()
     every_second.add(made.report_if_active)
-    os.register_at_fork(after_in_child=made.begin_anew)
+    os.register_at_fork(after_in_child=made.restart_after_fork)
     atexit.register(every_second.call, [made.report])
     return made
 
 
 class PointCollector:
-    """A collector for prometheus_client's registries: asks sources at each scrape."""
+    """A collector for prometheus_client's registries, which calls our collectors at each scrape."""
 
     def __init__(self, sources: Iterable[Collector]) -> None:
         self._sources = list(sources)
@@ -101,42 +101,47 @@ def _bounds(metric: Metric) -> list[str]:
 
 
 class FileReporter:
-    """Writes the points of collectors into this process's files. A child has files of its own.
+    """Writes the points of collectors into this process's files. A forked child has its own files.
 
-    Calls from several threads wait for each other.
+    Only one thread at a time writes.
 
-    :ivar activity: if set, returns a value that stays equal as long as nothing happens, or None
-        while something does.
+    :ivar activity: if set, a function that returns None while the process is active. While it is
+        idle, the function always returns the same value.
     """
 
     def __init__(self) -> None:
         self._collectors: list[Collector] = []
         self.activity: Callable[[], object] | None = None
-        self.begin_anew()
+        self.restart_after_fork()
 
-    def begin_anew(self) -> None:
-        """In a child, start from zero: the parent reports its own counts."""
+    def restart_after_fork(self) -> None:
+        """In a forked child, start from zero, because the parent reports its own counts."""
         self._lock = threading.Lock()
         # prometheus_client's class of the values in this process's files.
         self._value_class: Any = None
-        # For each metric and its labels: prometheus_client's values, and their current numbers.
+        # By metric and labels: prometheus_client's values, and the numbers that they were last set
+        # to.
         self._values: dict[tuple[str, tuple[str, ...]], tuple[list[Any], list[float]]] = {}
-        self._seen: object = None
+        self._reported_activity: object = None
         self._reported_at = float("-inf")
 
     def add(self, collector: Collector) -> None:
         self._collectors.append(collector)
 
     def report_if_active(self) -> None:
-        """Report, unless nothing has happened since a report a few seconds ago.
+        """Report, unless the process is idle and has reported in the last seconds.
 
         :raises OSError: if the files cannot be written.
         """
         now = time.monotonic()
-        seen = None if self.activity is None else self.activity()
-        if seen is None or seen != self._seen or now >= self._reported_at + _IDLE_PERIOD_S:
+        activity = None if self.activity is None else self.activity()
+        if (
+            activity is None
+            or activity != self._reported_activity
+            or now >= self._reported_at + _IDLE_PERIOD_S
+        ):
             self.report()
-            self._seen, self._reported_at = seen, now
+            self._reported_activity, self._reported_at = activity, now
 
     def report(self) -> None:
         """Write the current values.
@@ -168,7 +173,7 @@ class FileReporter:
                 written[index] = number
 
     def _make(self, metric: Metric, labels: tuple[str, ...]) -> list[Any]:
-        """The values of a metric, as prometheus_client's own classes make theirs."""
+        """Return new values of a metric, like those of prometheus_client's own metric classes."""
         kind, name = metric.kind, metric.name
         if kind == "counter":
             family = name.removesuffix("_total")

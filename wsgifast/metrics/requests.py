@@ -1,8 +1,8 @@
-"""Requests: the record of one, its author, and how the records become metrics.
+"""Request metrics: the record of a request, the recording, and metrics from records.
 
-All servers and middleware record by a :class:`Recording`. A new label of a request's metrics has
-its name in the catalogue. Its value is made here, in the three functions for the request and in
-:class:`Answered`.
+All servers and middleware record requests with a :class:`Recording`. To add a label to the request
+metrics, add its name to the catalogue. Add its value here, to :class:`Answered` or to the three
+functions that return RequestLabels.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from ..compression.codings import TOTALS
 from .catalogue import CATALOGUE, OTHER, REQUEST_LABELS, UNKNOWN, Metric
 from .collecting import Distribution, Failures, Histogram, Point, point, points_of
 
-# The environ's key for the recorder of a request. An inner app does not record the request again,
-# and stores the URL pattern.
+# The environ's key for the recorder of a request. If it is set, an inner app stores the URL
+# pattern, and does not record the request again.
 RECORDER = "wsgifast.recorder"
 
-# RFC 9110 section 9, and PATCH (RFC 5789): those that OpenTelemetry's conventions know.
+# The methods in OpenTelemetry's conventions: those of RFC 9110 section 9, and PATCH (RFC 5789).
 _METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 )
 _SCHEMES = frozenset({"http", "https"})
-# How a slow or wrong body is sent once it is repaired.
+# The values of sent_as for a slow or wrong body that was repaired.
 _REPAIRING = frozenset({"rescued", "joined", "coalesced"})
-# Distinct URL patterns, and series (patterns by method, status and sent_as): an app that makes its
-# patterns from requests must fill neither this memory nor the scraper's.
+# The most URL patterns, and the most series (combinations of pattern, method, status and sent_as).
+# Without a limit, an app that makes its patterns from requests would fill this memory and that of
+# Prometheus.
 _MAX_PATTERNS = 500
 _MAX_SERIES = 5000
-# The most labels as clients send them that are cached. Others are looked up each time.
+# The most combinations of labels, as sent by clients, in a cache. Others are looked up each time.
 _MAX_LABELS = 5000
-# Records are aggregated in batches of this size or more. A much larger batch would leave the
-# processor's caches. The number is checked this often, because a check at each request costs more.
+# Records are aggregated in batches of at least this size. A much larger batch would not fit into
+# the processor's caches. The number of records is checked at this interval, because a check at each
+# request would cost more.
 _BATCH_SIZE = 250
-_LOOK_EVERY_S = 0.01
-# This many durations and sizes may wait to be put into buckets. The more there are with the same
-# labels, the less it costs for each.
+_CHECK_EVERY_S = 0.01
+# The most durations and sizes that wait to be counted in buckets. Counting many values at once
+# costs less for each value.
 _MAX_UNSORTED = 2000
 
 _DURATION = CATALOGUE["http_server_request_duration_seconds"]
@@ -52,22 +54,22 @@ _REPAIRED = CATALOGUE["wsgifast_responses_repaired_total"]
 
 LengthError = Literal["short", "long", "corrected"]
 
-# The first fields of a record: those of the request as it came.
+# The first fields of a record: the method and the scheme of the request.
 RequestLabels = tuple[str, str]
 
 
 def labels_of_environ(environ: Mapping[str, Any]) -> RequestLabels:
-    """Of a WSGI request, before its app may change the environ."""
+    """Return the labels of a WSGI request. Call it before the app may change the environ."""
     return environ.get("REQUEST_METHOD", "GET"), environ.get("wsgi.url_scheme", "http")
 
 
 def labels_of_scope(scope: Mapping[str, Any]) -> RequestLabels:
-    """Of an ASGI request."""
+    """Return the labels of an ASGI request."""
     return scope["method"], scope["scheme"] if "scheme" in scope else "http"  # noqa: SIM401
 
 
 def labels_of_parsed(req: Any) -> RequestLabels:
-    """Of a request of FastWorker's parsers."""
+    """Return the labels of a request from FastWorker's parsers."""
     return req.method, req.scheme
 
 
@@ -78,9 +80,9 @@ class Answered(NamedTuple):
     :ivar scheme: "http" or "https".
     :ivar status: 500 if the app raised before it started its response.
     :ivar pattern: the framework's URL pattern, or None.
-    :ivar sent_as: how the body was sent, or "" if unknown.
-    :ivar seconds: from its headers to the end of its response.
-    :ivar size: bytes of the body.
+    :ivar sent_as: how the body was sent. "" if this is unknown.
+    :ivar seconds: the time from the request's headers to the end of its response.
+    :ivar size: the bytes of the body.
     """
 
     method: str
@@ -92,42 +94,42 @@ class Answered(NamedTuple):
     size: int
 
     def known(self) -> Answered:
-        """Return labels with OTHER in place of values that clients invent."""
+        """Return a copy with OTHER in place of an unknown method or scheme."""
         method = self.method if self.method in _METHODS else OTHER
         scheme = self.scheme if self.scheme in _SCHEMES else OTHER
         return self._replace(method=method, scheme=scheme)
 
 
-# The same before it is an Answered.
+# The fields of an Answered, as a plain tuple.
 Record = tuple[str, str, int, str | None, str, float, int]
 
 
 class Recorder(Protocol):
     """An object that records requests, for WSGIFast's option `metrics`.
 
-    Each request is begun once, and then recorded once, perhaps by another thread. If a method
-    raises, the error is logged once, and the response is not affected.
+    For each request, begin() is called once, and then record() once, perhaps in another thread. If
+    a method raises, the first error is logged. The response is sent in any case.
     """
 
     def begin(self, method: str, scheme: str) -> object:
-        """A request has reached the app.
+        """Note that a request has reached the app.
 
         :param method: as the client sent it.
         :param scheme: "http" or "https".
         """
 
     def record(self, request: Answered, /) -> object:
-        """A request has been answered."""
+        """Record a request whose response has ended."""
 
     def count_length_error(self, kind: LengthError) -> object:
-        """A body broke its Content-Length."""
+        """Count a body that did not match its Content-Length."""
 
     def count_client_left(self) -> object:
-        """A client left before it had all of its response."""
+        """Count a client that left before it had received its whole response."""
 
 
 class Spans(Protocol):
-    """Describes spans. See :class:`~.opentelemetry.CurrentSpans`, which needs a package."""
+    """Sets attributes on spans. See :class:`~.opentelemetry.CurrentSpans`."""
 
     def describe(
         self,
@@ -138,16 +140,16 @@ class Spans(Protocol):
         length_error: LengthError | None,
         left: bool,
     ) -> None:
-        """Set attributes on the span of a request that has been answered."""
+        """Set attributes on the span of a request whose response has ended."""
 
 
 class Recording:
-    """How servers and middleware have their requests recorded. Any thread may call.
+    """Passes the requests of servers and middleware to a recorder. Thread-safe.
 
-    An error of the recorder is logged once. The response goes out in any case.
+    The first error of the recorder is logged. The response is sent in any case.
 
-    :param recorder: None if requests are recorded elsewhere.
-    :param spans: sets attributes on the spans that :meth:`end` is given.
+    :param recorder: None if another object records the requests.
+    :param spans: sets attributes on the spans that are passed to :meth:`end`.
     :param log: a logger.
     """
 
@@ -155,12 +157,12 @@ class Recording:
         self.recorder = recorder
         self._spans = spans
         self._failures = Failures(log)
-        # Not a subclass: its record() may do more.
+        # Not for a subclass, whose record() may do more.
         self._metrics = recorder if type(recorder) is RequestMetrics else None
 
     def begin(self, labels: RequestLabels) -> list[None] | None:
-        """Begin a request that has reached the app. Return the argument of :meth:`end`."""
-        if self._metrics is not None:  # as its begin(), without a call
+        """Note that a request has reached the app. Return the argument `active` of :meth:`end`."""
+        if self._metrics is not None:  # the code of its begin(), to save a call
             active = self._metrics.active[labels]
             active.append(None)
             return active
@@ -172,13 +174,13 @@ class Recording:
         return None
 
     def add(self, record: Record, now: float) -> None:
-        """Record a request without :meth:`begin`, after the usual end of its response."""
+        """Record a complete response, for which :meth:`begin` was not called."""
         metrics = self._metrics
         try:
-            if metrics is not None:  # as its record(), without a call
+            if metrics is not None:  # the code of its record(), to save a call
                 metrics.records.extend(record)
-                if now > metrics.look_at:
-                    metrics.look(now)
+                if now > metrics.check_after:
+                    metrics.aggregate_if_due(now)
             elif self.recorder is not None:
                 self.recorder.record(Answered._make(record))
         except Exception:  # noqa: BLE001 - it is logged
@@ -199,23 +201,23 @@ class Recording:
         span: object | None = None,
         chunks: int | None = None,
     ) -> None:
-        """End a request. :class:`Answered` has the fields of its record.
+        """Record a request whose response has ended. :class:`Answered` describes the fields.
 
         :param active: the result of :meth:`begin`, or None if it was not called.
-        :param began: by the clock of `now`: perf_counter() or monotonic().
-        :param left: whether the client left before it had all of its response.
-        :param span: the span to describe, one of `spans`.
+        :param began: the time of the request's headers, by the same clock as `now`.
+        :param left: whether the client left before it had received its whole response.
+        :param span: the span to set attributes on.
         :param chunks: the number of blocks of the body, if they are counted.
         """
         metrics = self._metrics
         try:
             record = labels + (status, pattern, sent_as, now - began, size)  # noqa: RUF005 - it costs less
-            if metrics is not None:  # as its record(), without a call
+            if metrics is not None:  # the code of its record(), to save a call
                 metrics.records.extend(record)
                 if active:
                     active.pop()
-                if now > metrics.look_at:
-                    metrics.look(now)
+                if now > metrics.check_after:
+                    metrics.aggregate_if_due(now)
             elif self.recorder is not None:
                 self.recorder.record(Answered._make(record))
             if length_error is not None and self.recorder is not None:
@@ -231,21 +233,21 @@ class Recording:
 
 
 class RequestMetrics:
-    """A :class:`Recorder` for the metrics of requests. Any thread may record and collect.
+    """A :class:`Recorder` that counts requests in metrics. Any thread may record and collect.
 
-    Theory of operation. Between a request's own instructions, each of our instructions misses the
-    processor's caches, and costs several times as much as in a loop. So a request only extends a
-    list by the fields of its record. A tuple per record would cost its creation, and work of the
-    garbage collector. Records are aggregated in batches, and before metrics are collected.
+    Theory of operation. In the middle of a request, our instructions are not in the processor's
+    caches, and cost several times as much as in a loop. So a request only extends a list by the
+    fields of its record. A tuple for each record would also cost its creation, and work of the
+    garbage collector. Records are aggregated in batches, and before each collection.
 
-    This needs no lock, because list.append(), extend() and pop() are atomic.
+    The list needs no lock, because list.append(), extend() and pop() are atomic.
 
-    :param on_first: called once, by the first request that this process records.
-    :ivar records: the fields of requests that have ended, not aggregated yet.
-    :ivar look_at: from this time on (perf_counter()) a request has to call :meth:`look`.
+    :param on_first: called once, at the first recorded request of this process.
+    :ivar records: the fields of all records that are not aggregated yet.
+    :ivar check_after: after this time (perf_counter()), call :meth:`aggregate_if_due`.
     :ivar active: by method and scheme, a list with an item for each active request.
-    :ivar under_way: if set, returns method and scheme of each active request. `active` is then
-        unused.
+    :ivar running_requests: if set, a function that returns the method and the scheme of each active
+        request. `active` is then unused.
     """
 
     def __init__(self, on_first: Callable[[], object] | None = None) -> None:
@@ -257,10 +259,10 @@ class RequestMetrics:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self.look_at = 0.0
+        self.check_after = 0.0
         self.records.clear()
         self.active = _Active()
-        self.under_way: Callable[[], Iterable[RequestLabels]] | None = None
+        self.running_requests: Callable[[], Iterable[RequestLabels]] | None = None
         self._series = _SeriesByLabels()
         self._unsorted = 0
         self._length_errors = Counter[LengthError]()
@@ -272,16 +274,16 @@ class RequestMetrics:
     def record(self, request: Answered) -> None:
         self.records.extend(request)
         active = self.active[request.method, request.scheme]
-        if active:  # else its parent process has begun this request
+        if active:  # it is empty if the request began before a fork
             active.pop()
         now = perf_counter()
-        if now > self.look_at:
-            self.look(now)
+        if now > self.check_after:
+            self.aggregate_if_due(now)
 
-    def look(self, now: float) -> None:
+    def aggregate_if_due(self, now: float) -> None:
         """Aggregate the records if there are enough of them."""
-        is_first = not self.look_at
-        self.look_at = now + _LOOK_EVERY_S
+        is_first = not self.check_after
+        self.check_after = now + _CHECK_EVERY_S
         if is_first and self._on_first is not None:
             self._on_first()
         if len(self.records) >= _BATCH_SIZE * _FIELDS:
@@ -297,50 +299,54 @@ class RequestMetrics:
             self._clients_left += 1
 
     def collect(self) -> Iterator[Point]:
-        """Return the metrics of all requests so far. This is a :data:`~.points.Collector`."""
+        """Return the points of all requests so far. See :data:`~.collecting.Collector`."""
         with self._lock:
             self._aggregate()
             self._unsorted = 0
             series = [
-                (shown, each.durations.distribution(), each.sizes.distribution())
-                for shown, each in self._series.known.items()
+                (exported, each.durations.distribution(), each.sizes.distribution())
+                for exported, each in self._series.known.items()
             ]
             length_errors: dict[str, int] = dict(self._length_errors.items())
-        yield from _added_up(_DURATION, ((shown, duration) for shown, duration, _ in series))
-        yield from _added_up(_SIZE, ((shown, size) for shown, _, size in series))
-        yield from self._active(shown for shown, _, _ in series)
+        yield from _sum_by_labels(
+            _DURATION, ((exported, duration) for exported, duration, _ in series)
+        )
+        yield from _sum_by_labels(_SIZE, ((exported, size) for exported, _, size in series))
+        yield from self._active(exported for exported, _, _ in series)
         sent = [
-            (shown, sum(duration.counts), int(size.total))
-            for shown, duration, size in series
-            if shown[_SENT_AS]
+            (exported, sum(duration.counts), int(size.total))
+            for exported, duration, size in series
+            if exported[_SENT_AS]
         ]
-        yield from _added_up(_RESPONSES, ((shown, count) for shown, count, _ in sent))
-        yield from _added_up(_BODY_BYTES, ((shown, total) for shown, _, total in sent))
-        repaired = ((shown, count) for shown, count, _ in sent if shown[_SENT_AS] in _REPAIRING)
-        yield from _added_up(_REPAIRED, repaired)
+        yield from _sum_by_labels(_RESPONSES, ((exported, count) for exported, count, _ in sent))
+        yield from _sum_by_labels(_BODY_BYTES, ((exported, total) for exported, _, total in sent))
+        repaired = (
+            (exported, count) for exported, count, _ in sent if exported[_SENT_AS] in _REPAIRING
+        )
+        yield from _sum_by_labels(_REPAIRED, repaired)
         yield from points_of("wsgifast_content_length_errors_total", length_errors)
         yield point("wsgifast_clients_left_total", self._clients_left)
         yield from points_of("wsgifast_uncoded_bytes_total", TOTALS.uncompressed_bytes)
         yield from points_of("wsgifast_coded_bytes_total", TOTALS.compressed_bytes)
         yield from points_of("wsgifast_compression_cpu_seconds_total", TOTALS.cpu_seconds)
 
-    def _active(self, ended: Iterable[_Shown]) -> Iterator[Point]:
-        """How many requests are active by their labels, 0 for others that have ended."""
-        if self.under_way is None:
+    def _active(self, ended: Iterable[_Exported]) -> Iterator[Point]:
+        """Return the number of active requests by labels. It is 0 for labels of ended requests."""
+        if self.running_requests is None:
             active = [(labels, len(each)) for labels, each in self.active.known.items()]
         else:
-            found = Counter(_active_labels(request) for request in self.under_way())
-            none = dict.fromkeys((_labels_of(_ACTIVE, shown) for shown in ended), 0)
+            found = Counter(_active_labels(request) for request in self.running_requests())
+            none = dict.fromkeys((_labels_of(_ACTIVE, exported) for exported in ended), 0)
             active = list({**none, **found}.items())
         for labels, count in active:
             yield Point(_ACTIVE, labels, count)
 
-    # With the lock.
+    # Called with the lock.
 
     def _aggregate(self) -> None:
-        """Give the durations and sizes in the records to the series of their labels."""
+        """Add the durations and sizes in the records to the series with their labels."""
         records = self.records
-        end = len(records)  # other threads add more meanwhile
+        end = len(records)  # other threads may append records meanwhile
         if not end:
             return
         *labels, seconds, sizes = [records[n:end:_FIELDS] for n in range(_FIELDS)]
@@ -365,20 +371,20 @@ class RequestMetrics:
 
 
 class _Series(NamedTuple):
-    """The requests with the same labels."""
+    """The durations and sizes of requests with the same labels."""
 
     durations: Histogram
     sizes: Histogram
 
 
 class _SeriesByLabels(dict[Any, _Series]):
-    """Series by the labels of records, which may be anything that a client or an app invents.
+    """Maps the labels of a record to their series. Clients and apps may invent labels.
 
-    :ivar known: by the labels that are shown.
+    :ivar known: the series by exported labels, which are limited in number.
     """
 
     def __init__(self) -> None:
-        self.known: dict[_Shown, _Series] = {}
+        self.known: dict[_Exported, _Series] = {}
         self._patterns: set[str] = set()
 
     def __missing__(self, labels: tuple[Any, ...]) -> _Series:
@@ -388,20 +394,20 @@ class _SeriesByLabels(dict[Any, _Series]):
                 self._patterns.add(record.pattern)
             else:
                 record = record._replace(pattern=OTHER)
-        shown = _shown(record)
-        if shown not in self.known and len(self.known) >= _MAX_SERIES:
+        exported = _exported_labels(record)
+        if exported not in self.known and len(self.known) >= _MAX_SERIES:
             status = record.status // 100 * 100
-            shown = _shown(record._replace(method=OTHER, status=status, pattern=OTHER))
-        series = self.known.setdefault(shown, _Series(Histogram(_DURATION), Histogram(_SIZE)))
+            exported = _exported_labels(record._replace(method=OTHER, status=status, pattern=OTHER))
+        series = self.known.setdefault(exported, _Series(Histogram(_DURATION), Histogram(_SIZE)))
         if len(self) < _MAX_LABELS:
             self[labels] = series
         return series
 
 
 class _Active(dict[Any, list[None]]):
-    """The active requests by the values that clients and proxies have sent.
+    """Maps the labels that clients and proxies have sent to the active requests.
 
-    :ivar known: by the labels of the metric.
+    :ivar known: the active requests by exported labels.
     """
 
     def __init__(self) -> None:
@@ -414,34 +420,34 @@ class _Active(dict[Any, list[None]]):
         return requests
 
 
-# The labels of a record as they are shown: all of its fields but the duration and the size.
-_Shown = tuple[str, ...]
+# The exported labels of a record: all fields except the duration and the size.
+_Exported = tuple[str, ...]
 _FIELDS = len(Answered._fields)
 _PLACES = {label: Answered._fields.index(field) for label, field in REQUEST_LABELS.items()}
 _SENT_AS = _PLACES["wsgifast_sent_as"]
 
 
-def _shown(record: Answered) -> _Shown:
+def _exported_labels(record: Answered) -> _Exported:
     return tuple([UNKNOWN if value is None else str(value) for value in record[:-2]])
 
 
-def _labels_of(metric: Metric, shown: _Shown) -> tuple[str, ...]:
-    """Those that one metric has."""
-    return tuple([shown[_PLACES[label]] for label in metric.labels])
+def _labels_of(metric: Metric, exported: _Exported) -> tuple[str, ...]:
+    """Return the exported labels that one metric has."""
+    return tuple([exported[_PLACES[label]] for label in metric.labels])
 
 
 def _active_labels(labels: RequestLabels) -> tuple[str, ...]:
     record = Answered._make((*labels, *[None] * (_FIELDS - len(labels))))
-    return _labels_of(_ACTIVE, _shown(record.known()))
+    return _labels_of(_ACTIVE, _exported_labels(record.known()))
 
 
-def _added_up(
-    metric: Metric, values: Iterable[tuple[_Shown, float | Distribution]]
+def _sum_by_labels(
+    metric: Metric, values: Iterable[tuple[_Exported, float | Distribution]]
 ) -> Iterator[Point]:
-    """The points of a metric: values with the same labels, added up."""
+    """Return the points of a metric. Values with the same labels are added up."""
     found: dict[tuple[str, ...], float | Distribution] = {}
-    for shown, value in values:
-        labels = _labels_of(metric, shown)
+    for exported, value in values:
+        labels = _labels_of(metric, exported)
         before = found.get(labels)
         if isinstance(before, Distribution) and isinstance(value, Distribution):
             counts = tuple(map(sum, zip(before.counts, value.counts, strict=True)))

@@ -1,14 +1,15 @@
-"""Sets metrics up for the workers of a server: the address, the directory, and the exporter.
+"""Set up metrics for the workers of a server: the address, the directory, and the exporter.
 
-:func:`prepare` chooses the directory, before the app and prometheus_client are imported, and
-:func:`check` finds settings that cannot work. FastWorker's arbiter calls both for its workers. Each
-worker of uvicorn calls the second for itself. Then each worker calls :func:`start_exporting`, which
-also writes the state of its worker for the health probes.
+:func:`prepare` chooses the directory. It must be called before the app and prometheus_client are
+imported. :func:`check` finds invalid settings. FastWorker's arbiter calls both for its workers.
+Each worker of uvicorn calls :func:`check`. Then each worker calls :func:`start_exporting`, which
+also writes the state of the worker for the health probes.
 
-The directory is named after the server's process, so that all of its workers find the same one.
+The directory is named after the server's process, so that all its workers find the same directory.
 
-Every worker starts the exporter if there is none. It first locks a file, and the exporter inherits
-the lock. So two workers never start two, and after any end the next check finds the lock free.
+A worker starts the exporter if there is none. The worker first locks a file, and the exporter
+inherits the lock. So two workers never start two exporters. When an exporter ends, its lock is
+released, and the next check starts a new one.
 """
 
 from __future__ import annotations
@@ -36,35 +37,35 @@ from ..sockets.options import Address
 from .collecting import every_second
 from .health import State, StateFile, is_alive, name_of_process, processes
 
-# The environment variable with the address where a server is scraped: one of its own, so that
+# The environment variable with the address of the metrics. It is not the app's address, so that
 # metrics are never public by accident.
 VARIABLE = "WSGIFAST_METRICS"
 # The environment variable that switches prometheus_client to its multiprocess mode.
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-# The exporter of a server that has just ended gives up its address within this time.
+# The exporter of an ended server closes its listener within this time.
 ADDRESS_PATIENCE_S = 3.0
 
 _PREFIX = "wsgifast-metrics-"
-# The files leave this much free on their file system: a write to a mapped file on a full one would
-# end the process.
+# Metrics are written only while the file system has this much free space. On a full one, a write to
+# a mapped file would kill the process.
 _MIN_FREE_BYTES = 16 * 1024 * 1024
 _LOCK_FILE = "exporter.lock"
-# The file in the directory with the address where the server wants to be scraped. An exporter at
-# another address ends.
+# The file in the directory with the server's present metrics address. An exporter at another
+# address ends.
 ADDRESS_FILE = "address"
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; "
     "from wsgifast.metrics.exporter import main; main(sys.argv[1])"
 )
-# Between two starts of the exporter, which might end each time at once.
+# The least time between two starts of the exporter, which may fail each time at once.
 _RESTART_S = 10.0
 
-# The directory that this process, or the one that forked it, has chosen.
+# The directory that this process or its parent has chosen.
 _chosen: str | None = None
 
 
 class Wanted(NamedTuple):
-    """The option that enables metrics: its name, for errors, and its value."""
+    """The option that enables metrics: its name for error messages, and its value."""
 
     name: str
     value: object
@@ -73,15 +74,18 @@ class Wanted(NamedTuple):
         return f"{self.name}={self.value!r}"
 
     def address(self) -> Address:
-        """:raises ConfigurationError: if the value is no address."""
+        """Return the value as an address.
+
+        :raises ConfigurationError: if the value is not an address.
+        """
         return metrics_address(self.value, self.name)
 
 
 def wanted_metrics(option: str, configured: object) -> Wanted | None:
     """Return the option that enables metrics, or None.
 
-    :param option: the server's own, which the environment variable overrides.
-    :param configured: its value.
+    :param option: the name of the server's option. The environment variable overrides it.
+    :param configured: the value of the server's option.
     """
     value = os.environ.get(VARIABLE)
     if value:
@@ -92,8 +96,8 @@ def wanted_metrics(option: str, configured: object) -> Wanted | None:
 def metrics_address(text: object, name: str = VARIABLE) -> Address:
     """Parse HOST:PORT, [IPV6]:PORT, or a port on 127.0.0.1.
 
-    :param name: of the option, for errors.
-    :raises ConfigurationError: if it is none of them.
+    :param name: the name of the option for error messages.
+    :raises ConfigurationError: if the text has another form.
     """
     address = Address.read(text)
     if address is None or not address.port:
@@ -104,19 +108,19 @@ def metrics_address(text: object, name: str = VARIABLE) -> Address:
 
 
 def prepare(wanted: Wanted, server_pid: int) -> str:
-    """Choose the directory of a server's workers, and make it if it is not there.
+    """Choose the directory of a server's workers, and make it if it does not exist.
 
-    :param server_pid: of the process that ends when the server does.
-    :raises ConfigurationError: if the option's value is no address, or the directory cannot be
-        used.
-    :raises MissingExtra: without prometheus_client.
+    :param server_pid: the pid of the process that ends last, such as the arbiter.
+    :raises ConfigurationError: if the option's value is not an address, or if the directory cannot
+        be used.
+    :raises MissingExtra: if prometheus_client is not installed.
     """
     global _chosen
     wanted.address()
     if find_spec("prometheus_client") is None:
         raise MissingExtra(wanted.name, "prometheus_client", "prometheus")
     given = os.environ.get(DIRECTORY)
-    # A server that replaces another one (USR2) may have inherited that one's directory.
+    # After USR2 a new server inherits the variable with the directory of the old one.
     if given and (given == _chosen or not os.path.basename(given).startswith(_PREFIX)):
         return given
     parent = _memory_folder()
@@ -136,12 +140,12 @@ def prepare(wanted: Wanted, server_pid: int) -> str:
 
 
 def check(wanted: Wanted, server_pid: int) -> str:
-    """Check that the metrics of a server can be gathered and served.
+    """Check that metrics can be written and served. For parameters see :func:`prepare`.
 
-    :returns: the directory. See :func:`prepare`.
+    :returns: the directory.
     :raises ConfigurationError: if the address is in use, if no file can be written in the
-        directory, and for the errors of :func:`prepare`.
-    :raises MissingExtra: without prometheus_client.
+        directory, or for the reasons of :func:`prepare`.
+    :raises MissingExtra: if prometheus_client is not installed.
     """
     directory = prepare(wanted, server_pid)
     try:
@@ -152,24 +156,28 @@ def check(wanted: Wanted, server_pid: int) -> str:
             f"{wanted}: metrics are gathered in {DIRECTORY}={directory!r}, where no file can be "
             f"written: {error.strerror}"
         ) from None
-    # The server that this one replaces has the address still, or one of its own workers.
+    # The check is skipped while an old server that is being replaced, or an exporter of this
+    # server, uses the address.
     if "GUNICORN_PID" not in os.environ and not has_exporter(directory):
         try:
             _check_free(wanted)
         except ConfigurationError:
-            if not has_exporter(directory):  # else a worker has started it meanwhile
+            if not has_exporter(directory):  # a worker may have started it meanwhile
                 raise
     return directory
 
 
 def hand_over(directory: str, uid: int, gid: int) -> None:
-    """Give the directory to the workers' user, if it was chosen by a server of root's."""
+    """Make the workers' user the owner of the directory, if root's server has chosen it."""
     if directory == _chosen and os.geteuid() == 0:
         os.chown(directory, uid, gid)
 
 
 def check_space(directory: str) -> None:
-    """:raises OSError: if the disk is too full to write metrics, so that those written are old."""
+    """Check that the disk has enough space to write metrics.
+
+    :raises OSError: if it has not. The values in the files are then old.
+    """
     at = os.statvfs(directory)
     if at.f_bavail * at.f_frsize < _MIN_FREE_BYTES:
         raise OSError(
@@ -178,7 +186,7 @@ def check_space(directory: str) -> None:
 
 
 def _check_free(wanted: Wanted) -> None:
-    """Wait for an address that the exporter of a server before this one may still have.
+    """Wait until the address is free. The exporter of an ended server may still use it.
 
     :raises ConfigurationError: if the address cannot be used.
     """
@@ -196,7 +204,7 @@ def _check_free(wanted: Wanted) -> None:
 
 
 def _memory_folder() -> str:
-    """A folder on a file system in memory, if there is one: writes to a disk may block."""
+    """Return a folder in memory if there is one, because writes to a disk may block."""
     shm = "/dev/shm"
     return shm if os.access(shm, os.W_OK | os.X_OK) else tempfile.gettempdir()
 
@@ -204,7 +212,7 @@ def _memory_folder() -> str:
 def _make_ours(directory: str) -> bool:
     """Make a directory. Return False if another worker has made it.
 
-    :raises OSError: if it belongs to another user.
+    :raises OSError: if the directory belongs to another user.
     """
     is_new = False
     with contextlib.suppress(FileExistsError):
@@ -230,20 +238,20 @@ def _remove_stale(parent: str) -> None:
 
 
 def _is_in_use(directory: str) -> bool:
-    """Whether its exporter or a worker lives. With `daemon` the process that made it has ended."""
+    """Return whether an exporter or a worker uses a directory. Its maker may have ended."""
     try:
         return bool(processes(directory)) or has_exporter(directory)
-    except OSError:  # it is another user's, or is being removed
+    except OSError:  # it belongs to another user, or is being removed
         return True
 
 
 class Export(NamedTuple):
-    """The task of an exporter. The exporter gets it as JSON.
+    """The arguments of an exporter, which it gets as JSON.
 
-    :ivar directory: of prometheus_client's multiprocess mode.
-    :ivar own: whether it was made for this server, and is removed with it.
-    :ivar address: where to serve it.
-    :ivar arbiter: the process that ends with the server.
+    :ivar directory: the directory of prometheus_client's multiprocess mode.
+    :ivar own: whether the directory was made for this server, and is removed after it.
+    :ivar address: the address to listen on.
+    :ivar arbiter: the name of the process that ends last.
     """
 
     directory: str
@@ -252,9 +260,9 @@ class Export(NamedTuple):
     arbiter: str
 
     def announce(self) -> None:
-        """Write the address where the server wants to be scraped into the directory.
+        """Write the address of the metrics into the directory.
 
-        :raises OSError: if that cannot be.
+        :raises OSError: if the file cannot be written.
         """
         fd, made = tempfile.mkstemp(dir=self.directory, suffix=".tmp")
         with open(fd, "w") as file:
@@ -263,7 +271,7 @@ class Export(NamedTuple):
 
 
 def has_exporter(directory: str) -> bool:
-    """Whether a directory has an exporter at the moment.
+    """Return whether an exporter of a directory runs now.
 
     :raises OSError: if the lock cannot be opened.
     """
@@ -278,9 +286,9 @@ def has_exporter(directory: str) -> bool:
 
 
 def _take_lock(directory: str, flags: int) -> int | None:
-    """Return the lock as a descriptor for the exporter to inherit, or None if it is locked.
+    """Lock the lock file. Return its descriptor for the exporter, or None if it is locked already.
 
-    :raises OSError: if it cannot be opened.
+    :raises OSError: if the file cannot be opened.
     """
     lock = os.open(os.path.join(directory, _LOCK_FILE), flags, 0o600)
     try:
@@ -295,12 +303,12 @@ def _take_lock(directory: str, flags: int) -> int | None:
 
 
 def start_exporting(wanted: Wanted, server_pid: int, state: Callable[[], State]) -> None:
-    """Once a second, start the exporter if there is none, and write this worker's state for it.
+    """Start the exporter if there is none, and write this worker's state for it, once a second.
 
-    Each worker writes the address: a reload of the configuration may have changed it.
+    Each worker writes the address, because a reload of the configuration may have changed it.
 
-    :param server_pid: as for :func:`check`, which has been called.
-    :param state: returns the state.
+    :param server_pid: see :func:`check`, which must be called first.
+    :param state: returns the present state of the worker.
     :raises OSError: if the address cannot be written.
     """
     export = _export_of(wanted, server_pid)
@@ -326,9 +334,9 @@ class _Supervisor:
         self._started_at = -math.inf
 
     def check(self) -> None:
-        """Start one if there is none. Called now and then.
+        """Start an exporter if there is none. It is called once a second.
 
-        :raises OSError: if none can be started.
+        :raises OSError: if the exporter cannot be started.
         """
         if self._process is not None and self._process.poll() is None:
             return
@@ -337,7 +345,7 @@ class _Supervisor:
             return
         lock = _take_lock(self._export.directory, os.O_RDWR | os.O_CREAT)
         if lock is None:
-            return  # another worker's exporter lives
+            return  # an exporter of another worker runs
         try:
             self._start(lock)
             self._started_at = now
@@ -345,8 +353,8 @@ class _Supervisor:
             os.close(lock)
 
     def _start(self, lock: int) -> None:
-        # Not `-m`: a module in the working directory must not be taken for one of ours. Nor, where
-        # an app has an `email`, for one of Python's own.
+        # Not `-m`: modules in the working directory would replace ours. Python's own folders are
+        # first, because an app may have a module named like one of Python's, such as `email`.
         own = os.path.dirname(os.__file__)
         path = sorted(
             map(os.path.abspath, sys.path),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The labels of a value, by name.
+# The labels of a value: pairs of name and value.
 Labels = frozenset[tuple[str, str]]
 _DURATION = "http_server_request_duration_seconds"
 _SIZE = "http_server_response_body_size_bytes"
@@ -18,9 +18,10 @@ _ROUTE, _STATUS = "http_route", "http_response_status_code"
 
 @dataclass(frozen=True)
 class Scrape:
-    """All samples at one moment, by their names, such as "..._bucket", and their labels.
+    """All samples at one time.
 
-    :ivar at: monotonic, in seconds.
+    :ivar at: the monotonic time in seconds.
+    :ivar samples: by their name, such as "..._bucket", and then by their labels.
     """
 
     at: float
@@ -28,7 +29,7 @@ class Scrape:
 
     @classmethod
     def of(cls, at: float, metrics: Iterable[Any]) -> Scrape:
-        """Return the samples of prometheus_client's metrics."""
+        """Return the samples of metrics of prometheus_client."""
         samples: dict[str, dict[Labels, float]] = {}
         for metric in metrics:
             for name, labels, value, *_ in metric.samples:
@@ -38,7 +39,7 @@ class Scrape:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One URL pattern. Rates are per second, quantiles in seconds, or None without a request."""
+    """One URL pattern. Quantiles are in seconds. They are None if there was no request."""
 
     pattern: str
     requests_per_s: float
@@ -50,16 +51,16 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class View:
-    """A server between two scrapes. None: the server does not report it.
+    """The activity of a server between two scrapes. Unreported values are None.
 
-    :ivar seconds: the time between them.
-    :ivar none_free: the share of that time in which no thread of a worker was free, 0 to 1.
-    :ivar errors_per_s: responses with a 5xx.
-    :ivar connections: by their state.
-    :ivar memory_bytes: resident, by the pid of each worker.
-    :ivar cpu: processors in use, by all workers.
-    :ivar endpoints: the slowest first, by their p99.
-    :ivar clients: the slowest first.
+    :ivar seconds: the time between the scrapes.
+    :ivar none_free: the share of the time in which no thread of a worker was free, from 0 to 1.
+    :ivar errors_per_s: responses with a status of 500 or more.
+    :ivar connections: the number of connections by state.
+    :ivar memory_bytes: the resident memory of each worker by its pid.
+    :ivar cpu: the number of processors that all workers use.
+    :ivar endpoints: sorted by p99, the slowest first.
+    :ivar clients: sorted by rate, the slowest first.
     """
 
     seconds: float
@@ -91,7 +92,7 @@ class View:
 def view(before: Scrape, after: Scrape, clients: Sequence[Mapping[str, Any]] = ()) -> View:
     """Compare two scrapes of one server.
 
-    :param clients: the slowest ones, see :func:`.health.slow_clients`.
+    :param clients: the slowest clients, from :func:`.health.slow_clients`.
     """
     seconds = max(after.at - before.at, 1e-9)
 
@@ -139,10 +140,12 @@ def view(before: Scrape, after: Scrape, clients: Sequence[Mapping[str, Any]] = (
 
 
 def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
-    """Return a quantile as Prometheus's histogram_quantile does: linear within a bucket.
+    """Return a quantile of a histogram, by linear interpolation within a bucket.
 
-    :param buckets: upper bound -> the number of values up to it. The last bound is infinite.
-    :returns: None without a value. The last finite bound for a larger quantile.
+    Prometheus's histogram_quantile() gives the same result.
+
+    :param buckets: from each upper bound to the number of values up to it. The last bound is inf.
+    :returns: None if there are no values. The last finite bound, if the quantile is larger.
     """
     count = max(buckets.values(), default=0.0)
     if not count:
@@ -161,7 +164,7 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
 
 
 def _gained(before: Scrape, after: Scrape, name: str) -> dict[Labels, float]:
-    """The growth of the counters of a name."""
+    """Return how much each counter of a name has grown between two scrapes."""
     now, then = after.samples.get(name, {}), before.samples.get(name, {})
     if any(value < then.get(key, 0.0) for key, value in now.items()):
         then = {}  # the server has restarted
@@ -169,7 +172,7 @@ def _gained(before: Scrape, after: Scrape, name: str) -> dict[Labels, float]:
 
 
 def _buckets(counters: Mapping[Labels, float]) -> dict[float, float]:
-    """The sum of histograms with the same bounds."""
+    """Return the sum of histograms with the same bounds."""
     buckets: dict[float, float] = {}
     for key, gained in counters.items():
         bound = float(dict(key)["le"])

@@ -369,7 +369,7 @@ class Endpoint(AcceptedSocket, Owner):
     def _discard(self, events: int) -> None:
         try:
             size = len(socket.socket.recv(self.sock, _DISCARD_BYTES))  # without decrypting it
-            if not self._lingering.goes_on(size, time.monotonic()):
+            if not self._lingering.should_continue(size, time.monotonic()):
                 self.close()
                 return
             if not self.shared.is_ending:

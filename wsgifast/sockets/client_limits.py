@@ -32,8 +32,7 @@ def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s
 
 
 class ClientWait:
-    """Adds up the time for which a server waits for a client to receive a response or to send a
-    body.
+    """Adds up the time for which a server waits for one client to receive or to send.
 
     For the parameters see :func:`time_left_s`.
 

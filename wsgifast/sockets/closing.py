@@ -33,14 +33,12 @@ class Lingering:
         self._end = now + _LINGERS_MOST_S
         self._bytes = _LINGER_BYTES
 
-    def goes_on(self, size: int, now: float) -> bool:
-        """Return whether to continue after `size` discarded bytes. After the client's last byte, 0."""
+    def should_continue(self, size: int, now: float) -> bool:
+        """Return whether to discard more, after `size` bytes. 0: the client has closed."""
         self._bytes -= size
         self.deadline = min(now + LINGER_S, self._end)
         return size > 0 and self._bytes > 0
 
     def hurry(self) -> None:
-        """The server ends, so close the connection at the present deadline. More bytes do not
-        postpone it.
-        """
+        """Close the connection at the present deadline, because the server ends."""
         self._end = self.deadline

@@ -167,7 +167,7 @@ class ResponseRecorder:
     def watch(self, server: Server, application: Application) -> None:
         """Count the active requests of a server, and note the URL patterns of its app."""
         self._counters = server.shared.counters
-        self.metrics.under_way = partial(requests_under_way, server)
+        self.metrics.running_requests = partial(requests_under_way, server)
         self._application = application
         self.note_patterns()
 

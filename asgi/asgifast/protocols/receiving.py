@@ -410,7 +410,7 @@ class _Discarding(_Buffered):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._timer.cancel()
-        if self.limits.goes_on(nbytes, self._loop.time()):
+        if self.limits.should_continue(nbytes, self._loop.time()):
             self._timer = self._loop.call_at(self.limits.deadline, self._transport.close)
         else:
             self._transport.close()
