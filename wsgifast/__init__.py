@@ -2,10 +2,10 @@
 
 - :class:`WSGIFast` wraps any WSGI app. :class:`StaticFiles` serves directories.
 - :class:`wsgifast.workers.FastWorker` is a gunicorn worker that no slow client can block.
-- :mod:`wsgifast.devservers` has wsgiref's and Werkzeug's development servers, faster.
-- :mod:`wsgifast.sockets` has their ground: TCP_NODELAY, coalesced sends, whole receives.
+- :mod:`wsgifast.devservers` has faster versions of wsgiref's and Werkzeug's development servers.
+- :mod:`wsgifast.sockets` has functions for sockets: TCP_NODELAY, coalesced sends, whole receives.
 - :mod:`wsgifast.mail` has SMTP and IMAP clients and an SMTP server.
-- The package `asgifast` is the half for ASGI.
+- The package `asgifast` is for ASGI apps.
 """
 
 from typing import TYPE_CHECKING
@@ -30,7 +30,8 @@ else:
             "WSGIFast": ".middleware",
             "register_file_wrapper": ".bodies.wrappers",
             "request_timeout": ".deadlines",
-            # Not in __all__: it needs the extra. `gunicorn -k wsgifast.FastWorker` finds it.
+            # Not in __all__, because it needs an extra. `gunicorn -k wsgifast.FastWorker` imports
+            # it.
             "FastWorker": ".workers",
         },
     )

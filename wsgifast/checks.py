@@ -1,7 +1,6 @@
-"""Checks that all packages share: of option values, of apps, and of packages that may be missing.
+"""Checks for all packages: of option values, of apps, and of optional packages.
 
-Beside them: how a size is written in a message, and packages that import their modules on first
-use.
+The module also formats sizes for messages, and lets packages import their modules on first use.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import Any, Literal
 
 from .errors import ConfigurationError, MissingExtra
 
-# The module that gunicorn makes of a configuration file.
+# The name of the module that gunicorn makes from a configuration file.
 _CONFIGURATION_FILE = "__config__"
 _MODULE_PREFIX = "python:"
-# The longest time that a socket's timeout, and poll(), may be: 2**31 - 1 ms, some 24 days.
+# The longest timeout of a socket and of poll(): 2**31 - 1 ms, about 24 days.
 LONGEST_S = (2**31 - 1) / 1000
-# Of sizes: each is 1024 of the one before it, the first 1024 bytes.
+# The units of sizes. Each is 1024 times the previous one.
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
-# The arguments with which each interface calls an app, and the class that wraps its apps.
+# The arguments of an app of each interface, and the class that wraps such an app.
 _ARGUMENTS = {"WSGI": ("environ", "start_response"), "ASGI": ("scope", "receive", "send")}
 _WRAPPERS = {"WSGI": "wsgifast.WSGIFast", "ASGI": "asgifast.ASGIFast"}
 
@@ -30,22 +29,26 @@ Interface = Literal["WSGI", "ASGI"]
 
 
 def check_switches(**switches: object) -> None:
-    """:raises ConfigurationError: naming the first option that is not True or False."""
+    """Check that options are True or False.
+
+    :raises ConfigurationError: with the name of the first option that is not.
+    """
     for name, value in switches.items():
-        # Not just any truthy value: "no" and "false" from an environment variable are truthy too.
+        # Other values are rejected, because "no" and "false" from an environment variable are true
+        # in Python.
         if not isinstance(value, bool):
             raise ConfigurationError(f"{name} is True or False, not {value!r}")
 
 
 def is_count(value: object, *, least: int = 0) -> bool:
-    """Return whether a value is an integer of at least `least`. True and False are not."""
+    """Return whether a value is an integer of at least `least`. True and False do not count."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_number(value: object, *, least: float, most: float) -> bool:
-    """Return whether a value is a number within these bounds. NaN, True and False are not.
+    """Return whether a value is a number within bounds. NaN, True and False do not count.
 
-    An integer that is too large for a float is not either, because adding it to a time would fail.
+    An integer that is too large for a float does not count, because it cannot be added to a time.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -55,9 +58,9 @@ def is_number(value: object, *, least: float, most: float) -> bool:
 
 
 def list_of_text(value: object) -> list[str] | None:
-    """Return the strings of an iterable, or None for anything else, such as a str.
+    """Return the strings of an iterable. None for any other value, such as a str.
 
-    An iterable with "" is refused too.
+    The result is also None if one of the strings is empty.
     """
     if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
         return None
@@ -95,7 +98,7 @@ def size_text(size: float) -> str:
 
 
 def configuration_names(config: str | None) -> Mapping[str, Any]:
-    """Return the names in gunicorn's configuration, which has run. gunicorn ignores unknown ones.
+    """Return the variables of gunicorn's configuration file. gunicorn ignores unknown ones.
 
     :param config: gunicorn's setting `config`: a file, or python:MODULE.
     """
@@ -107,13 +110,13 @@ def configuration_names(config: str | None) -> Mapping[str, Any]:
 
 
 def check_app(app: object, interface: Interface) -> None:
-    """Refuse an object that cannot be an app of an interface.
+    """Check that an object can be an app of an interface.
 
-    Only objects that would fail at every request are refused. These are objects that cannot be
-    called with the interface's arguments and, for WSGI, coroutine functions. A callable without a
-    known signature passes.
+    Only objects that would fail at every request are rejected: objects that cannot be called with
+    the interface's arguments and, for WSGI, coroutine functions. A callable whose signature is
+    unknown is accepted.
 
-    :raises ConfigurationError: naming the app and the way out.
+    :raises ConfigurationError: with the app and the way to correct it.
     """
     if not callable(app):
         why = "a factory has returned nothing" if app is None else "it cannot be called"
@@ -136,7 +139,7 @@ def check_app(app: object, interface: Interface) -> None:
 
 
 def interface_of(app: object) -> Interface | None:
-    """Return an app's interface, or None if its signature fits neither or both."""
+    """Return an app's interface. None if its signature fits neither interface, or both."""
     wsgi, asgi = callable(app) and _fits(app, "WSGI"), callable(app) and _fits(app, "ASGI")
     if wsgi == asgi:
         return None
@@ -144,9 +147,9 @@ def interface_of(app: object) -> Interface | None:
 
 
 def checked_interface(app: object) -> Interface:
-    """Return an app's interface. It is WSGI for a callable without a known signature.
+    """Return an app's interface. It is WSGI for a callable whose signature is unknown.
 
-    :raises ConfigurationError: if it is not an app.
+    :raises ConfigurationError: if the object is not an app.
     """
     interface = interface_of(app)
     if interface is None:
@@ -167,7 +170,7 @@ def _fits(app: object, interface: Interface) -> bool:
 
 
 def _is_async(app: Any) -> bool:
-    import inspect  # not for processes that wrap no app
+    import inspect  # imported here, because not all processes need it
 
     while isinstance(app, partial):
         app = app.func
@@ -176,13 +179,13 @@ def _is_async(app: Any) -> bool:
 
 
 def _takes(app: object, count: int) -> bool:
-    """Return whether an app can be called with `count` arguments. True where that is unknown."""
+    """Return whether an app can be called with `count` arguments. True if this is unknown."""
     import inspect
 
     try:
-        # The callable's own: a decorator may have copied that of the function that it wraps.
+        # The signature of the callable, even if a decorator has set that of the wrapped function.
         signature = inspect.signature(app, follow_wrapped=False)  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001 - a proxy, or a builtin: it may be right
+    except Exception:  # noqa: BLE001 - a proxy or a builtin, which may be an app
         return True
     try:
         signature.bind(*[None] * count)
@@ -193,12 +196,11 @@ def _takes(app: object, count: int) -> bool:
 
 @contextmanager
 def needs(part: str, package: str, extra: str) -> Iterator[None]:
-    """Wrap the import of an optional package: if it is not installed, name the extra to install.
+    """Wrap the import of an optional package. The error for a missing package names the extra.
 
-    :param part: the name that needs the package, as its users import it.
-    :param package: the package's import name. Other errors, such as a module that a newer version
-        does not have, are not changed.
-    :raises MissingExtra: in place of the ImportError.
+    :param part: the name that users import, and that needs the package.
+    :param package: the package's import name. Import errors of other modules are not changed.
+    :raises MissingExtra: in place of the ImportError, if the package is not installed.
     """
     try:
         yield

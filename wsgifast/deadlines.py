@@ -1,7 +1,7 @@
-"""Deadlines of requests, under FastWorker and asgifast's protocols: for their wait, and their work.
+"""Deadlines of requests under FastWorker and asgifast's protocols: for the wait and for the app.
 
-A view may set the deadline of its own request. The server of the process adds a function that sets
-it.
+A view may set the deadline of its request. The server of the process registers a function that sets
+it, in `setters`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Final, TypeVar
 from .checks import is_number
 from .errors import ConfigurationError, RequestError
 
-#: The key of an environ, or of the `state` of a scope, for the deadline: seconds from the call of
+# : The key of the deadline in an environ, or in the `state` of a scope: seconds after the call of
 #: the app on, or None for no deadline.
 REQUEST_TIMEOUT: Final = "wsgifast.request_timeout_s"
 
 _View = TypeVar("_View", bound=Callable[..., Any])
 
-# Called with the seconds, or None.
+# The functions of servers that set the deadline of the current request, from seconds or None.
 setters: list[Callable[[float | None], object]] = []
-# Whether a view has a deadline of its own.
+# Whether request_timeout() was called for any view.
 is_decorated = False
 
-# After a warning that requests are refused, none for so long.
+# The least time between two warnings about refused requests.
 _WARN_AGAIN_S = 60.0
 
 
@@ -40,9 +40,9 @@ class QueueTimeout(RequestError):
 
 
 class QueueTimeouts:
-    """Makes the errors for requests that have waited too long, and warns of them once a minute.
+    """Makes the errors for requests that have waited too long, and logs warnings.
 
-    :param awaited: the cause of the wait.
+    :param awaited: what the requests wait for, as text for the warning.
     """
 
     def __init__(self, awaited: str) -> None:
@@ -51,9 +51,9 @@ class QueueTimeouts:
         self._refused = 0
 
     def error(self, timeout_s: float, warn: Callable[..., object]) -> QueueTimeout:
-        """Count a refused request, and return the error to respond with.
+        """Count a refused request, and return the error for the response.
 
-        :param warn: a logger's method.
+        :param warn: the method of a logger.
         """
         self._refused += 1
         now = time.monotonic()
@@ -70,15 +70,15 @@ class QueueTimeouts:
 
 
 def is_timeout(seconds: object) -> bool:
-    """Return whether a value is a number of seconds above 0. math.inf is one."""
+    """Return whether a value is a number of seconds above 0, or math.inf."""
     return is_number(seconds, least=0, most=math.inf) and seconds != 0
 
 
 def timeout_of(values: Mapping[str, Any] | None, default_s: float) -> float:
-    """Return the deadline of a request, in seconds from the call of the app on.
+    """Return the deadline of a request, in seconds after the call of the app.
 
-    :param values: its environ, or the `state` of its scope, once there is one.
-    :param default_s: used also in place of a value that is no number.
+    :param values: the environ, or the `state` of the scope. None if there is none yet.
+    :param default_s: the result if the request has no value, or an invalid one.
     """
     if values is None or REQUEST_TIMEOUT not in values:
         return default_s
@@ -89,13 +89,14 @@ def timeout_of(values: Mapping[str, Any] | None, default_s: float) -> float:
 
 
 def request_timeout(seconds: float | None) -> Callable[[_View], _View]:
-    """Give a view, or an app, a deadline of its own in place of `request_timeout_s`.
+    """Set the deadline of a view or an app, in place of `request_timeout_s`.
 
-    It has an effect on FastWorker and under asgifast's protocols. These need `request_timeout_s`,
-    or a view that is decorated before the server starts.
+    The decorator has an effect under FastWorker and asgifast's protocols. asgifast's protocols
+    check deadlines only if `request_timeout_s` is set, or if a view is decorated before the server
+    starts.
 
-    :param seconds: from the call of the app on. None for no deadline.
-    :raises ConfigurationError: for a value that is no number above 0.
+    :param seconds: the time after the call of the app. None for no deadline.
+    :raises ConfigurationError: if the value is not a number above 0.
     """
     if seconds is not None and not is_timeout(seconds):
         raise ConfigurationError(
@@ -110,7 +111,7 @@ def request_timeout(seconds: float | None) -> Callable[[_View], _View]:
             for set_timeout in setters:
                 set_timeout(seconds)
 
-        # Frameworks look at whether a view is a coroutine function.
+        # The wrapper of a coroutine function must be one too, because frameworks check this.
         if inspect.iscoroutinefunction(view):
 
             @functools.wraps(view)

@@ -1,7 +1,7 @@
-"""The base of every error that wsgifast raises on purpose, and those that several packages raise.
+"""The base class of all errors that wsgifast raises on purpose, and the errors of several packages.
 
-All others stand beside the code that raises them: errors of sockets in :mod:`wsgifast.sockets`,
-FastWorker's in :mod:`wsgifast.workers`, and asgifast.uvicorn's in that module.
+Other errors are defined where they are raised: errors of sockets in :mod:`wsgifast.sockets`, errors
+of FastWorker in :mod:`wsgifast.workers`, and errors of asgifast.uvicorn in that module.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def without_frames(error: _Error) -> _Error:
-    """Drop the traceback of a stored error, and those of the errors that led to it.
+    """Drop the tracebacks of a stored error and of its causes.
 
-    A traceback refers to frames, these to their callers, and all of them to their objects.
+    A traceback refers to frames, and these refer to their callers and to all local objects.
     """
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
@@ -41,53 +41,53 @@ def without_frames(error: _Error) -> _Error:
     return error
 
 
-# Those for which Python before 3.13 has an older RFC's phrase.
+# Statuses for which Python before 3.13 has the phrase of an older RFC.
 _PHRASES = {
     413: "Content Too Large",
     414: "URI Too Long",
     416: "Range Not Satisfiable",
     422: "Unprocessable Content",
 }
-# Beside those that begin with "content-", in lower case.
+# Header fields about content, in lower case, in addition to those that begin with "content-".
 _OF_CONTENT = frozenset({"accept-ranges", "etag", "last-modified", "trailer", "transfer-encoding"})
 
 
 class WSGIFastError(Exception):
-    """The base of all errors. The message names the wrong value and the way out."""
+    """The base class of all errors. The message has the wrong value, and says how to correct it."""
 
 
 class BodyError(WSGIFastError, TypeError):
-    """An app returned, yielded or declared an invalid response. The message names a valid one."""
+    """An app's response is invalid. The message describes a valid one."""
 
 
 class RequestError(WSGIFastError, OSError):
-    """A request is refused: the response is an error, and the connection ends.
+    """A request is refused: the client gets an error response, and the connection is closed.
 
-    It is an OSError for apps that read the body from the client, since it is a failing stream for
-    them.
+    It is an OSError, because apps that read the body expect this class for a failing stream.
 
-    :param status: of the response.
-    :ivar headers: further headers of the response.
+    :param status: the status of the response.
+    :ivar headers: additional headers of the response.
     """
 
     headers: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status = int(status)  # not an HTTPStatus, which servers show in their own ways
+        self.status = int(status)  # not an HTTPStatus, whose text differs between servers
 
     @property
     def reason(self) -> str:
-        """The status's phrase. See :func:`reason_phrase`."""
+        """The reason phrase of the status. See :func:`reason_phrase`."""
         return reason_phrase(self.status)
 
     def response(
         self, replaced: Iterable[tuple[str, str]] = ()
     ) -> tuple[str, list[tuple[str, str]], bytes]:
-        """Return a response's status line, headers and body, which is the message.
+        """Return the response: the status line, the headers, and the message as the body.
 
-        :param replaced: the headers of a response that this one replaces. They are sent too, except
-            those of its content. Without the CORS headers a browser hides the response from pages.
+        :param replaced: the headers of a response that this one replaces. They are included, except
+            headers about content. For example, without CORS headers a browser would hide the
+            response from pages.
         """
         body = f"{self}\n".encode()
         headers = [item for item in replaced if not _is_of_content(item[0].lower())]
@@ -98,7 +98,7 @@ class RequestError(WSGIFastError, OSError):
 
 
 class BodyTooLarge(RequestError):
-    """A request's body is over a limit (RFC 9110 section 15.5.14)."""
+    """A request's body is longer than a limit (RFC 9110 section 15.5.14)."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
@@ -108,7 +108,7 @@ class BodyTooLarge(RequestError):
 
 
 class HeadersTooLarge(RequestError):
-    """A request's headers are over a limit (RFC 6585 section 5)."""
+    """A request's headers are longer than a limit (RFC 6585 section 5)."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(431, f"The request's headers are longer than {limit_bytes} bytes")
@@ -122,7 +122,7 @@ class MalformedRequest(RequestError, ValueError):
 
 
 class BodyTooShort(WSGIFastError, EOFError):
-    """A body ended before its Content-Length: raised so that the server closes the connection."""
+    """A body has fewer bytes than its Content-Length. The server closes the connection."""
 
     def __init__(self, missing: int) -> None:
         super().__init__(f"the body ended {missing} bytes before its Content-Length")
@@ -130,11 +130,11 @@ class BodyTooShort(WSGIFastError, EOFError):
 
 
 class ClientGone(WSGIFastError, ConnectionAbortedError):
-    """The client has left, or sent or took no byte for too long: nothing reaches it any more."""
+    """The client has left, or has sent or received no byte for too long. It is disconnected."""
 
 
 class ConfigurationError(WSGIFastError, ValueError):
-    """An option has an invalid value. Raised when the object is made, not at a request."""
+    """An option has an invalid value. Objects raise it when they are made, not at a request."""
 
 
 class MissingExtra(WSGIFastError, ImportError):
@@ -147,10 +147,10 @@ class MissingExtra(WSGIFastError, ImportError):
 
 
 def _is_of_content(name: str) -> bool:
-    """Whether a header field is about one content (RFC 9110 sections 8 and 14.4)."""
+    """Return whether a header field describes the content (RFC 9110 sections 8 and 14.4)."""
     return name.startswith("content-") or name in _OF_CONTENT
 
 
 def reason_phrase(status: int) -> str:
-    """Return a status's phrase (RFC 9110 section 15), whatever this Python calls it."""
+    """Return the reason phrase of a status (RFC 9110 section 15), in any version of Python."""
     return _PHRASES.get(status) or HTTPStatus(status).phrase

@@ -1,11 +1,12 @@
-"""The packages that serve apps, or are served: tested versions, and the names that we use of them.
+"""The servers and frameworks that our code works with: tested versions, and the names that we use.
 
-This table is the only place for both. The checks at start, the bounds in pyproject.toml, the page
-docs/project/compatibility.md and the tests are made from it or compared with it.
+This table is the only place for versions and names. The checks at start, the bounds in
+pyproject.toml, the page docs/project/compatibility.md and the tests are made from this table or
+compared with it.
 
-A name is written as it is used. `parse_headers(data, from_trailer=)` is called, or replaced, with
-one positional argument and one keyword. A name that begins with an underscore is private to its
-package. tests/test_host_table.py counts these.
+A name is written as our code uses it. `parse_headers(data, from_trailer=)` is called, or replaced,
+with one positional argument and one keyword. A name with a leading underscore is private to its
+package. tests/test_host_table.py counts the private names.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _NAME = re.compile(r"(\w+)(?:\((.*?)\))?(?:\s|$)")
 
 @dataclass(frozen=True)
 class Host:
-    """A package that serves our code, or that our code serves.
+    """A server, a framework or another package whose internals our code uses.
 
-    :ivar name: of the package, and of its main module.
+    :ivar name: the name of the package, and of its main module.
     :ivar oldest: the oldest version that the extras allow.
     :ivar tested: the versions that are tested, in order.
     :ivar below: the first version that the extras do not allow.
-    :ivar used: our parts, and for each the places and the names that it uses of them. A place is a
-        module, or `module:Class`.
+    :ivar used: the used names, by our part that uses them, and then by place. A place is a module,
+        or `module:Class`.
     """
 
     name: str
@@ -49,9 +50,9 @@ class Host:
         return self.tested[-1]
 
     def names(self, *parts: str) -> Iterator[tuple[str, str, str | None]]:
-        """Yield the place, the name and the arguments of each name. Attributes have None.
+        """Yield the place, the name and the arguments of each used name. Attributes have None.
 
-        :param parts: by default all.
+        :param parts: the parts of our code. The default is all.
         """
         for part in parts or self.used:
             for place, names in self.used[part].items():
@@ -61,7 +62,7 @@ class Host:
     def missing(self, *parts: str) -> list[str]:
         """Return the names that the installed version lacks, such as "Request.body (module)".
 
-        Imports the modules of the parts.
+        This imports the modules of the package.
         """
         return [
             _shown(place, name, arguments)
@@ -70,9 +71,9 @@ class Host:
         ]
 
     def check(self, user: str, *parts: str, way_out: str) -> None:
-        """Check that the installed version has every name that some parts use.
+        """Check that the installed version has all names that our parts use.
 
-        :param user: of these names, for the error.
+        :param user: what uses these names, for the error message.
         :raises UnsupportedHost: with the missing names.
         """
         if missing := self.missing(*parts):
@@ -80,7 +81,7 @@ class Host:
 
     @contextmanager
     def needed(self, user: str, *parts: str, way_out: str) -> Iterator[None]:
-        """Check as :meth:`check` does, before a module imports names of the package."""
+        """Call :meth:`check` before the block, which imports names of the package."""
         self.check(user, *parts, way_out=way_out)
         yield
 
@@ -92,11 +93,11 @@ class Host:
 
 
 class UnsupportedHost(WSGIFastError, ImportError):
-    """An installed package lacks a name that a part of ours uses."""
+    """An installed package does not have a name that our code uses."""
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, of which two versions can be compared."""
+    """Return the three numbers of a version, to compare two versions."""
     found = [int(number) for number in re.findall(r"\d+", version)[:3]]
     return (*found, *[0] * (3 - len(found)))
 
@@ -123,7 +124,7 @@ def _has(place: str, name: str, arguments: str | None) -> bool:
 
 @cache
 def _attributes(kind: type) -> frozenset[str]:
-    """Return the names in the methods of a class: its attributes are among them."""
+    """Return all names in the methods of a class, which include its attributes."""
     return frozenset(
         name
         for base in kind.__mro__
@@ -141,7 +142,7 @@ def _takes(owner: object, function: Callable[..., object], arguments: str) -> bo
         positional.insert(0, "self")
     try:
         signature = inspect.signature(function)
-    except ValueError:  # one of C's without a known signature
+    except ValueError:  # a function in C without a known signature
         return True
     try:
         signature.bind(*positional, **keywords)
@@ -152,10 +153,10 @@ def _takes(owner: object, function: Callable[..., object], arguments: str) -> bo
 
 GUNICORN = Host(
     "gunicorn",
-    # It has the choice of a parser, HTTP/2 without TLS and the header checks of today.
+    # The first version with a choice of parsers, HTTP/2 without TLS and the present header checks.
     oldest="26.2.0",
-    # httptools parses with these alone. Another version's own parser may refuse a request that
-    # these accept, and httptools would not.
+    # httptools is used only with these versions. The parser of another version may reject more
+    # requests than these do, and httptools would still accept them.
     tested=("26.2.0", "27.0.0", "27.0.1"),
     below="28",
     used={

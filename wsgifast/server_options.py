@@ -1,11 +1,14 @@
 """The options of FastWorker and of asgifast's protocols, each declared once.
 
-FastWorker, asgifast's protocols, `wsgifast run` and the tables of the documentation are made from
-these rows. To add an option, add a row, and use the attribute of that name: FastWorker and its
-configuration file have it then. If FastWorker's core uses it, add a field of the same name to
-:class:`wsgifast.server.options.Options`. If asgifast's protocols have it too (`is_shared`), add it
-to `ServerOptions` and `Served` of asgifast/uvicorn/server.py, or to `OperatorOptions`. Then run
-`make docs`.
+FastWorker, asgifast's protocols, `wsgifast run` and the tables of the documentation use these rows.
+To add an option:
+
+1. Add a row. FastWorker then has an attribute and a setting of that name.
+2. If FastWorker's core uses it, add a field of the same name to
+   :class:`wsgifast.server.options.Options`.
+3. If asgifast's protocols have it too (`is_shared`), add it to `ServerOptions` and `Served` of
+   asgifast/uvicorn/server.py, or to `OperatorOptions`.
+4. Run `make docs`.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from typing import Any, Final, NamedTuple
 from .checks import is_count, is_number
 from .errors import ConfigurationError
 
-# The least average rate of a request body, as in Apache's mod_reqtimeout (MinRate). A client that
-# takes its response more slowly is disconnected, too.
+# The least average rate of request bodies and responses. Apache's mod_reqtimeout has the same
+# default (MinRate). Slower clients are disconnected.
 LEAST_BYTES_PER_S = 500.0
 
 
@@ -33,12 +36,12 @@ def _number(text: str) -> float:
 class Kind(NamedTuple):
     """The values that an option may have.
 
-    :param type: as the documentation shows it.
-    :param expected: as errors say it.
+    :param type: the text in the documentation.
+    :param expected: the text in error messages.
     :param is_allowed: returns whether an option may have a value.
-    :param metavar: for the command line.
-    :param parse: returns a value from its text. Raises ValueError.
-    :param is_repeated: whether the command line may have the option several times.
+    :param metavar: the text for the value in the help of the command line.
+    :param parse: returns a value from its text. It raises ValueError for an invalid text.
+    :param is_repeated: whether the command line may contain the option several times.
     """
 
     type: str
@@ -50,11 +53,11 @@ class Kind(NamedTuple):
 
 
 class AtLimit(NamedTuple):
-    """The effects of a limit when it is reached.
+    """What happens when a limit is reached.
 
     :param client: the response or event for the client.
-    :param log: the beginning of the line in the error log. "" for none.
-    :param metric: counts it. "" for none.
+    :param log: the beginning of the line in the error log. "" for no line.
+    :param metric: the metric that counts the event. "" for no metric.
     """
 
     client: str
@@ -65,16 +68,16 @@ class AtLimit(NamedTuple):
 class Option(NamedTuple):
     """An option, which is a class attribute of FastWorker.
 
-    :param default: FastWorker's.
-    :param section: of the documentation's page: "requests", "responses", "workers", "operators" or
-        "metrics".
-    :param help: for the documentation, in Markdown, and for the command line.
-    :param note: a further note about FastWorker.
-    :param at_limit: if the option is a limit.
-    :param is_shared: whether asgifast's protocols have the option too. It can then be an
-        environment variable and an option of `wsgifast run`.
-    :param asgi_default: of asgifast's protocols, if that is another one.
-    :param asgi_note: a further note about asgifast's protocols.
+    :param default: FastWorker's default.
+    :param section: the section in the documentation: "requests", "responses", "workers",
+        "operators" or "metrics".
+    :param help: the text for the documentation, in Markdown, and for the command line.
+    :param note: an additional note about FastWorker.
+    :param at_limit: what happens at the limit, if the option is a limit.
+    :param is_shared: whether asgifast's protocols have the option too. An environment variable and
+        an option of `wsgifast run` can then set it.
+    :param asgi_default: the default of asgifast's protocols, if it differs.
+    :param asgi_note: an additional note about asgifast's protocols.
     """
 
     name: str
@@ -90,7 +93,7 @@ class Option(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """The environment variable of a shared option. It comes before the attribute."""
+        """The environment variable of a shared option. It takes precedence over the attribute."""
         return f"WSGIFAST_{self.name.upper()}"
 
     @property
@@ -101,7 +104,7 @@ class Option(NamedTuple):
     def parse(self, text: str) -> Any:
         """Return the value of the option from its text.
 
-        :raises ConfigurationError: if the option has no such value.
+        :raises ConfigurationError: if the value is not allowed.
         """
         try:
             value = self.kind.parse(text)
@@ -154,7 +157,7 @@ CONNECTIONS = Kind(
     "a number of connections, 1 or more; math.inf for any number",
     lambda value: is_count(value, least=1) or value == math.inf,
 )
-# Its parts are checked where they are used: metrics/setup.py.
+# metrics/setup.py checks the host and the port.
 ADDRESS = Kind("str or None", "an address", lambda value: True, "HOST:PORT")
 
 # The beginnings of lines in the error log.
@@ -358,22 +361,25 @@ _ROWS = (
 )  # fmt: skip
 
 OPTIONS: Final = {option.name: option for option in _ROWS}
-# Those that asgifast's protocols have too. Environment variables and `wsgifast run` set them.
+# The options that asgifast's protocols have too. Environment variables and `wsgifast run` set them.
 SHARED: Final = {name: option for name, option in OPTIONS.items() if option.is_shared}
 
 
 def check_probe_paths(health_path: str | None, ready_path: str | None) -> None:
-    """:raises ConfigurationError: if both health checks have the same path."""
+    """Check that the health checks have different paths.
+
+    :raises ConfigurationError: if both paths are equal.
+    """
     if health_path is not None and health_path == ready_path:
         raise ConfigurationError(
-            f"health_path and ready_path are both {health_path!r}: give each a path of its own"
+            f"health_path and ready_path are both {health_path!r}: set different paths"
         )
 
 
 def options_of_environment() -> dict[str, Any]:
     """Return the options that environment variables set.
 
-    :raises ConfigurationError: for a value that an option cannot have.
+    :raises ConfigurationError: if a value is not allowed.
     """
     found = {}
     for name, option in SHARED.items():

@@ -105,7 +105,7 @@ def test_handler_with_process_message_alone_is_refused() -> None:
             raise AssertionError("nobody calls it")
 
     for kind in (fast.SMTPServer, fast.Controller):
-        with pytest.raises(ConfigurationError, match="Old has process_message"):
+        with pytest.raises(ConfigurationError, match="Old has only process_message"):
             kind(Old())
 
 

@@ -192,7 +192,7 @@ def test_batch_of_several_labels_is_aggregated() -> None:
 
 
 def test_records_are_bounded_and_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_metrics, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(request_metrics, "_CHECK_EVERY_S", 0.0)
     monkeypatch.setattr(request_metrics, "_MAX_UNSORTED", 300)
     metrics = RequestMetrics()
     for number in range(3 * request_metrics._BATCH_SIZE):
@@ -222,9 +222,9 @@ def test_first_request_starts_the_reports() -> None:
     in_a_child(begins)
 
 
-def test_requests_under_way_come_from_the_server() -> None:
+def test_running_requests_come_from_the_server() -> None:
     metrics = RequestMetrics()
-    metrics.under_way = lambda: [("GET", "http"), ("GET", "http"), ("BREW", "http")]
+    metrics.running_requests = lambda: [("GET", "http"), ("GET", "http"), ("BREW", "http")]
     _record(metrics, method="POST")
     assert _active(metrics) == {("GET", "http"): 2, ("_OTHER", "http"): 1, ("POST", "http"): 0}
 

@@ -329,14 +329,14 @@ assert far.recv(100) == b"", "the tail was sent twice"
 
 def test_writer_written_to_on_leaving_stays_watched() -> None:
     class Busy:
-        looks = 0
+        checks = 0
 
-        def look(self, *, at_exit: bool = False) -> float | None:
-            self.looks += 1
+        def check_once(self, *, at_exit: bool = False) -> float | None:
+            self.checks += 1
             return None
 
-        def leave(self) -> bool:
-            return self.looks < 2  # True: something came since the look
+        def stop_watching(self) -> bool:
+            return self.checks < 2  # True: something came since the check
 
     watching, writer = Flusher(), Busy()
     watching._watched[writer] = None  # type: ignore[index]  # only its behaviour counts
@@ -344,4 +344,4 @@ def test_writer_written_to_on_leaving_stays_watched() -> None:
     assert pause is not None
     assert 0 < pause < 1
     assert watching._check_all() is None
-    assert writer.looks == 2
+    assert writer.checks == 2

@@ -41,11 +41,11 @@ from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_re
 class Recorded(Notes):
     """The values that FastWorker has recorded."""
 
-    under_way: Callable[[], Iterable[Any]]
+    running_requests: Callable[[], Iterable[Any]]
 
     @property
     def active_requests(self) -> int:
-        return len(list(self.under_way()))
+        return len(list(self.running_requests()))
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""Fast SMTP and IMAP clients, to be used in place of smtplib's and imaplib's.
+"""Fast SMTP and IMAP clients, as replacements of smtplib's and imaplib's.
 
-The server (:mod:`wsgifast.mail.server`, on aiosmtpd) and the Django e-mail backend
-(:mod:`wsgifast.mail.django`) are modules of their own, since each needs another package.
+The server (:mod:`wsgifast.mail.server`) and the e-mail backend of Django
+(:mod:`wsgifast.mail.django`) must be imported separately. They need the packages aiosmtpd and
+Django.
 """
 
 from .imap import IMAP4, IMAP4_SSL

@@ -1,4 +1,4 @@
-"""Django's SMTP e-mail backend on the fast client.
+"""Django's SMTP e-mail backend with the fast client.
 
 In the settings:
 
@@ -18,7 +18,7 @@ __all__ = ["EmailBackend"]
 
 
 class EmailBackend(smtp.EmailBackend):  # type: ignore[misc]  # Django has no types
-    """Sends through :class:`wsgifast.mail.SMTP`, or SMTP_SSL if EMAIL_USE_SSL is set."""
+    """Sends messages by :class:`wsgifast.mail.SMTP`, or by SMTP_SSL if EMAIL_USE_SSL is set."""
 
     @property
     def connection_class(self) -> type[SMTP]:

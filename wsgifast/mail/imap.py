@@ -1,7 +1,8 @@
-"""imaplib's clients with TCP_NODELAY, and APPEND in one send.
+"""imaplib's clients with TCP_NODELAY, and with APPEND in one send.
 
-imaplib sends a literal and the CR LF after it in two writes. The second one waits for the
-acknowledgement of the first (Nagle's algorithm, RFC 896), which the server delays by about 40 ms.
+imaplib sends a literal and the CR LF after it in two writes. The second write waits until the
+server acknowledges the first (Nagle's algorithm, RFC 896). Servers delay the acknowledgement by
+about 40 ms.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from ..checks import checked_timeout
 from ..sockets import send_all, set_nodelay
 from .wire import CRLF, with_crlf
 
-# RFC 7888, 5: LITERAL- allows non-synchronizing literals up to this size, LITERAL+ of any size.
+# RFC 7888, 5: with LITERAL-, non-synchronizing literals have at most this size. With LITERAL+ they
+# may have any size.
 _LITERAL_MINUS_BYTES = 4096
 _LINE_BREAKING = re.compile(rb"[\0\r\n]")
 
@@ -22,17 +24,18 @@ _LINE_BREAKING = re.compile(rb"[\0\r\n]")
 class IMAP4(imaplib.IMAP4):
     """A replacement of imaplib.IMAP4.
 
-    If the server offers LITERAL+ or LITERAL- (RFC 7888), APPEND does not wait for a continuation
-    response before the message. The command, the message and the line end then need one round trip
-    and one send. A message with CR LF as line ends is not copied. The attribute ``capabilities``
-    decides. imaplib does not update it after a login.
+    If the server offers LITERAL+ or LITERAL- (RFC 7888), APPEND sends the message without waiting
+    for a continuation response. The command, the message and the line end then need one round trip
+    and one send. A message whose line ends are CR LF is not copied. The attribute ``capabilities``
+    shows whether the server offers them. imaplib does not update it after a login.
     """
 
     # The message of the current APPEND.
     _message: bytes | None = None
-    # Sent together with the next line that imaplib sends.
+    # A literal to send together with the next line of imaplib.
     _appendix: bytes | None = None
-    # The literal that imaplib is about to send. Then it waits until imaplib sends the line end.
+    # The literal that imaplib will send next. Then the same literal, until imaplib sends the line
+    # end.
     _literal: bytes | None = None
     _waiting: bytes | None = None
 
@@ -43,7 +46,7 @@ class IMAP4(imaplib.IMAP4):
         set_nodelay(self)
 
     def send(self, data: Any) -> None:
-        """Send bytes, joined with the literal that they belong to."""
+        """Send bytes. Join a literal with the line before or after it."""
         if self._literal is not None and data is self._literal:
             self._waiting, self._literal = self._literal, None
             return
@@ -61,7 +64,7 @@ class IMAP4(imaplib.IMAP4):
     ) -> tuple[str, list[Any]]:
         """Append a message to a mailbox, with imaplib's arguments, result and errors.
 
-        :param message: bytes. Other line ends become CR LF.
+        :param message: bytes-like. A bare CR or LF becomes CR LF.
         :raises TypeError: if the message is not bytes-like.
         :raises ValueError: if an argument contains NUL, CR or LF.
         """
@@ -71,17 +74,17 @@ class IMAP4(imaplib.IMAP4):
             message = bytes(memoryview(message))
         self._message = with_crlf(message)
         try:
-            # The arguments are imaplib's to write, the message is not.
+            # imaplib formats the arguments. _command() adds the message.
             return super().append(mailbox, flags, date_time, b"")
         finally:
             self.literal = None
             self._message = self._appendix = self._literal = self._waiting = None
 
     def _command(self, name: str, *args: str | bytes | None) -> bytes:
-        """Send a command. Every method of imaplib calls this.
+        """Send a command. Every method of imaplib calls this method.
 
-        :raises ValueError: if an argument contains a line end, after which the server would read
-            another command (RFC 9051, 4.3). Nothing was sent then.
+        :raises ValueError: if an argument contains a line end. The server would treat the next
+            characters as another command (RFC 9051, 4.3). Nothing was sent.
         """
         if any(_LINE_BREAKING.search(_octets(argument)) for argument in args if argument):
             self.literal = None
@@ -93,7 +96,7 @@ class IMAP4(imaplib.IMAP4):
                 args += (f"{{{len(literal)}+}}",)
             else:
                 self._literal = literal
-                self.literal = literal  # type: ignore[assignment]  # bytes for a literal, in truth
+                self.literal = literal  # type: ignore[assignment]  # bytes
         tag: bytes = super()._command(name, *args)  # type: ignore[misc]  # not in typeshed
         return tag
 

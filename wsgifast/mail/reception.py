@@ -1,13 +1,13 @@
-r"""Receive the data of DATA and BDAT: decode it, and keep it in memory or in a file.
+r"""Receive the data of DATA and BDAT: decode it, and store it in memory or in a file.
 
-Theory of operation. Blocks are decoded as they come from the socket, not line by line. A CR LF is
-imagined before the first block, so that each line starts after one and the end of the data is
-always ``CR LF . CR LF``. The end of a block that may be the beginning of that sequence is carried
-over to the next block. So no CR LF and no dot at the start of a line is ever split, and both are
-found and replaced in whole blocks. The decoders do no I/O.
+Theory of operation. The data is decoded in blocks of the size that the socket returns, and not line
+by line. The decoder adds a virtual CR LF before the first block. So each line follows a CR LF, and
+the data always ends with ``CR LF . CR LF``. If the last octets of a block may be the beginning of
+that sequence, they are moved to the next block. So no CR LF and no dot at the start of a line is
+split. Both are found and replaced in whole blocks. The decoders do no I/O.
 
-Only CR LF ends a line (RFC 5321, 2.3.8). A bare LF or CR beside a dot, which some servers take for
-the end of the data (SMTP smuggling), is content here, or a reason to refuse the message.
+Only CR LF ends a line (RFC 5321, 2.3.8). Some servers treat a bare LF or CR next to a dot as the
+end of the data (SMTP smuggling). Here it is content, or a reason to refuse the message.
 """
 
 from __future__ import annotations
@@ -23,48 +23,49 @@ from typing import IO, Any
 
 from .wire import CRLF, END_OF_DATA, find_end_of_data, find_line_dot, replace_in_block
 
-logger = logging.getLogger("mail.log")  # aiosmtpd's own
+logger = logging.getLogger("mail.log")  # aiosmtpd's logger
 
-# Content is written to a file in blocks of this size: few calls in a thread, little in memory.
+# The size of the blocks that are written to a file. A larger size needs fewer calls in a thread,
+# and more memory.
 _SPOOL_BLOCK_BYTES = 1 << 20
-# Octets that another server may take for the end of the data, and the parts that a quick search
-# looks for first. CR LF . CR LF, which contains one of them, occurs in chunks only.
+# Octets that another server may treat as the end of the data, and the parts for a fast search. A
+# proper end (CR LF . CR LF) is found as well, but it occurs in BDAT chunks only.
 _BARE_AROUND_DOT = re.compile(rb"[^\r]\n\.[\r\n]|\r\.[\r\n]|\r\n\.(?:\n|\r[^\n])")
 _PARTS_OF_IT = (b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r")
-_BEFORE_LAST_OCTET = 4  # octets of the longest match that may stand in an earlier block
+_BEFORE_LAST_OCTET = 4  # the most octets of a match that may be in an earlier block
 
 
 class Content:
-    """The content of a message, in memory, or in a temporary file if it is long.
+    """The content of a message, in memory or, if it is long, in a temporary file.
 
-    It is closed after the message's delivery.
+    It is closed after the delivery of the message.
 
-    :param limit: octets to store in memory. Longer content goes to a file. None: no limit.
+    :param limit: the most octets in memory. Longer content is written to a file. None: no limit.
     """
 
     def __init__(self, limit: int | None) -> None:
         self.size = 0
         self.file: IO[bytes] | None = None
         self._limit = limit
-        # One buffer in place of a list: many blocks do not need twice the memory to be joined, and
+        # One buffer in place of a list of blocks: joining a list would need twice the memory.
         # getvalue() makes no copy.
         self._memory = io.BytesIO()
         self._closed = False
 
     def add(self, data: bytes) -> None:
-        """Append a block, in memory."""
+        """Append a block to the content in memory."""
         if not self._closed:
             self.size += len(data)
             self._memory.write(data)
 
     def is_to_spool(self) -> bool:
-        """Whether a block is to be written before more is added."""
+        """Return whether spool() must be called before the next add()."""
         return self._is_long() and self._memory.tell() >= _SPOOL_BLOCK_BYTES
 
     async def spool(self) -> None:
         """Write long content to the file, in a thread.
 
-        :raises OSError: if it cannot be written.
+        :raises OSError: if the file cannot be written.
         """
         if self._is_long():
             memory, self._memory = self._memory, io.BytesIO()
@@ -72,16 +73,16 @@ class Content:
             await loop.run_in_executor(None, self._write, memory.getvalue())
 
     def joined(self) -> bytes:
-        """Return content that is not in a file, without a copy."""
+        """Return the content in memory, without a copy."""
         return self._memory.getvalue()
 
     def close(self) -> None:
-        """Drop the content, and take no more."""
+        """Drop the content, and ignore further blocks."""
         self._closed = True
         self._memory = io.BytesIO()
         if self.file is not None:
-            # After a full disk the file's buffer is not empty, and close() writes it: it raises,
-            # but the descriptor is closed.
+            # If the disk is full, the file's buffer is not empty, and close() fails to write it.
+            # The descriptor is closed nevertheless.
             with contextlib.suppress(OSError):
                 self.file.close()
 
@@ -90,7 +91,7 @@ class Content:
 
     def _write(self, data: bytes) -> None:
         if self.file is None:
-            self.file = tempfile.TemporaryFile()  # closed by close()
+            self.file = tempfile.TemporaryFile()  # Content.close() closes it
         self.file.write(data)
         self.file.flush()
         if self._closed:  # the client left before the file was made
@@ -98,11 +99,11 @@ class Content:
 
 
 class Reception:
-    """The data of one DATA or BDAT, fed by the protocol until the decoder has found its end.
+    """Receives the data of one DATA or BDAT from the protocol, until the decoder has found the end.
 
     The transport is paused while a block is spooled, and at the end of the data.
 
-    :param peer: the client, for the log.
+    :param peer: the client's address, for the log.
     """
 
     def __init__(
@@ -113,14 +114,14 @@ class Reception:
         self._transport = transport
         self._peer = peer
         self._is_paused = False
-        # Set when the decoder has found the end, or there is a block to spool.
+        # Its result is set when the decoder has found the end, or when a block must be spooled.
         self._ready: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
         """Decode the octets that the transport has received."""
         decoder = self._decoder
         if decoder.rest is not None:
-            decoder.rest += data  # the transport could not pause at once
+            decoder.rest += data  # the transport delivers data although it is paused
             return
         self._content.add(decoder.feed(data))
         if decoder.refusal is not None:
@@ -132,7 +133,7 @@ class Reception:
                 self._ready.set_result(None)
 
     async def to_the_end(self) -> None:
-        """Wait until all data has come, and is in the content."""
+        """Wait until all data has arrived and is in the content."""
         is_whole = False
         while not is_whole:
             if not self._has_enough():
@@ -142,7 +143,7 @@ class Reception:
             try:
                 await self._content.spool()
             except OSError:
-                # The rest of the data still has to be read: it is not commands.
+                # The remaining data must be read, because it would be treated as commands.
                 logger.exception("%r cannot spool a message", self._peer)
                 self._decoder.refusal = Refusal.NO_STORAGE
                 self._content.close()
@@ -164,13 +165,13 @@ class Refusal(enum.Enum):
 
 
 class SmugglingCheck:
-    """Finds a dot on a line of its own with a line end before or after it that is not CR LF."""
+    """Finds a line that consists of a dot, with a line end other than CR LF before or after it."""
 
     def __init__(self) -> None:
-        self._before = CRLF  # the last octets so far: the start of a message starts a line
+        self._before = CRLF  # the last octets. A message starts a line, as after a CR LF.
 
     def finds(self, block: bytes) -> bool:
-        """Whether there is one in this block, or across its border with those before."""
+        """Return whether this block, or it and earlier blocks together, contain such a line."""
         seam = self._before + block[:_BEFORE_LAST_OCTET]
         self._before = (self._before + block[-_BEFORE_LAST_OCTET:])[-_BEFORE_LAST_OCTET:]
         return self._is_in(seam) or self._is_in(block)
@@ -187,9 +188,8 @@ class SmugglingCheck:
 class Decoder:
     """Decodes a message's data, block by block.
 
-    :ivar refusal: why the message is refused. There is no more content then, and remaining octets
-        are discarded.
-    :ivar rest: the octets after the data. None until the end of the data was found.
+    :ivar refusal: the reply if the message is refused. The remaining octets are then discarded.
+    :ivar rest: the octets after the end of the data. None until the end is found.
     """
 
     def __init__(self, smuggling_check: SmugglingCheck | None = None) -> None:
@@ -198,7 +198,7 @@ class Decoder:
         self._smuggling_check = smuggling_check
 
     def feed(self, data: bytes) -> bytes:
-        """Return the content in a block. Do not call this once `rest` is set."""
+        """Return the content in a block. Do not call this method after `rest` is set."""
         raise NotImplementedError
 
     def _is_smuggling(self, block: bytes) -> bool:
@@ -206,9 +206,10 @@ class Decoder:
 
 
 class ChunkDecoder(Decoder):
-    """Decodes one chunk of BDAT, a number of octets (RFC 3030, 2).
+    """Decodes one chunk of BDAT, which has a declared size (RFC 3030, 2).
 
-    :param smuggling_check: shared by all chunks of the message.
+    :param size: the octets of the chunk.
+    :param smuggling_check: one object for all chunks of the message.
     """
 
     def __init__(self, size: int, smuggling_check: SmugglingCheck | None = None) -> None:
@@ -230,7 +231,7 @@ class DataDecoder(Decoder):
 
     :param size_limit: the most octets of data, including added dots. None or 0: no limit.
     :param line_limit: the most octets in a line, including its CR LF (RFC 5321, 4.5.3.1.6).
-    :param smuggling_check: for this message alone.
+    :param smuggling_check: an object for this message only.
     """
 
     def __init__(
@@ -244,9 +245,9 @@ class DataDecoder(Decoder):
         self._size_limit = size_limit
         self._line_limit = line_limit
         self._carried = CRLF
-        # The octets in the blocks before this one. The imagined CR LF is at offset -2.
+        # The octets in all earlier blocks. The virtual CR LF is at offset -2.
         self._offset = -len(CRLF)
-        # The octets from the last CR LF to this block.
+        # The octets from the last CR LF to the start of this block.
         self._since_line_end = 0
 
     def feed(self, data: bytes) -> bytes:
@@ -274,7 +275,7 @@ class DataDecoder(Decoder):
 
     def _checked(self, block: bytes) -> Refusal | None:
         line_end, whole = self._last_line_end(block)
-        # Where the line after that line end starts in the data.
+        # The offset in the data of the line after that line end.
         line_start = self._offset + line_end + len(CRLF)
         if self._size_limit and line_start > self._size_limit:
             return Refusal.TOO_MUCH
@@ -283,11 +284,11 @@ class DataDecoder(Decoder):
         return Refusal.SMUGGLING if self._is_smuggling(block) else None
 
     def _last_line_end(self, block: bytes) -> tuple[int, bool]:
-        """Return the offset of the last CR LF before a line that is too long, and whether all fit.
+        """Return the offset of the last CR LF before a too long line, and whether all lines fit.
 
-        A negative offset lies in an earlier block. If no line is too long, the offset is that of
-        the last CR LF. The search jumps from each line end to the last one within the limit, which
-        is one short search for about every thousand octets.
+        A negative offset is in an earlier block. If no line is too long, it is the offset of the
+        last CR LF. The search jumps from each line end to the last line end within the limit. So it
+        needs one short search for about every thousand octets.
         """
         reach = self._line_limit + len(CRLF)
         line_end = -self._since_line_end

@@ -1,13 +1,13 @@
-"""A fast SMTP server: aiosmtpd's, with a faster DATA, with BDAT, and with replies sent together.
+"""A fast SMTP server: aiosmtpd's server with a faster DATA, with BDAT, and with joined replies.
 
-aiosmtpd reads the data line by line through a StreamReader with a limit of one line, so that the
-transport is paused and resumed for every 2 KiB. Here data_received() passes whole blocks, as large
-as the socket returns them, to a decoder. Commands, replies, limits, handlers, hooks and controllers
-are aiosmtpd's own.
+aiosmtpd reads the data line by line from a StreamReader whose limit is one line. So the transport
+is paused and resumed for every 2 KiB. Here data_received() passes whole blocks of the socket to a
+decoder. Commands, replies, limits, handlers, hooks and controllers are those of aiosmtpd.
 
-Theory of operation. aiosmtpd reads commands through its StreamReader. When data begins, the reader
-is emptied and ``_reception`` set. From then on data_received() feeds ``_reception``. After the end
-of the data, pipelined commands and all further input go to the reader again.
+Theory of operation. aiosmtpd reads commands from its StreamReader. When data begins, the server
+empties the reader and sets ``_reception``. Then data_received() passes all octets to
+``_reception``. After the end of the data, it passes pipelined commands and all later input to the
+reader again.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = [
     "UnthreadedController",
 ]
 
-# More octets than a reader ever holds, to empty it in one call.
+# A size for read(). A reader never contains so many octets, so the call empties it.
 _WHOLE_BUFFER = 1 << 40
 
 # RFC 3030, 2. 64-bit sizes have at most twenty digits.
 _BDAT_ARGUMENT = re.compile(r"(?P<size>[0-9]{1,20})(?P<last> +LAST)?", re.ASCII | re.IGNORECASE)
 
-# Most addresses: in ASCII, dot-atom "@" domain in angle brackets (RFC 5321, 4.1.2), and parameters.
-# The email package's parser takes far longer.
+# The form of most addresses: dot-atom "@" domain in angle brackets, in ASCII (RFC 5321, 4.1.2),
+# with parameters. The parser of the email package is much slower.
 _PLAIN_ADDRESS = re.compile(
     r"<(?P<address>[\w!#$%&'*+/=?^`{|}~-]+(?:\.[\w!#$%&'*+/=?^`{|}~-]+)*"
     r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>(?: +(?P<rest>[A-Za-z0-9][!-~ ]*))?",
@@ -60,14 +60,14 @@ _PLAIN_ADDRESS = re.compile(
 )
 
 
-# Beyond this, waiting replies are sent at once: a client may pipeline any number of commands.
+# More waiting replies are sent at once, because a client may pipeline any number of commands.
 _WAITING_REPLIES_BYTES = 16 * 1024
 
 
 class _FastFactory:
-    """Makes a controller of aiosmtpd start an SMTPServer, with options given by keyword.
+    """Makes a controller of aiosmtpd start an SMTPServer. Options are keyword arguments.
 
-    They are checked here, since a controller that fails to start keeps its port bound.
+    The options are checked here, because a controller that fails to start does not close its port.
     """
 
     handler: Any
@@ -84,46 +84,46 @@ class _FastFactory:
 class Controller(_FastFactory, _controller.Controller):
     """aiosmtpd's Controller with an :class:`SMTPServer`, in a separate thread, on a TCP port.
 
-    It accepts the options of both.
+    It accepts the options of both classes.
     """
 
 
 class UnthreadedController(_FastFactory, _controller.UnthreadedController):
-    """The same in the caller's event loop."""
+    """aiosmtpd's UnthreadedController with an :class:`SMTPServer`, in the caller's event loop."""
 
 
 class UnixSocketController(_FastFactory, _controller.UnixSocketController):
-    """The same in a separate thread, on a Unix socket."""
+    """Like :class:`Controller`, on a Unix socket."""
 
 
 class UnixSocketUnthreadedController(_FastFactory, _controller.UnixSocketUnthreadedController):
-    """The same in the caller's event loop, on a Unix socket."""
+    """Like :class:`UnthreadedController`, on a Unix socket."""
 
 
 class Envelope(_smtp.Envelope):
-    """aiosmtpd's Envelope, with the file of a long message."""
+    """aiosmtpd's Envelope, with an attribute for the file of a long message."""
 
     content_file: IO[bytes] | None = None
-    """The content of a spooled message, at its start, open until handle_DATA returns; ``content``
-    and ``original_content`` are None then."""
+    """The file of a spooled message, positioned at its start. It is open until handle_DATA returns.
+    ``content`` and ``original_content`` are then None."""
 
 
 class SMTPServer(_smtp.SMTP):
-    """aiosmtpd.smtp.SMTP with fast data, and with the replies to MAIL and RCPT sent together.
+    """aiosmtpd.smtp.SMTP with fast DATA and BDAT, and with joined replies to MAIL and RCPT.
 
     All options of aiosmtpd apply. EHLO offers PIPELINING (RFC 2920), which aiosmtpd supports but
     does not announce. It also offers CHUNKING, or BDAT (RFC 3030). handle_EHLO can remove both.
 
-    ``timeout`` is how long a client may be silent, also within a message. In aiosmtpd it is the
-    limit for a whole message. math.inf and None mean no limit.
+    ``timeout`` limits the silence of a client, even within a message. In aiosmtpd it limits the
+    time for a whole message. math.inf and None mean no limit.
 
-    :param handler: as for aiosmtpd.
-    :param spool_bytes: write longer content to a temporary file, and pass it to the handler as
-        ``envelope.content_file``. None: all content stays in memory. The file is in the system's
+    :param handler: a handler for aiosmtpd.
+    :param spool_bytes: write longer content to a temporary file, and pass the file to the handler
+        as ``envelope.content_file``. None: all content stays in memory. The file is in the system's
         temporary folder (TMPDIR).
-    :param refuse_smuggling: refuse (554) a message that has a dot alone on a line with a bare LF or
-        CR before or after it. Otherwise such a dot is content, as in aiosmtpd. It never ends the
-        data.
+    :param refuse_smuggling: refuse (554) a message with a line that consists of a dot and has a
+        bare LF or CR before or after it. If False, such a dot is content, like in aiosmtpd. In both
+        cases it does not end the data.
     :raises ConfigurationError: if an option has an invalid value.
     """
 
@@ -145,27 +145,27 @@ class SMTPServer(_smtp.SMTP):
             handler, spool_bytes=spool_bytes, refuse_smuggling=refuse_smuggling, **options
         )
         if "timeout" in options and checked_timeout(options["timeout"]) is None:
-            options["timeout"] = math.inf  # which asyncio's timers take
+            options["timeout"] = math.inf  # asyncio's timers accept it
         super().__init__(handler, **options)
         self._spool_bytes = spool_bytes
         self._refuse_smuggling = refuse_smuggling
-        # Whether a reply waits for the next one, and those that wait.
+        # Whether the next reply waits for later replies. Then the waiting replies.
         self._is_reply_to_wait = False
         self._waiting_replies = bytearray()
         self._reception: Reception | None = None
-        # The content of this transaction's BDAT commands so far.
+        # The content of the transaction's BDAT commands so far.
         self._chunks: Content | None = None
         self._chunks_check: SmugglingCheck | None = None
         if self._ehlo_hook_ver is None:
-            self._ehlo_hook_ver = "new"  # _call_handler_hook adds extensions
+            self._ehlo_hook_ver = "new"  # so that _call_handler_hook() can add extensions
 
     def data_received(self, data: bytes) -> None:
-        """Called by the transport."""
+        """Receive octets from the transport."""
         if self._reception is None:
             super().data_received(data)
             return
-        # aiosmtpd's timeout is for the whole message, which is too short on a slow link. That of
-        # Postfix and Exim is for the next octets too.
+        # Restart the timeout at each block, like Postfix and Exim. aiosmtpd's timeout for the whole
+        # message is too short for slow links.
         self._reset_timeout()
         self._reception.feed(data)
 
@@ -184,9 +184,9 @@ class SMTPServer(_smtp.SMTP):
             await super().smtp_RCPT(arg)
 
     async def push(self, status: str | bytes) -> None:
-        """Send a reply. A reply to MAIL or RCPT is sent with the next, or in the loop's next turn.
+        """Send a reply. Replies to MAIL and RCPT wait until the next iteration of the event loop.
 
-        Pipelined commands are buffered in the reader and handled in one iteration of the loop. So
+        Pipelined commands are in the reader, and are handled in one iteration of the event loop. So
         their replies are sent together (RFC 2920, 3.2), and the reply to a single command is not
         delayed.
         """
@@ -214,7 +214,7 @@ class SMTPServer(_smtp.SMTP):
         if arg:
             await self.push("501 Syntax: DATA")
             return
-        if self._chunks is not None:  # RFC 3030, 2: they cannot be mixed
+        if self._chunks is not None:  # RFC 3030, 2: DATA and BDAT must not be mixed
             await self.push("503 Error: DATA after BDAT")
             return
         await self.push("354 End data with <CR><LF>.<CR><LF>")
@@ -235,11 +235,11 @@ class SMTPServer(_smtp.SMTP):
     async def smtp_BDAT(self, arg: str | None) -> None:
         syntax = _BDAT_ARGUMENT.fullmatch(arg or "")
         if syntax is None:
-            # The size of the data is not known, and it must not be read as commands.
+            # The size of the data is unknown, and the data must not be read as commands.
             await self.push("501 Syntax: BDAT <size> [LAST]")
             self.transport.close()
             self._handler_coroutine.cancel()
-            await asyncio.sleep(0)  # raises CancelledError: no further line is read
+            await asyncio.sleep(0)  # raises CancelledError, so no further line is read
             return
         size, last = int(syntax["size"]), syntax["last"] is not None
         if self._chunks is None:
@@ -247,11 +247,11 @@ class SMTPServer(_smtp.SMTP):
             self._chunks_check = self._new_smuggling_check()
         content = self._chunks
         decoder = ChunkDecoder(size, self._chunks_check)
-        # Recipients are there after HELO, authentication and MAIL only.
+        # If there are recipients, HELO, authentication and MAIL have been accepted.
         if not self.envelope.rcpt_tos or (
             self.data_size_limit and content.size + size > self.data_size_limit
         ):
-            decoder.refusal = Refusal.TOO_MUCH  # its octets are read and dropped
+            decoder.refusal = Refusal.TOO_MUCH  # the octets of the chunk are read and dropped
         try:
             if size:
                 await self._receive(decoder, content)
@@ -291,9 +291,9 @@ class SMTPServer(_smtp.SMTP):
         return plain["address"], plain["rest"] or ""
 
     async def _receive(self, decoder: Decoder, content: Content) -> None:
-        """Read data up to the end that the decoder finds, and add it to the content."""
+        """Read data until the decoder finds its end, and add it to the content."""
         try:
-            # Returns as soon as there is input, and empties the reader.
+            # Return as soon as there is input, and empty the reader.
             received = await self._reader.read(_WHOLE_BUFFER)
             self._reception = Reception(decoder, content, self.transport, self.session.peer)
             self._reception.feed(received)
@@ -333,7 +333,7 @@ class SMTPServer(_smtp.SMTP):
         if command != "EHLO" or self._ehlo_hook_ver != "new":
             return await super()._call_handler_hook(command, *args)
         hostname, responses = args
-        responses[-1:-1] = ["250-PIPELINING"]  # before the last line, which has no hyphen
+        responses[-1:-1] = ["250-PIPELINING"]  # before the last line, which must not have a hyphen
         # With require_starttls, aiosmtpd refuses BDAT without reading its data.
         if self._tls_protocol or not self.require_starttls:
             responses[-1:-1] = ["250-CHUNKING"]
@@ -366,11 +366,14 @@ def check_options(
     timeout: object = None,
     **options: object,
 ) -> None:
-    """:raises ConfigurationError: if an option of SMTPServer has an invalid value."""
+    """Check options of SMTPServer.
+
+    :raises ConfigurationError: if an option has an invalid value.
+    """
     if hasattr(handler, "process_message") and not hasattr(handler, "handle_DATA"):
         raise ConfigurationError(
-            f"{type(handler).__name__} has process_message() alone, which aiosmtpd has deprecated: "
-            "give it handle_DATA()"
+            f"{type(handler).__name__} has only process_message(), which aiosmtpd deprecates: "
+            "add handle_DATA()"
         )
     check_switches(refuse_smuggling=refuse_smuggling)
     checked_timeout(timeout)

@@ -1,12 +1,13 @@
 """smtplib's clients with fewer round trips and fewer copies.
 
-They use the extensions of the server:
+The clients use these extensions of a server:
 
-- PIPELINING (RFC 2920): MAIL, every RCPT and DATA are sent together, and their replies read
+- PIPELINING (RFC 2920): MAIL, every RCPT and DATA are sent together. Their replies are read
   together.
-- CHUNKING (RFC 3030): BDAT announces the size of the message, so that no dots are doubled and a
-  file is sent by sendfile. A small message is sent with its envelope, in one round trip.
-- Otherwise DATA: dots are doubled block by block, fast where there are none.
+- CHUNKING (RFC 3030): BDAT declares the size of the message. So dots are not doubled, and a file is
+  sent by sendfile. A small message is sent together with its envelope, in one round trip.
+
+Without CHUNKING, the message is sent by DATA. Dots are doubled block by block.
 """
 
 from __future__ import annotations
@@ -30,38 +31,39 @@ from ..sockets import (
 )
 from .wire import CRLF, Quoter, with_crlf
 
-# So much of a message has the timeout for itself.
+# A message is sent in parts of this size. The timeout applies to each part.
 _TIMED_BYTES = 64 * 1024
-# smtplib's mark for the timeout of socket.setdefaulttimeout().
+# The object by which smtplib marks the timeout of socket.setdefaulttimeout().
 _DEFAULT_TIMEOUT = inspect.signature(smtplib.SMTP).parameters["timeout"].default
 
 Reply: TypeAlias = "tuple[int, bytes]"
 
-# Commands sent before their replies are read. Unread replies must not fill the connection's buffers
-# (RFC 2920, 3.1). A hundred of them are some 10 KiB.
+# The most commands to send before their replies are read. Unread replies must not fill the
+# connection's buffers (RFC 2920, 3.1). A hundred replies have about 10 KiB.
 _PIPELINED_COMMANDS = 100
-# A message up to this size is sent with its envelope, before the server has accepted any recipient.
-# If the server accepts none, that costs less than the round trip would have. The message is also
-# joined with the commands before and after it.
+# A message up to this size is sent together with its envelope, before the server has accepted any
+# recipient. If the server accepts none, the useless data costs less than another round trip. The
+# message is also joined with the commands into one send.
 _SMALL_MESSAGE_BYTES = 64 * 1024
 Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes]"
-"""What :meth:`SMTP.sendmail` takes: see there."""
+"""A message for :meth:`SMTP.sendmail`, which describes these types."""
 
-# The size of reads from a file, and of the blocks that are joined from an iterable.
+# The size of reads from a file. Smaller blocks of an iterable are joined to this size.
 _BLOCK_BYTES = 256 * 1024
 
 
 class SMTP(smtplib.SMTP):
     """A replacement of smtplib.SMTP with the same methods, replies and errors.
 
-    sendmail() and send_message() do not call mail(), rcpt() and data(). Overriding these in a
-    subclass has no effect on them. Any reply of 2yz is positive for them (RFC 5321, 4.2.1). smtplib
-    reports a recipient with a 252 as refused, although the server delivers to that recipient.
+    sendmail() and send_message() do not call mail(), rcpt() and data(). If a subclass overrides
+    those methods, sendmail() and send_message() do not change. All replies 2yz count as positive
+    (RFC 5321, 4.2.1). smtplib reports a recipient with a 252 as refused, although the server
+    delivers to that recipient.
 
     ``timeout`` is in seconds. None and math.inf mean no limit.
 
-    Set ``pipelining`` or ``chunking`` to False, on an object or a subclass, for a server with
-    broken support.
+    If a server's support of an extension is broken, set ``pipelining`` or ``chunking`` to False, on
+    an object or a subclass.
     """
 
     pipelining = True
@@ -69,7 +71,7 @@ class SMTP(smtplib.SMTP):
 
     def connect(self, host: str = "localhost", port: int = 0, source_address: Any = None) -> Reply:
         if self.timeout is not _DEFAULT_TIMEOUT:
-            self.timeout = checked_timeout(self.timeout)  # type: ignore[assignment]  # None, too
+            self.timeout = checked_timeout(self.timeout)  # type: ignore[assignment]  # or None
         reply = super().connect(host, port, source_address)
         if owned_socket(self) is not None:
             set_nodelay(self)
@@ -88,18 +90,18 @@ class SMTP(smtplib.SMTP):
         :param msg: the message. A str must be ASCII, and its line ends become CR LF. Bytes are sent
             unchanged, with dots doubled for DATA. A binary file is sent from its position to its
             end, and an iterable of bytes block by block. Neither is read as a whole. Bytes are
-            copied for DATA only, block by block. A str is copied once, and again if its line ends
-            are not CR LF.
-        :returns: the refused recipients, each with the server's reply.
+            copied only for DATA, block by block. A str is copied once, and a second time if its
+            line ends are not CR LF.
+        :returns: the server's replies by refused recipient.
         :raises smtplib.SMTPSenderRefused: if the server refuses the sender.
-        :raises smtplib.SMTPRecipientsRefused: if it refuses all recipients.
-        :raises smtplib.SMTPDataError: if it refuses the data.
+        :raises smtplib.SMTPRecipientsRefused: if the server refuses all recipients.
+        :raises smtplib.SMTPDataError: if the server refuses the data.
         :raises smtplib.SMTPServerDisconnected: if the connection is lost, or the server did not
             accept the message before the timeout.
-        :raises ValueError: if an address contains a line end. Nothing was sent then.
-        :raises TypeError: if the message is none of the above.
+        :raises ValueError: if an address contains a line end. Nothing was sent.
+        :raises TypeError: if the message has another type.
 
-        An error from reading the file or iterable is raised, and the message is not delivered.
+        An error of the file or iterable is raised, and the message is not delivered.
         """
         self.ehlo_or_helo_if_needed()
         body = _Body(msg)
@@ -140,7 +142,7 @@ class SMTP(smtplib.SMTP):
                 if _is_negative(code):
                     self._give_up(code, dialogue)
                 else:
-                    self.close()  # it is no reply to DATA: replies and commands are out of step
+                    self.close()  # not a reply to DATA: replies no longer match commands
                 raise smtplib.SMTPDataError(code, response)
             code, response = self._send_data(body)
         elif pipelined and small:
@@ -153,7 +155,7 @@ class SMTP(smtplib.SMTP):
         return refused
 
     def send(self, s: Any) -> None:
-        """Send bytes. The timeout is for each part of them, so that a slow link takes long ones."""
+        """Send bytes. The timeout applies to each part of a long message, for slow links."""
         if isinstance(s, str) or len(s) <= _TIMED_BYTES:
             super().send(s)
             return
@@ -164,7 +166,7 @@ class SMTP(smtplib.SMTP):
     def data(self, msg: Any) -> Reply:
         """Send DATA and a message, and return the reply to the message.
 
-        :param msg: as for :meth:`sendmail`.
+        :param msg: see :meth:`sendmail`.
         :raises smtplib.SMTPDataError: if the server's reply to DATA is not 354.
         """
         body = _Body(msg)
@@ -192,17 +194,17 @@ class SMTP(smtplib.SMTP):
         return line.encode(self.command_encoding) + CRLF
 
     def _give_up(self, code: int, dialogue: _Dialogue) -> None:
-        """Reset the transaction, so that another can begin. After 421, close the connection."""
+        """Reset the transaction, so that a new one can begin. After 421, close the connection."""
         if code == 421:
             self.close()
             return
-        # This call raises the refusal. The next command raises that the connection is lost.
+        # The caller raises the refusal. The next command raises the error of a lost connection.
         with contextlib.suppress(smtplib.SMTPServerDisconnected):
             dialogue.abandon()
             self.rset()
 
     def _send_data(self, body: _Body) -> Reply:
-        """Send a message after a 354, and its end. Return the reply."""
+        """Send a message and its end, after a 354. Return the reply."""
         quoter = Quoter()
         last = b""
         try:
@@ -211,7 +213,7 @@ class SMTP(smtplib.SMTP):
                     self.send(last)
                 last = block
         except BaseException:
-            # After the end of the data, half a message would be delivered.
+            # If the end of the data were sent, the server would deliver an incomplete message.
             self.close()
             raise
         self.send(last + quoter.finish() + b"." + CRLF)
@@ -228,7 +230,7 @@ class SMTP(smtplib.SMTP):
             if end:
                 self.send(end)
         except BaseException:
-            self.close()  # the chunk that was announced cannot be completed
+            self.close()  # the declared chunk cannot be completed
             raise
         return self.getreply()
 
@@ -240,7 +242,7 @@ class SMTP(smtplib.SMTP):
             try:
                 block = next(blocks, None)
             except BaseException:
-                # Nothing is delivered without the last chunk.
+                # Without the last chunk, the server does not deliver the message.
                 with contextlib.suppress(smtplib.SMTPServerDisconnected):
                     self.rset()
                 raise
@@ -253,7 +255,7 @@ class SMTP(smtplib.SMTP):
         return code, response
 
     def _send_whole(self, body: _Body) -> None:
-        """Send a message of known size unchanged. After an error the caller has to close()."""
+        """Send a message of known size unchanged. After an error the caller must call close()."""
         if body.data is not None:
             self.send(body.data)
         elif body.segment is not None and self.sock is not None:
@@ -291,7 +293,7 @@ class _Dialogue:
         self._codes: list[int] = []
 
     def reply(self) -> Reply:
-        """Return the next command's reply, after sending its group if necessary."""
+        """Return the next command's reply. Send the command's group first, if it is not sent."""
         if not self._awaited:
             sent = len(self._codes)
             group = self._commands[sent : sent + self._window]
@@ -303,18 +305,18 @@ class _Dialogue:
         return code, response
 
     def abandon(self) -> None:
-        """Read the outstanding replies, so that the message is delivered to nobody.
+        """Read the outstanding replies, and prevent the delivery of a message.
 
-        RFC 2920, 3.1: a server may answer DATA with 354 although it has accepted no recipient. It
-        waits for data then, and gets a single dot. If it may have accepted one, the dot would
-        deliver an empty message: the connection is closed instead.
+        RFC 2920, 3.1: a server may answer DATA with 354 although it has accepted no recipient. Then
+        it waits for data. If no recipient can have been accepted, a single dot ends the data.
+        Otherwise the dot would deliver an empty message, so the connection is closed instead.
         """
         code = 0
         while self._awaited:
             code, _ = self.reply()
         if code != 354:
             return
-        # The first command is MAIL, and the last one DATA.
+        # The first command is MAIL, and the last is DATA.
         is_of_data = len(self._codes) == len(self._commands)
         if is_of_data and all(map(_is_negative, self._codes[1:-1])):
             self._client.send(b"." + CRLF)
@@ -334,20 +336,22 @@ class _Body:
             self.data = with_crlf(message.encode("ascii"))
         elif isinstance(message, (bytes, bytearray, memoryview)):
             self.data = bytes(message)
-        elif isinstance(message, email.message.Message):  # an iterable of its headers' names
-            raise TypeError("sendmail takes a message's bytes: use send_message for the object")
+        elif isinstance(message, email.message.Message):  # iterates over header names
+            raise TypeError(
+                "sendmail() accepts the bytes of a message: use send_message() for the object"
+            )
         elif hasattr(message, "read") or isinstance(message, Iterable):
             self.segment = file_segment(message)
             self._source = message
         else:
             raise TypeError(
-                f"a message is a str, bytes, a binary file or an iterable of bytes, not "
+                f"a message must be a str, bytes, a binary file or an iterable of bytes, not "
                 f"{type(message).__name__}"
             )
 
     @property
     def size(self) -> int | None:
-        """Return the octets in the message, as for SIZE (RFC 1870, 3), or None if unknown."""
+        """The octets of the message for SIZE (RFC 1870, 3). None if the number is unknown."""
         if self.data is not None:
             return len(self.data)
         return None if self.segment is None else self.segment.size
@@ -358,7 +362,7 @@ class _Body:
         return b"BDAT %d LAST\r\n" % len(data) + data
 
     def missing_line_end(self) -> bytes:
-        """Return the line end that a message of known size lacks, if any."""
+        """Return CR LF if a message of known size does not end with it, else b""."""
         if self.segment is not None:
             fd, offset, size = self.segment
             last = os.pread(fd, min(size, len(CRLF)), offset + max(0, size - len(CRLF)))
@@ -367,7 +371,7 @@ class _Body:
         return b"" if last.endswith(CRLF) else CRLF
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the message in blocks: one is quoted while the server handles the one before."""
+        """Yield the message in blocks. The server handles one while the next is quoted."""
         if self.data is not None:
             for start in range(0, len(self.data), _BLOCK_BYTES):
                 yield self.data[start : start + _BLOCK_BYTES]
@@ -380,7 +384,7 @@ class _Body:
 
 
 def _gathered(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small blocks: each costs a send, and as a chunk of BDAT a reply."""
+    """Join small blocks. Each block costs a send, and with BDAT also a reply."""
     small: list[bytes] = []
     size = 0
     for block in blocks:

@@ -1,25 +1,26 @@
 """The wire format of mail data (RFC 5321): line ends, and dots at the start of lines.
 
-Pure functions over bytes. Most messages need no change, and finding that out has to be fast: the
-searches below run at the speed of memory on base64, and several times as fast as the standard
-library's regular expressions on prose full of dots.
+These are pure functions on bytes. Most messages need no change, so the searches for changes must be
+fast. On base64, they are as fast as memory. On text with many dots, they are several times as fast
+as regular expressions of the standard library.
 """
 
 from __future__ import annotations
 
 CRLF = b"\r\n"
-# RFC 5321, 4.1.1.4. Its first CR LF belongs to the last line.
+# RFC 5321, 4.1.1.4. The first CR LF belongs to the last line.
 END_OF_DATA = b"\r\n.\r\n"
 
-# This many dots are checked one by one. Then line end and dot are searched for together, which is
-# faster where there are many. A message of base64 has dots in its headers only.
+# The first dots are checked one by one. After this many dots, line end and dot are searched
+# together, which is faster for text with many dots. In a base64 message, only the headers have
+# dots.
 _DOTS_LOOKED_AT = 1_000
 
 
 def find_line_dot(data: bytes, line_end: bytes = CRLF) -> int:
-    """Return where the first line end that is followed by a dot begins, or -1.
+    """Return the position of the first line end before a dot, or -1.
 
-    The start of the data is not taken for the start of a line.
+    The start of the data does not count as the start of a line.
     """
     size = len(line_end)
     position = -1
@@ -34,16 +35,16 @@ def find_line_dot(data: bytes, line_end: bytes = CRLF) -> int:
 
 
 def find_end_of_data(data: bytes, start: int) -> int:
-    """Return where the first end of the data begins, at or after `start`, or -1."""
+    """Return the position of the first END_OF_DATA, at or after `start`, or -1."""
     return data.find(END_OF_DATA, start) if data.rfind(END_OF_DATA, start) >= 0 else -1
 
 
 def replace_in_block(block: bytes, old: bytes, new: bytes) -> bytes:
-    """Replace as bytes.replace() does, but faster. `old` must not overlap with itself.
+    """Replace `old` by `new`, like bytes.replace(), but faster. `old` must not overlap with itself.
 
-    For blocks only, because it makes an object for each piece between two replacements.
+    Use it for blocks only, because it makes an object for each piece between two replacements.
 
-    :returns: the same object if there was nothing to replace.
+    :returns: the same object if there is nothing to replace.
     """
     return new.join(block.rsplit(old))
 
@@ -51,7 +52,7 @@ def replace_in_block(block: bytes, old: bytes, new: bytes) -> bytes:
 def with_crlf(data: bytes) -> bytes:
     """Replace every bare CR and bare LF with CR LF.
 
-    :returns: the same object if there was nothing to do.
+    :returns: the same object if there is nothing to replace.
     """
     pairs = data.count(CRLF)
     if data.count(b"\n") == pairs == data.count(b"\r"):
@@ -60,13 +61,13 @@ def with_crlf(data: bytes) -> bytes:
 
 
 class Quoter:
-    """Quotes data block by block, with the same result as for the whole."""
+    """Doubles the dots at the start of lines, block by block (RFC 5321, 4.5.2)."""
 
     def __init__(self) -> None:
         self._last = b"\n"  # the start of the data is the start of a line
 
     def feed(self, block: bytes) -> bytes:
-        """Return the block as it is sent.
+        """Return a block with doubled dots.
 
         :raises TypeError: for a str.
         """
@@ -79,5 +80,5 @@ class Quoter:
         return out
 
     def finish(self) -> bytes:
-        """Return the line end that the data lacks, if any."""
+        """Return CR LF if the data does not end with it, else b""."""
         return b"" if self._last == CRLF else CRLF

@@ -97,7 +97,7 @@ class _Exporter:
                 return file.read() == self._export.address
         except FileNotFoundError:
             return False
-        except OSError:  # such as too many open files: the answer is unknown
+        except OSError:  # such as too many open files: unknown
             return True
 
     def _serve(self) -> None:
