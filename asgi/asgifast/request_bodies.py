@@ -315,7 +315,8 @@ class _LimitedBody:
             lingering = Lingering(time.monotonic())
             while message := await within(lingering.deadline - time.monotonic(), self._receive):
                 size = len(message.get("body", b""))
-                if not message.get("more_body") or not lingering.should_continue(size, time.monotonic()):
+                now = time.monotonic()
+                if not message.get("more_body") or not lingering.should_continue(size, now):
                     break
             await self._send(response_body())
         self.refused = None  # its traceback refers to its receivers.

@@ -93,7 +93,7 @@ def calls(
         # Other tests have imported frameworks, whose patterns would be noted.
         monkeypatch.setattr("wsgifast.workers.metrics.FRAMEWORKS", frozenset())
         metrics = RequestMetrics()
-        metrics.look_at = math.inf  # as if no batch of records were complete
+        metrics.check_after = math.inf  # as if no batch of records were complete
         worker._responses = ResponseRecorder(metrics, worker.log)
     server = worker.server = worker.make_server()
     near, client = socket.socketpair()

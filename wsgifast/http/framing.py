@@ -133,7 +133,7 @@ class BodyCounter:
         if self.is_cut:
             return f"the body is longer than its Content-Length, {self.length}: it is cut"
         if self.dropped and method != "HEAD":
-            return f"the body is dropped: a {code} response has none (RFC 9110 6.4.1)"
+            return f"the body is dropped: {code} responses have none (RFC 9110 6.4.1)"
         return ""
 
 
