@@ -17,27 +17,28 @@ from .published import Figures
 LINES: Sequence[tuple[str, str]] = (
     (
         "[FastWorker](docs/reference/fastworker.md)",
-        "While {slow.worker.downloads-10000|FastWorker|slow ones} clients download slowly, others "
-        "get a response in **{slow.worker.downloads-10000|FastWorker|p50} ms**. On gthread they "
-        "get none."
+        "While {slow.worker.downloads-10000|FastWorker|slow ones} clients download slowly, other "
+        "clients get a response in **{slow.worker.downloads-10000|FastWorker|p50} ms**. On gthread "
+        "the other clients get no response."
         "{slow.worker.downloads-10000|gthread|none}",
     ),
     (
         "[`WSGIFast`](docs/reference/wsgifast.md)",
         "As deployed, a CSV export from a generator takes "
-        "**{deployed.bodies.rows|WSGIFast on gthread|cost ratio} %** of the CPU time. Without an "
-        "access log it is {bodies.rows|WSGIFast on gthread} times as fast.",
+        "**{deployed.bodies.rows|WSGIFast on gthread|cost ratio} %** of the CPU time that it takes "
+        "on gthread alone. Without an access log it is {bodies.rows|WSGIFast on gthread} times as "
+        "fast.",
     ),
     (
         "[`compress=True`](docs/how-to/compress.md)",
-        "JSON of 842 kB arrives **{compress-link.wsgi.json.zstd|raw} times** as fast over "
-        "20 Mbit/s.",
+        "A JSON response of 842 kB arrives **{compress-link.wsgi.json.zstd|raw} times** as fast "
+        "over 20 Mbit/s.",
     ),
     (
         "[`asgifast.uvicorn`](docs/reference/asgi.md)",
-        "As deployed, a `FileResponse` of 10 MiB takes "
+        "As deployed, Starlette's `FileResponse` of 10 MiB takes "
         "**{deployed.asgi.file-large|our protocol|cost ratio} %** of the CPU time that it takes "
-        "with uvicorn. Without access log and metrics it is sent "
+        "with uvicorn's own protocol. Without access log and metrics it is sent "
         "{asgi.file-large|our protocol} times as fast.",
     ),
     (
@@ -55,9 +56,10 @@ LINES: Sequence[tuple[str, str]] = (
     ),
 )
 _FIGURE = re.compile(r"\{([^{}|]+)\|([^{}|]+)(?:\|([^{}|]+))?\}")
-_COLUMNS = (
-    "| you add | you gain ([each figure with its command, machine and date]({})). As deployed: "
-    "with access log, metrics, uvloop and a browser's headers |"
+# The path of the benchmarks page is inserted.
+_INTRODUCTION = (
+    "*As deployed* means: with an access log, metrics, uvloop and a browser's headers. "
+    "[Benchmarks]({}) has the command, machine and date of each figure."
 )
 
 
@@ -66,7 +68,7 @@ def gains(figures: Figures, *, benchmarks: str) -> str:
 
     :param benchmarks: the path of the page with the figures.
     """
-    lines = [_COLUMNS.format(benchmarks), "|---|---|"]
+    lines = [_INTRODUCTION.format(benchmarks), "", "| you add | you gain |", "|---|---|"]
     for what, text in LINES:
         if shown := _filled(text, figures):
             lines.append(f"| {what} | {shown} |")

@@ -279,8 +279,8 @@ def test_gain_is_shown_only_if_its_figures_hold() -> None:
         return gains(Figures({"slow": Published("t", {}, rows)}), benchmarks="page.md")
 
     text = (
-        "While 9,900 clients download slowly, others get a response in **0.51 ms**. On gthread "
-        "they get none."
+        "While 9,900 clients download slowly, other clients get a response in **0.51 ms**. On "
+        "gthread the other clients get no response."
     )
     assert text in shown(figures(None, None))
     assert "download slowly" not in shown(figures(3.0, None))
