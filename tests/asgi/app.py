@@ -1,7 +1,7 @@
 """A bare ASGI app with one URL for each way of sending a body. The tests serve it live.
 
-Run by every server of the behaviour suite, with ASGIFast (`fast`) and without (`app`). The files
-are those of the folder that ASGIFAST_TEST_FILES names.
+Every server of the behaviour suite runs it, with ASGIFast (`fast`) and without (`app`). The
+environment variable ASGIFAST_TEST_FILES names the folder of the files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from .blocking import watch
 from .support import Step, body, length, raising, sending, start_message, zerocopy
 
 FAIL = raising(LookupError, "the app failed on purpose")
-# A file with the events of the app, one per line. Tests read it.
+# The app writes its events to this file, one per line. Tests read it.
 EVENTS = os.environ.get("ASGIFAST_TEST_EVENTS")
-# The blocking calls on the event loop of this server are written here. Its starter reads them.
+# A server writes the blocking calls on its event loop to this file. The test that started the
+# server reads it.
 BLOCKING = os.environ.get("ASGIFAST_TEST_BLOCKING")
 
 if BLOCKING and "asgifast.uvicorn.protocol" in sys.modules:
-    # For live servers: our protocol does not offer pathsend to an app without a framework.
+    # Our protocol does not offer pathsend to an app without a framework. So live servers use this
+    # one.
     sys.modules["asgifast.uvicorn.protocol"].FileSending.pathsend = True
 
 if EVENTS:
@@ -43,7 +45,7 @@ if EVENTS:
 if BLOCKING:
     _report = os.open(BLOCKING, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     _watching = watch(lambda violation: os.write(_report, f"{violation}\n".encode()))
-    _watching.__enter__()  # for as long as the server runs
+    _watching.__enter__()  # open for as long as the server runs
 
 
 def crumbs() -> list[bytes]:
@@ -65,7 +67,7 @@ async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-# Apps that need neither the request nor its query.
+# Apps that read neither the request nor its query.
 SENT = {
     "hello": sending(
         start_message((b"content-type", b"text/plain"), length(5)), body(b"hello", False)
@@ -115,17 +117,20 @@ class Exchange:
         await SENT["hello"](self.scope, self.receive, self.send)
 
     async def slow_crumbs(self) -> None:
-        """Continue when the test has written the file `go`. Earlier messages must be sent."""
+        """Wait until the test has written the file `go`.
+
+        Require that earlier messages have been sent.
+        """
         messages = start_message(), body(b"before"), self.go, body(b"after"), body(b"", False)
         await self.take(*messages)
 
     async def late(self) -> None:
-        """Send the headers first. Send the body when the test has written the file `go`."""
+        """Send the headers at once, and the body when the test has written the file `go`."""
         start = start_message((b"content-type", b"text/event-stream"))
         await self.take(start, self.go, body(b"late", False))
 
     async def goes_on(self) -> None:
-        """Respond. Return when the test has written the file `go`."""
+        """Respond at once, and return when the test has written the file `go`."""
         await self.hello()
         await self.go()
 
@@ -150,7 +155,7 @@ class Exchange:
         declared = [] if "chunked" in self.query else [length(3 + 1000 + 200_000 + 4)]
         await self.take(start_message(*declared), body(b"<1>"))
         with open(self.path, "rb") as file:
-            file.read(500)  # the descriptor is far ahead of the file object
+            file.read(500)  # the descriptor's position is far ahead of the file object's
             for count in (1000, 150_000, 50_000):
                 await self.send(zerocopy(file, count=count, more_body=True))
             assert file.tell() == 500 + 1000 + 200_000
@@ -164,12 +169,12 @@ class Exchange:
         os.close(fd)
 
     async def stall(self) -> None:
-        """Block the event loop, as if asgifast's own code did."""
+        """Block the event loop, like a fault of asgifast would."""
         exec(compile("import time; time.sleep(0)", asgifast.__file__, "exec"))
         await self.hello()
 
     async def watch(self) -> None:
-        """Send until the client disconnects. Record the disconnect."""
+        """Send until the client disconnects, and record the disconnect."""
         await self.take(start_message(), self.receive, body(b"watched"))
         message = await self.receive()
         note(message["type"])
@@ -184,7 +189,7 @@ class Exchange:
         await self.take(start_message(length(len(data))), body(data, False))
 
     async def shape(self) -> None:
-        """Bodies of the wrong type, which ASGIFast repairs."""
+        """Send bodies of the wrong type, which ASGIFast repairs."""
         shapes: dict[str, Any] = {
             "str": "grüße",
             "bytearray": bytearray(b"array"),
@@ -204,7 +209,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await websocket(receive, send)
         return
     if scope["path"].startswith("/stack/"):
-        from .stacks import serve  # Starlette is slow to import: only where needed
+        from .stacks import serve  # Starlette is slow to import
 
         await serve(scope, receive, send)
         return
@@ -241,7 +246,10 @@ fast = ASGIFast(app, pathsend=True)
 
 
 async def ignorant(scope: Scope, receive: Receive, send: Send) -> None:
-    """A middleware that supports body messages only. It delays the headers until the first one."""
+    """Middleware that supports body messages only.
+
+    It delays the headers until the first body message.
+    """
     start: Message | None = None
 
     async def forward(message: Message) -> None:

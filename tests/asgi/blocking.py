@@ -6,11 +6,11 @@ or a peer, or they sleep. A call is a violation if both of these are true:
 - An event loop of asyncio, uvloop or trio is running in its thread.
 - Code of asgifast or wsgifast makes the call. Calls of apps and servers do not count.
 
-A violation is reported and the call is made nevertheless. So a handler that catches exceptions
-cannot hide it.
+The detector reports a violation and makes the call. So no exception handler of the code can hide a
+violation.
 
-In this process, the fixture `blocking_calls` watches every test. In the servers that tests start,
-tests.asgi.app does (see tests.asgi.servers).
+In this process, the fixture `blocking_calls` watches every test. In a server that a test starts,
+tests.asgi.app watches (see tests.asgi.servers).
 
 Not detected:
 
@@ -47,9 +47,10 @@ RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 
 
 class AllowedCalls(NamedTuple):
-    """Calls that are allowed although they could wait."""
+    """Calls that are allowed although they may block."""
 
-    # The function and its module. It makes the calls directly, or through the two packages.
+    # The first two items are the function and its module. That function makes the call directly, or
+    # through asgifast and wsgifast.
     function: str
     calls: tuple[str, ...]
     reason: str
@@ -98,10 +99,10 @@ ALLOWED = (
     ),
 )
 
-# The number of frames in a report: the calls inside asgifast, and its callers.
+# The number of stack frames in a report: the calls inside asgifast, and their callers.
 _STACK_FRAMES = 14
 
-# Functions that wait with any arguments.
+# Functions that may block with any arguments.
 _WAITING: tuple[tuple[Any, str, str], ...] = (
     *(
         (os, name, f"os.{name}")
@@ -112,7 +113,7 @@ _WAITING: tuple[tuple[Any, str, str], ...] = (
     (io, "open", "io.open"),
     (time, "sleep", "time.sleep"),
 )
-# Methods that wait if the socket is in blocking mode.
+# Methods that block if the socket is in blocking mode.
 _SOCKET_METHODS = ("accept", "connect", "recv", "recv_into", "send", "sendall", "sendmsg")
 
 _STDLIB = os.path.dirname(os.__file__) + os.sep
@@ -121,7 +122,7 @@ _HALVES = tuple(os.path.dirname(module.__file__ or "") + os.sep for module in (a
 
 @contextlib.contextmanager
 def watch(report: Callable[[str], object], *, blamed: tuple[str, ...] = _HALVES) -> Iterator[None]:
-    """Detect blocking calls in this process for the time of the block.
+    """Detect blocking calls in this process, as a context manager.
 
     :param report: called with each violation, as the name of the function and the stack.
     :param blamed: the code that is checked, as files or as folders that end with a slash.
@@ -195,11 +196,12 @@ def watch(report: Callable[[str], object], *, blamed: tuple[str, ...] = _HALVES)
 
 
 def _is_forbidden(name: str, blamed: tuple[str, ...]) -> bool:
-    """Whether the caller's caller may not make the call `name` now."""
+    """Return whether the caller's caller must not make the call `name` now."""
     if not _on_event_loop():
         return False
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _is_stdlib(frame):  # pathlib, os.path and so on call for others
+    # Pathlib, os.path and similar modules call for other code
+    while frame is not None and _is_stdlib(frame):
         frame = frame.f_back
     if frame is None or not _is_blamed(frame, blamed):
         return False
@@ -213,7 +215,7 @@ def _is_forbidden(name: str, blamed: tuple[str, ...]) -> bool:
 
 def _on_event_loop() -> bool:
     trio = sys.modules.get("trio")
-    lowlevel = getattr(trio, "lowlevel", None)  # None while trio is being imported, too
+    lowlevel = getattr(trio, "lowlevel", None)  # None also while trio is being imported
     if lowlevel is not None and lowlevel.in_trio_run():
         return True
     try:
@@ -233,7 +235,10 @@ def _is_stdlib(frame: FrameType) -> bool:
 
 
 def _is_cold(fd: int, place: int) -> bool:
-    """Return whether a byte of a file may wait for the disk. True if the kernel cannot say."""
+    """Return whether reading a byte of a file may wait for the disk.
+
+    Return True if the kernel cannot say.
+    """
     if not RWF_NOWAIT:
         return True
     try:

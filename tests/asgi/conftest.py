@@ -26,10 +26,10 @@ from .servers import BARE, asgi_server
 from .support import DATA
 from .transports import FILE_BYTES
 
-# Started by their commands: one for each way to start our servers. A fork of a process that has
-# imported everything does not reveal a late import.
+# Servers that are started by their commands, one for each way to start ours. A fork of a process
+# that has imported everything would not show a late import.
 STARTED_ANEW = ("ours-httptools-uvloop", "ours-gunicorn-uvicorn")
-# More than the send buffer, a sendfile window and a block of a read. A multiple of none of them.
+# More than the send buffer, a sendfile window and one read. A multiple of none of them.
 _LARGE_BYTES = 5 * 1024 * 1024 + 12_345
 
 
@@ -54,13 +54,13 @@ def no_descriptor_is_left() -> Iterator[None]:
 
 @functools.cache
 def _open_those_of_libuv() -> None:
-    """The first loop of uvloop opens descriptors that stay open."""
+    """Run uvloop's first loop before the tests, because it opens descriptors that stay open."""
     anyio.run(anyio.sleep, 0, backend_options={"use_uvloop": True})
 
 
 @pytest.fixture(autouse=True)
 def blocking_calls() -> Iterator[list[str]]:
-    """The calls that have blocked an event loop of this process. The test fails if there is one."""
+    """Record the calls that block an event loop of this process. A test with such a call fails."""
     found: list[str] = []
     with watch(found.append):
         yield found
@@ -69,7 +69,7 @@ def blocking_calls() -> Iterator[list[str]]:
 
 @pytest.fixture
 def timeless_coalescing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small messages are delayed for some turns of the loop, even if these take long."""
+    """Delay small messages for some turns of the loop, even if the turns take long."""
     monkeypatch.setattr(coalescing, "monotonic", lambda: 0.0)
 
 
@@ -115,7 +115,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with files of sizes around every threshold. large.txt has random bytes."""
+    """Return a folder with files of sizes around every threshold. large.txt has random bytes."""
     folder = tmp_path_factory.mktemp("files")
     source = random.Random(7)
     (folder / "large").write_bytes(source.randbytes(_LARGE_BYTES))
@@ -126,7 +126,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with files of a text: text.txt, which can be compressed, and small.txt."""
+    """Return a folder with two text files: text.txt, which compresses well, and small.txt."""
     folder = tmp_path_factory.mktemp("folder")
     (folder / "text.txt").write_bytes(TEXT)
     (folder / "small.txt").write_bytes(b"small")
@@ -135,13 +135,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(files: Path) -> Path:
-    """The folder that `server` serves. A module may have another."""
+    """Return the folder that `server` serves. A module may override it."""
     return files
 
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """The environment variables of `server`. A module may add some."""
+    """Return the environment variables of `server`. A module may add some."""
     return {}
 
 
@@ -149,7 +149,10 @@ def environment() -> dict[str, str]:
 def server(
     request: pytest.FixtureRequest, folder: Path, environment: dict[str, str]
 ) -> Iterator[LiveServer]:
-    """The test app in ASGIFast on the server NAME. With "bare NAME", the app is not wrapped."""
+    """Serve the test app in ASGIFast on the server NAME.
+
+    With "bare NAME", the app is not wrapped.
+    """
     name = request.param.removeprefix("bare ")
     app = "tests.asgi.app:app" if request.param in BARE else "tests.asgi.app:fast"
     forked = request.param not in STARTED_ANEW
@@ -159,5 +162,5 @@ def server(
 
 @pytest.fixture
 def is_bare(request: pytest.FixtureRequest) -> bool:
-    """Whether the app of `server` is not in ASGIFast."""
+    """Return whether the app of `server` runs without ASGIFast."""
     return request.node.callspec.params["server"] in BARE

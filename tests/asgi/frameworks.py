@@ -1,6 +1,6 @@
 """The file responses of frameworks and other packages, each of them inside ASGIFast.
 
-Each serves the folder that ASGIFAST_TEST_FILES names, below /framework/NAME/.
+Each app serves the folder in ASGIFAST_TEST_FILES below /framework/NAME/.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _django(**settings: Any) -> ASGIApp:
             STATIC_ROOT=_FOLDER,
             MIDDLEWARE=["whitenoise.middleware.WhiteNoiseMiddleware"],
         )
-        # The blocks of a file are read in a thread then, and Django warns about it.
+        # Django reads the blocks of a file in a thread then, and warns about it.
         warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")
     app: ASGIApp = django.core.asgi.get_asgi_application()
     return app
@@ -83,12 +83,13 @@ def _urlpatterns() -> list[Any]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "urlpatterns":  # the name that Django requires, imported only for Django
+    # Django requires this name. The import is late, since only Django needs it.
+    if name == "urlpatterns":
         return _urlpatterns()
     raise AttributeError(name)
 
 
-# name -> how it is made, and whether it supports ranges
+# name -> the function that makes the app, and whether it supports ranges
 FRAMEWORKS: dict[str, tuple[Callable[[], ASGIApp], bool]] = {
     "starlette-file-response": (_starlette_file_response, True),
     "starlette-static-files": (_starlette_static_files, True),
@@ -101,7 +102,7 @@ _apps: dict[str, ASGIApp] = {}
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve /framework/NAME/.... See FRAMEWORKS."""
+    """Serve /framework/NAME/... by the app NAME of FRAMEWORKS."""
     _, _, name, path = scope["path"].split("/", 3)
     if name not in _apps:
         make, _ = FRAMEWORKS[name]

@@ -1,6 +1,6 @@
 """A client of HTTP/2 and uvicorn's zttp protocol in this process, without a socket.
 
-Tests that import it are skipped where zttp is not installed.
+Without zttp, the tests that import this module are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl", reason="this uvicor
 
 from asgifast.uvicorn import ZttpH2Protocol
 
-PATIENCE_S = 60.0  # a busy machine takes seconds where a quiet one takes tenths
+# A busy machine needs seconds for work that takes tenths of a second on a quiet one
+PATIENCE_S = 60.0
 
 
 class Wire:
@@ -46,7 +47,7 @@ class Wire:
         return not self.is_paused
 
     def pump(self) -> None:
-        """Pass the data of the client to the protocol, unless reading is paused."""
+        """Pass the data of the client to the protocol, unless the protocol has paused reading."""
         data = b"" if self.is_paused else self.client.state.data_to_send()
         if data and isinstance(self.protocol, asyncio.BufferedProtocol):
             buffer: Any = self.protocol.get_buffer(-1)
@@ -56,7 +57,7 @@ class Wire:
             self.protocol.data_received(data)
 
     async def upload(self, streams: Sequence[int], size: int) -> int:
-        """Send bytes on each stream while they are read. Return the number of bytes sent."""
+        """Send bytes on each stream while the protocol reads. Return the number of bytes sent."""
         left = dict.fromkeys(streams, size)
         state = self.client.state
         while not self.is_paused and any(left.values()):
@@ -67,7 +68,7 @@ class Wire:
                     state.send_data(stream, bytes(count))
                     left[stream] -= count
             self.pump()
-            await asyncio.sleep(0)  # its response is written at the end of the turn
+            await asyncio.sleep(0)  # the protocol writes its response at the end of the turn
         return len(streams) * size - sum(left.values())
 
     def get_protocol(self) -> Any:
@@ -95,20 +96,20 @@ class Wire:
         self.is_paused = False
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Continue until a condition is true."""
+        """Run the loop until a condition is true."""
         async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self.pump()
                 await asyncio.sleep(0)
 
     async def response(self, stream: int) -> Response:
-        """Continue until a response has ended."""
+        """Run the loop until a response has ended."""
         response = self.client.responses[stream]
         await self.until(lambda: response.ended)
         return response
 
     async def reset(self, stream: int) -> Response:
-        """Continue until a stream is reset."""
+        """Run the loop until a stream is reset."""
         response = self.client.responses[stream]
         await self.until(lambda: response.reset is not None)
         return response
@@ -134,7 +135,7 @@ async def connected(app: ASGIApp, **options: Any) -> AsyncIterator[tuple[Wire, C
 
 
 async def stands_still(measure: Callable[[], int]) -> int:
-    """Continue until a value no longer changes."""
+    """Run the loop until a value no longer changes."""
     same, last = 0, measure()
     while same < 50:
         await asyncio.sleep(0.001)

@@ -54,7 +54,7 @@ async def wraps_the_body(request: Request, call_next: RequestResponseEndpoint) -
 
     async def counted(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for part in parts:
-            yield part + b""  # bytes alone can be added
+            yield part + b""  # accepts bytes only
 
     response.body_iterator = counted(response.body_iterator)
     return response  # type: ignore[no-any-return]
@@ -102,7 +102,7 @@ class Counting:
 
 
 class Dropping(Counting):
-    """Passes on only the messages that it knows."""
+    """Pass on only the messages that this middleware knows."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def some(message: Message) -> None:
@@ -113,7 +113,7 @@ class Dropping(Counting):
 
 
 class Deflating(Counting):
-    """Compresses bodies that are sent as bytes."""
+    """Compress bodies that are sent as bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         coder = zlib.compressobj()
@@ -177,7 +177,7 @@ def _base(dispatch: Callable[..., Any]) -> Middleware:
     return Middleware(BaseHTTPMiddleware, dispatch=dispatch)
 
 
-# An app in these is offered the extension.
+# The protocols offer the extension to an app in these layers.
 BEARING: dict[str, Middleware] = {
     "adds_a_header": _base(adds_a_header),
     "refuses_some": _base(refuses_some),
@@ -186,7 +186,7 @@ BEARING: dict[str, Middleware] = {
     "Session": Middleware(SessionMiddleware, secret_key="not a secret"),
     "TrustedHost": Middleware(TrustedHostMiddleware, allowed_hosts=["*"]),
 }
-# An app in these is not.
+# The protocols do not offer the extension to an app in these layers.
 NOT_BEARING: dict[str, Middleware] = {
     "reads_the_body": _base(reads_the_body),
     "wraps_the_body": _base(wraps_the_body),

@@ -43,7 +43,7 @@ counted = {"started": 0, "running": 0}
 
 
 async def counting(scope: Scope, receive: Receive, send: Send) -> None:
-    """Counts the requests to /whole that reach the app, and those that are in it."""
+    """Count the requests to /whole that reach the app, and those that are running."""
     if scope["type"] != "http" or scope["path"] != "/whole":
         return await app(scope, receive, send)
     counted["started"] += 1

@@ -1,4 +1,4 @@
-"""tests.asgi.app with metrics, and prometheus_client's own app in front of it."""
+"""tests.asgi.app with metrics, behind prometheus_client's own app."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ASGI app with paths that wait for files. Each path sets its deadline."""
+"""An ASGI app with paths that wait for files. Each path sets the deadline of its request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ async def _send(send: Any, body: bytes) -> None:
 
 
 async def _wait(scope: Any) -> None:
-    """Wait until the file in the query exists. Create a second file when the wait begins."""
+    """Wait until the file in the query exists.
+
+    Create a second file at the beginning of the wait.
+    """
     file = Path(scope["query_string"].decode())
     file.with_name(f"{file.name}.waits").touch()
     end = time.monotonic() + _MOST_S

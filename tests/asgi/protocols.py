@@ -1,4 +1,4 @@
-"""An app under a uvicorn protocol of ours in this process, and its client."""
+"""An app under one of asgifast's uvicorn protocols in this process, and its client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.tls import server_context
 
 from .support import raising
 
-# Far more than all buffers between an app and a client that reads nothing.
+# Far more than the buffers between an app and a client that reads nothing can contain.
 TOO_MUCH = 30_000_000
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HELLO = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -53,7 +53,7 @@ class Client:
         return await asyncio.get_running_loop().sock_recv(self.sock, 1_000_000)
 
     async def until(self, end: bytes) -> bytes:
-        """Return all bytes up to and including `end`."""
+        """Receive up to and including `end`, and return all bytes."""
         data = bytearray(self._read)
         start = 0
         while (found := data.find(end, start)) < 0:
@@ -99,7 +99,7 @@ class Client:
         return found
 
     async def hello(self) -> None:
-        """Check that the connection still works after the earlier exchange."""
+        """Check that the connection still works after an exchange."""
         await self.send(HELLO)
         response = await self.until(b"hello")
         assert response.startswith(b"HTTP/1.1 200 "), response
@@ -110,7 +110,7 @@ if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     from asgifast.uvicorn import ZttpProtocol
 
     PROTOCOLS["zttp"] = ZttpProtocol
-# With zttp. The fixture `protocol` has only the two that are always installed.
+# With zttp. The fixture `protocol` has only the two protocols that are always installed.
 each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list(PROTOCOLS))
 
 
@@ -118,10 +118,10 @@ each_protocol = pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=list
 async def serving(
     protocol: Any, app: ASGIApp, *, pathsend: bool | None = True, **options: Any
 ) -> AsyncIterator[Client]:
-    """Open one connection. GET /hello does not reach the app, unless `pathsend` is None.
+    """Open one connection. The test's app serves GET /hello itself, unless `pathsend` is None.
 
-    :param pathsend: True offers the extensions for files to any app. None leaves the decision to
-        the protocol, and the app is not wrapped.
+    :param pathsend: True offers the extensions for files to any app. With None the protocol
+        decides, and the app is not wrapped.
     """
 
     async def with_hello(scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +149,7 @@ async def serving(
         transport, made = await loop.connect_accepted_socket(
             lambda: protocol(config=config, server_state=state, app_state={}), theirs
         )
-        del made  # a test waits for its deletion
+        del made  # a test waits until it is deleted
         try:
             yield Client(ours, state)
         finally:
@@ -221,13 +221,13 @@ async def body(send: Send, data: bytes, more: bool = False) -> None:
 
 
 async def two_bytes(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app that sends the headers and one body message."""
+    """Return an app that sends the headers and one body message."""
     await start(send, length=2)
     await body(send, b"ok")
 
 
 async def refusal_of(sending: Awaitable[None]) -> str:
-    """Return the message of the error that a send() raises."""
+    """Return the message of the error that a call of send() raises."""
     with pytest.raises(RuntimeError) as refused:
         await sending
     return str(refused.value)
@@ -239,7 +239,7 @@ async def turns(count: int = 20) -> None:
 
 
 class Upgraded(asyncio.Protocol):
-    """A stand-in for uvicorn's WebSocket protocol. It checks its arguments, and responds."""
+    """A replacement for uvicorn's WebSocket protocol. It checks its arguments, and responds."""
 
     transports: list[Any]
 

@@ -25,7 +25,7 @@ _UVICORN = (
 )
 _HYPERCORN = "-m hypercorn --bind 127.0.0.1:{port} --worker-class {loop} {app}"
 
-# name -> arguments of this interpreter
+# name -> arguments of Python
 OURS = {
     f"ours-{http}-{loop}": _UVICORN.replace("{http}", f"asgifast.uvicorn:{protocol}").replace(
         "{loop}", loop
@@ -33,7 +33,7 @@ OURS = {
     for http, protocol in (("h11", "H11Protocol"), ("httptools", "HttpToolsProtocol"))
     for loop in ("asyncio", "uvloop")
 }
-# The newest releases of uvicorn have a third.
+# The newest releases of uvicorn have a third protocol.
 if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     for protocol in ("ZttpProtocol", "AutoZttpProtocol"):
         loop = "asyncio" if protocol == "ZttpProtocol" else "uvloop"
@@ -48,7 +48,8 @@ OURS_ON_GUNICORN = {
 OTHER_SERVERS = {
     "uvicorn-h11-asyncio": _UVICORN.replace("{http}", "h11").replace("{loop}", "asyncio"),
     "uvicorn-httptools-uvloop": _UVICORN.replace("{http}", "httptools").replace("{loop}", "uvloop"),
-    # In one process, which saves a start of Python. On trio, one process gets no shutdown signal.
+    # In one process, which saves one start of Python. On trio, one process does not receive the
+    # shutdown signal.
     "hypercorn-asyncio": _HYPERCORN.replace("{loop}", "asyncio --workers 0"),
     "hypercorn-trio": _HYPERCORN.replace("{loop}", "trio"),
     "granian": (
@@ -60,7 +61,7 @@ OTHER_SERVERS = {
     "daphne": "-m daphne --bind 127.0.0.1 --port {port} --verbosity 0 {app}",
 }
 SERVERS = {**OURS, **OURS_ON_GUNICORN, **OTHER_SERVERS}
-# Our protocols with the app outside ASGIFast: see the fixture `server`.
+# asgifast's protocols with an app outside ASGIFast: see the fixture `server`.
 BARE = sorted(f"bare {name}" for name in OURS | OURS_ON_GUNICORN)
 
 
@@ -79,7 +80,7 @@ def asgi_server(
 
     At the end of the block no blocking call may have been made on the server's event loop.
 
-    :param unix_socket: where one of OURS listens instead of on a port.
+    :param unix_socket: a server of OURS listens on this path in place of a port.
     :param forked: as for :func:`live_server`.
     """
     port = free_port()
@@ -101,7 +102,7 @@ def asgi_server(
 
 
 def servers_with(app: str, names: Iterable[str] = SERVERS) -> Any:
-    """A fixture for a module: an app on each of these servers in turn."""
+    """Return a fixture for a module: an app on each of these servers, one after the other."""
 
     @pytest.fixture(scope="module", params=[*names])
     def server(request: pytest.FixtureRequest, folder: Path) -> Iterator[LiveServer]:

@@ -1,6 +1,6 @@
-"""Starlette apps with ASGIFast inside, outside and between middleware that delays bodies.
+"""Starlette apps with middleware that delays bodies. ASGIFast is inside, outside or between.
 
-Each serves the folder that ASGIFAST_TEST_FILES names in three ways: /file/NAME by Starlette's
+Each app serves the folder in ASGIFAST_TEST_FILES in three ways: /file/NAME by Starlette's
 FileResponse, /ours/NAME by asgifast's, /static/NAME by asgifast's StaticFiles.
 """
 
@@ -48,7 +48,7 @@ _MIDDLEWARE = {
 
 
 def _app(names: str) -> ASGIApp:
-    """An app behind the middleware of these names, the outermost first."""
+    """Return an app behind the middleware of these names, the outermost first."""
     routes = [
         Route("/file/{name}", _file),
         Route("/relative/{name}", _relative),
@@ -62,7 +62,7 @@ _apps: dict[str, ASGIApp] = {}
 
 
 async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve /stack/NAMES/.... NAMES are keys of _MIDDLEWARE, such as fast-base."""
+    """Serve /stack/NAMES/... by stacks. NAMES are keys of _MIDDLEWARE, such as fast-base."""
     _, _, names, path = scope["path"].split("/", 3)
     if names not in _apps:
         _apps[names] = _app(names)

@@ -1,4 +1,4 @@
-"""Messages and apps, and calling an app as a server would, in this process."""
+"""ASGI messages and apps, and functions that call an app as a server does, in this process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive,
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 END: Message = {"type": "http.response.body", "body": b".", "more_body": False}
 DATA = bytes(range(256)) * 4
-# Of an app: see sending().
+# The actions of an app: see sending().
 Step = Message | Callable[[], object] | None
 _BODY_TYPES = {"http.response.body", PATHSEND, ZEROCOPYSEND}
 
 
 @dataclass
 class Received:
-    """The messages of an app."""
+    """Return the body messages of these chunks."""
 
     messages: list[Message] = field(default_factory=list)
 
@@ -46,9 +46,10 @@ class Received:
 
 
 def sending(*steps: Step) -> ASGIApp:
-    """An app that sends messages, and calls functions between them.
+    """Return an app that sends messages, and calls functions between them.
 
-    The result of a function is awaited if it is awaitable. None waits for some turns of the loop.
+    The app awaits the result of a function if it is awaitable. In place of None it waits for some
+    turns of the loop.
     """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,12 +76,12 @@ def noting(seen: list[Any], key: str, app: ASGIApp) -> ASGIApp:
 
 
 def app_of(*messages: Message, **options: Any) -> ASGIApp:
-    """An app that sends these, in ASGIFast with these options."""
+    """Return an app that sends these messages, in ASGIFast with these options."""
     return ASGIFast(sending(*messages), **options)
 
 
 def raising(error: type[BaseException], *said: object) -> Callable[..., Any]:
-    """A function that raises such an error with any arguments."""
+    """Return a function that raises an error with any arguments."""
 
     def fail(*args: object, **options: object) -> None:
         raise error(*said)
@@ -109,12 +110,12 @@ def zerocopy(file: Any, **options: Any) -> Message:
 
 
 def chunk(data: bytes) -> bytes:
-    """Bytes in the chunked coding."""
+    """Return bytes in the chunked coding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def scope_of(path: str = "/", method: str = "GET", **headers: str) -> Scope:
-    """An HTTP scope with headers such as if_none_match='"x"'."""
+    """Return an HTTP scope with headers such as if_none_match='"x"'."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -135,12 +136,12 @@ def scope_of(path: str = "/", method: str = "GET", **headers: str) -> Scope:
 
 
 def offering(*extensions: str, method: str = "GET", **headers: str) -> Scope:
-    """A request to a server with these extensions."""
+    """Return a request to a server with these extensions."""
     return {**scope_of(method=method, **headers), "extensions": {name: {} for name in extensions}}
 
 
 def recording(sent: list[Message]) -> Send:
-    """A server's send(), which does not wait."""
+    """The send() of a server that never waits."""
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -149,7 +150,7 @@ def recording(sent: list[Message]) -> Send:
 
 
 async def checkpoints(count: int = 1) -> None:
-    """Turns of the event loop, asyncio's or trio's."""
+    """Wait for turns of the event loop, asyncio's or trio's."""
     for _ in range(count):
         await anyio.lowlevel.checkpoint()
 
@@ -160,13 +161,13 @@ async def no_body() -> Message:
 
 
 async def nothing() -> Message:
-    """The receive() of a server without any message."""
+    """The receive() of a server to which no message comes."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 def bytes_of(message: Message) -> bytes:
-    """The bytes of a body message, or of a zerocopysend message with offset and count."""
+    """Return the bytes of a body message, or of a zerocopysend message with offset and count."""
     if message["type"] == ZEROCOPYSEND:
         return os.pread(message["file"].fileno(), message["count"], message["offset"])
     return bytes(message.get("body", b""))
@@ -183,7 +184,7 @@ def call(
 ) -> Received:
     """Run an app for one request on a new event loop.
 
-    :param on_send: called with each message. It may raise, as the send() of a server does.
+    :param on_send: called with each message. It may raise, like a server's send().
     :param left: whether the client has disconnected, which receive() then reports.
     :param body: the request body for an app that reads it, or None if it must not wait for one.
     :param whole: whether the response must be valid: one start, then a body that ends once.

@@ -60,7 +60,7 @@ def test_direct_line_is_formatters(formatter: str, args: tuple[Any, ...]) -> Non
 
 
 def calls_of(logger: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Record the calls of the original info() of the logger."""
+    """Record the calls of the logger's own info()."""
     calls: list[Any] = []
     real = logging.Logger.info
     handle = logging.Logger.handle

@@ -61,7 +61,7 @@ def test_headers_of_a_stream_leave_before_its_body(
 ) -> None:
     go = tmp_path / "go"
     if "gunicorn-asgi" in request.node.name or "daphne" in request.node.name:
-        go.touch()  # these send no headers alone
+        go.touch()  # these servers do not send headers alone
     with Connection(server.address) as connection:
         connection.send_request(f"/late?file={go}")
         assert connection.read_headers().status == 200
@@ -156,7 +156,7 @@ def test_several_ranges_are_answered_multipart(server: LiveServer, files: Path) 
     "stack", ["fast", "base", "base-fast", "gzip", "gzip-fast", "fast-base-gzip"]
 )
 def test_files_arrive_through_middleware(server: LiveServer, files: Path, stack: str) -> None:
-    """Whole and in parts, through a stack of tests.asgi.stacks."""
+    """Files are equal whole and in parts, through a stack of tests.asgi.stacks."""
     data = (files / "large").read_bytes()
     with Connection(server.address) as connection:
         for way in ("file", "relative", "ours", "static"):
@@ -166,7 +166,7 @@ def test_files_arrive_through_middleware(server: LiveServer, files: Path, stack:
             part = connection.request(target, headers=[("Range", "bytes=100000-399999")])
             assert (part.status, part.body) == (206, data[100_000:400_000]), target
             if way in ("file", "relative"):
-                continue  # Starlette sends several ranges there, and did so wrongly before 1.0
+                continue  # Starlette sends several ranges there. Before 1.0 it sent them wrongly.
             parts = connection.request(target, headers=[("Range", "bytes=5-9,200000-399999")])
             assert parts.status == 206, target
             assert data[5:10] in parts.body, target
@@ -189,7 +189,7 @@ def test_files_and_ranges_of_frameworks_arrive(
         start_message = connection.request(target, method="HEAD")
         assert (start_message.status, start_message.body) == (200, b"")
         for requested, start, stop in (
-            ("0-1", 0, 2),  # WhiteNoise refuses 0-0
+            ("0-1", 0, 2),  # WhiteNoise rejects the range 0-0
             ("100000-399999", 100_000, 400_000),
             ("-500", len(data) - 500, len(data)),
             (f"{len(data) - 9}-", len(data) - 9, len(data)),

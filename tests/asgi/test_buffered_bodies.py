@@ -36,7 +36,7 @@ PIECE = 100_000
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """Buffers are dropped at the end of their request, and descriptors are closed."""
+    """Buffers end with their request, and descriptors are closed."""
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert request_bodies.IN_MEMORY.used_bytes == 0
@@ -49,7 +49,7 @@ def sized(pieces: list[bytes]) -> Scope:
 
 
 async def through(pieces: list[bytes]) -> list[bytes]:
-    """Buffer a body of these messages. Return those that an app then receives."""
+    """Buffer a body of these messages. Return the messages that an app then receives."""
     received = messages(pieces)
 
     async def receive() -> Message:
@@ -78,7 +78,7 @@ async def through(pieces: list[bytes]) -> list[bytes]:
 def test_any_body_messages_reach_the_app_unchanged(
     pieces: list[bytes], in_memory: int, budget: int, disk: int
 ) -> None:
-    """At any size of the budgets in memory and on the disk."""
+    """The result is equal at any size of the budgets in memory and on the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request_bodies, "_IN_MEMORY_BYTES", in_memory)
         patch.setattr(request_bodies, "IN_MEMORY", Budget(budget))
@@ -222,7 +222,7 @@ def test_files_are_written_and_closed_by_other_threads(monkeypatch: pytest.Monke
             return super().append(*buffers)
 
         def close(self) -> None:
-            if not self.closed:  # whichever thread drops the object calls it again
+            if not self.closed:  # the thread that drops the object calls it again
                 threads.append(threading.get_ident())
             super().close()
 

@@ -1,4 +1,6 @@
-"""In how many files of ours the response of a file passes under our uvicorn protocol."""
+"""The number of asgifast's and wsgifast's files that the response of a file passes under our
+uvicorn protocol.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from .protocols import GET, LARGE_BYTES, serving
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
-# Of which all but the last fill caches.
+# All of them but the last fill caches.
 REQUESTS = 3
-# Two of them write the access log.
+# Two of the functions write the access log.
 MOST_FILES = 12
 
 

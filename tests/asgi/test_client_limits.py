@@ -53,7 +53,10 @@ errors: list[str] = []
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """GET /seen returns the calls, errors and counters. Any other path selects an action."""
+    """Respond to GET /seen with the calls, errors and counters.
+
+    Any other path selects an action.
+    """
     path = scope["path"]
     if path == "/seen":
         seen = {
@@ -65,7 +68,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     called.append(path)
     size = 0
     try:
-        if "/late" in path:  # the app begins to receive when a client would be late
+        if "/late" in path:  # the app begins to receive when a slow client would be late
             await asyncio.sleep(2.5 * TIMEOUT_S)
         if "/started" in path:
             await send(start_message(declared(5)))
@@ -104,7 +107,7 @@ def server(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live
         "tests.asgi.test_client_limits:app",
         tmp_path_factory.mktemp("files"),
         env=LIMITS,
-        forked=False,  # a fork would have read its environment before
+        forked=False,  # a fork would have read its environment too early
     ) as server:
         yield server
 
@@ -124,19 +127,19 @@ class Peer(Connection):
         self.send(b"\r\n".join(start_message))
 
     def trickle(self, pieces: Iterable[bytes]) -> None:
-        """Send pieces one by one, until the server sends something, or has ended its side."""
+        """Send pieces one by one, until the server sends something, or has closed its side."""
         for piece in pieces:
             self.send(piece)
             if select.select([self.sock], [], [], 0.05)[0]:
                 break
 
     def received(self) -> tuple[int, bytes]:
-        """The status and the body of the next response."""
+        """Return the status and the body of the next response."""
         response = self.read_response()
         return response.status, response.body
 
     def is_closed(self) -> bool:
-        """Wait for the end of the server's side."""
+        """Wait until the server has closed its side."""
         try:
             return not self.stream.read(1)
         except ConnectionResetError:
@@ -191,8 +194,7 @@ def test_body_within_the_limit_is_received(peer: Peer, size: int) -> None:
 
 
 def test_chunks_over_the_limit_are_413_in_mid_body(server: LiveServer, peer: Peer) -> None:
-    """The client reads the response after it has sent all: far more than the kernel's buffers
-    take."""
+    """The client sends far more than the kernel's buffers contain. Then it reads the response."""
     peer.post("/chunks", CHUNKED)
     wait_for(lambda: "/chunks" in seen(server)["called"], "the app")
     for _ in range(100):
@@ -261,7 +263,7 @@ def test_silent_connections_close_without_a_response(server: LiveServer) -> None
 def test_idle_connection_is_not_late(peer: Peer) -> None:
     peer.post("/idle", length(0))
     assert peer.received()[0] == 200
-    time.sleep(2 * TIMEOUT_S)  # uvicorn's keep-alive is 5 s
+    time.sleep(2 * TIMEOUT_S)  # uvicorn's keep-alive timeout is 5 s
     peer.post("/idle", length(0))
     assert peer.received()[0] == 200
 
@@ -395,7 +397,7 @@ def test_expect_continue_is_answered_within_the_limit(peer: Peer) -> None:
 
 
 def long_headers(path: str, size: int) -> bytes:
-    """A request of about `size` bytes without a body."""
+    """Return a request of about `size` bytes without a body."""
     line = b"X-%05d: " + b"a" * 990 + b"\r\n"
     fields = b"".join(line % number for number in range(size // 1000))
     return b"GET %b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (path.encode(), fields)

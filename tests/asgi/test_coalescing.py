@@ -1,4 +1,4 @@
-"""How long the small messages of a response are delayed."""
+"""How long asgifast delays the small messages of a response."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asgifast.coalescing import DELAY_S, DELAY_TURNS, LONE_TURNS, PASSED_ON, Del
 
 @pytest.fixture
 def delayed(monkeypatch: pytest.MonkeyPatch) -> DelayedMessages:
-    """The state after LONE_TURNS turns with one message each, at the time 0."""
+    """Return the state after LONE_TURNS turns with one message each, at time 0."""
     monkeypatch.setattr(coalescing, "monotonic", lambda: 0.0)
     delayed = DelayedMessages()
     for _ in range(LONE_TURNS):

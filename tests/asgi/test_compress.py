@@ -112,7 +112,7 @@ def test_each_event_leaves_before_the_next_is_made(coding: str, declared: bool) 
         await send(start_message((b"content-type", b"text/plain"), *[length(50)] * declared))
         for number in range(5):
             await send(body(b"event %03d\n" % number))
-            # asgifast delays a lone message for a turn of the loop, or for a few.
+            # asgifast delays a lone message for one turn of the loop, or for a few.
             await turns(40)
             assert b"".join(came) == b"".join(b"event %03d\n" % n for n in range(number + 1))
         await send(body(b"", False))
@@ -155,7 +155,7 @@ def at_level(level: int, content: bytes) -> bytes:
 
 
 def get(content: bytes) -> Callable[[], Coroutine[Any, Any, bytes]]:
-    """An app of this body under ASGIFast: a function that requests it."""
+    """Return a function that requests an app of this body under ASGIFast."""
     options = Compression(padding=False)
     app = ASGIFast(sending(start_message(CSV), body(content, False)), compress=options)
     scope = scope_of(accept_encoding="br")
@@ -177,7 +177,7 @@ def test_level_is_halved_in_a_long_turn(
 
     async def several() -> list[bytes]:
         found = [*await asyncio.gather(one(), one(), one()), await one(), await one()]
-        return [*found, await one()]  # the last one as if an event loop had ended within a turn
+        return [*found, await one()]  # the last one, as if an event loop had ended within a turn
 
     assert asyncio.run(several()) == [at_level(n, ROWS) for n in (4, 4, 2, 4, 4, 4)]
 
@@ -187,7 +187,7 @@ def test_level_is_halved_while_all_processors_compress(monkeypatch: pytest.Monke
     monkeypatch.setattr(content_coding, "_LONG_TURN_S", 60.0)
 
     async def slowly_in_thread(compress: Callable[[bytes], bytes], block: bytes) -> bytes:
-        """No compression ends before all have begun, however quick a thread is."""
+        """No compression ends before all compressions have begun, even if a thread is quick."""
         await asyncio.sleep(0)
         return await in_thread(compress, block)
 
@@ -275,7 +275,7 @@ def test_headers_claim_no_coding_if_the_app_codes(text: Path) -> None:
 
 @pytest.mark.parametrize("kind", [b"text/plain", b"image/png"])
 def test_file_without_compressed_copy_goes_to_server(text: Path, kind: bytes) -> None:
-    """It is too large for a copy, or of another type."""
+    """The file is too large for a compressed copy, or of a type without compression."""
     if kind == b"text/plain":
         os.truncate(text, compressed_copies.MAX_FILE_BYTES + 1)
     app = sending(start_message((b"content-type", kind)), pathsend(str(text)))
@@ -283,7 +283,7 @@ def test_file_without_compressed_copy_goes_to_server(text: Path, kind: bytes) ->
     assert call(ASGIFast(app, compress=True), scope).messages[-1]["path"] == str(text)
 
 
-# The messages of a body, by its kind.
+# Return the messages of a body, by its kind.
 SHAPES: dict[str, Callable[[Path, io.BufferedReader], list[Any]]] = {
     "file": lambda path, file: [pathsend(path)],
     "new file, which has no copy": lambda path, file: [

@@ -1,4 +1,4 @@
-"""The fast path for responses that are not compressed, compared with the full one."""
+"""The fast path for uncompressed responses, compared with the full path."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_uncompressed_headers_need_no_long_way(
 def test_high_level_never_works_on_the_event_loop(
     coding: str, level: int, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At any size of a body, and at its end."""
+    """The result is equal for any size of the body, and at its end."""
     threads = set()
     monkeypatch.setattr(Totals, "count", lambda *counted: threads.add(threading.current_thread()))
     part = b"some text " * 200

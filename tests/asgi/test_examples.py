@@ -1,4 +1,4 @@
-"""The ASGI examples, live on the command that each shows, every byte compared."""
+"""The ASGI examples, served by the command that each shows, with every byte compared."""
 
 from __future__ import annotations
 

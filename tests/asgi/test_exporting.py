@@ -1,4 +1,7 @@
-"""WSGIFAST_METRICS on uvicorn and on gunicorn's ASGI workers: all of their workers, added up."""
+"""WSGIFAST_METRICS on uvicorn and on gunicorn's ASGI workers.
+
+The counts of all workers are added.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,8 @@ def test_asgi_workers_are_added_up(kind: str, tmp_path: Path) -> None:
         "ASGIFAST_TEST_FILES": str(tmp_path),
         "ASGIFAST_TEST_BLOCKING": str(tmp_path / "blocking"),
     }
-    forked = kind.endswith("Worker")  # the setting is read when uvicorn first looks its protocol up
+    # Uvicorn reads the setting when it first looks up the protocol
+    forked = kind.endswith("Worker")
     with live_server(_command(kind, "--workers", "2"), env=env, forked=forked) as server:
         scraped_until(metrics, "wsgifast_workers", 2)
         wait_for(
@@ -52,7 +56,7 @@ def test_asgi_workers_are_added_up(kind: str, tmp_path: Path) -> None:
         assert get(("127.0.0.1", metrics), "/livez").status == 200
         for _ in range(4):
             assert server.get("/hello").status == 200
-        # Counted once, although the ASGIFast of the app would count them too.
+        # A request is counted once, although the app's own ASGIFast would count it too.
         name = "http_server_request_duration_seconds_count"
         scraped_until(metrics, name, 4, http_response_status_code="200", http_request_method="GET")
         _a_request_is_active_until_its_client_leaves(server, metrics)
@@ -116,7 +120,8 @@ def test_metrics_address_that_fails_ends_asgi_servers(kind: str, address: str) -
             done = forkserver.run(argv, cwd=ROOT, env=env, timeout=60)
         else:
             done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
-    assert done.returncode == (3 if kind == "H11Protocol" else 4)  # uvicorn, gunicorn: not again
+    # Uvicorn and gunicorn do not read it again
+    assert done.returncode == (3 if kind == "H11Protocol" else 4)
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -154,7 +159,7 @@ def test_connections_of_uvicorn_are_counted_by_state(name: str, tmp_path: Path) 
 def _look_at(server: LiveServer) -> None:
     assert isinstance(server.address, tuple)
     port = server.address[1]
-    # The scrape's own connection runs.
+    # The connection of the scrape itself is open.
     running = Scrape(port)
     assert running.value("wsgifast_connections", state="running") == 1
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Faults of clients, files and apps, and at shutdown, on every server with ASGIFast.
+"""Faults of clients, files and apps, and faults at shutdown, on every server with ASGIFast.
 
 Some tests use Starlette's BaseHTTPMiddleware, which runs the app in a separate task.
 """
@@ -29,11 +29,12 @@ NAMES = sorted(SERVERS.keys() - {"daphne"})
 each = pytest.mark.parametrize("server", NAMES, indirect=True)
 each_and_bare = pytest.mark.parametrize("server", [*NAMES, *BARE], indirect=True)
 
-# So large that it stays under way until its client reads: buffers hold 4 MiB at most.
+# A download of this size does not end before its client reads: buffers contain 4 MiB at most.
 HUGE_BYTES = 16 * 1024 * 1024
 # The client's receive buffer for a slow download.
 SMALL_WINDOW = 16 * 1024
-# The whole file, and a part of it. ASGIFast makes the part, not the server or the app.
+# Requests for the whole file, and for a part of it. ASGIFast makes the part, not the server or the
+# app.
 DOWNLOADS = [
     ("/pathsend?file=huge", ""),
     ("/pathsend?file=huge", "bytes=1-"),
@@ -44,7 +45,7 @@ DOWNLOADS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sparse file `huge`: zeros, and a mark at the end."""
+    """Return a folder with the sparse file `huge`: zeros, and a mark at the end."""
     folder = tmp_path_factory.mktemp("faults")
     (folder / "small").write_bytes(b"a small file")
     make_huge(folder)
@@ -59,7 +60,7 @@ def make_huge(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file in which the app records its events."""
+    """Return the file in which the app records its events."""
     path = tmp_path_factory.mktemp("events") / "events"
     path.touch()
     return path
@@ -71,7 +72,10 @@ def environment(events: Path) -> dict[str, str]:
 
 
 def download(server: LiveServer, target: str, range_: str = "") -> Connection:
-    """Begin a download. Read the headers. The small buffer takes only the start of the body."""
+    """Begin a download, and read the headers.
+
+    A small receive buffer takes only the start of the body.
+    """
     connection = Connection(server.address, receive_buffer=SMALL_WINDOW)
     connection.send_request(target, headers=[("Range", range_)] if range_ else [])
     assert connection.read_headers().status in (200, 206)
@@ -79,7 +83,7 @@ def download(server: LiveServer, target: str, range_: str = "") -> Connection:
 
 
 def read_what_comes(connection: Connection) -> bytes:
-    """Read to the end. A reset also counts as the end."""
+    """Read to the end. A reset counts as the end, too."""
     try:
         return connection.read_to_end()
     except ConnectionResetError:
@@ -160,7 +164,7 @@ def test_upload_that_waits_for_100_continue(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         connection.send(
             b"POST /pathsend?file=huge" + start_message
-        )  # the file is complete with and without a request for the body
+        )  # the file is complete whether the body is requested or not
         response = connection.read_headers()
         if response.status == 100:
             response = connection.read_headers()
@@ -205,7 +209,7 @@ def test_websocket_is_served(server: LiveServer, is_bare: bool) -> None:
             assert connection.request("/pathsend?file=huge").status == 200, "sent by the protocol"
         connection.send(WEBSOCKET)
         assert connection.read_headers().status == 101
-        connection.send(b"\x81\x83\0\0\0\0abc")  # a text frame, masked with zeros
+        connection.send(b"\x81\x83\0\0\0\0abc")  # a WebSocket text frame, masked with zeros
         assert connection.read(5) == b"\x81\x03cba", "the app answers with its reverse"
 
 
@@ -214,7 +218,7 @@ def test_malformed_request_is_not_answered_in_download(server: LiveServer) -> No
     with download(server, "/pathsend?file=huge") as connection:
         connection.send(b"NOT HTTP AT ALL\r\n\r\n")
         body = read_what_comes(connection)
-    # Even if the download breaks off, no byte of an error message is among the file bytes.
+    # If the download breaks off, the file's bytes contain no byte of an error message.
     assert not body[: HUGE_BYTES - 3].strip(b"\0")
     assert server.get("/hello").body == b"hello"
 
@@ -224,7 +228,7 @@ def test_shutdown_waits_for_a_download(name: str, folder: Path, tmp_path: Path) 
     events = tmp_path / "events"
     events.touch()
     env = {"ASGIFAST_TEST_EVENTS": str(events)}
-    # The others wait for 30 s or for ever, these for 3 s.
+    # The other servers wait for 30 s or for ever, these servers for 3 s.
     extra = ("--graceful-timeout", "30") if name.startswith(("hypercorn", "anycorn")) else ()
     app, size = ("app", HUGE_BYTES) if name in BARE else ("fast", HUGE_BYTES - 1)
     app, name = f"tests.asgi.app:{app}", name.removeprefix("bare ")
@@ -254,9 +258,9 @@ def test_shutdown_ends_a_download_after_its_timeout(name: str, folder: Path) -> 
 def test_response_reaches_a_client_that_still_sends(
     server: LiveServer, folder: Path, pipelined: bool
 ) -> None:
-    """The app does not receive the upload. The connection is closed after it.
+    """The app does not receive the upload, and the server closes the connection.
 
-    :param pipelined: the upload is that of the next request.
+    :param pipelined: whether the upload belongs to the next request.
     """
     data = (folder / "huge").read_bytes()
     close = {"Connection": "close", "Content-Length": "20000000"}
@@ -272,7 +276,7 @@ def test_response_reaches_a_client_that_still_sends(
                 assert connection.read(1 << 18) == data[at : at + (1 << 18)]
                 time.sleep(0.001)
             if pipelined:
-                with contextlib.suppress(EOFError):  # zttp refuses so much data after a request
+                with contextlib.suppress(EOFError):  # zttp rejects so much data after a request
                     assert connection.read_response().status == 200
             connection.sock.shutdown(socket.SHUT_RDWR)
             upload.join()

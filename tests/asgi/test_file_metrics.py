@@ -1,4 +1,4 @@
-"""A request with a handed-over file is recorded at the end of the file, with the bytes sent."""
+"""A request is recorded when its file has been sent, with the number of bytes sent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 def recorded(
     request: pytest.FixtureRequest, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ASGIApp, Notes]:
-    """An app that sends the file, and the recorder of its requests."""
+    """Return an app that sends the file, and the recorder of its requests."""
     notes = Notes()
 
     def respond(request: Request) -> Response:

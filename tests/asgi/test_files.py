@@ -1,4 +1,4 @@
-"""Files by their paths through ASGIFast: which messages reach which server."""
+"""Files by their paths through ASGIFast: the messages that each kind of server receives."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_file_behind_another_status_is_sent_as_it_is(path: str, status: int) -> 
 def test_missing_file_leaves_the_headers_to_the_server(
     path: str, status: int, ranges: bool, extensions: tuple[str, ...]
 ) -> None:
-    """A server that supports pathsend would send the headers before it opens the file."""
+    """A server with pathsend would send the headers before it opens the file."""
     sent: list[Message] = []
     app = app_of(
         start_message(status=status), pathsend(path + "x"), ranges=ranges, conditional=ranges
@@ -183,7 +183,10 @@ def test_server_that_fails_leaves_no_descriptor(path: str) -> None:
 
 @pytest.mark.parametrize("ranges", [[(2, 4)], [(1, 2), (9, 12)]])
 def test_ranges_are_sent_by_descriptor(path: str, ranges: list[tuple[int, int]]) -> None:
-    """`call` checks the order of the messages. This test checks the bytes of each part."""
+    """The helper `call` checks the order of the messages.
+
+    This test checks the bytes of each part.
+    """
     parts: list[bytes] = []
 
     def read(message: Message) -> None:
@@ -281,7 +284,7 @@ def test_file_not_in_memory_is_read_in_a_thread(
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo], ids=["directory", "fifo"])
 def test_path_of_no_regular_file_is_refused(tmp_path: Path, make: Any) -> None:
-    """The FIFO has no writer. Opening it must not wait for one."""
+    """The FIFO has no writer, and opening the FIFO must not wait for one."""
     make(tmp_path / "none")
     with pytest.raises(OSError, match="not a regular file"):
         call(app_of(START, pathsend(str(tmp_path / "none"))), scope_of())
@@ -293,7 +296,7 @@ def test_error_of_the_disk_reaches_the_app(path: str, monkeypatch: pytest.Monkey
         call(app_of(START, pathsend(path)), scope_of())
 
 
-# pathsend of a run of bytes
+# pathsend of a range of bytes
 
 
 RANGES: Scope = {**scope_of(), "extensions": {PATHSEND: {"ranges": True}}}
@@ -380,7 +383,7 @@ def test_range_is_a_part_by_path_if_possible(path: str, kind: str) -> None:
 
 
 def test_server_of_descriptors_gets_offset_and_count(path: str) -> None:
-    """A server may require a file object, and need not move its position."""
+    """A server may require a file object, and need not change its position."""
     for opened in (open(path, "rb"), os.open(path, os.O_RDONLY)):
         app = app_of(START, zerocopy(opened, count=3, more_body=True), zerocopy(opened, count=4))
         _, first, second = call(app, offering(ZEROCOPYSEND)).messages

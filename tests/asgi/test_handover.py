@@ -1,4 +1,4 @@
-"""The protocol sends a large file that ends a body. The app returns before the file is sent."""
+"""The protocol sends a large file at the end of a body after the app has returned."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ RANGES = b"GET /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
 
 
 def descriptors_of(path: Path) -> int:
-    """How many descriptors of this process are open on a file."""
+    """Return how many descriptors of this process refer to a file."""
     found = 0
     for name in os.listdir("/proc/self/fd"):
         try:
             found += os.readlink(f"/proc/self/fd/{name}").removesuffix(" (deleted)") == str(path)
         except FileNotFoundError:
-            pass  # the one that listed them
+            pass  # the descriptor that listed the others
     return found
 
 
@@ -58,7 +58,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_app_returns_before_its_client_reads_the_file(
     protocol: Any, large: Path, kind: str, ranges: bytes
 ) -> None:
-    """The file may also be moved or deleted."""
+    """The client gets the whole file even if it is moved or deleted meanwhile."""
     data = large.read_bytes()
     returned = asyncio.Event()
 
@@ -77,7 +77,7 @@ async def test_app_returns_before_its_client_reads_the_file(
 
     async with serving(protocol, app) as client:
         await client.send(RANGES % ranges if ranges else GET)
-        await returned.wait()  # and no byte was read
+        await returned.wait()  # no byte was read
         response = await client.until(b"\r\n\r\n")
         assert response.startswith(b"HTTP/1.1 206 " if ranges else b"HTTP/1.1 200 ")
         size = int(response.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
@@ -91,7 +91,7 @@ async def test_app_returns_before_its_client_reads_the_file(
 
 
 class DelayedMessages:
-    """A stand-in for an object that a framework puts into the scope of a request."""
+    """A replacement for an object that a framework puts into the scope of a request."""
 
 
 async def test_download_does_not_keep_its_request(protocol: Any, large: Path) -> None:
@@ -130,7 +130,10 @@ async def test_app_goes_on_while_its_file_is_sent(protocol: Any, large: Path) ->
 
 
 async def test_download_has_no_task_but_its_request(protocol: Any, large: Path) -> None:
-    """Also if the app does nothing after the file. This is known when it has returned."""
+    """The file is sent even if the app does nothing after it.
+
+    The protocol knows this when the app has returned.
+    """
     async with serving(protocol, FileResponse(large)) as client:
         before = len(asyncio.all_tasks())
         await client.ask()
@@ -159,14 +162,14 @@ async def test_error_of_the_app_does_not_cut_the_file(
 async def test_message_behind_the_file_is_refused(
     protocol: Any, large: Path, message: str, outlives: bool
 ) -> None:
-    """uvicorn's own send() refuses it after the file is sent."""
+    """After the file, uvicorn's own send() rejects the message."""
     seen: list[str] = []
     beside: list[asyncio.Task[None]] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         async def late() -> None:
             if outlives:
-                await asyncio.sleep(0)  # by now the app has returned
+                await asyncio.sleep(0)  # the app has returned by then
             late_message = {"type": message, "body": b"late", "path": str(large)}
             seen.append(await refusal_of(send(late_message)))
 
@@ -243,7 +246,10 @@ async def test_requests_behind_a_file_wait_for_it(protocol: Any, large: Path) ->
 async def test_file_that_is_not_sent_to_its_end_is_closed(
     protocol: Any, large: Path, leaves: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A disconnect is not logged as an error. A file that shrinks is, and closes the connection."""
+    """A disconnect is not logged as an error.
+
+    A file that shrinks is logged, and the connection is closed.
+    """
     returned = asyncio.Event()
     app = sending(start_message(length(LARGE_BYTES)), pathsend(large), returned.set)
     with caplog.at_level(logging.ERROR):
@@ -267,7 +273,7 @@ async def test_file_that_is_not_sent_to_its_end_is_closed(
 async def test_cancelled_request_ends_its_file(
     protocol: Any, large: Path, where: str, soon: bool
 ) -> None:
-    """uvicorn cancels requests when the timeout of its graceful shutdown ends."""
+    """uvicorn cancels requests at the end of its graceful shutdown timeout."""
     tasks: list[asyncio.Task[Any]] = []
     sent = asyncio.Event()
 
@@ -342,7 +348,8 @@ async def test_planned_body_that_nobody_can_have_is_closed(
             while (await receive())["type"] != "http.disconnect":
                 pass
         planned = PlannedBody(file, [ByteRange(0, LARGE_BYTES)])
-        with contextlib.suppress(RuntimeError):  # uvicorn's, where the response is complete
+        # Uvicorn's own attribute: whether the response is complete
+        with contextlib.suppress(RuntimeError):
             await send({"type": PATHSEND, "path": "/none", PLANNED: planned})
         over.set()
 

@@ -1,4 +1,4 @@
-"""One timer for all idle periods of a connection. The tests move the clock of the loop."""
+"""One timer for all idle periods of a connection. The tests set the clock of the loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Timer:
 
 
 class Loop:
-    """The timers of an event loop."""
+    """Return the timers of an event loop."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -24,7 +24,7 @@ refusing = sending(start_message(length(2)), message(b"no", False))
 
 
 async def send_until_closed(client: Client) -> int:
-    """Send without end. Return how many bytes were sent."""
+    """Send until an error. Return how many bytes were sent."""
     sent = 0
     while client.state.connections:
         try:
@@ -40,7 +40,7 @@ async def send_until_closed(client: Client) -> int:
 async def test_shutdown_waits_for_no_sending_client(
     protocol: Any, headers: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is open until then, or already lingers."""
+    """The connection is open before, and may linger."""
     monkeypatch.setattr(closing, "_LINGERS_MOST_S", 600.0)
     async with serving(protocol, refusing) as client:
         await client.send(UPLOAD + headers + b"\r\n" + bytes(1000))
@@ -69,7 +69,7 @@ UPLOADED = 20_000_000
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"], indirect=True)
 @pytest.mark.usefixtures("loop")
 async def test_early_tls_response_arrives_behind_the_upload(protocol: Any) -> None:
-    """The client reads after it has sent all."""
+    """The client reads its response after it has sent all data."""
 
     def upload(address: Any) -> bytes:
         with (
@@ -94,7 +94,7 @@ async def test_early_tls_response_arrives_behind_the_upload(protocol: Any) -> No
 
 
 async def test_tls_connection_closes_without_an_error(protocol: Any) -> None:
-    """uvicorn closes it after the response, and again when it is lost."""
+    """uvicorn closes the connection after the response, and again when the connection is lost."""
     async with serving_over_tls(protocol, refusing) as (address, state):
         reader, writer = await asyncio.open_connection(*address, ssl=client_context())
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Features that depend on the event loop, in this process on asyncio's, uvloop and trio."""
+"""Features that depend on the event loop, in this process on asyncio's loop, uvloop and trio."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_task_that_is_ended_is_over() -> None:
 
 @each_loop
 async def test_caller_cancelled_at_a_tasks_end_is_cancelled() -> None:
-    """The task ends, and the cancellation is not lost."""
+    """The task ends and is cancelled."""
 
     steps = []
 
@@ -78,7 +78,7 @@ async def test_thread_is_waited_for_by_a_cancelled_caller() -> None:
             try:
                 await in_thread(work)
             finally:
-                assert over  # its descriptors may be closed now
+                assert over  # the test may close its descriptors now
 
         group.start_soon(call)
         await checkpoints(5)
@@ -130,7 +130,7 @@ async def test_asyncio_cancellation_at_a_tasks_end_stays() -> None:
 
 
 def test_waiting_for_a_thread_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every turn of the loop, anyio cancels tasks that continue after a cancellation."""
+    """In every turn of the loop, anyio cancels the tasks that continue after a cancellation."""
     release = threading.Event()
     waits = 0
     wait = asyncio.wait

@@ -1,4 +1,4 @@
-"""Tasks that send one response together, through a server that sometimes pauses them."""
+"""Several tasks send one response, through a server that sometimes pauses them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ App = Callable[[Send, asyncio.Event], Awaitable[None]]
 
 
 def run(app: App, sent: list[Message] | None = None) -> list[Message]:
-    """Run an app under ASGIFast. The app gets an Event. While it is not set, the server waits.
+    """Run an app under ASGIFast.
+
+    The app gets an Event. The server waits while the Event is not set.
 
     :param sent: receives the messages, so that the app can read them.
     """
@@ -48,12 +50,12 @@ def run(app: App, sent: list[Message] | None = None) -> list[Message]:
 
 
 def sent_by(messages: list[Message]) -> list[bytes]:
-    """The bodies of the messages, in the pieces that the tasks sent."""
+    """Return the bodies of the messages, in the pieces that the tasks sent."""
     joined = b"".join(m["body"] for m in messages if m["type"] == "http.response.body")
     return re.findall(rb"<[^>]*>", joined)
 
 
-# The message follows a delayed one, which is still delayed, about to be sent, or sent.
+# The state of an earlier message: delayed, about to be sent, or sent.
 BEHIND_DELAYED = [
     [[DELAY_TURNS + 5] * (LONE_TURNS + 1) + [wait]] for wait in range(DELAY_TURNS + 5)
 ]
@@ -74,7 +76,7 @@ def with_examples(test: Test) -> Test:
 def test_each_task_keeps_its_order_and_loses_nothing(
     tasks: list[list[int]], pauses: list[int]
 ) -> None:
-    """Turns of the loop before each message, and between the server's pauses."""
+    """The number of turns of the loop before each message, and between the server's pauses."""
 
     async def app(send: Send, has_room: asyncio.Event) -> None:
         async def task(name: int, waits: list[int]) -> None:
@@ -96,7 +98,7 @@ def test_each_task_keeps_its_order_and_loses_nothing(
 
 
 def test_messages_of_one_task_keep_their_order() -> None:
-    """Messages are passed on at once. One waits for the server. Then others come."""
+    """ASGIFast passes messages on at once. One message waits for the server, and others follow."""
 
     async def app(send: Send, has_room: asyncio.Event) -> None:
         for number in range(LONE_TURNS + 1):

@@ -35,7 +35,7 @@ from .support import (
 
 
 def test_messages_alone_are_passed_on_until_more_come() -> None:
-    """An app that waits before each message."""
+    """Return an app that waits before each message."""
     singles, burst = 12, 200
     arrived: list[Message] = []
     at_once: list[bool] = []
@@ -61,7 +61,7 @@ def test_messages_alone_are_passed_on_until_more_come() -> None:
 
 @pytest.mark.usefixtures("timeless_coalescing")
 def test_asgifast_coalesces_messages_some_turns_apart() -> None:
-    """A middleware that passes messages between tasks has this effect."""
+    """Middleware that passes messages between tasks has this effect."""
     sent = [b"<%d>" % number for number in range(1000)]
     steps = [step for each in sent for step in (body(each), partial(turns, 3))]
     response = call(ASGIFast(sending(START, *steps, body(b"", False))), scope_of())
@@ -195,7 +195,7 @@ def test_error_of_the_app_comes_before_that_of_send() -> None:
 async def test_app_failing_before_its_body_leaves_headers(
     headers: list[tuple[bytes, bytes]], failure: type[BaseException]
 ) -> None:
-    """The server can still answer 500."""
+    """The server can still respond with 500."""
     sent: list[Message] = []
     app = sending(start_message(*headers), raising(failure))
     with pytest.raises(failure):

@@ -1,4 +1,4 @@
-"""ASGIFast's files in this process: handed to the server or read, ranges, and their options."""
+"""ASGIFast's files in this process: by the server or by reads, ranges, and options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 @pytest.fixture
 def digits(tmp_path: Path) -> str:
-    """The path of a file of ten bytes."""
+    """Return the path of a file of ten bytes."""
     (tmp_path / "f").write_bytes(b"0123456789")
     return str(tmp_path / "f")
 
@@ -140,11 +140,11 @@ def test_gzip_middleware_compresses_files_as_bytes(tmp_path: Path, pathsend: boo
     assert pathsend or gzip.decompress(response.body) == path.read_bytes()
 
 
-# The client, while a file is read and sent
+# The client while a file is read and sent
 
 
 def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Received:
-    """Run an app on a server. receive() returns these messages, and only one call may wait."""
+    """Run an app on a server. receive() returns these messages. Only one call of it may wait."""
     response = Received()
 
     async def run() -> None:
@@ -155,7 +155,7 @@ def sending_and_receiving(app: Any, incoming: list[Message], scope: Scope) -> Re
             receiving += 1
             assert receiving == 1, "two wait for the server at once"
             try:
-                if incoming[:1] != [GONE]:  # a server returns it at once, on every call
+                if incoming[:1] != [GONE]:  # a server returns the message at once, on every call
                     await asyncio.sleep(0)
                 if not incoming:
                     await asyncio.Event().wait()

@@ -23,11 +23,11 @@ FILE_BYTES = 40_000_000
 
 
 class Server:
-    """The other side of an app's receive() and send()."""
+    """The server's receive() and send() for an app."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
-        # The results of receive(), which then waits for ever.
+        # The results of receive(). After them it waits for ever.
         self.incoming: list[Message | Exception] = []
         self.on_send: Callable[[Message], None] = self.sent.append
 
@@ -62,14 +62,14 @@ async def test_messages_of_one_turn_become_one() -> None:
         START,
         body(b"a"),
         body(b"b"),
-        lambda: server.until(lambda: server.bodies == [b"ab"]),  # though nothing else is sent
+        lambda: server.until(lambda: server.bodies == [b"ab"]),  # although no other message is sent
         body(b"c"),
         lambda: server.until(lambda: server.bodies == [b"ab", b"c"]),
         body(b"d"),
         body(b"e", more=False),
     )
     await server.call(app)
-    # The task of the app sends the last one.
+    # The task of the app sends the last message.
     assert server.bodies == [b"ab", b"c", b"d", b"e"]
     assert [message["more_body"] for message in server.sent[1:]] == [True, True, True, False]
 
@@ -80,7 +80,7 @@ async def test_headers_of_a_stream_leave_without_a_message() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(START)
         assert not server.sent
-        await server.until(lambda: server.sent == [START])  # though nothing else is sent
+        await server.until(lambda: server.sent == [START])  # although no other message is sent
         await send(body(b"late", more=False))
 
     await server.call(app)
@@ -177,7 +177,7 @@ async def test_order_stays_behind_a_coalesced_message(following: Message) -> Non
         async with anyio.create_task_group() as group:
             group.start_soon(send_second)
             await checkpoints(10)
-            assert len(server.sent) == 1  # backpressure: nothing overtakes
+            assert len(server.sent) == 1  # backpressure: no message overtakes another
             go_on.set()
 
     await ASGIFast(app)(scope_of(), server.receive, slow_send)
@@ -215,7 +215,7 @@ async def test_cancelled_app_sends_no_more() -> None:
     server = Server()
 
     with anyio.CancelScope() as scope_to_cancel:
-        # The headers are sent, and the loop is idle again.
+        # The headers have been sent, and the loop is idle again.
         quiet, cancel = partial(checkpoints, 20), scope_to_cancel.cancel
         await server.call(sending(START, quiet, body(b"coalesced"), cancel, checkpoints))
     await checkpoints(20)
@@ -271,7 +271,7 @@ async def test_coalesced_messages_keep_the_apps_context() -> None:
 
 @pytest.fixture
 def sparse(tmp_path: Path) -> str:
-    """The path of a file of FILE_BYTES zeros."""
+    """Return the path of a file of FILE_BYTES zeros."""
     path = tmp_path / "sparse"
     path.touch()
     os.truncate(path, FILE_BYTES)
@@ -291,7 +291,7 @@ async def test_reading_a_file_stops_when_the_client_has_left(
 
 
 async def test_other_tasks_have_turns_while_a_file_is_sent(sparse: str) -> None:
-    """A read from memory never suspends. Nor does the send() of this server."""
+    """A read from memory never suspends, and this server's send() never suspends."""
     server = Server()
     turns = 0
 

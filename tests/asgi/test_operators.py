@@ -109,7 +109,7 @@ def test_drain_fails_readiness_and_serves_on(stack: str) -> None:
             response = idle.request("/")
             assert (response.status, response.header("Connection")) == (200, "close")
         assert server.process.poll() is None
-        server.process.send_signal(signal.SIGINT)  # ends the drain
+        server.process.send_signal(signal.SIGINT)  # this request ends the drain
         server.process.wait(20)
 
 
@@ -156,7 +156,7 @@ def test_request_that_waits_too_long_gets_503(stack: str, tmp_path: Path) -> Non
 
         def refused() -> bool:
             with Connection(server.address) as connection:
-                for _ in range(100):  # by then the event loop is known to be idle
+                for _ in range(100):  # the event loop is known to be idle by then
                     assert version == "HTTP/2" or connection.request("/").status == 200
             began = tmp_path / str(time.monotonic_ns())
             with Connection(server.address) as connection:
@@ -171,7 +171,7 @@ def test_request_that_waits_too_long_gets_503(stack: str, tmp_path: Path) -> Non
 
 @each_stack
 def test_requests_of_many_new_connections_are_shed(stack: str) -> None:
-    """The event loop is never late then, since uvloop accepts one connection at a time."""
+    """On uvloop the event loop is never late, since uvloop accepts one connection at a time."""
     command, _ = STACKS[stack]
     with serving(command, queue_timeout_s=0.3) as server, contextlib.ExitStack() as closes:
         clients = [closes.enter_context(Connection(server.address)) for _ in range(80)]
@@ -184,7 +184,10 @@ def test_waiting_request_of_a_gone_client_is_dropped(tmp_path: Path) -> None:
     with serving(STACKS["httptools"][0], queue_timeout_s=30) as server:
 
         def dropped() -> bool:
-            """Whether the app did not get it. It waits for 0.4 s, or less on a busy machine."""
+            """Return whether the request did not reach the app.
+
+            The app waits for 0.4 s, or less on a busy machine.
+            """
             number = time.monotonic_ns()
             began = tmp_path / str(number)
             with Connection(server.address) as connection:

@@ -1,4 +1,4 @@
-"""The names that asgifast exports, and their dependencies."""
+"""The names that asgifast exports, and the packages that it imports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_h11_needs_no_httptools() -> None:
 
 
 def test_gunicorns_worker_runs_the_protocol() -> None:
-    """There is no warning, unlike with uvicorn's own module for gunicorn."""
+    """The worker prints no warning, unlike uvicorn's own module for gunicorn."""
     code = (
         "from asgifast.uvicorn import HttpToolsProtocol\n"
         "from asgifast.workers import FastUvicornWorker\n"

@@ -1,4 +1,4 @@
-"""http.response.pathsend is offered to an app if every layer of it is known to support it."""
+"""http.response.pathsend is offered to an app if all its layers are known to support it."""
 
 from __future__ import annotations
 

@@ -111,7 +111,8 @@ def seen_by_client(status: int, headers: dict[str, str], body: bytes) -> tuple[o
     deflated = "x-deflated" in headers
     if deflated and body:
         decoders.append(zlib.decompress)
-    if not body.startswith(b"\x1f\x8b"):  # of gzip: the last coding is decoded first
+    # The header names gzip: a client decodes the last coding first
+    if not body.startswith(b"\x1f\x8b"):
         decoders.reverse()
     for decode in decoders:
         body = decode(body)
@@ -119,7 +120,7 @@ def seen_by_client(status: int, headers: dict[str, str], body: bytes) -> tuple[o
 
 
 def request(app: ASGIApp, path: str, method: str, headers: dict[str, str]) -> Any:
-    """Return the response to a request, or the type of the error if the app fails."""
+    """Return the response to a request, or the type of the app's error."""
     scope = {**scope_of(path, method, host="a", **headers), "extensions": {}}
     try:
         response = call(app, scope, whole=False, body=b"")
@@ -128,7 +129,7 @@ def request(app: ASGIApp, path: str, method: str, headers: dict[str, str]) -> An
             error = inner[0]
         return type(error).__name__, 0
     found = {name.lower(): value for name, value in response.headers}
-    body = b"" if method == "HEAD" else response.body  # as a server does
+    body = b"" if method == "HEAD" else response.body  # like a server
     return seen_by_client(response.status, found, body), len(body)
 
 
@@ -176,7 +177,7 @@ def test_our_protocols_change_no_response_of_any_stack(
             assert size <= raw_bytes
 
 
-# The server still sends the files
+# The server sends the files with the offer
 
 
 @pytest.mark.parametrize("protocol", [H11Protocol, HttpToolsProtocol])
@@ -206,12 +207,15 @@ def test_our_protocols_send_files_of_known_apps(
             assert received is not None
             status, body, *_ = seen_by_client(*received)
             assert (status, body) == (200, TEXT)
-            # ASGIFast passes on an open file if it has planned for ranges.
+            # ASGIFast passes an open file on if it has planned ranges.
             assert bool(opened) is expected, (app, path)
 
 
 def test_unknown_middleware_fails_with_pathsend(texts: Path) -> None:
-    """With the offer, these apps fail. So the middleware of the tests does not support it."""
+    """These apps fail with the offer.
+
+    So the middleware of the tests does not support the extension.
+    """
     for name in ("reads_the_body", "Counting", "Dropping"):
         app = ASGIFast(starlette(texts, name), pathsend=True)
         outcome, _ = request(app, "/file/text.txt", "GET", {})

@@ -1,4 +1,6 @@
-"""Small messages under the uvicorn protocols in this process: which are delayed, how long."""
+"""Small messages under the uvicorn protocols in this process: which of them are delayed, and how
+long.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 
 
 async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path) -> None:
-    """They are in order with files of both kinds. An empty message does not end them."""
+    """Messages keep their order with files of both kinds.
+
+    An empty message does not end the response.
+    """
     sizes = {"small": 1000, "large": 100_000}
     data = {name: os.urandom(size) for name, size in sizes.items()}
     for name, content in data.items():
@@ -47,7 +52,7 @@ async def test_coalesced_messages_are_whole_chunks(protocol: Any, tmp_path: Path
 
 async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
     arrived = asyncio.Event()
-    # The headers are sent, and the loop is idle again.
+    # The headers have been sent, and the loop is idle again.
     app = sending(
         start_message(length(10)), turns, body(b"small"), arrived.wait, body(b"-last", False)
     )
@@ -82,7 +87,7 @@ async def test_refused_delayed_message_is_logged_at_the_end(
 
 @pytest.mark.parametrize("size", [5, 20_000])
 async def test_buffer_reused_by_the_app_is_sent_as_it_was(protocol: Any, size: int) -> None:
-    """ASGI requires bytes, but uvicorn sends a bytearray as well."""
+    """ASGI requires bytes. uvicorn sends a bytearray as well."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(start_message(length(3 * size)))
@@ -101,7 +106,7 @@ async def test_buffer_reused_by_the_app_is_sent_as_it_was(protocol: Any, size: i
 
 @pytest.mark.usefixtures("timeless_coalescing")
 async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> None:
-    """A middleware that passes messages between tasks has this effect."""
+    """Middleware that passes messages between tasks has this effect."""
     sent = [b"<%d>" % number for number in range(200)]
     steps = [step for each in sent for step in (body(each), partial(turns, 3))]
     app = sending(start_message(), *steps, body(b"", False))
@@ -116,7 +121,7 @@ async def test_protocol_coalesces_messages_some_turns_apart(protocol: Any) -> No
 async def test_small_messages_of_asgifast_pass_no_send(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the protocol delays them. So a stock protocol is not faster."""
+    """Only the protocol delays the messages. So a stock protocol is not faster."""
     passed = 0
     original = Response.send
 
@@ -138,7 +143,10 @@ async def test_small_messages_of_asgifast_pass_no_send(
 async def test_lone_messages_schedule_nothing(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An app that waits before each message sends such. Many in one turn are coalesced again."""
+    """An app that waits before each message sends lone messages.
+
+    Many messages in one turn are joined again.
+    """
     scheduled: list[int] = []
     schedule = OutputQueue._schedule
 

@@ -1,4 +1,4 @@
-"""The uvicorn protocols in this process: files, ranges of them, and clients that disconnect."""
+"""The uvicorn protocols in this process: files, their ranges, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_malformed_request_behind_keeps_the_response(
             response = await client.until(b"hello")
             assert response.startswith(b"HTTP/1.1 200 ")
         refused = await client.to_end()
-        # The httptools protocol closes the connection, as uvicorn's own does after a response.
+        # The httptools protocol closes the connection, like uvicorn's own does after a response.
         is_logged = protocol.__name__ != "HttpToolsProtocol"
         assert refused[:13] == (b"HTTP/1.1 400 " if is_logged else b"")
 
@@ -90,7 +90,7 @@ async def test_malformed_request_behind_keeps_the_response(
 async def test_client_leaving_a_file_does_not_stop_the_app(
     protocol: Any, sparse: Path, kind: str
 ) -> None:
-    """The app goes on, as it does when it sends bytes."""
+    """The app continues, like an app that sends bytes."""
     finished = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +113,7 @@ async def test_client_gone_before_a_file_does_not_stop_app(
     protocol: Any, large: Path, opened: io.BufferedReader, kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The kernel refuses the first byte of the file."""
+    """The kernel rejects the first byte of the file."""
     finished = asyncio.Event()
 
     message = {"type": kind, "path": str(large), "file": opened}
@@ -126,7 +126,10 @@ async def test_client_gone_before_a_file_does_not_stop_app(
 
 
 async def test_headers_with_length_leave_with_what_follows(protocol: Any, large: Path) -> None:
-    """They leave with any next message, at any time. They leave alone if no message follows."""
+    """Delayed messages leave with the next message, whenever it comes.
+
+    They leave alone if no message follows.
+    """
     may_go_on = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,7 +171,7 @@ async def test_headers_with_length_leave_with_what_follows(protocol: Any, large:
 
 @pytest.mark.parametrize("target", ["/hello", "/pathsend", "/ours", "/stream"])
 async def test_reset_connection_leaves_no_cycle(protocol: Any, large: Path, target: str) -> None:
-    """Neither the keep-alive timer nor a reference cycle keeps the connection in memory."""
+    """The connection is freed at once: no keep-alive timer and no reference cycle refers to it."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if target == "/ours":
@@ -188,7 +191,7 @@ async def test_reset_connection_leaves_no_cycle(protocol: Any, large: Path, targ
         await turns()
         if target == "/hello":
             await client.send(HELLO)
-            await turns()  # its response stays unread: so closing is a reset
+            await turns()  # the client does not read its response, so closing the socket is a reset
         [connection] = client.state.connections
         left = weakref.ref(connection)
         del connection
@@ -247,7 +250,7 @@ async def test_file_ending_early_closes_whatever_app_does(
 async def test_file_given_up_by_the_app_closes(
     protocol: Any, large: Path, full: bool, sendfile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client would read its next bytes as part of the announced body."""
+    """The client would read the bytes that follow as part of the declared body."""
     if not sendfile:
         monkeypatch.setattr(os, "sendfile", refuse_sendfile)
 
@@ -273,7 +276,7 @@ async def test_file_given_up_by_the_app_closes(
 
 
 async def test_headers_of_a_generator_are_read_once(protocol: Any, large: Path) -> None:
-    """A generator of headers is read once: by us for the length, and by uvicorn for the headers."""
+    """A generator of headers is read once: asgifast needs the length, and uvicorn the headers."""
     headers = (header for header in [length(100_000)])
     app = sending({**start_message(), "headers": headers}, pathsend(large))
     async with serving(protocol, app) as client:
@@ -366,7 +369,7 @@ async def test_parts_of_a_file_are_sent_and_closed(protocol: Any, large: Path, k
 
 
 async def test_head_taken_for_get_has_no_file_bytes(protocol: Any, large: Path) -> None:
-    """As middleware does for apps that do not support HEAD."""
+    """Middleware does this for apps that do not support HEAD."""
     file = FileResponse(large)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The uvicorn protocols in this process: files where there is no sendfile."""
+"""The uvicorn protocols in this process: files without sendfile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_files_are_read_where_there_is_no_sendfile(
 async def test_files_are_read_where_sendfile_cannot_be_used(
     protocol: Any, large: Path, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TLS is such a case."""
+    """Over TLS there is no sendfile."""
     monkeypatch.setattr(output, "HAS_EPOLL", False)
     data = large.read_bytes()
     expected = data[1000:1_001_000] + data[5:105] + data
@@ -106,7 +106,7 @@ async def test_client_that_does_not_read_holds_up_reading(
     if sendfile == "refused":
         monkeypatch.setattr(os, "sendfile", refuse_sendfile)
     else:
-        monkeypatch.setattr(output, "HAS_EPOLL", False)  # as over TLS
+        monkeypatch.setattr(output, "HAS_EPOLL", False)  # as if over TLS
     started, finished = asyncio.Event(), asyncio.Event()
     read = 0
     preadv, pread = os.preadv, os.pread
@@ -136,7 +136,7 @@ async def test_client_that_does_not_read_holds_up_reading(
         else:
             assert await client.body(TOO_MUCH) == bytes(TOO_MUCH)
         await finished.wait()
-        while leaves and client.state.tasks:  # the transfer of the file
+        while leaves and client.state.tasks:  # the task that transfers the file
             await asyncio.sleep(0)
         assert (read < 3_000_000) == leaves
 

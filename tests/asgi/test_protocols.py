@@ -66,7 +66,7 @@ async def test_client_that_does_not_read_holds_up_the_app(
 
 @pytest.mark.parametrize("more", [True, False], ids=["next", "last"])
 async def test_message_beyond_the_length_is_refused_alone(protocol: Any, more: bool) -> None:
-    """Small messages are delayed and joined. The messages before the mistake are sent."""
+    """Small messages are delayed and joined. The messages before the wrong one are sent."""
     seen: list[str] = []
     delayed = sending(start_message(length(3)), part(b"a"), part(b"b"))
 
@@ -146,7 +146,7 @@ async def test_message_before_the_headers_is_refused(
 async def test_messages_for_a_gone_client_are_dropped(
     protocol: Any, large: Path, chunked: bool
 ) -> None:
-    """Later messages are dropped without an error, as in uvicorn's own send()."""
+    """Later messages are dropped without an error, like in uvicorn's own send()."""
     finished = asyncio.Event()
     size = 1000 * 100 + 2 * LARGE_BYTES
 
@@ -176,7 +176,10 @@ async def test_messages_for_a_gone_client_are_dropped(
 async def test_simple_response_leaves_while_its_app_goes_on(
     protocol: Any, method: str, data: bytes
 ) -> None:
-    """An app with a background task sends two messages. Without a body there is one write."""
+    """An app with a background task sends two messages.
+
+    A response without a body takes one write.
+    """
     arrived = asyncio.Event()
     app = sending(start_message(length(len(data))), part(data, False), arrived.wait)
     async with serving(protocol, app) as client:
@@ -262,7 +265,10 @@ async def test_extensions_are_each_requests_own(protocol: Any) -> None:
 
 
 async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path) -> None:
-    """The WebSocket has the real transport. No descriptor stays open, even after a file."""
+    """The WebSocket protocol gets the real transport.
+
+    No descriptor stays open, even after a file.
+    """
     transports: list[Any] = []
     Upgraded.transports = transports
     app = sending(start_message(length(LARGE_BYTES)), pathsend(large))
@@ -282,7 +288,7 @@ async def test_upgraded_connection_is_uvicorns_alone(protocol: Any, large: Path)
 async def test_client_leaving_pipeline_disconnects_the_first(
     protocol: Any,
 ) -> None:
-    """Otherwise the app would send to a closed connection without an end."""
+    """Otherwise the app would send to a closed connection for ever."""
     seen: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

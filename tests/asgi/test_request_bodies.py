@@ -38,7 +38,7 @@ def messages(pieces: list[bytes]) -> list[Message]:
 
 
 async def talk(app: ASGIApp, scope: Scope, received: list[Message]) -> Received:
-    """Call an app with these messages. Then the client waits for its response."""
+    """Call an app with these messages. After them the client waits for its response."""
     response = Received()
 
     async def receive() -> Message:
@@ -216,7 +216,7 @@ async def test_asgi_app_with_begun_response_gets_the_error() -> None:
 
 
 def test_streaming_response_is_whole_within_the_limit() -> None:
-    """Starlette receives the body meanwhile, to detect a disconnect."""
+    """Starlette reads the body at the same time, to detect a disconnect."""
 
     async def stream(request: Request) -> StreamingResponse:
         async def parts() -> Any:
@@ -262,7 +262,10 @@ def test_wrong_coding_is_refused_before_the_app_runs() -> None:
 def test_response_is_ended_once_the_client_is_silent(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The headers and the whole body are sent at once, so that the client can stop sending."""
+    """The client sends the headers and the whole body at once.
+
+    So the client is not sending any more.
+    """
     monkeypatch.setattr(closing, "LINGER_S", 0.05)
     sent: list[Message] = []
     received_after: list[int] = []

@@ -147,7 +147,7 @@ def test_path_is_opened_in_a_thread_unless_lately(
 
 
 def test_slow_download_keeps_no_plan(tmp_path: Path) -> None:
-    """Its headers take a kilobyte until the slowest client has read the file."""
+    """The headers would take a kilobyte until the slowest client has read the file."""
     path = tmp_path / "large"
     path.write_bytes(b"x" * 3_000_000)
     counted: list[int] = []

@@ -1,4 +1,4 @@
-"""Uses of send() by apps, under ASGIFast on uvicorn's protocols, and under ours."""
+"""Uses of send() by apps, under ASGIFast on uvicorn's protocols, and under asgifast's protocols."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def _answer(stack: Stack, app: ASGIApp, end: bytes = b"ok", request: bytes
 
 
 async def test_whole_body_waits_for_no_end_of_response(stack: Stack) -> None:
-    """The response is complete when the app says so, and receive() waits for that."""
+    """The response is complete after the app's last message, and receive() waits for the end."""
     has_arrived = asyncio.Event()
     received: list[Message] = []
 
@@ -155,7 +155,7 @@ async def test_headers_changed_later_are_sent_as_they_were(stack: Stack) -> None
 
 @pytest.mark.parametrize("declared", [True, False])
 async def test_headers_of_any_iterable_are_sent_by_uvicorn(stack: Stack, declared: bool) -> None:
-    """Sanic's headers are a generator."""
+    """Sanic passes a generator as the headers."""
     headers = (each for each in [(b"x", b"y"), *[length(2)] * declared])
     app = sending({**start_message(), "headers": headers}, message(b"ok", False))
     response = await _answer(stack, app, end=b"ok" if declared else b"ok\r\n0\r\n\r\n")
@@ -227,7 +227,7 @@ async def test_headers_that_are_none_are_refused_at_once(stack: Stack, headers: 
 async def test_headers_without_body_wait_until_app_ended(
     ends: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Then uvicorn logs an incomplete response, or sends a 500."""
+    """uvicorn then logs an incomplete response, or sends a 500."""
     fails = [raising(RuntimeError, "of the app")] if ends == "raises" else []
     app = sending(start_message(length(2)), *fails)
     async with serving(HttpToolsProtocol, app) as client:

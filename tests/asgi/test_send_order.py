@@ -48,7 +48,7 @@ def task(send: Send, message: Message) -> asyncio.Task[None]:
 
 
 async def is_given_up(send: Send, message: Message) -> bool:
-    """Without wait_for(), which takes a turn of the loop even if nothing waits."""
+    """Continue without wait_for(), which takes a turn of the loop even if nothing waits."""
     this = asyncio.current_task()
     assert this is not None
     giving_up = asyncio.get_running_loop().call_later(SHORT_S, this.cancel)
@@ -73,7 +73,7 @@ async def body_of(client: Client, *, chunked: bool, size: int = 0) -> bytes:
 async def test_gathered_messages_keep_their_order(
     stack: Stack, chunked: bool, start_first: bool
 ) -> None:
-    """All send() are called before any of them runs."""
+    """All calls of send() are made before any of them runs."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         sending = [start(send, length=None if chunked else 4)]
@@ -91,7 +91,7 @@ async def test_gathered_messages_keep_their_order(
 
 @pytest.mark.parametrize("count", range(4))
 async def test_messages_of_one_task_each_keep_their_order(stack: Stack, count: int) -> None:
-    """The messages are so many turns of the loop apart."""
+    """The messages are some turns of the loop apart."""
     messages = [b"<%d>" % number for number in range(12)]
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +110,10 @@ async def test_messages_of_one_task_each_keep_their_order(stack: Stack, count: i
 
 
 async def test_message_behind_an_end_that_waits_is_refused(stack: Stack) -> None:
-    """The end waits for the client. Then another task sends, and the client reads again."""
+    """The end of the response waits for the client.
+
+    Then another task sends, and the client reads again.
+    """
     refused: list[str] = []
     waits = asyncio.Event()
 
@@ -174,7 +177,7 @@ async def test_cancelled_send_takes_no_earlier_message(stack: Stack, given_up: s
 async def test_headers_that_wait_are_sent_once(
     stack: Stack, parts: tuple[bytes, ...], way: str
 ) -> None:
-    """Its request is pipelined after one with a response that the client does not read."""
+    """The request is pipelined after a request whose response the client does not read."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/":
@@ -235,7 +238,7 @@ async def test_message_beside_a_file_is_sent_behind_it(stack: Stack, chunked: bo
                 data = await reading
             else:
                 data = await body_of(client, chunked=False, size=TOO_MUCH + 3)
-                small_is_read.set()  # it arrived without the app's next message
+                small_is_read.set()  # it arrived although the app sent no other message
                 data += await client.exactly(1)
             assert data[TOO_MUCH:] == b"<m>."
             assert not data[:TOO_MUCH].strip(b"\0")
@@ -264,9 +267,9 @@ async def test_cancelled_send_releases_order() -> None:
     assert passed == [0]
     tasks[1].cancel()  # while it waits
     await turns()
-    tasks[0].cancel()  # lets the next one through,
+    tasks[0].cancel()  # lets the next message through,
     await asyncio.sleep(0)
-    tasks[2].cancel()  # which is cancelled before it goes on
+    tasks[2].cancel()  # and is cancelled before it continues
     await turns()
     assert passed in ([0, 3], [0, 2, 3])
     goes.set()

@@ -1,4 +1,4 @@
-"""The limit and the metrics are in force with every way to start a server."""
+"""The body limit and the metrics work with every way to start a server."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ GUNICORN = (
     "{} small:app"
 )
 NAME = UVICORN.format("HttpToolsProtocol", "")
-# The start of the server, as a script or arguments of Python. Then the place of its options.
+# How the server is started: a script, or arguments of Python. Then the place of the options.
 STARTS = {
     "a class": (CLASS.format(protocol="HttpToolsProtocol"), "environment"),
     "h11's class": (CLASS.format(protocol="H11Protocol"), "environment"),
@@ -102,7 +102,7 @@ STARTS = {
 
 
 def _argv(start: str, place: str, folder: Path, limit: str, metrics: str) -> list[str]:
-    """Return the command, and write the files that it needs."""
+    """Return the command of the server, and write the files that it needs."""
     (folder / "small.py").write_text(APP)
     if place in (".env", "conf.py"):
         lines = [f"{LIMIT}={limit}", f"{HEALTH}=/livez"]
@@ -149,7 +149,7 @@ def test_limit_is_in_force_for_a_preloaded_app(tmp_path: Path) -> None:
 
 
 TOO_EARLY = "import prometheus_client" + CLASS.format(protocol="HttpToolsProtocol")
-# The start of a server, the place of its options, its limit, and whether it has metrics.
+# How the server is started, the place of its options, its limit, and whether it has metrics.
 IMPOSSIBLE = {
     "a class": (STARTS["a class"][0], "environment", "many", False),
     "a name": (NAME, "environment", "many", False),

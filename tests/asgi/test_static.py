@@ -1,4 +1,7 @@
-"""The two StaticFiles send equal responses, with all headers. Then come ASGI-only features."""
+"""The WSGI and the ASGI StaticFiles send equal responses.
+
+The last tests are of features that only ASGI has.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ REQUESTS: list[dict[str, str]] = [
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of files, precompressed files, and files that must not be served."""
+    """Return a folder of files, precompressed files, and files that must not be served."""
     root = tmp_path_factory.mktemp("twins") / "site"
     (root / "docs").mkdir(parents=True)
     (root / "index.html").write_text("<h1>home</h1>")
@@ -90,7 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "version").symlink_to("/proc/version")  # it reports no size
     (root / "drawing.svgz").write_bytes(gzip.compress(b"<svg/>"))
     os.mkfifo(root / "fifo")
-    past = time.time() - 3600  # settled: small files are cached
+    past = time.time() - 3600  # these files are old, so small files are cached
     for path in [*root.rglob("*"), root]:
         os.utime(path, (past, past), follow_symlinks=False)
     return root
@@ -199,7 +202,7 @@ def test_redirect_to_a_folder_keeps_the_query(site: Path) -> None:
 def test_root_path_is_taken_off_where_it_is_there(
     site: Path, root: str, path: str, status: int
 ) -> None:
-    """The path starts with root_path, as ASGI now requires, or excludes it."""
+    """The path starts with root_path, as the ASGI specification now requires, or excludes it."""
     scope = {**scope_of(path), "root_path": root}
     assert call(asgifast.StaticFiles(directory=site), scope).status == status
 
@@ -268,7 +271,7 @@ def test_cached_file_that_has_changed_blocks_no_loop(
     tmp_path: Path, size: int, blocking_calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small file is read again for its body, a large one for its entity tag."""
-    monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)  # cached at once
+    monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)  # the file is cached at once
     app = asgifast.StaticFiles(directory=tmp_path, etag="content")
     file = tmp_path / "file"
     for content in (b"a" * size, b"b" * (size + 1)):

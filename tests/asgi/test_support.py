@@ -20,7 +20,7 @@ from .servers import SERVERS, asgi_server
 
 
 class Subject:
-    """The arguments for the blocking functions."""
+    """Return the arguments for the blocking functions."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "file")
@@ -65,7 +65,7 @@ BLOCKING: dict[str, Callable[[Subject], object]] = {
 
 
 def found_in(run: Callable[[], object], *, blamed: str = __file__) -> list[str]:
-    """Return the blocking calls of this or another module while a function runs."""
+    """Return the blocking calls of a module while a function runs."""
     found: list[str] = []
     with watch(found.append, blamed=(blamed,)):
         run()
@@ -133,10 +133,10 @@ def test_sendfile_from_the_disk_is_found(subject: Subject) -> None:
 
     def attempt() -> list[str]:
         os.fsync(subject.fd)
-        # The kernel may ignore it while it is using the pages.
+        # The kernel may ignore it while it uses the pages.
         os.posix_fadvise(subject.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         found.extend(found_in(lambda: asyncio.run(run())))
-        # If they were not read, they would keep the page in memory.
+        # Unread bytes would keep the page in memory.
         assert subject.peer.recv(100) == b"data"
         return found
 

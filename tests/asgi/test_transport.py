@@ -114,7 +114,7 @@ async def test_reset_connection_is_closed_though_none_reads() -> None:
 async def test_second_close_waits_for_no_sending_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server ends."""
+    """The server shuts down."""
     monkeypatch.setattr(closing, "LINGER_S", 0.5)
     monkeypatch.setattr(closing, "_LINGERS_MOST_S", 3600.0)
     async with connected() as (transport, client):
@@ -169,7 +169,7 @@ async def test_delayed_message_leaves_with_a_later_write() -> None:
 
 
 async def test_message_delayed_by_a_response_is_its_own() -> None:
-    """Over HTTP/2, all delayed messages are sent in one write when the shortest delay ends."""
+    """Over HTTP/2, all delayed messages are sent in one write at the end of the shortest delay."""
 
     async with connected() as (transport, _client):
         written: list[bytes] = []
@@ -228,7 +228,7 @@ async def test_other_methods_are_the_real_transports() -> None:
 async def test_lost_connection_releases_no_send_buffer(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The timer for a quick client finds a closed socket. uvloop raises ValueError for it."""
+    """The timer of a quick client finds a closed socket. uvloop then raises ValueError."""
     if loop == "uvloop":
         pytest.importorskip("uvloop")
     fired = asyncio.Event()

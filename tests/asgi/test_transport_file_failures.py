@@ -1,4 +1,4 @@
-"""Files on an OutputQueue that are not sent whole: lost connections and errors."""
+"""Files on an OutputQueue that are not sent completely: lost connections and errors."""
 
 from __future__ import annotations
 
@@ -99,7 +99,10 @@ async def test_file_behind_slow_close_is_refused(fd: int) -> None:
 async def test_closed_descriptor_is_not_used_by_a_thread(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is lost while a thread sends. Another file may have the number then."""
+    """The connection is lost while a thread sends.
+
+    Its descriptor's number may then belong to another file.
+    """
     sending_begun, lost = threading.Event(), threading.Event()
     sent_to: list[int] = []
     sendfile = os.sendfile
@@ -132,7 +135,7 @@ async def test_file_that_is_cut_off_ends_the_connection(
     fd: int, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched: set[int] = set()
-    closed_while_watched: list[int] = []  # the next connection may get the number
+    closed_while_watched: list[int] = []  # the next connection may get the same number
     close = socket.socket.close
 
     def noted_close(sock: socket.socket) -> None:
@@ -190,7 +193,10 @@ async def test_file_whose_turn_never_comes_raises(fd: int, end: str) -> None:
 async def test_early_sendfile_error_lets_another_way(
     fd: int, monkeypatch: pytest.MonkeyPatch, before: list[str]
 ) -> None:
-    """Before the first byte, the file is read instead. Later it can no longer be sent."""
+    """Before the first byte, the queue reads the file instead.
+
+    After a part was sent, the response fails.
+    """
     sendfile, outcomes = os.sendfile, iter(before)
 
     def failing(*args: Any) -> int:

@@ -1,4 +1,4 @@
-"""Files on an OutputQueue: their place, the disk, and when the socket is full."""
+"""Files on an OutputQueue: their order, slow disks, and full sockets."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_send_buffer_grows_for_a_quick_client_alone(
 
     assert is_limited_after(0.0)
     assert not is_limited_after(60.0)
-    # Slow when it is first waited for, and quick then.
+    # The client is slow at the first wait, and quick after that.
     clock = itertools.chain([0.0, 1.0], itertools.repeat(1.0))
     monkeypatch.setattr(file_transfer, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     assert not is_limited_after(0.5)
-    # Quick and slow in turn, like a slow client with a quick first receive.
+    # The client is quick and slow alternately, like a slow client with a quick first receive.
     clock = itertools.chain.from_iterable([float(n)] * 2 for n in itertools.count())
     assert is_limited_after(0.5)
 
@@ -84,7 +84,7 @@ def test_send_buffer_grows_for_a_quick_client_alone(
 async def test_byte_not_in_memory_is_not_sent_on_the_loop(
     fd: int, monkeypatch: pytest.MonkeyPatch, cold: tuple[int, int]
 ) -> None:
-    """A part of the file is in memory, and the disk does not read ahead."""
+    """A part of the file is in the page cache, and the kernel does not read ahead."""
     page = 4096
     in_memory = bytearray(b"y" * (FILE_BYTES // page))
     waited: list[bool] = []
@@ -124,7 +124,7 @@ def on_the_loop() -> bool:
 async def test_unknown_file_system_is_not_read_on_the_loop(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FUSE and others refuse RWF_NOWAIT, and may take any time for a page."""
+    """FUSE and other file systems reject RWF_NOWAIT, and may need any time for a page."""
     on_loop: list[bool] = []
     sendfile = os.sendfile
 
@@ -146,7 +146,7 @@ async def test_unknown_file_system_is_not_read_on_the_loop(
 async def test_headers_taken_in_pieces_wait_for_the_file(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each piece waits in the kernel for the next. No packet has the headers alone."""
+    """The kernel delays each piece until the next one. No packet contains the headers alone."""
     start_message = b"head" * 100
     pieces: list[int] = []
     send = socket.socket.send
@@ -190,7 +190,9 @@ async def test_file_waits_for_what_is_coalesced(fd: int) -> None:
 
 
 async def test_file_keeps_its_place(fd: int) -> None:
-    """After more data than the socket takes, and before all data that is written meanwhile."""
+    """The file is sent after more data than the socket takes, and before data that is written
+    meanwhile.
+    """
     before, after = b"b" * 5_000_000, b"a" * 200_000
     size = FILE_BYTES - 100
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of framework wrappers."""
+"""Fixtures for the tests of framework wrappers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time that a request waited before it arrived, from the header of the proxy in front."""
+"""How long a request waited before it arrived, by the header of the proxy in front."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ARRIVED = 1_700_000_000.5
         ("1700000000", 0.5),
         ("1700000000250", 0.25),  # Heroku
         ("t=1700000000250000", 0.25),
-        ("1700000001", 0.0),  # the clocks differ
-        ("1699990000", None),  # a wrong clock or a made-up value
+        ("1700000001", 0.0),  # the proxy's clock is ahead
+        ("1699990000", None),  # a wrong clock or an invented value
         (None, None),
         ("", None),
         ("t=", None),

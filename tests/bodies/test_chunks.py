@@ -1,4 +1,4 @@
-"""Chunks: turned into bytes, joined, coalesced."""
+"""Chunks of bodies: converted to bytes, joined and coalesced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHUNK_LISTS = st.lists(
 
 
 def some_app() -> None:
-    """An app that error messages name."""
+    """An app whose name is in error messages."""
 
 
 def utf_8() -> str:
@@ -58,7 +58,7 @@ def test_large_chunks_are_not_copied() -> None:
 
 
 def test_joining_a_large_body_holds_one_block() -> None:
-    crumbs = [b"x" * 1000] * 100_000  # 100 MB to the client, one object here
+    crumbs = [b"x" * 1000] * 100_000  # 100 MB for the client, but one object here
     tracemalloc.start()
     try:
         sent = sum(map(len, bodies.few_chunks(crumbs, convert)[0]))
@@ -168,7 +168,7 @@ def test_slow_stream_is_never_delayed() -> None:
 
     for sent, chunk in enumerate(bodies.coalesced(app(), clock), start=1):
         assert chunk == b"event"
-        assert sent == made  # the app was not called while a chunk waited
+        assert sent == made  # the app was not called while a chunk was delayed
     assert made == 50
 
 
@@ -184,7 +184,7 @@ def test_chunks_before_an_error_are_sent() -> None:
 
 
 def test_empty_chunks_do_not_make_a_stream_quick() -> None:
-    """The first byte leaves at once. Until then the app may still replace the headers."""
+    """The first byte is sent at once. Until then the app may replace the headers."""
     made = 0
 
     def chunks() -> Iterator[bytes]:

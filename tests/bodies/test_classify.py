@@ -1,4 +1,4 @@
-"""The kind of a body, from its type."""
+"""How a body is classified by its type."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class BytesOfOnesOwn(bytes):
 
 
 class MarkedUp(str):
-    """Like the text of a template engine."""
+    """An iterator of str, like the text of a template engine."""
 
 
 class Report:
-    """Has a read() without an argument."""
+    """A body whose read() takes no argument."""
 
     def __iter__(self) -> Iterator[bytes]:
         yield b"a"
@@ -77,7 +77,7 @@ class Closing(io.BytesIO):
 
 
 class Overridden(io.BytesIO):
-    """Has a read() on the instance."""
+    """A body with a read() on the instance."""
 
     def __init__(self) -> None:
         super().__init__(b"x")
@@ -182,7 +182,7 @@ def test_wrong_registration_is_refused(arguments: tuple[type, Callable[..., obje
 @pytest.mark.parametrize("name", [*module.FILE_WRAPPERS, *module._FILE_RANGES, *module._WRAPPERS])
 @pytest.mark.parametrize("has_read", [False, True])
 def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) -> None:
-    """A later release of its package might have such attributes."""
+    """A later release of the body's package might have such attributes."""
     module, _, kind = name.rpartition(".")
 
     def iterate(self: object) -> Iterator[bytes]:
@@ -193,7 +193,7 @@ def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) 
         methods["read"] = lambda self, size=-1: b""
     body: Any = type(kind, (), methods)()
     assert list(iterated(body)) == [b"chunk"]
-    if name.endswith("SegmentedBlocks"):  # our own
+    if name.endswith("SegmentedBlocks"):  # ours
         return
     assert classified(body) == (Stream, body)
     assert known_file(body) is None
@@ -232,7 +232,7 @@ def test_known_wrappers_are_unwrapped(name: str, file: IO[bytes]) -> None:
     assert classified(WRAPPERS[name](file), WRAPPERS[name]) == (File, file)
 
 
-# An app's own response to Range: bytes 100 to 299 of the file.
+# An app's own response to a Range header: bytes 100 to 299 of the file.
 RANGES: dict[str, Callable[[Any], Any]] = {
     "whitenoise": lambda file: whitenoise.responders.SlicedFile(file, 100, 299),
     "servestatic": lambda file: servestatic.responders.SlicedFile(file, 100, 299),

@@ -1,4 +1,4 @@
-"""Files in the server's own `wsgi.file_wrapper`, which reads them and never iterates."""
+"""Files in the server's own `wsgi.file_wrapper`. The server reads them and never iterates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 200_000
 
 
 class OwnNext(io.FileIO):
-    """Like the iterators of Zope."""
+    """A file with __iter__ and __next__ like Zope's iterators."""
 
     def __next__(self) -> bytes:
         return (self.read(65_536) or b"").upper()
@@ -67,7 +67,7 @@ def path(tmp_path: Path) -> Path:
 def test_iteration_counts_outside_a_wrapper_alone(path: Path, make: Callable[[Path], Any]) -> None:
     with make(path) as file:
         assert classified(file, FileWrapper)[0] is Stream
-        assert classified(FileWrapper(file), None)[0] is Stream  # not of this server
+        assert classified(FileWrapper(file), None)[0] is Stream  # the wrapper of another server
         shape, content = classified(FileWrapper(file), FileWrapper)
         assert (shape, content) == (File, file)
         segment = segment_of(content)

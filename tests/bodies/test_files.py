@@ -1,4 +1,4 @@
-"""The file objects and bodies that servers are given."""
+"""File objects and bodies as servers receive them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = bytes(range(256)) * 40
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file with DATA in it."""
+    """Return a file that contains DATA."""
     path = tmp_path / "file"
     path.write_bytes(DATA)
     return path
@@ -65,7 +65,7 @@ def test_slice_reads_as_a_file_of_its_size(
 
 def test_descriptor_of_a_slice_is_at_its_start(path: Path) -> None:
     file = path.open("rb")
-    file.read(1)  # a buffer's worth has been read from the descriptor
+    file.read(1)  # one buffer has been read from the descriptor
     part = FileSlice(FileSegment(file.fileno(), 1, 100), file)
     assert os.lseek(part.fileno(), 0, os.SEEK_CUR) == 1
     assert list(part) == [DATA[1:101]]
@@ -83,7 +83,7 @@ def test_slice_of_a_file_that_shrinks_raises(path: Path) -> None:
     assert part.read(1000) == DATA[100:150]
     with pytest.raises(FileTruncated, match=f"{len(DATA) - 150} of {len(DATA)}"):
         part.read(1000)
-    # A server that sends by descriptor gets it here.
+    # A server that sends by descriptor receives it here.
     with pytest.raises(FileTruncated):
         part.close()
     assert file.closed

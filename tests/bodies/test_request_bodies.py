@@ -1,4 +1,4 @@
-"""Request bodies with a limit, by WSGIFast alone and on live servers."""
+"""Request bodies with a limit, with WSGIFast alone and on live servers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ echo = answering(lambda environ: [environ["wsgi.input"].read()])
 
 
 def read_steps(source: Any, steps: Iterable[Any]) -> Iterator[bytes]:
-    """Read to the end, with the given calls first and then a read of all."""
+    """Read the body to its end: first by the given calls, and then all remaining bytes."""
     for way, size in steps:
         if way == "read":
             yield source.read(size)
@@ -285,7 +285,8 @@ CHUNKED = (
     "gunicorn-sync", "gunicorn-gthread", "gunicorn-fastworker", "gunicorn-gevent", "waitress",
     "fast-wsgiref", "fast-werkzeug", "cheroot", "pywsgi",
 )  # fmt: skip
-OTHERS = ("wsgiref", "werkzeug", "uwsgi", "mod_wsgi")  # do not decode chunks, as configured
+# These servers are configured to decode no chunks
+OTHERS = ("wsgiref", "werkzeug", "uwsgi", "mod_wsgi")
 APP = "tests.support.limited_app:wsgi"
 
 

@@ -1,4 +1,4 @@
-"""`report_slow_shapes`: which responses are examined, the warnings, and how often they appear."""
+"""`report_slow_shapes`: the examined responses, the warnings, and how often they appear."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CRUMB = b"0123456789"
 BLOCK = b"b" * 8192
 
 
-# The rule.
+# Rules
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ BLOCK = b"b" * 8192
         (BodySeen(Chunks([8192]), "iterator", file_bytes=8192), None),
         (BodySeen(Chunks([10] * 20), "iterator", is_events=True), "WF023"),
         (BodySeen(Chunks([10] * 20, [0.0, *[0.1] * 19]), "iterator"), "WF023"),
-        # on a busy machine
+        # the time may differ on a busy machine
         (BodySeen(Chunks([10] * 20, [0.0, *[0.1] * 19]), "messages", file_bytes=200), "WF031"),
         (BodySeen(Chunks([10], [0.1]), "iterator", is_events=True), None),
         (BodySeen(Chunks(), "iterator"), None),
@@ -58,7 +58,7 @@ def test_slow_shape_is_named_by_its_chunks(seen: BodySeen, expected: str | None)
     assert slow_shape(seen) == expected
 
 
-# WSGI.
+# WSGI
 
 
 def crumbs_in_a_list() -> Iterable[bytes]:
@@ -87,14 +87,14 @@ def bare(make: Callable[[], Iterable[bytes]], *headers: tuple[str, str]) -> Any:
 
 
 def call(app: Any, path: str = "/") -> tuple[str, list[tuple[str, str]], bytes]:
-    """A response: its status, headers and body."""
+    """Return a response: its status, headers and body."""
     server = Server(app, new_environ(path=path))
     body = server.finish()
     return *server.start, body
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
-    """Return our lines. A server may log another, once in a process."""
+    """Return the log lines of wsgifast. A server may log another line, once in a process."""
     ours = [record for record in caplog.records if record.name == "wsgifast"]
     return [(record.levelno, record.getMessage()) for record in ours]
 
@@ -222,7 +222,7 @@ def test_endless_body_is_examined_up_to_a_limit() -> None:
     assert found.chunks.count == len(found.chunks.waits_s) == module.EXAMINED_CHUNKS
 
 
-# How often.
+# How often warnings appear
 
 
 def test_share_of_examined_responses_is_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_share_that_cannot_be_is_refused(wrap: Any, rate: Any) -> None:
         wrap(app if wrap is ASGIFast else bare(one), report_slow_shapes=rate)
 
 
-# ASGI.
+# ASGI
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_messages_of_an_asgi_app_are_examined(
     ((found, message),) = said(caplog)
     assert found == level
     pattern = "/export/{year} ('GET' '/export/0')"
-    unknown = "a URL without a pattern ('GET' '/export/0')"  # of older versions of Starlette
+    unknown = "a URL without a pattern ('GET' '/export/0')"  # older versions of Starlette have it
     assert message.startswith((text.format(pattern), text.format(unknown)))
 
 

@@ -180,7 +180,7 @@ def test_body_that_was_begun_goes_on_where_it_was(path: Path) -> None:
 def test_cherrypy_bodies_are_sent_as_what_they_wrap(path: Path) -> None:
     check(cherrypy_app(lambda: ["a", b"b"]), "joined")
     check(cherrypy_app(lambda: Source([b"a"] * 9)), "stream-small")
-    with contextlib.ExitStack() as opened:  # CherryPy closes no file that is streamed
+    with contextlib.ExitStack() as opened:  # CherryPy does not close a streamed file
         check(cherrypy_app(lambda: opened.enter_context(path.open("rb"))), "file")
 
 
@@ -255,7 +255,7 @@ def bottle_file(path: Path) -> Any:
     return bottle.static_file(path.name, root=path.parent)
 
 
-@pytest.mark.filterwarnings("ignore::Warning")  # of imports in Pyramid and WebOb
+@pytest.mark.filterwarnings("ignore::Warning")  # the imports of Pyramid and WebOb
 @pytest.mark.parametrize("server_wrapper", [wsgiref.util.FileWrapper, None])
 @pytest.mark.parametrize(
     ("app", "make", "sent_as"),
@@ -270,7 +270,7 @@ def bottle_file(path: Path) -> Any:
         (falcon_app, lambda path: path.open("rb"), "file"),
         (falcon_app, lambda path: io.BytesIO(CONTENT), "file"),
         (falcon_app, lambda path: (bytes([n]) for n in range(9)), "stream-small"),
-        (bottle_app, lambda path: ["a", "b"], "as-is"),  # which Bottle joins
+        (bottle_app, lambda path: ["a", "b"], "as-is"),  # Bottle joins these chunks
         (bottle_app, lambda path: ("a", "b"), "as-is"),
         (bottle_app, lambda path: path.open("rb"), "file"),
         (bottle_app, bottle_file, "file"),
@@ -284,7 +284,7 @@ def test_framework_bodies_are_sent_as_they_wrap(
     server_wrapper: object,
     path: Path,
 ) -> None:
-    """Their content is sent the same way with a file wrapper of the server or the framework."""
+    """Files are sent in the same way with the file wrapper of the server or of the framework."""
     raw, expected, _ = ask(app(lambda: make(path)), "GET", server_wrapper)
     wrapped, body, _ = ask(WSGIFast(app(lambda: make(path))), "GET", server_wrapper)
     assert body == expected

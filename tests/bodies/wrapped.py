@@ -19,7 +19,7 @@ closed: list[object] = []
 
 
 class Source:
-    """The source of a response body. It records its close()."""
+    """The source of a response body. It records the call of its close()."""
 
     def __init__(self, chunks: Iterable[Any]) -> None:
         self.chunks = iter(chunks)
@@ -50,13 +50,13 @@ def check(
     method: str = "GET",
     server_wrapper: object = wsgiref.util.FileWrapper,
 ) -> Server:
-    """Call an app raw and wrapped: bytes, status and the close callbacks are the same."""
+    """Call an app raw and wrapped. Require equal bytes, status and calls of close()."""
 
     raw, expected, closers = ask(app, method, server_wrapper)
     wrapped, body, wrapped_closers = ask(WSGIFast(app), method, server_wrapper)
     assert body == (b"" if method == "HEAD" else expected)
     assert wrapped.start[0] == raw.start[0]
-    # A second may have passed between the two.
+    # The second may change between the two calls.
     own = {name: value for name, value in raw.start[1] if name != "Date"}
     assert {**dict(wrapped.start[1]), **own} == dict(wrapped.start[1])
     assert wrapped_closers == closers

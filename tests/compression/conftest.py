@@ -1,4 +1,4 @@
-"""Fixtures of the compression tests for both interfaces."""
+"""Fixtures for the compression tests of both interfaces."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ PLAIN = ("Content-Type", "text/plain")
 
 class Received(NamedTuple):
     status: int
-    headers: dict[str, str]  # by their names in lower case, none of them twice
+    headers: dict[str, str]  # headers by their names in lower case, without duplicates
     body: bytes
 
 
 class Site:
-    """An app that returns one body.
+    """Return an app that returns one body.
 
     :param body: bytes, or blocks for a stream, or the path of a file.
     :param tag: the entity tag that the app sets. The app evaluates its preconditions.
@@ -104,14 +104,14 @@ class Site:
         await sending(start_message(*headers, status=status), *messages)(scope, receive, send)
 
 
-# Requests a page of a site with extra headers, and returns the response.
+# Request a page of a site with extra headers, and return the response.
 Ask = Callable[..., Received]
 
 
 def ask_wsgi(
     site: Any, compress: Any = True, path: str = "/", method: str = "GET", **headers: str
 ) -> Received:
-    """Send a request through wsgiref.validate. The site may also be a WSGI app."""
+    """Send a request through wsgiref.validate. The site may also be a plain WSGI app."""
     app: Any = WSGIFast(getattr(site, "wsgi", site), compress=compress)
     extra: dict[str, Any] = {f"HTTP_{name.upper()}": value for name, value in headers.items()}
     extra["wsgi.file_wrapper"] = wsgiref.util.FileWrapper
@@ -123,7 +123,7 @@ def ask_wsgi(
 def ask_asgi(
     site: Any, compress: Any = True, path: str = "/", method: str = "GET", **headers: str
 ) -> Received:
-    """Send a request. The site may also be an ASGI app."""
+    """Send a request. The site may also be a plain ASGI app."""
     app = ASGIFast(getattr(site, "asgi", site), compress=compress)
     response = call(app, scope_of(path, method, **headers))
     return _answer(response.status, response.headers, response.body)

@@ -1,4 +1,4 @@
-"""Responses that clients decode: whole bodies and streams, padded, in each coding."""
+"""Responses that clients decode: whole bodies and streams, padded, in each content coding."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def test_client_decodes_the_raw_body(
     client: Callable[[str, dict[str, str]], bytes], coding: str, address: str
 ) -> None:
     for path in ("/whole", "/stream"):
-        for _ in range(3):  # each with padding of a random length
+        for _ in range(3):  # each response with padding of a random length
             assert client(address + path, {"Accept-Encoding": coding}) == DATA

@@ -40,7 +40,7 @@ def test_any_blocks_of_a_compressor_decode_to_the_same(
     sent = b""
     for block in blocks:
         data = stream.add(block) + stream.flush()
-        assert decoder.add(data) == block  # a flush delays nothing
+        assert decoder.add(data) == block  # a flush outputs all bytes
         sent += data
     assert decoded(coding, sent + stream.finish()) == b"".join(blocks)
     whole = b"".join(blocks)
@@ -53,7 +53,7 @@ def test_any_blocks_of_a_compressor_decode_to_the_same(
 def test_padding_hides_length_of_same_body(coding: str) -> None:
     sizes = {len(compressor(coding, size=len(TEXT), padding=True).whole(TEXT)) for _ in range(400)}
     least = len(compressor(coding, size=len(TEXT)).whole(TEXT))
-    # Every length is possible. A length in steps of several bytes would reveal too much.
+    # Any length is possible. Lengths in steps of several bytes would reveal too much.
     assert len(sizes) > MAX_PADDING_BYTES * 0.9
     assert min(sizes) >= least
     assert max(sizes) <= least + MAX_PADDING_BYTES + 16
@@ -84,7 +84,7 @@ def test_gzip_of_whole_body_uses_libdeflate(
     monkeypatch.setattr(codings, "_libdeflate", lambda: None)
     zlibs = compressor("gzip", size=len(content), padding=padding).whole(content)
     for compressed in (made, zlibs):
-        assert type(compressed) is bytes  # as servers require of a body
+        assert type(compressed) is bytes  # servers require this of a body
         assert decoded("gzip", compressed) == content
     if content == TEXT and not padding:
         assert made != zlibs
@@ -95,11 +95,11 @@ def test_zstd_windows_stay_within_what_browsers_accept() -> None:
     for size in (None, len(content)):
         stream = compressor("zstd", level=19, size=size)
         frame = stream.add(content[:100]) + stream.flush()
-        assert _window_bytes(frame) <= 8 * 1024 * 1024  # RFC 9659
+        assert _window_bytes(frame) <= 8 * 1024 * 1024  # RFC 9659 limits the window
 
 
 def _window_bytes(frame: bytes) -> int:
-    """The window of a zstd frame (RFC 8878, section 3.1.1.1.2)."""
+    """Return the window of a zstd frame (RFC 8878, section 3.1.1.1.2)."""
     assert frame[:4] == b"\x28\xb5\x2f\xfd"
     assert (
         not frame[4] & 0b100000

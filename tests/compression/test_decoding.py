@@ -123,7 +123,7 @@ def test_bomb_is_413_before_it_has_grown(coding: str) -> None:
 
 EMPTY, TINY = gzip.compress(b"", mtime=0), gzip.compress(b"a", mtime=0)
 BEGUN = brotli.Compressor()
-# Bodies that are expensive to decode, and decode to few bytes.
+# Bodies that take much work to decode, and decode to few bytes.
 WASTE = {
     "skippable frames": ("zstd", b"\x50\x2a\x4d\x18\0\0\0\0", b""),
     "empty frames": ("zstd", zstd.compress(b""), b""),
@@ -274,7 +274,7 @@ def test_body_without_length_is_decoded_to_its_end() -> None:
 
 @pytest.fixture
 def decoders(monkeypatch: pytest.MonkeyPatch) -> Iterator[weakref.WeakSet[RequestDecoder]]:
-    """The decoders that are alive. Only reference counts free them."""
+    """Return the decoders that are in memory. Only reference counts free them."""
     alive: weakref.WeakSet[RequestDecoder] = weakref.WeakSet()
     begin = RequestDecoder.__init__
 
@@ -389,7 +389,7 @@ def test_django_form_is_read_under_asgi() -> None:
         await sending(START, END)(scope, receive, send)
 
     for size in (5000, 3_000_000):
-        # Without a hyphen, since Django might read three of its bytes as the boundary.
+        # A value without a hyphen. Django might read three bytes of it as the boundary.
         content = os.urandom(size).replace(b"-", b"+")
         data = gzip.compress(form % content)
         scope = scope_of(

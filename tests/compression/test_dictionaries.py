@@ -1,4 +1,4 @@
-"""RFC 9842: the headers of dictionaries with a pattern for their names, and the coding dcz."""
+"""RFC 9842: the headers of dictionaries for a pattern of URLs, and the content coding dcz."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENCODED = base64.b64encode(DIGEST).decode()
 
 
 def no_header(name: str) -> None:
-    """A request without further headers."""
+    """Return a request without other headers."""
 
 
 @pytest.mark.parametrize("value", [f":{ENCODED}:", f" :{ENCODED}: ", f":{ENCODED[:-1]}:"])

@@ -41,7 +41,7 @@ def responding(kind: Callable[..., Response]) -> Callable[..., Starlette]:
     return made
 
 
-# The way to send the file, and the part that sends it.
+# The way to send the file, and the code that sends it.
 WAYS: dict[str, tuple[Ask, Callable[..., Any]]] = {
     "wsgi": (ask_wsgi, Site),
     "asgi": (ask_asgi, Site),
@@ -123,7 +123,7 @@ def test_preconditions_use_the_tag_of_the_copy(get: Ask, coding: str) -> None:
 @pytest.mark.parametrize("way", ["wsgi", "asgi"], indirect=True)
 @pytest.mark.parametrize("coding", CODINGS)
 def test_own_tag_does_not_match_ranges_are_of_the_copy(get: Ask, coding: str) -> None:
-    """The app evaluates no preconditions. The two file responses do."""
+    """The app evaluates no preconditions. The two file responses evaluate them."""
     whole = get(coding, "GET", *OWN)
     tag, body = whole.headers["etag"], whole.body
 

@@ -1,4 +1,4 @@
-"""Compression(dictionary=...): pages and JSON are compressed with files the client has fetched."""
+"""Compression(dictionary=...): pages and JSON are compressed with files that the client has."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_page_is_compressed_by_the_clients_dictionary(
         assert headers["etag"] == compressed_tag('"a"', "dcz")
         assert "link" not in headers
     assert len(body) < 150
-    # Without the dictionary, a client gets an ordinary coding. A page names the dictionary's URL.
+    # Without the dictionary, a client gets an ordinary content coding. A page names the
+    # dictionary's URL.
     _, headers, body = ask(site, compression, accept_encoding=BROWSERS)
     assert decoded(headers["content-encoding"], _unpadded(body)) == PAGES[3]
     assert headers["vary"] == VARY
@@ -69,7 +70,7 @@ def test_page_is_compressed_by_the_clients_dictionary(
 
 
 def _unpadded(body: bytes) -> bytes:
-    """A zstd body without the skippable frame in front."""
+    """Return a zstd body without the skippable frame at its beginning."""
     skipped = body[:4] == bytes.fromhex("502a4d18")
     return body[8 + int.from_bytes(body[4:8], "little") :] if skipped else body
 
@@ -88,7 +89,7 @@ def test_dictionary_is_where_the_link_says(ask: Ask, dictionary: Path) -> None:
     status, headers, body = ask(page(), compression, link[1], "HEAD")
     assert (status, body) == (200, b"")
     _, _, body = ask(page(), compression, link[1], "POST")
-    assert body == PAGES[3]  # the app's
+    assert body == PAGES[3]  # the app's own Vary
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_private_responses_ignore_the_dictionary(
 
 @pytest.mark.parametrize("key", ["REMOTE_USER", "AUTH_TYPE", "user"])
 def test_page_of_a_known_user_has_no_dictionary(dictionary: Path, key: str) -> None:
-    """The server knows the user, or middleware behind this one finds the user."""
+    """The server knows the user, or inner middleware finds the user."""
     site, compression = page(), Compression(dictionary=dictionary)
 
     def wsgi(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
@@ -290,7 +291,7 @@ def test_chromium_decodes_pages_with_the_dictionary(dictionary: Path, tmp_path: 
 def test_dictionary_is_digested_before_requests_come(
     dictionary: Path, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At level 19 it takes half a second for one of 1 MB."""
+    """Compression at level 19 takes half a second for a dictionary of 1 MB."""
     made = []
     compressor = PagesDictionary.compressor
 

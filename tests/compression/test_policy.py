@@ -151,7 +151,7 @@ def test_headers_of_the_uncompressed_body_are_dropped() -> None:
     [JSON, [*JSON, ("ETag", '"a"')], [("Content-Type", "text/html"), ("Accept-Ranges", "bytes")]],
 )
 def test_head_without_body_omits_compressed_fields(headers: list[tuple[str, str]]) -> None:
-    """The app's middleware may compress the body of GET, and get no body for HEAD."""
+    """The app's middleware may compress the body for GET, and gets no body for HEAD."""
     content_type = dict(headers)["Content-Type"]
     found = names(decided(headers, method="HEAD"))
     assert found == {"content-type": content_type, "vary": "Accept-Encoding"}
@@ -219,7 +219,7 @@ def test_tags_of_other_codings_stay_in_if_none_match() -> None:
     given_tags = f'{other}, "b", {own}, {copy}, *'
     none_match, match = coding_of("zstd").app_preconditions(given_tags, given_tags)
     assert none_match == f'{other}, "b", "c", "d", {copy}, *'
-    # If-Match checks the state of the resource with any coding.
+    # If-Match checks the state of the resource, whatever the content coding is.
     assert match == f'"a", "b", "c", "d", {copy}, *'
     assert coding_of(None).app_preconditions(given_tags, None)[0] == given_tags
 

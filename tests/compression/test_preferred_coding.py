@@ -1,4 +1,4 @@
-"""Accept-Encoding, beside a slow and obvious model."""
+"""The choice by Accept-Encoding, compared with a slow and simple model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PREFERRED: list[tuple[str, tuple[str, ...], str | None]] = [
     ("gzip;q=1.000, br;q=0.999", ALL, "gzip"),
     ("gzip;q=0.", ALL, None),
     ("gzip;q=1.", ALL, "gzip"),
-    # Refused ones.
+    # Rejected codings.
     ("gzip;q=0", ("gzip",), None),
     ("gzip;q=0.000", ("gzip",), None),
     ("*;q=0", ALL, None),
     ("*;q=0, gzip", ALL, "gzip"),
-    # At the same weight, the file itself is preferred to a coding that only `*` accepts.
+    # At equal weights, an uncompressed file is preferred to a coding that only `*` accepts.
     ("*", ALL, None),
     ("*;q=0.5", ALL, None),
     ("gzip;q=0, *", ALL, None),
@@ -49,10 +49,10 @@ PREFERRED: list[tuple[str, tuple[str, ...], str | None]] = [
     ("identity;q=0, gzip", ALL, "gzip"),
     ("identity;q=0, gzip;q=0.001", ALL, "gzip"),
     ("*, gzip;q=0.5", ("gzip",), None),
-    # No coding is acceptable: the file itself (section 12.4.1).
+    # No coding is acceptable: the response is uncompressed (section 12.4.1).
     ("identity;q=0", ALL, None),
     ("identity;q=0, *;q=0", ALL, None),
-    # Malformed members are skipped. The others count.
+    # Malformed members are skipped. The other members count.
     ("gzip;q=2, br", ALL, "br"),
     ("gzip;q=-1", ALL, None),
     ("gzip;q=.5", ALL, None),
@@ -71,7 +71,7 @@ PREFERRED: list[tuple[str, tuple[str, ...], str | None]] = [
 def test_preferred_coding_follows_accept_encoding() -> None:
     for header, available, expected in PREFERRED:
         assert preferred_coding(header, available) == expected, header
-        # Longer than the cached ones.
+        # Longer than the cached values.
         assert preferred_coding(header + "," * 500, available) == expected, header
 
 
@@ -94,7 +94,7 @@ def test_preferred_coding_equals_the_model(
         return weights[name] if name in weights else weights.get("*", 0)
 
     best = max(map(weight, choices))
-    # max() takes the first of equals, in the order of the server.
+    # max() returns the first of equal items, in the order of the server's preference
     expected = max(choices, key=weight) if best else None
     assert preferred_coding(header, available) == expected
 

@@ -1,4 +1,4 @@
-"""WSGIFast(app, compress=True) and ASGIFast(app, compress=True): the promises of both."""
+"""WSGIFast(app, compress=True) and ASGIFast(app, compress=True) keep the same promises."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_app_evaluates_its_own_preconditions(ask: Ask, tag: str) -> None:
     response = ask(site, accept_encoding="br", if_none_match=compressed)
     assert (response.status, response.body) == (304, b"")
     assert (response.headers["etag"], response.headers["vary"]) == (compressed, "Accept-Encoding")
-    # It does not say to a cache with br that the client accepts br.
+    # The validator does not tell a cache with a br response that this client accepts br.
     assert ask(site, accept_encoding="gzip", if_none_match=compressed).status == 200
     assert ask(site, accept_encoding="gzip", if_match=compressed).status == 200
     assert site.seen == (None, tag)

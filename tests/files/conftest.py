@@ -1,4 +1,4 @@
-"""Directories: with one file, and with files that are worth compressing, and others."""
+"""Directories with one file, and with files that compress well or badly."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 from tests.support import files
 
-# Longer than a block, so that a range has a beginning, blocks and an end.
+# Longer than a block, so that a range has a beginning, whole blocks and an end.
 CONTENT = os.urandom(1_000_003)
 TEXT = b"A line of text that repeats itself.\n" * 200
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with one file in it."""
+    """A folder with one file."""
     folder = tmp_path_factory.mktemp("files")
     files.write_old(Path(folder, "file"), CONTENT)
     return folder

@@ -1,4 +1,4 @@
-"""Ranges and conditions for an app that knows of neither, in process."""
+"""Ranges and preconditions for an app that supports neither, in this process."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class TestInProcess:
 
     @pytest.mark.parametrize("query", ["temporary", "named"])
     def test_temporary_file_has_no_ranges(self, query: str) -> None:
-        """Its bytes may be others at the next request, and no validator would tell."""
+        """The next request may find other bytes, and no validator would tell."""
         call = ask(files.app, f"/file?{query}", range="bytes=0-0", if_none_match="*")
         assert call.line == "200 OK"
         assert not call.headers.keys() & {"etag", "accept-ranges"}
-        # With a validator of the app's own they are its promise, to those who ask by it.
+        # With a validator of the app's own, parts are the app's promise to clients that send it.
         tagged = f"/file?{query}&etag=%22x%22"
         assert ask(files.app, tagged, range="bytes=0-0", if_range='"x"').body == CONTENT[:1]
         for headers in ({}, {"if_range": '"y"'}, {"if_range": files.DATE}):
@@ -191,7 +191,7 @@ def _open_temporary(path: Path, content: bytes) -> Any:
 def test_file_made_for_one_response_offers_no_parts(
     tmp_path: Path, make: Callable[[Path, bytes], Any]
 ) -> None:
-    """A client that downloads in parts would put several of them together."""
+    """A client that downloads in parts would join parts of several contents."""
     app = Exports(tmp_path, make)
     wrapped = WSGIFast(app)
     for method in ("HEAD", "GET"):
@@ -200,7 +200,8 @@ def test_file_made_for_one_response_offers_no_parts(
         assert whole.headers["content-length"] == "1000"
     part = ask(wrapped, "/", range="bytes=5-9", if_none_match="*")
     assert (part.line, part.body) == ("200 OK", b"c" * 1000)
-    # With an ETag of the app's own, to those alone who ask for a part of that one.
+    # With an ETag of the app's own, only clients that request a part of that ETag's content get
+    # one.
     app.headers.append(("ETag", '"d"'))
     assert ask(wrapped, "/", range="bytes=5-9").body == b"d" * 1000
     assert ask(wrapped, "/", range="bytes=5-9", if_range='"c"').body == b"e" * 1000
@@ -234,13 +235,13 @@ def test_file_counts_as_made_for_response_by_its_times(tmp_path: Path) -> None:
             # The kernel's clock is behind by up to a tick.
             (changed + 5 * second + 1, changed + 5 * second + 9_000_000, True),
             (changed + 5 * second + 1, changed + 5 * second + 11_000_000, False),
-            # So is a file system's with whole seconds.
+            # The time of a file system with whole seconds is behind, too.
             (changed // second * second, changed + second, True),
             (changed // second * second, changed + 4 * second, False),
             # Copied with its time.
             (5 * second, changed, True),
             (5 * second, changed + 9_000_000, True),
-            # Put in place more than a tick before the request.
+            # Replaced more than a tick before the request.
             (5 * second, changed + 11_000_000, False),
             (5 * second, changed + 1 * second, False),
         ):
@@ -289,7 +290,7 @@ def test_tag_is_independent_of_descriptor_number(
         return reopen(path if environ["PATH_INFO"] == "/" else tmp_path / "other")
 
     first = ask(WSGIFast(app), "/")
-    with open(os.devnull), open(os.devnull):  # which take the first one's number
+    with open(os.devnull), open(os.devnull):  # these files get the number of the first one
         second = ask(WSGIFast(app), "/", if_none_match=first.headers["etag"])
         part = ask(WSGIFast(app), "/", range="bytes=5-9", if_range=first.headers["etag"])
     assert second.line == "304 Not Modified"
@@ -298,7 +299,7 @@ def test_tag_is_independent_of_descriptor_number(
 
 
 class PathLike:
-    """Its repr() is another one each time."""
+    """A response whose repr() is different each time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Ranges and conditions for an app that knows of neither, and for frameworks, on live servers."""
+"""Ranges and preconditions on live servers, for frameworks and for an app that supports neither."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module", params=WSGI_SERVERS)
 def server(request: pytest.FixtureRequest, root: Path) -> Iterator[LiveServer]:
-    """A live server with one file behind the wrapped app, and behind every framework."""
+    """A live server with one file, behind the wrapped app and behind every framework."""
     env = {"FILES_ROOT": str(root)}
     with wsgi_server(request.param, "tests.support.file_frameworks:app", env=env) as started:
         yield started
@@ -53,7 +53,7 @@ def test_file_arrives_whole(server: LiveServer) -> None:
         if framework == "plain":
             assert response.header("Accept-Ranges") == "bytes"
             assert response.header("ETag")
-            # Caches would conclude from it that the file is good for days.
+            # From this, caches would conclude that the file is fresh for days.
             assert response.header("Last-Modified") is None
 
 
@@ -63,7 +63,7 @@ ONE_RANGE = [
     (f"bytes={SIZE - 5}-", SIZE - 5, SIZE - 1),
     ("bytes=-70000", SIZE - 70_000, SIZE - 1),
 ]
-# Some of the frameworks answer these otherwise.
+# Some frameworks respond differently to these requests.
 OTHER_RANGES = [
     ("bytes=0-0", 0, 0),
     ("bytes=0-", 0, SIZE - 1),
@@ -77,7 +77,7 @@ OTHER_RANGES = [
 def test_one_range_of_an_apps_file_is_a_206(server: LiveServer, framework: str) -> None:
     for header, first, last in ONE_RANGE + (OTHER_RANGES if framework == "plain" else []):
         with Connection(server.address) as connection:
-            for _ in range(2):  # the second time on the same connection, where it stays open
+            for _ in range(2):  # the second request uses the same connection if it stays open
                 response = connection.request(f"/{framework}/file", headers=[("Range", header)])
                 details = f"{header}: {response}"
                 assert response.status == 206, details
@@ -237,7 +237,7 @@ def test_file_that_shrinks_is_never_padded(
         client.send_request("/file", headers=[header])
         received = client.read_headers()
         assert received.status in (200, 206)
-        body = client.read_to_end()  # hangs, and times out, if the connection stays open
+        body = client.read_to_end()  # this waits and times out if the connection stays open
         assert len(body) < 2000
         start = 500 if header[1] == "bytes=500-" else 0
         if not header[1].startswith("bytes=0-9"):

@@ -33,7 +33,7 @@ from wsgifast.files.compress import MANIFEST, compress
 
 
 def snapshot(root: Path) -> dict[str, tuple[bytes, int]]:
-    """Every file's bytes and modification time."""
+    """Return the bytes and the modification time of every file."""
     return {
         str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in sorted(root.rglob("*"))
@@ -98,7 +98,8 @@ def test_second_run_writes_changed_files_only(tree: Path) -> None:
 def test_precompressed_of_a_removed_file_is_removed(tree: Path) -> None:
     compress(tree)
     (tree / "page.html").unlink()
-    (tree / "css" / "site.css").write_bytes(os.urandom(3000))  # pays no more
+    # A higher level does not help any more
+    (tree / "css" / "site.css").write_bytes(os.urandom(3000))
     report = compress(tree)
     assert len(report.removed) == 6
     assert not [name for name in snapshot(tree) if name.endswith((".gz", ".br", ".zst"))]
@@ -147,7 +148,7 @@ def test_precompressed_of_another_tool_is_left_alone(tree: Path) -> None:
     compress(tree, overwrite=True)
     assert gzip.decompress(own.read_bytes()) == TEXT
     assert lonely.read_bytes() == b"no original at all"
-    own.write_bytes(b"edited by hand")  # made here once, but no more
+    own.write_bytes(b"edited by hand")  # wsgifast has made it before, but not now
     (tree / "page.html").unlink()
     compress(tree)
     assert own.read_bytes() == b"edited by hand"
@@ -174,7 +175,7 @@ def test_interrupt_waits_for_no_compression(tree: Path, monkeypatch: pytest.Monk
     waited_for: list[bytes] = []
 
     def slow(content: bytes, coding: str) -> bytes:
-        if content == TEXT and not released.wait(10):  # page.html
+        if content == TEXT and not released.wait(10):  # that is page.html
             waited_for.append(content)
         return compress_file(content, coding)
 
@@ -228,7 +229,7 @@ def test_broken_manifest_is_an_error(tree: Path, content: str) -> None:
 
 
 def write_manifest(root: Path, *made: str, content: bytes) -> None:
-    """A manifest that says of each of these names that it was made here with that content."""
+    """Return a manifest that lists each name as made by wsgifast with that content."""
     digest = module._digest(content)
     precompressed_files = dict.fromkeys(made, digest)
     (root / MANIFEST).write_text(json.dumps({"version": 1, "siblings": precompressed_files}))
@@ -304,7 +305,7 @@ def test_root_gives_precompressed_files_their_owner(tree: Path) -> None:
     ("mode", "expected"), [(0o640, 0o600), (0o664, 0o644), (0o644, 0o644), (0o604, 0o604)]
 )
 def test_precompressed_of_other_group_gives_no_rights(tree: Path, mode: int, expected: int) -> None:
-    """As where a user compresses files of a group that the user is not in."""
+    """The user compresses files of a group to which the user does not belong."""
     page = tree / "page.html"
     os.chown(page, 65_534, 2_345)
     os.chmod(page, mode)
@@ -334,7 +335,7 @@ def test_precompressed_with_rounded_time_is_current(
     assert "page.html.gz" in report.current
     assert not report.left_alone
     assert precompressed.read_bytes() == packed
-    os.utime(precompressed, ns=(1_700_000_000_387_654_321,) * 2)  # it is no rounded time
+    os.utime(precompressed, ns=(1_700_000_000_387_654_321,) * 2)  # the time is not rounded
     report = compress(tree, codings=["gzip"])
     assert ("page.html.gz" in report.written) == is_ours
     assert ("page.html.gz" in report.left_alone) != is_ours
@@ -358,7 +359,7 @@ def test_unreadable_manifest_is_not_malformed(tree: Path) -> None:
 
 
 def test_manifest_that_is_no_file_is_not_opened(tree: Path) -> None:
-    os.mkfifo(tree / MANIFEST)  # would be waited for
+    os.mkfifo(tree / MANIFEST)  # opening a FIFO would wait
     with pytest.raises(ConfigurationError, match="manifest"):
         compress(tree)
     (tree / MANIFEST).unlink()
@@ -387,7 +388,9 @@ def test_precompressed_that_is_no_file_is_left_alone(tree: Path) -> None:
 
 
 def test_precompressed_is_removed_if_link_replaces_it(tree: Path) -> None:
-    """It may be newer than the target of the link, and would be sent in its place."""
+    """A precompressed file may be newer than the target of the link, and would be sent in its
+    place.
+    """
     compress(tree, codings=["gzip"])
     (tree / "page.html").unlink()
     (tree / "page.html").symlink_to("css/site.css")
@@ -473,7 +476,7 @@ def test_progress_is_shown_on_a_terminal(tree: Path) -> None:
         ran = subprocess.run(command, stderr=follower, stdout=subprocess.PIPE, check=True)
         os.close(follower)
         shown = ""
-        with contextlib.suppress(OSError):  # EIO: that was all
+        with contextlib.suppress(OSError):  # EIO: the disk has no more space
             while data := os.read(leader, 65536):
                 shown += data.decode()
     finally:

@@ -1,4 +1,4 @@
-"""`wsgifast compress --against`: deltas to earlier releases, written ahead."""
+"""`wsgifast compress --against` writes deltas to earlier releases before any request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = "".join(f"let name{number} = {number * number % 977};\n" for number in 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """An earlier release of a directory."""
+    """Return a directory with an earlier release."""
     old = tmp_path / "old"
     (old / "css").mkdir(parents=True)
     (old / "app.0a1b2c3d.js").write_bytes(SCRIPT)
@@ -32,7 +32,7 @@ def old(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
-    """The next one."""
+    """Return a directory with the next release."""
     new = tmp_path / "new"
     (new / "css").mkdir(parents=True)
     (new / "app.4e5f6a7b.js").write_bytes(SCRIPT + b"let more;\n")
@@ -57,7 +57,7 @@ def test_deltas_are_written_against_an_earlier_release(new: Path, old: Path) -> 
     again = compress(new, codings=["gzip"], against=[old])
     assert (again.written, again.removed) == ([], [])
     assert set(deltas) <= set(again.current)
-    compress(new, codings=["gzip"])  # they stay without the earlier release
+    compress(new, codings=["gzip"])  # the deltas stay when the earlier release is removed
     assert all((new / name).exists() for name in deltas)
     (new / "app.4e5f6a7b.js").unlink()
     (new / "css" / "site.4e5f6a7b.css").write_bytes(SCRIPT[400:])
@@ -68,7 +68,7 @@ def test_deltas_are_written_against_an_earlier_release(new: Path, old: Path) -> 
 
 def test_useless_delta_is_not_written(new: Path, old: Path) -> None:
     (old / "app.0a1b2c3d.js").write_bytes(os.urandom(2000))
-    (old / "css" / "site.0a1b2c3d.css").write_bytes(SCRIPT[300:])  # unchanged
+    (old / "css" / "site.0a1b2c3d.css").write_bytes(SCRIPT[300:])  # the file is unchanged
     assert not [name for name in compress(new, against=[old]).written if name.endswith(".dcz")]
 
 
@@ -83,7 +83,7 @@ def test_written_delta_needs_no_earlier_release(new: Path, old: Path) -> None:
         response = call(app, "/app.4e5f6a7b.js", **requested)
         assert response.headers["content-encoding"] == "dcz"
         assert response.body == delta.read_bytes()
-    # A delta is not sent if its dictionary differs, or if it is of an earlier content.
+    # A delta is not sent if its dictionary differs, or if it belongs to an earlier content.
     for change in (lambda: delta.write_bytes(b"x" * 100), lambda: os.utime(delta, (1, 1))):
         change()
         (new / "app.4e5f6a7b.js").touch()

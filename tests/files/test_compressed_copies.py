@@ -59,7 +59,7 @@ def segments(tmp_path: Path) -> Iterator[list[FileSegment]]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The inodes of the files that are compressed."""
+    """Return the inodes of the files that are compressed."""
     monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)
     monkeypatch.setattr(compressed_copies, "_TURN_S", 60)
     make, fds = compressed_copies._make, []
@@ -124,7 +124,7 @@ def test_forked_process_leaves_its_parents_copies(
     copies = CompressedCopies(max_bytes=0)
     ask(copies, segments)
     pid = os.fork()
-    if pid == 0:  # it writes other copies where the parent has its own
+    if pid == 0:  # a child process stores its copies beside those of its parent
         status = 1
         try:
             ask(copies, segments[:1])
@@ -153,7 +153,7 @@ def test_first_requests_make_copies_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
     patience_s: float,
 ) -> None:
-    """The others wait for a bounded time, and are then answered without a copy."""
+    """Other requests wait for a bounded time, and then get a response without a copy."""
     go_on, busy, most = threading.Event(), [0], [0]
     make = compressed_copies._make
 
@@ -191,7 +191,7 @@ def test_no_copy_is_made_while_requests_wait(segments: list[FileSegment], made: 
 
 
 def test_greenlets_make_copies_at_normal_priority() -> None:
-    """Also if gevent replaces threads after the import."""
+    """The same is true if gevent replaces threads after the import."""
     subprocess.run([sys.executable, "-c", GREENLETS], check=True, timeout=60)
 
 

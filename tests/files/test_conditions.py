@@ -1,4 +1,4 @@
-"""Preconditions, entity tags and dates, beside a slow and obvious model."""
+"""Preconditions, entity tags and dates, compared with a slow and simple model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_if_none_match_is_compared_weakly() -> None:
         ("*", '"a"', None),
         ("*", None, None),
         ('"a"', None, 412),
-        # The comparison is strong: a weak tag equals nothing, not even itself.
+        # The comparison is strong: a weak tag equals no tag, not even itself.
         ('W/"a"', '"a"', 412),
         ('"a"', 'W/"a"', 412),
         ('W/"a"', 'W/"a"', 412),
@@ -96,7 +96,7 @@ def test_if_match_is_compared_strongly(header: str, etag: str | None, expected: 
         (BEFORE, None, 412),
         ("Sunday, 06-Nov-94 08:49:37 GMT", 304, None),
         ("Sun Nov  6 08:49:37 1994", 304, None),
-        # No dates: ignored.
+        # Malformed dates are ignored.
         ("", None, None),
         ("0", None, None),
         ("junk", None, None),
@@ -114,20 +114,20 @@ def test_date_conditions_compare_seconds(
     assert evaluate("GET", None, MODIFIED, if_modified_since=header) == since
     assert evaluate("HEAD", None, MODIFIED, if_modified_since=header) == since
     assert evaluate("GET", None, MODIFIED, if_unmodified_since=header) == unmodified
-    # Section 13.1.3: If-Modified-Since is for GET and HEAD.
+    # If-Modified-Since applies to GET and HEAD (section 13.1.3).
     assert evaluate("POST", None, MODIFIED, if_modified_since=header) is None
-    # The time of the file is unknown, so no response is possible.
+    # The time of the file is unknown, so the condition is ignored.
     assert evaluate("GET", None, None, if_modified_since=header) is None
     assert evaluate("GET", None, None, if_unmodified_since=header) is None
 
 
 def test_four_preconditions_are_evaluated_in_order() -> None:
-    # If-Match decides before If-None-Match, and makes If-Unmodified-Since moot.
+    # If-Match is evaluated before If-None-Match, and replaces If-Unmodified-Since.
     assert evaluate("GET", '"a"', MODIFIED, if_match='"b"', if_none_match='"a"') == 412
     assert evaluate("GET", '"a"', MODIFIED, if_match='"a"', if_none_match='"a"') == 304
     assert evaluate("GET", '"a"', MODIFIED, if_match='"a"', if_unmodified_since=BEFORE) is None
     assert evaluate("GET", '"a"', MODIFIED, if_unmodified_since=BEFORE, if_none_match="*") == 412
-    # If-None-Match beats If-Modified-Since, both ways.
+    # If-None-Match replaces If-Modified-Since, whichever of them is true.
     assert evaluate("GET", '"a"', MODIFIED, if_none_match='"b"', if_modified_since=AFTER) is None
     assert evaluate("GET", '"a"', MODIFIED, if_none_match='"a"', if_modified_since=BEFORE) == 304
 
@@ -158,7 +158,8 @@ def test_if_range_needs_an_equal_validator(if_range: str, etag: str | None, hold
         assert not if_range_holds(if_range, etag, None)
 
 
-# The model: structured values instead of text, one sentence of section 13.2.2 at a time.
+# The model evaluates structured values in place of text, one sentence of section 13.2.2 after the
+# other.
 
 _tags = st.sampled_from(['"a"', '"b"', 'W/"a"', 'W/"b"'])
 _lists = st.none() | st.just("*") | st.lists(_tags, min_size=1, max_size=3)
@@ -167,7 +168,7 @@ _Tags = list[str] | str | None
 
 
 class _Requested(NamedTuple):
-    """A request's preconditions, and the file's validators."""
+    """The preconditions of a request, and the validators of a file."""
 
     method: str
     etag: str | None
@@ -247,7 +248,7 @@ def test_date_equals_that_of_the_standard_library(seconds: int) -> None:
     )
 
 
-@given(st.integers(0, 4102444799))  # up to the end of 2099
+@given(st.integers(0, 4102444799))  # two-digit years mean years up to 2099
 def test_year_of_two_digits_is_near(seconds: int) -> None:
     moment = datetime.fromtimestamp(seconds, UTC)
     assert parse_http_date(moment.strftime("%A, %d-%b-%y %H:%M:%S GMT")) == seconds
@@ -266,7 +267,8 @@ def test_year_of_two_digits_is_near(seconds: int) -> None:
         "Sun, 00 Nov 1994 08:49:37 GMT",
         "Sun, 06 Nov 0000 08:49:37 GMT",
         "Sun, \u0660\u0666 Nov 1994 08:49:37 GMT",
-        "Monday, 06-Nov-94 08:49:37 GMT",  # a Sunday in 1994, a Tuesday and so on elsewhere
+        # The day is a Sunday in 1994, and another day in the other centuries
+        "Monday, 06-Nov-94 08:49:37 GMT",
         "Sun Nov 6 08:49:37 1994",
         "Sun, 06 Nov 1994 08:49:37 GMT" + " " * 10 + "x",
     ],

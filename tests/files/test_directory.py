@@ -1,4 +1,4 @@
-"""Which files of a directory can be read, and which never can."""
+"""Which files of a directory can be read, and which cannot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wsgifast.files.directory import Directory, identity_of, names_of
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """root/ with files, and a secret beside it."""
+    """Return root/ with files. A secret file is beside root/."""
     root = tmp_path / "root"
     (root / "css").mkdir(parents=True)
     (root / "a.txt").write_text("a")
@@ -138,7 +138,7 @@ def test_root_may_be_a_link(tree: Path) -> None:
     current.symlink_to("root")
     directory = Directory(current)
     assert read(directory, "a.txt") == b"a"
-    (tree / "abs").symlink_to(tree / "css")  # by the real path, not the link's
+    (tree / "abs").symlink_to(tree / "css")  # the real path is used, not the link's
     assert read(directory, "abs/site.css") == b"css"
     other = tree.parent / "other"
     other.mkdir()
@@ -164,7 +164,7 @@ def test_fifo_socket_and_device_are_refused_unopened(
 ) -> None:
     os.mkfifo(tree / "fifo")
     listener = socket.socket(socket.AF_UNIX)
-    monkeypatch.chdir(tree)  # a Unix socket's path is short
+    monkeypatch.chdir(tree)  # the path of a Unix socket must be short
     listener.bind("socket")
     (tree / "null").symlink_to("/dev/null")
     opened: list[object] = []
@@ -200,7 +200,7 @@ def test_fifo_replacing_a_file_does_not_block(tree: Path, monkeypatch: pytest.Mo
 def test_link_replacing_a_name_is_not_followed(
     tree: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Between the look at a name and its opening, it becomes a link out of the root."""
+    """After the check of a name and before its opening, the name becomes a link out of the root."""
     (tree.parent / "outside" / "site.css").write_text("secret")
     real = os.open
     swapped: list[str] = []
@@ -255,7 +255,10 @@ def test_name_that_no_file_system_takes_is_none(tree: Path) -> None:
 def test_link_out_of_the_root_reveals_nothing(
     tree: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    """Not even that access is denied. With a stand-in for the kernel, as above."""
+    """The response does not even reveal that access is denied.
+
+    The kernel's call is replaced, as above.
+    """
     (tree / "out").symlink_to("../outside")
     (tree / "up").symlink_to("../outside/a.txt")
     real = os.stat
@@ -274,7 +277,7 @@ def test_link_out_of_the_root_reveals_nothing(
 
 @NEEDS_ROOT
 def test_root_is_searched_with_rights_to_open_files(tree: Path) -> None:
-    tree.chmod(0o704)  # others may list it alone
+    tree.chmod(0o704)  # only other users can list this folder
     with (
         another_user(reaching=tree.parent),
         pytest.raises(ConfigurationError, match="Permission denied"),

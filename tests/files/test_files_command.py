@@ -1,4 +1,4 @@
-"""`wsgifast files`: on gunicorn, and on wsgiref."""
+"""`wsgifast files` on gunicorn and on wsgiref."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wsgifast.commands import cli
 
 @pytest.fixture(params=["gunicorn", "wsgiref"])
 def without(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """An environment with gunicorn, and one in which it seems not to be installed."""
+    """An environment with gunicorn, and one in which gunicorn seems to be missing."""
     if request.param == "gunicorn":
         return dict(os.environ)
     (tmp_path / "shadow" / "gunicorn").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Files handed to the front server: which, under which name, and by a real nginx."""
+"""Files that the front server sends: which files, under which names, and through a real nginx."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HEADERS = [("Content-Type", "a/b"), ("content-length", "5")]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with one file, and beside it one that must not be handed over."""
+    """Return a folder with one file. Another file beside it must not be sent."""
     shared = tmp_path / "shared"
     shared.mkdir()
     write_old(Path(shared, "file"), b"hello")
@@ -134,7 +134,7 @@ def test_symbolic_link_is_resolved(folder: Path) -> None:
     assert handed(front, folder / "out") is None
     Path(folder.parent, "in").symlink_to("shared/file")
     assert handed(front, folder.parent / "in") == "/internal/file"
-    # The folder may itself be given by a link.
+    # The folder's own path may contain a link.
     Path(folder.parent, "alias").symlink_to("shared")
     aliased = nginx_front({str(folder.parent / "alias"): "/internal/"})
     assert handed(aliased, folder / "file") == "/internal/file"
@@ -152,7 +152,7 @@ def test_file_renamed_since_is_not_handed_over(
         assert front.hand_over(HEADERS, file, segment) is None
         path.unlink()
         assert front.hand_over(HEADERS, file, segment) is None
-    # A relative name means another file once the working directory has changed.
+    # A relative name would mean another file after a change of the working directory.
     path.write_bytes(b"hello")
     monkeypatch.chdir(folder.parent / "shared-too")
     with open("file", "rb") as file:
@@ -195,7 +195,7 @@ def _django_response(path: Path, *closers: Callable[[], object]) -> Any:
         (lambda path: wsgiref.util.FileWrapper(path.open("rb")), True),
         (lambda path: werkzeug.wsgi.FileWrapper(path.open("rb")), True),
         (lambda path: bottle.WSGIFileWrapper(path.open("rb")), True),
-        # close() may remove it.
+        # The app's close() may remove the file.
         (lambda path: Unlinked(path), False),
         (lambda path: io.BufferedReader(Unlinked(path)), False),
         (lambda path: wsgiref.util.FileWrapper(Unlinked(path)), False),
@@ -203,8 +203,8 @@ def _django_response(path: Path, *closers: Callable[[], object]) -> Any:
         (lambda path: _with_own_close(wsgiref.util.FileWrapper(path.open("rb"))), False),
         (lambda path: _with_own_close(werkzeug.wsgi.FileWrapper(path.open("rb"))), False),
         (lambda path: werkzeug.wsgi.ClosingIterator(path.open("rb"), path.unlink), False),
-        # It was made for this response. Another file replaces it soon, and nginx would send parts
-        # of both.
+        # The app has made the file for this response and may replace it soon. nginx would then send
+        # parts of both files.
         (lambda path: _rewritten(path), False),
         (lambda path: _named_temporary(path, delete=True), False),
         (lambda path: _named_temporary(path, delete=False), False),
@@ -278,7 +278,7 @@ NAMES = ["file", "with space", "100%25 ?#&+;", "größe", "a\nb", "inner/file"]
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """nginx in front of the wrapped app, on folders that both can read."""
-    program("nginx")  # before a server is started for it
+    program("nginx")  # before a server is started for the test
     root, folder = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("nginx")
     (root / "shared" / "inner").mkdir(parents=True)
     for name in (*(f"shared/{name}" for name in NAMES), "unshared"):
@@ -293,7 +293,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 def sent_by_nginx(response: Response) -> bool:
-    """nginx drops headers of the app that it does not know."""
+    """nginx drops those headers of the app that it does not know."""
     return response.header("X-App") is None
 
 

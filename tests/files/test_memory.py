@@ -1,4 +1,4 @@
-"""The memory cache: its bound, its second chance, and threads."""
+"""The memory cache: its limit, its second-chance algorithm, and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole answers: a plan is carried out over real bytes and read again by other parsers."""
+"""Whole responses: a plan is applied to real bytes, and other parsers read the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CACHE = ("Cache-Control", "max-age=60")
 
 
 def a_file(content: bytes = CONTENT, **changes: Any) -> Representation:
-    """A text file of 1994 with CORS and cache headers."""
+    """Return a text file of 1994 with CORS and cache headers."""
     conditions: dict[str, Any] = {
         "size": len(content),
         "mtime_ns": MTIME_NS,
@@ -41,7 +41,7 @@ def plan(representation: Representation, method: str = "GET", **headers: Any) ->
 
 
 def body(plan: Plan, content: bytes = CONTENT) -> bytes:
-    """Carry the plan out."""
+    """Apply a plan to the bytes."""
     return b"".join(
         segment
         if isinstance(segment, bytes)
@@ -57,7 +57,7 @@ def headers(plan: Plan) -> dict[str, str]:
 
 
 def parts(plan: Plan) -> list[tuple[Any, Any, Any]]:
-    """Read a multipart answer with the standard library's MIME parser."""
+    """Read a multipart response with the standard library's MIME parser."""
     block = f"Content-Type: {headers(plan)['content-type']}\r\n\r\n".encode()
     message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(block + body(plan))
     assert message.get_content_type() == "multipart/byteranges"
@@ -138,7 +138,7 @@ def test_plan_of_an_unsatisfiable_range_is_a_416() -> None:
     assert headers(response) == {
         "content-range": "bytes */1024",
         "content-length": "0",
-        "content-type": "text/plain; charset=utf-8",  # not the file's
+        "content-type": "text/plain; charset=utf-8",  # not the file's headers
         "accept-ranges": "bytes",
         "access-control-allow-origin": "*",
     }
@@ -159,9 +159,9 @@ def test_plan_of_a_stale_if_range_is_the_whole_file() -> None:
         response = plan(file, range="bytes=0-0", if_range=bad)
         assert response.status == 200, bad
         assert body(response) == CONTENT
-        # The range is not looked at, even where it could not be satisfied.
+        # The range is not evaluated, even if it could not be satisfied.
         assert plan(file, range="bytes=9999-", if_range=bad).status == 200
-    # Without Range it says nothing.
+    # If-Range has no effect without Range.
     assert plan(file, if_range='"x"').status == 200
 
 
@@ -172,7 +172,7 @@ def test_matching_tag_is_a_304() -> None:
         plan(file, if_none_match=file.etag),
         plan(file, "HEAD", if_none_match=f"W/{file.etag}"),
         plan(file, if_modified_since=DATE),
-        # Preconditions go before Range.
+        # Preconditions are evaluated before Range.
         plan(file, if_none_match=file.etag, range="bytes=0-0"),
         plan(file, if_none_match=file.etag, range="bytes=9999-"),
     ):
@@ -235,14 +235,14 @@ def test_part_has_no_digest_of_the_whole() -> None:
         assert "repr-digest" in said
 
 
-# Describing files
+# Descriptions of files
 
 
 @pytest.mark.parametrize("mtime_ns", [0, 10**9, -(10**9), -(10**18)])
 def test_unknown_file_time_sends_no_date(mtime_ns: int) -> None:
     file = a_file(mtime_ns=mtime_ns, etag=stat_etag(1024, mtime_ns))
     assert not headers(plan(file)).keys() & {"last-modified", "etag"}
-    # Not "unchanged since ever": nothing is known.
+    # A file of unknown time is not "unchanged since ever".
     assert plan(file, if_modified_since=DATE).status == 200
     assert plan(file, range="bytes=0-0", if_range="Thu, 01 Jan 1970 00:00:00 GMT").status == 200
 
@@ -251,8 +251,9 @@ def test_unknown_file_time_sends_no_date(mtime_ns: int) -> None:
 def test_file_from_the_future_has_the_date_of_now(seconds_ahead: int) -> None:
     file = a_file(mtime_ns=int(NOW + seconds_ahead) * 10**9)
     said = headers(plan(file))["last-modified"]
-    assert said == "Tue, 14 Nov 2023 22:13:20 GMT"  # NOW: never later than Date
-    # That date is the clock's and not the file's, so it proves nothing.
+    # NOW, since Last-Modified is never later than Date
+    assert said == "Tue, 14 Nov 2023 22:13:20 GMT"
+    # That date is the clock's and not the file's, so it is no validator.
     assert plan(file, if_modified_since=said).status == 200
     assert plan(file, range="bytes=0-0", if_range=said).status == 200
     assert plan(file, if_unmodified_since=said).status == 412
@@ -280,7 +281,7 @@ def test_given_headers_replace_those_made() -> None:
 
 
 def test_given_headers_alone_describe_a_file() -> None:
-    """As for a body after the app has written its headers."""
+    """The headers for a body after the app has written its own."""
     file = Representation(
         1024,
         [
@@ -293,7 +294,7 @@ def test_given_headers_alone_describe_a_file() -> None:
     )
     assert file.headers[-1] == ("Content-Length", "1024")
     sized = [("content-length", "1024")]
-    assert Representation(1024, sized).headers == tuple(sized)  # not twice
+    assert Representation(1024, sized).headers == tuple(sized)  # the header is not repeated
     assert plan(file, if_none_match='"a"').status == 304
     assert plan(file, range="bytes=0-0", if_range='W/"a"').status == 200
     assert plan(file, range="bytes=0-0", if_range=DATE).status == 206
@@ -314,17 +315,17 @@ def test_malformed_tag_is_not_compared(tag: str, name: str) -> None:
     file = Representation(1024, [("ETag", tag), ("Last-Modified", DATE)])
     for sent in (tag, f'"{tag}"', '"other"', "*"):
         conditions = {name: sent, "if_modified_since": DATE}
-        # Nor a range, which might be of another file than the client's.
+        # No range is sent, because it might belong to another content than the client's.
         assert plan(file, range="bytes=0-0", **conditions) is plan(file)
         assert plan(file, "HEAD", **conditions) is plan(file, "HEAD")
         assert plan(file, range="bytes=0-0", if_range=sent).status == 200
     assert plan(file, range="bytes=0-0", if_range=DATE).status == 206
     assert plan(file, range="bytes=0-0").status == 206
     assert plan(file, if_modified_since=DATE).status == 304
-    assert dict(plan(file).headers)["ETag"] == tag  # it is the app's to mend
+    assert dict(plan(file).headers)["ETag"] == tag  # the app must fix it
 
 
-# Bytes at hand
+# Bytes in memory
 
 
 @pytest.mark.parametrize("header", [None, "bytes=5-9", "bytes=0-9,20-29", "bytes=2000-"])
@@ -350,7 +351,7 @@ def test_responses_about_a_negotiated_file_have_vary() -> None:
         assert headers(a_file(vary="Accept-Encoding").plan(conditions))["vary"] == "Accept-Encoding"
 
 
-# Anything at all
+# Random requests
 
 _values = st.none() | st.text(max_size=40)
 _sensible = st.sampled_from(

@@ -1,4 +1,4 @@
-"""The Range header and multipart/byteranges, beside a slow and obvious model."""
+"""The Range header and multipart/byteranges, compared with a slow and simple model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wsgifast.files.ranges import MAX_RANGES, ByteRange, parse_range
 
 
 def runs(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What Python's ranges say as (start, stop), as (offset, size)."""
+    """Convert Python's ranges, which are (start, stop), to (offset, size)."""
     return [(start, stop - start) for start, stop in bounds]
 
 
@@ -37,15 +37,15 @@ SATISFIABLE = [
     ("bytes=0-0,-1", [(0, 1), (999, 1000)]),
     ("bytes=0-0 ,\t-1", [(0, 1), (999, 1000)]),
     ("bytes=,0-0,,-1,", [(0, 1), (999, 1000)]),
-    # Not in ascending order: sent in the requested order.
+    # Ranges that are not in ascending order are sent in the requested order.
     ("bytes=500-509,0-9", [(500, 510), (0, 10)]),
-    # Overlapping, touching, one inside the other: merged, where the first of them stood.
+    # Ranges that overlap, touch or contain each other are merged at the place of the first.
     ("bytes=0-9,5-14", [(0, 15)]),
     ("bytes=0-9,10-19", [(0, 20)]),
     ("bytes=0-99,50-59", [(0, 100)]),
     ("bytes=500-509,0-9,505-519", [(500, 520), (0, 10)]),
     ("bytes=0-9,500-509,505-519", [(0, 10), (500, 520)]),
-    # One beyond the end among good ones.
+    # One range beyond the end among valid ones.
     ("bytes=2000-2009,0-9", [(0, 10)]),
     ("bytes=-0,0-9", [(0, 10)]),
 ]
@@ -95,14 +95,14 @@ IGNORED = [
     "bytes=0-9\n",
     "bytes=0-9\x00",
     "bytes=9-0",
-    "bytes=5-4",  # one less than nothing is no empty range
+    "bytes=5-4",  # an empty range is not valid
     "bytes=0-9,9-0",
     "bytes=2000-1000",
     "bytes=0-9,junk",
     "items=0-9",
     "none=0-9",
     "0-9",
-    "bytes=0-,0-",  # longer than the whole
+    "bytes=0-,0-",  # longer than the whole file
     "bytes=" + "0-," * 50,
     "bytes=" + ",".join(f"{i}-{i}" for i in range(0, 2 * MAX_RANGES + 2, 2)),
     "bytes=" + "," * MAX_RANGES + "0-0",
@@ -130,7 +130,7 @@ def test_range_beyond_four_gigabytes_is_selected() -> None:
     assert parse_range(f"bytes=-{3 << 40}", size) == [(2 << 40, 3 << 40)]
 
 
-# The model: every position is an element of a set. Nothing is shared with the parser.
+# The model: every position is an element of a set. The model shares no code with the parser.
 
 
 def model(header: str, size: int) -> list[list[int]] | None:
@@ -157,7 +157,7 @@ def model(header: str, size: int) -> list[list[int]] | None:
     requested = [positions for positions in requested if positions]
     if len(requested) > 1 and sum(map(len, requested)) > size:
         return None
-    # Merge two that share or touch, the later into the earlier, until none do.
+    # Merge two ranges that overlap or touch, the later into the earlier, until none do.
     while True:
         for one, other in ((a, b) for i, a in enumerate(requested) for b in requested[i + 1 :]):
             if any({position, position + 1, position - 1} & other for position in one):
@@ -207,7 +207,7 @@ def test_any_text_is_parsed_as_a_range(text: str) -> None:
 
 def test_long_number_is_read_with_few_digits_allowed() -> None:
     limit = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(640)  # the least that Python allows
+    sys.set_int_max_str_digits(640)  # the lowest limit that Python allows
     try:
         assert parse_range("bytes=" + "9" * 1000 + "-", 10) == []
     finally:
@@ -215,7 +215,7 @@ def test_long_number_is_read_with_few_digits_allowed() -> None:
 
 
 def test_header_of_megabytes_is_parsed_in_linear_time() -> None:
-    # A quadratic parser would need hours for these, and meet the test's time limit.
+    # A quadratic parser would need hours for these ranges, and exceed the test's time limit.
     assert parse_range("bytes=" + "0-0," * 500_000, 1000) is None
     assert parse_range("bytes=" + "1" * 1_000_000 + "-", 1000) == []
     assert parse_range("bytes=" + " " * 1_000_000 + "0-0", 1000) == [(0, 1)]
@@ -240,4 +240,5 @@ def test_boundaries_are_legal_and_differ() -> None:
     boundaries = {ranges.new_boundary() for _ in range(100)}
     assert len(boundaries) == 100
     for boundary in boundaries:
-        assert re.fullmatch("[0-9A-Za-z]{1,70}", boundary)  # RFC 2046 5.1.1: at most 70
+        # A boundary has at most 70 characters (RFC 2046, section 5.1.1)
+        assert re.fullmatch("[0-9A-Za-z]{1,70}", boundary)

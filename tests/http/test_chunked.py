@@ -1,4 +1,4 @@
-"""Chunked bodies: the same result however they are cut, and never laxer than gunicorn's reader."""
+"""Chunked bodies: the result depends on no cut, and never accepts more than gunicorn's reader."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from wsgifast.http.chunked import ChunkDecoder
 NEXT = b"GET /next HTTP/1.1\r\n\r\n"
 END = b"0\r\n\r\n"
 
-# (the body, the bytes after it), None for an incomplete body, or the error's kind.
+# The body and the bytes after it, None for an incomplete body, or the kind of the error.
 Outcome = tuple[bytes, bytes] | None | str
 
 
 def decode(pieces: list[bytes], *, chunks: int | None = None, **limits: int) -> Outcome:
-    """What the decoder makes of pieces."""
+    """Return the decoder's result for these pieces."""
     decoder = ChunkDecoder(**limits)
     body = b""
     try:
@@ -50,7 +50,7 @@ def decode(pieces: list[bytes], *, chunks: int | None = None, **limits: int) -> 
 
 
 class GunicornsRequest:
-    """As much of a request as gunicorn's reader asks for its limits and its parse of trailers."""
+    """The attributes of a request that gunicorn's reader needs for its limits and its trailers."""
 
     parse_headers = Request.parse_headers
     _apply_header_policy = getattr(Request, "_apply_header_policy", None)
@@ -75,7 +75,7 @@ def read_by_gunicorn(
     trailer_limit: int = 64 * 1024,
     trailer_fields: int = 100,
 ) -> Outcome:
-    """What gunicorn's reader makes of pieces."""
+    """Return the result of gunicorn's reader for these pieces."""
     unreader = IterUnreader([piece for piece in pieces if piece])
     request = GunicornsRequest(line_limit, trailer_limit, trailer_fields)
     reader: Any = ChunkedReader(request, unreader)
@@ -96,7 +96,9 @@ def read_by_gunicorn(
 
 
 def every_split(data: bytes) -> list[list[bytes]]:
-    """Whole, byte by byte, in every way in two, and in three where that is not too many."""
+    """Split bytes in several ways: whole, byte by byte, in two, and in three if there are not too
+    many.
+    """
     splits = [[data], [data[i : i + 1] for i in range(len(data))]]
     splits += [[data[:i], data[i:]] for i in range(1, len(data))]
     if len(data) <= 40:
@@ -198,7 +200,8 @@ def test_malformed_body_in_any_split_is_refused(data: bytes) -> None:
         assert not isinstance(read_by_gunicorn(pieces), tuple), pieces
 
 
-# What gunicorn's reader takes, in some split at least, and this decoder refuses, each on purpose.
+# Bodies that gunicorn's reader accepts, in some split at least. This decoder rejects each of them
+# on purpose.
 STRICTER = {
     "a size of more than 16 digits": b"00000000000000001\r\na\r\n" + END,
     "a size line over the limit, although it came at once": (
@@ -231,7 +234,7 @@ def test_size_line_has_a_limit(line: bytes) -> None:
         assert decode(pieces, line_limit=limit) is None
         assert read_by_gunicorn(pieces, line_limit=limit) is None
         assert decode(pieces, line_limit=limit - 1) == "MalformedRequest"
-    # Refused as soon as it cannot end in time.
+    # Bodies that are rejected as soon as they cannot become valid.
     assert decode([line + b"a"], line_limit=limit) is None
     assert decode([line + b"aa"], line_limit=limit) == "MalformedRequest"
 
@@ -256,12 +259,12 @@ def test_body_has_a_limit() -> None:
     for pieces in every_split(data):
         assert decode(pieces, body_limit=10) == (b"abcdefghij", b"")
         assert decode(pieces, body_limit=9) == "BodyTooLarge"
-    assert decode([b"a\r\n"], body_limit=9) == "BodyTooLarge"  # before a byte of it has come
+    assert decode([b"a\r\n"], body_limit=9) == "BodyTooLarge"  # before any byte of it has arrived
     assert decode([b"f" * 16 + b"\r\n"], body_limit=1 << 62) == "BodyTooLarge"
 
 
 def test_extensions_may_be_as_long_as_the_body() -> None:
-    """A signature for each chunk, say."""
+    """A chunk extension that is repeated, for instance a signature for each chunk."""
     chunk = b"100;chunk-signature=%b\r\n%b\r\n" % (b"a" * 64, bytes(256))
     assert decode([chunk * 1000 + END]) == (bytes(256_000), b"")
 
@@ -287,7 +290,7 @@ def test_decode_stops_after_the_given_chunks() -> None:
 
 
 class Counted(bytes):
-    """Bytes that count how many of them are cut out, or looked at for the end of a line."""
+    """Bytes that count how many of them are copied, or searched for the end of a line."""
 
     seen = 0
 
@@ -299,7 +302,7 @@ class Counted(bytes):
 
 @pytest.mark.parametrize("chunk", [b"1\r\na\r\n", b"2\r\nab\r\n", b"1000\r\n%b\r\n" % bytes(4096)])
 def test_decoding_is_linear(chunk: bytes) -> None:
-    """A copy of the remaining bytes for each chunk would be thousands of times the data."""
+    """Copying the remaining bytes for each chunk would copy thousands of times the data."""
     data = Counted(chunk * (256 * 1024 // len(chunk)))
     Counted.seen = 0
     ChunkDecoder().decode(data)
@@ -313,7 +316,7 @@ def test_decoded_bytes_are_not_stored() -> None:
     assert decoder._start_of_line == b""
 
 
-# Anything, but often nearly a chunked body.
+# Random bytes, and often nearly a chunked body.
 _sizes = st.integers(0, 40).map(lambda size: b"%x" % size)
 _bits = st.one_of(
     st.integers(0, 20).map(lambda size: b"%x\r\n%b\r\n" % (size, bytes(size))),

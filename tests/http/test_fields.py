@@ -1,4 +1,4 @@
-"""Response headers: refused ones, cached ones, and their bytes on the wire."""
+"""Response headers: invalid ones, cached ones, and their bytes on the wire."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_malformed_header_name_is_refused(name: Any) -> None:
 @pytest.mark.parametrize("value", [*BAD_VALUES, b"a", 1, None, ["a"]])
 @pytest.mark.parametrize("name", ["X-Never-Seen", "Content-Type", "Connection", "Content-Length"])
 def test_malformed_header_value_is_not_repeated(name: str, value: Any) -> None:
-    for kind in ("text/plain", "1"):  # from now on the usual names are known
+    for kind in ("text/plain", "1"):  # from now on the usual names are cached
         ResponseStart(OK, [("Content-Type", kind), ("Content-Length", "1")])
     with pytest.raises(BodyError) as caught:
         ResponseStart(OK, [(name, value)])
@@ -272,7 +272,7 @@ def test_long_or_cookie_setting_headers_are_not_cached(
 
 
 class Said(str, Enum):  # noqa: UP042  (a StrEnum is formatted to its characters)
-    """Formatted, a member is its name."""
+    """The format() of an enum's member returns its name."""
 
     STATUS = "200 OK"
     NAME = "X-A"
@@ -309,7 +309,7 @@ def test_cache_of_headers_is_bounded(starts: dict[Any, ResponseStart]) -> None:
 
 
 def test_headers_are_encoded_for_version_and_framing() -> None:
-    """Whatever it was encoded to before."""
+    """An object may have been encoded to different bytes before."""
     start = ResponseStart(OK, [("X-A", "1"), ("Content-Length", "5")])
     get, ask = start.frame("GET", chunks=True), start.frame("HEAD", chunks=True)
     assert (get.has_body, ask.has_body) == (True, False)

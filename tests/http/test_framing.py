@@ -1,4 +1,4 @@
-"""Where a response's body ends."""
+"""Where the body of a response ends."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_client_finds_the_end_of_the_body(code: int) -> None:
 
 
 def expect_that_a_client_reads_it(method: str, code: int, framing: Framing) -> None:
-    """h11 as the client: it sees the body, its end, and nothing behind it."""
+    """Read a response with h11 as the client: the body, its end, and no byte after the end."""
     sent = ResponseStart(f"{code} Text", []).encode("1.1", framing, "")
     block = b"body"[: BodyCounter(framing).admit(4)]
     if framing.chunked:

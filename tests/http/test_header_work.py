@@ -1,4 +1,4 @@
-"""Work on the headers of a request grows as they do: many lines and long lines, on both halves."""
+"""Work on request headers grows like their size: many lines, and long lines, in WSGI and ASGI."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ NAMES = (
     "If-Unmodified-Since", "Origin", "Range", "Sec-Fetch-Site", "Transfer-Encoding",
     "X-Forwarded-For",
 )  # fmt: skip
-# One line of each kind. A long line has many of them, with a comma between them or without.
+# One line of each kind. A long line repeats its value, with or without commas in between.
 UNITS = ('"aaaaaaaaaaaaaaaaaaaaaaaa+gzip"', "gzip;q=0.1", "bytes=0-0,", "[", " ", "1", ",")
 SMALL_BYTES, LARGE_BYTES = 30_000, 300_000
-# Less is not compared, as a clock that ticks and a cold cache are most of it.
+# Smaller amounts are not compared: the clock's resolution and a cold cache dominate them.
 COMPARED_S = 0.05
 FACTOR = LARGE_BYTES // SMALL_BYTES
 COMPRESSION = Compression(min_bytes=1)
@@ -110,12 +110,12 @@ def seconds(read: Callable[[Lines], object], lines: Lines) -> float:
     try:
         read(lines)
     except RequestError:
-        pass  # refused, which is work too
+        pass  # rejecting headers is work, too
     return time.thread_time() - began
 
 
 def check_growth(read: Callable[[Lines], object]) -> None:
-    """Ten times as many bytes take at most thirty times as long, however they are split."""
+    """Ten times as many bytes take at most thirty times as long, for any split."""
     for name in NAMES:
         for unit in UNITS:
             for count_of_lines in ("many", "one"):

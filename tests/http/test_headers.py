@@ -1,4 +1,4 @@
-"""Headers: names compare without case, and the order stays."""
+"""Headers: names are compared without case, and the order is preserved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request headers: their end in any split, with a bounded number of looks, and their Host."""
+"""Request headers: their end is found in any split, with bounded work. Host is parsed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_headers_without_end_are_parsed_when_doubled() -> None:
 
 
 def test_bytes_are_looked_at_once() -> None:
-    """As of a proxy's binary header, which holds an empty line, and a parser that wants more."""
+    """A parser that wants more data after an empty line, as in a proxy's binary header."""
     scanner = HeaderScanner()
     assert scanner.add(b"\r\n\r\n\x00\r\nQUIT\n")
     assert not any(scanner.add(b"x") for _ in range(1000))
@@ -67,7 +67,7 @@ def test_bytes_are_looked_at_once() -> None:
 
 
 class Counting(bytearray):
-    """What has come, with a count of the bytes that are searched."""
+    """The received bytes, with a count of the bytes that are searched."""
 
     searched = 0
 

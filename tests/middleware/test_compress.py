@@ -1,4 +1,4 @@
-"""WSGIFast(app, compress=True): the response of the client, and when each part arrives."""
+"""WSGIFast(app, compress=True): the client's response, and when each part arrives."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 TEXT = b"All work and no play makes Jack a dull boy.\n" * 200
-# Which no content coding makes smaller.
+# No content coding makes these bytes smaller.
 NOISE = os.urandom(1500)
 CODINGS = ("zstd", "br", "gzip")
 
 
 def begun(app: WSGIApplication, coding: str = "gzip") -> Server:
-    """A compressed response, of which no block has been taken yet."""
+    """A compressed response before any of its blocks was requested."""
     return Server(WSGIFast(app, compress=True), new_environ(HTTP_ACCEPT_ENCODING=coding))
 
 

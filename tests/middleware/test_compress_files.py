@@ -132,7 +132,7 @@ def test_files_without_a_copy_are_compressed(make: Callable[[], Any], wraps: boo
 
 @pytest.mark.parametrize("kind", ["text/plain", "image/png", "application/zip"])
 def test_uncompressed_files_keep_their_descriptor(tmp_path: Path, kind: str) -> None:
-    """They are too large, or do not shrink, or are of another type."""
+    """These files are too large, do not shrink, or have another type."""
     noise = random.Random(1).randbytes(20_000)
     file = write_settled(tmp_path / "noise", noise)
     server, body = ask_compressed(sending(lambda: file.open("rb"), kind=kind))

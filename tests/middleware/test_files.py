@@ -1,4 +1,4 @@
-"""WSGIFast and files: the server's wrapper, parts, and the reader of the file."""
+"""WSGIFast and files: the server's wrapper, ranges, and the code that reads the file."""
 
 from __future__ import annotations
 

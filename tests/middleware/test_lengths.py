@@ -1,4 +1,4 @@
-"""The Content-Length of a body that went through WSGIFast."""
+"""The Content-Length of a body that passes through WSGIFast."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_stream_sends_its_length_and_reports_less(
 
 @pytest.mark.parametrize("chunks", [[], [b""], [b"", b""]])
 def test_response_to_head_may_be_shorter_than_declared(chunks: list[bytes]) -> None:
-    """Many apps write the length of a GET, and nothing more."""
+    """In response to HEAD, many apps declare the length of GET and return no body."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [("Content-Length", "10")])

@@ -24,7 +24,7 @@ NEW = re.compile("[0-9a-f]{32}")
 
 
 class Got(NamedTuple):
-    """The ids that the app received, and the ids in its response headers."""
+    """Return the ids that the app received, and the ids in its response headers."""
 
     request_id: str | None
     trace_id: str | None
@@ -176,7 +176,7 @@ def running(folder: Path, code: str, *arguments: str) -> Iterator[LiveServer]:
 
 
 def logged(server: LiveServer, count: int) -> dict[str, dict[str, Any]]:
-    """The lines of the access log, by their paths."""
+    """Return the lines of the access log, by their paths."""
 
     def lines() -> list[dict[str, Any]]:
         found = [json.loads(line) for line in server.log().splitlines() if line[:1] == "{"]

@@ -1,4 +1,4 @@
-"""How WSGIFast sends bodies, with wsgiref.validate on both sides."""
+"""How WSGIFast sends bodies. wsgiref.validate checks both the app and WSGIFast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 
-# Every kind of body, with wsgiref.validate on both sides
+# Every kind of body. wsgiref.validate checks both the app and WSGIFast.
 
 
 @pytest.mark.filterwarnings("ignore:Unknown REQUEST_METHOD")
@@ -187,7 +187,10 @@ def test_event_stream_of_a_lazy_app_is_not_coalesced() -> None:
 
 
 def test_length_in_chunks_is_that_of_lists_and_tuples() -> None:
-    """A server uses the only chunk's size as the Content-Length. pywsgi iterates all twice."""
+    """A server declares the size of an only chunk as the Content-Length.
+
+    pywsgi iterates over a whole body twice.
+    """
     for body in (
         *([b"a", b"b"], ("a",), [b"x" * 70_000] * 3, [b"x" * 1000] * 2000, "text", b"", []),
         *(iter([b"a", b"b"]), shapes.Lines(), io.BytesIO(b"file")),

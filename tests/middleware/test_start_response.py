@@ -141,7 +141,10 @@ def test_malformed_status_of_an_app_is_refused(status: Any) -> None:
 
 
 def test_status_205_has_length_0() -> None:
-    """RFC 9110 15.3.6: clients look for a body after 205, so it has to say that there is none."""
+    """Clients expect a body after 205.
+
+    So the headers must say that there is none (RFC 9110, section 15.3.6).
+    """
     for body in ([b"x"], iter([b"x"]), io.BytesIO(b"x")):
         server = serve(body, ("Content-Length", "1"), status="205 Reset Content")
         assert server.finish() == b""
@@ -286,14 +289,15 @@ def test_line_end_reaches_no_server(text: str, place: str, how: str) -> None:
 
 @given(st.lists(st.text("a :\t\r\n\0\x7fé", min_size=1, max_size=4), min_size=3, max_size=3))
 def test_wsgiref_sends_no_line_of_a_header(texts: list[str]) -> None:
-    """wsgiref itself checks neither names nor values."""
+    """wsgiref checks neither names nor values of headers."""
 
     app = answering(lambda _: [b"x"], f"200 {texts[0]}", [(texts[1], texts[2])])
     sent, _ = by_wsgiref(WSGIFast(app), new_environ())
     is_one_line = not set("".join(texts)) & set("\r\n\0")
     start = sent.partition(b"\r\n\r\n")[0]
     if is_one_line and b"500 Internal" not in start:
-        assert start.count(b"\n") == 3  # Date, Server and Content-Length are wsgiref's or ours
+        # Date, Server and Content-Length are added by wsgiref or by us
+        assert start.count(b"\n") == 3
     elif not is_one_line:
         assert b"500 Internal Server Error" in start
 
@@ -312,7 +316,7 @@ def test_odd_headers_that_servers_take_are_passed_on() -> None:
 def test_environ_without_optional_keys_is_enough(
     options: dict[str, Any], make: Callable[[], Any]
 ) -> None:
-    """PEP 3333 allows some to be missing. Programs that call apps directly omit more."""
+    """PEP 3333 allows some keys to be missing. Programs that call apps directly omit more keys."""
     app = answering(lambda _: make(), headers=[])
     assert Server(WSGIFast(app, **options), {}).finish() == b"a"
 

@@ -1,4 +1,4 @@
-"""StaticFiles, called as a server calls it."""
+"""Calls of StaticFiles, like those of a server."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from wsgiref.util import FileWrapper
 
 EPOCH = "Thu, 01 Jan 1970 00:00:00 GMT"
-LARGE = bytes(range(256)) * 2048  # 512 KiB: too large to be cached in memory
+LARGE = bytes(range(256)) * 2048  # 512 KiB: too large for the memory cache
 
 
 @dataclass
 class Answered:
-    """What a server would send."""
+    """The response that a server would send."""
 
-    line: str  # of the status
+    line: str  # the number of the status
     headers: dict[str, str]
     body: bytes
-    # The iterable that the app returned, closed by now.
+    # The iterable that the app returned. It has been closed.
     iterable: Any
     names: list[str]
     environ: dict[str, Any]
@@ -31,7 +31,7 @@ class Answered:
 
 
 def environ_of(path: str, method: str = "GET", **headers: str) -> dict[str, Any]:
-    """Return a request's environ, with headers as Accept_Encoding="gzip"."""
+    """Return a request's environ, with headers such as Accept_Encoding="gzip"."""
     environ: dict[str, Any] = {
         "REQUEST_METHOD": method,
         "PATH_INFO": path.encode("utf-8", "surrogateescape").decode("latin-1"),
@@ -63,13 +63,13 @@ def call_with(app: Any, environ: dict[str, Any]) -> Answered:
 
 
 def app_behind(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """The app that StaticFiles stands in front of."""
+    """The app behind StaticFiles."""
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [b"the app: " + environ["REQUEST_METHOD"].encode()]
 
 
 def write_precompressed(original: Path, suffix: str, content: bytes, *, age_s: float = 0) -> Path:
-    """Write a precompressed file as new as its original, or older by some seconds."""
+    """Write a precompressed file with the time of its original, or some seconds older."""
     precompressed = original.with_name(original.name + suffix)
     precompressed.write_bytes(content)
     mtime = original.stat().st_mtime_ns - int(age_s * 1e9)

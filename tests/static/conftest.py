@@ -1,4 +1,4 @@
-"""A site to serve."""
+"""A site for the tests."""
 
 from __future__ import annotations
 

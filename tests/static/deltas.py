@@ -1,4 +1,4 @@
-"""Two releases of a script, for tests of deltas."""
+"""Two releases of a script, for the tests of deltas."""
 
 from __future__ import annotations
 

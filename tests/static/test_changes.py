@@ -1,4 +1,4 @@
-"""StaticFiles: files that change, races with them, memory."""
+"""StaticFiles: files that change, race conditions with changes, and memory."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def test_changed_file_is_sent_at_once(site: Path, name: str) -> None:
         if number % 10 == 5:
             settle(path)  # cached from here on
             call(app, f"/{name}")
-        # Of the same length, as fast as the disk goes: times and sizes alone would not tell.
+        # All contents have one length, and change as fast as the disk allows. Times and sizes alone
+        # would not show a change.
         content = bytes([number]) * size
         path.write_bytes(content)
-        # A GET takes the short way, if it can. A range never does.
+        # A GET uses the fast path if possible. A range never does.
         for byte_range in [{"Range": "bytes=1-"}, {}] if number % 2 else [{}]:
             response = call(app, f"/{name}", **byte_range)
             expected = content[1:] if byte_range else content
@@ -66,7 +67,7 @@ def test_swapped_directory_is_not_followed_out(site: Path) -> None:
 def test_file_replaced_before_reopening_is_looked_up(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Headers and bytes are of one file, whichever it is, even if it always changes in between."""
+    """Headers and bytes belong to the same file, even if it changes at any moment in between."""
     app = StaticFiles(directory=site)
     real = directory_module.Directory.reopen
     swaps = []
@@ -113,7 +114,7 @@ def test_growing_file_is_sent_to_its_declared_length(site: Path) -> None:
 
 
 def grow(response: Callable[..., Answered], path: str) -> None:
-    """Ask for every kind of response, since each leaves something that is remembered."""
+    """Request every kind of response, since each of them stores something in a cache."""
     for method in ("GET", "HEAD"):
         for headers in (
             {},
@@ -130,7 +131,7 @@ def grow(response: Callable[..., Answered], path: str) -> None:
 
 @pytest.mark.parametrize("etag", ["stat", "content"])
 def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
-    """Proved by Python's allocations, not by the cache's own accounts."""
+    """Python's allocations show it, not the cache's own counters."""
     root = tmp_path / "many"
     root.mkdir()
     files = [root / f"file-{number:04}.txt" for number in range(200)]
@@ -145,7 +146,7 @@ def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
         headers["X-Long"] = url * 20
 
     def raw(app: StaticFiles) -> None:
-        # What the ASGI half remembers beside.
+        # The ASGI half caches more.
         for found in app._cache._entries.values():
             for source in found.sources():
                 for conditions in (
@@ -168,7 +169,7 @@ def test_memory_stays_within_cache_bytes(tmp_path: Path, etag: str) -> None:
         allow_all_origins=True,
     )  # fmt: skip
     settle(*files)
-    fill(make())  # What a JIT compiles is Python's memory, too.
+    fill(make())  # The code that a JIT compiles is Python's memory, too.
     app = make()
     grow(lambda *args, **headers: call(app, *args, **headers), "/file-0000.txt")
     gc.collect()

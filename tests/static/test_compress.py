@@ -1,4 +1,4 @@
-"""StaticFiles(compress=True): files without a precompressed one, compressed on request."""
+"""StaticFiles(compress=True) compresses files on request that have no precompressed file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CODINGS = ("zstd", "br", "gzip")
 
 @pytest.fixture
 def script(site: Path) -> Path:
-    """A file that is too large for the cache, and settled."""
+    """Return an old file that is too large for the cache."""
     script = site / "large.js"
     script.write_bytes(TEXT)
     settle(*site.iterdir())

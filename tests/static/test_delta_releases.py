@@ -41,7 +41,7 @@ def test_dictionary_gone_or_hidden_gives_the_file(releases: Path, tmp_path: Path
     settle(old)
     delta = ask(app).body
     assert decoded_delta(delta, OLD) == NEW
-    old.unlink()  # the client has it all the same
+    old.unlink()  # the client has the file nevertheless
     assert ask(app).body == delta
 
 
@@ -61,7 +61,7 @@ def test_release_in_another_directory_is_a_dictionary(
     for name in ("new/assets", "old"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "new/assets" / NEW_NAME).write_bytes(NEW)
-    (tmp_path / "old" / OLD_NAME).write_bytes(OLD)  # under another path
+    (tmp_path / "old" / OLD_NAME).write_bytes(OLD)  # the same content under another path
     settle(tmp_path / "new/assets" / NEW_NAME, tmp_path / "old" / OLD_NAME)
     app = StaticFiles(directory=[tmp_path / name for name in order], dictionaries=True)
     path = f"/assets/{NEW_NAME}"
@@ -113,7 +113,7 @@ def test_release_is_found_beside_a_bare_directory(
 def test_unknown_dictionary_reads_the_releases_once(
     releases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (releases / "app.00000a1b.js").symlink_to(__file__)  # out of the directory
+    (releases / "app.00000a1b.js").symlink_to(__file__)  # outside the directory
     settle(releases / "app.00000a1b.js")
     read: list[str] = []
     content_of = deltas.content_of
@@ -133,14 +133,14 @@ def test_unknown_dictionary_reads_the_releases_once(
         os.utime(path, (2e9 + number, 2e9 + number))
     settle(*releases.iterdir())
     ask(app, old=b"unknown")
-    assert len(read) == 3 + 16  # the newest ones
+    assert len(read) == 3 + 16  # the newest releases
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["alone", "two releases"])
 def test_unknown_dictionary_costs_little_after_a_look(
     site: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """However many files there are: a client may name any digest, for any file."""
+    """The number of files does not matter: a client may send any digest, for any file."""
     names = [f"f{number}.{place}a1b2c3d.js" for number in range(1500) for place in range(count)]
     for name in names:
         (site / name).write_bytes(OLD[:1000] + name.encode())

@@ -1,4 +1,4 @@
-"""StaticFiles(dictionaries=True): files as deltas to earlier releases that the client has."""
+"""StaticFiles(dictionaries=True) sends files as deltas to releases that the client has."""
 
 from __future__ import annotations
 
@@ -227,7 +227,10 @@ def test_system_without_threads_gives_other_coding(
 
 @pytest.fixture
 def slow_makings(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[int]]:
-    """Have deltas wait for an event. Return it, and the list of deltas that were begun."""
+    """Delay deltas until an event is set.
+
+    Return the event, and the list of deltas that were begun.
+    """
     go_on = threading.Event()
     made: list[int] = []
 
@@ -339,7 +342,7 @@ def test_compression_around_it_passes_deltas_on(releases: Path, tmp_path: Path) 
         response = ask(wrapped)
         assert (response.headers, response.body) == (delta.headers, delta.body)
         assert ask(wrapped, If_None_Match=tag).status == 304
-        # The dictionary of pages is none of the script's.
+        # The dictionary of pages is not used for the script.
         response = ask(wrapped, old=OLD[:5000])
         assert response.headers["vary"] == VARY
         assert response.headers["content-encoding"] == "zstd"

@@ -1,4 +1,4 @@
-"""Two releases of a site of real packages, visited by a real Chromium, which counts the bytes."""
+"""A real Chromium visits two releases of a site of real packages, and counts the bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SERVERS = {
 
 
 class Site:
-    """A site that is released twice."""
+    """Return a site that is released twice."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +50,7 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.fixture(params=["FastWorker", "uvicorn", "nginx"])
 def server(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterator[LiveServer]:
-    """A server of the site, also FastWorker behind nginx."""
+    """A server of the site. One of the servers is FastWorker behind nginx."""
     behind = request.param == "nginx"
     name = "FastWorker" if behind else request.param
     bind = ["--port", "{port}"] if name == "uvicorn" else ["--bind", "127.0.0.1:{port}"]
@@ -65,7 +65,7 @@ def server(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterat
 
 
 def has_dictionaries(browser: Chromium, seen: list[Fetched]) -> bool:
-    """Return whether the browser has stored the fetched files, which it does later.
+    """Return whether the browser has stored the fetched files. It stores them later.
 
     It then names a dictionary when it requests another release.
     """
@@ -77,7 +77,7 @@ def has_dictionaries(browser: Chromium, seen: list[Fetched]) -> bool:
 
 
 def make_deltas(site: Site, server: LiveServer) -> None:
-    """Ask for the second release's deltas until the server has made them."""
+    """Request the second release's deltas until the server has made them."""
     for number, (old, new) in enumerate(zip(*RELEASES, strict=True)):
         digest = hashlib.sha256(packed_file(*old)).digest()
         headers = [
@@ -93,7 +93,10 @@ def make_deltas(site: Site, server: LiveServer) -> None:
 
 
 def make_copies(server: LiveServer, number: int) -> None:
-    """Ask for a release's files until all are compressed: large ones are not at first."""
+    """Request a release's files until all are compressed.
+
+    At first, large files are sent uncompressed.
+    """
     for each in RELEASES[number]:
         path = f"/static/{hashed_name(*each)}"
 
@@ -127,7 +130,7 @@ def test_returning_chromium_gets_deltas(site: Site, server: LiveServer, tmp_path
     assert sum(f.wire_bytes for f in again) < sum(f.wire_bytes for f in first) / 10
     assert [before[0], after[0]] == ["3.0.0", "3.0.1"]  # plotly.js of plotly.py 6.0.0 and 6.0.1
     assert before[1:] == after[1:] == ["function", "0px", 1]
-    # It keeps the second release as it does any other file.
+    # The server stores the second release like any other file.
     with chromium(tmp_path / "one") as browser:
         assert not [f for f in files_of(browser.visit(url)) if f.wire_bytes]
         assert browser.evaluate(_SCRIPTS) == after

@@ -29,7 +29,7 @@ def test_directory_redirects_to_its_index(site: Path) -> None:
     environ = {**environ_of("/docs"), "QUERY_STRING": "a=1&b=\xe9%20 \r\nX: y"}
     location = call_with(app, environ).headers["location"]
     assert location == "./docs/?a=1&b=%E9%20%20%0D%0AX:%20y"
-    environ["QUERY_STRING"] = "q=\u20ac\u00e9"  # as HTTP/2 servers have it from a raw UTF-8 path
+    environ["QUERY_STRING"] = "q=\u20ac\u00e9"  # HTTP/2 servers decode a raw UTF-8 path to this
     assert call_with(app, environ).headers["location"] == "./docs/?q=%E2%82%AC%C3%A9"
 
 
@@ -49,7 +49,7 @@ def ask_mount(app: Any, mount: str, path: str = "", query: str = "", **headers: 
 MOUNTS = [
     ("/docs", "./docs/"),
     ("/a/b", "./b/"),
-    ("/gr\xc3\xbc\xc3\x9fe", "./gr%C3%BC%C3%9Fe/"),  # UTF-8 as PEP 3333 has it
+    ("/gr\xc3\xbc\xc3\x9fe", "./gr%C3%BC%C3%9Fe/"),  # UTF-8 as PEP 3333 represents it
     ("//evil.example", "./evil.example/"),
     ("/\\evil.example", "./%5Cevil.example/"),
     ("/http:", "./http%3A/"),
@@ -87,7 +87,7 @@ def test_redirect_of_a_mount_point_stays_at_its_host(site: Path, mount: str, que
     base = "http://here" + quote(mount, errors="surrogatepass")
     target = urlsplit(urljoin(base, location))
     assert (target.scheme, target.netloc) == ("http", "here")
-    if {"", ".", ".."}.isdisjoint(mount.split("/")[1:]):  # which urljoin() leaves out
+    if {"", ".", ".."}.isdisjoint(mount.split("/")[1:]):  # urljoin() leaves these out
         assert target.path == quote(mount, errors="surrogatepass") + "/"
 
 
@@ -106,7 +106,7 @@ def test_mount_point_with_fallback_redirects(site: Path) -> None:
 
 
 def test_root_without_a_path_is_no_mount_point(site: Path) -> None:
-    """As in `GET http://host HTTP/1.1`, and where the mount's name ends in a slash."""
+    """The request line is `GET http://host HTTP/1.1`, or the mount's name ends with a slash."""
     app = StaticFiles(directory=site)
     for mount in ("", "/docs/"):
         assert ask_mount(app, mount).body == b"<h1>home</h1>"
@@ -138,7 +138,7 @@ def test_directory_with_listing_lists_its_files(site: Path) -> None:
     (site / "empty" / hostile).write_text("x")
     (site / "empty" / "a:b").mkdir()
     (site / "empty" / ".hidden").write_text("x")
-    (site / "empty" / "back\\slash").write_text("x")  # never served
+    (site / "empty" / "back\\slash").write_text("x")  # this file is never served
     for size, _ in SHOWN_SIZES:
         with (site / "empty" / f"size{size}").open("wb") as file:
             file.truncate(size)

@@ -1,4 +1,4 @@
-"""StaticFiles: paths, and the files that they lead to or must not."""
+"""StaticFiles: paths, and the files that they may and must not lead to."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ NO_FILES = [
 ]
 
 
-# Of files that are there.
+# Paths of files that exist.
 HIDDEN = [".env", ".git/config", "docs/.htaccess", "docs/.well-known/x", ".well-known/.env"]
 
 
@@ -145,7 +145,8 @@ def test_link_out_of_the_directory_needs_the_option(site: Path) -> None:
 
 def test_path_left_as_text_by_the_server_is_served(site: Path) -> None:
     (site / "\u20ac.txt").write_text("euro")
-    environ = {**environ_of("/"), "PATH_INFO": "/\u20ac.txt"}  # against PEP 3333: no latin-1
+    # Not latin-1, in violation of PEP 3333
+    environ = {**environ_of("/"), "PATH_INFO": "/\u20ac.txt"}
     assert call_with(StaticFiles(directory=site), environ).body == b"euro"
 
 
@@ -175,7 +176,7 @@ def test_unreadable_file_is_403_and_logged(
     assert str(site / "app.js") in caplog.text
 
 
-# Files that report no size, or a whole page, and have something else.
+# Files that report no size, or the size of a page, and contain something else.
 UNSIZED = ["/proc/sys/kernel/ostype", "/proc/version", "/sys/class/net/lo/address"]
 
 
@@ -203,7 +204,7 @@ def test_file_of_wrong_size_behind_index_and_link(tmp_path: Path) -> None:
     content = Path("/proc/version").read_bytes()
     (tmp_path / "index.html").symlink_to("/proc/version")
     (tmp_path / "app.js").write_bytes(b"x" * 500)
-    (tmp_path / "app.js.gz").symlink_to("/proc/version")  # not a precompressed file of it
+    (tmp_path / "app.js.gz").symlink_to("/proc/version")  # not a precompressed file of this file
     app = StaticFiles(directory=tmp_path, follow_symlinks=True, fallback="index.html")
     for path in ("/", "/index.html", "/some/route"):
         assert call(app, path, Accept_Encoding="gzip").body == content
@@ -218,7 +219,7 @@ def test_file_without_an_end_is_forbidden(
     with caplog.at_level(logging.WARNING):
         assert call(app, "/version").status == 403
         assert call(app, "/version", "HEAD").body == b""
-        # It reports no size, and fails when it is read, at the address 0.
+        # This file reports no size, and fails when it is read at the address 0.
         assert call(StaticFiles(directory="/proc/self"), "/mem").status == 403
     assert "/proc/version reports no size" in caplog.text
     assert "/proc/self/mem cannot be read: Input/output error" in caplog.text

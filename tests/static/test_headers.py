@@ -238,7 +238,7 @@ CONDITIONS = {
 def test_cached_file_is_answered_as_an_uncached_one(
     site: Path, method: str, headers: dict[str, str]
 ) -> None:
-    """The short way for cached files gives the same response as the whole core."""
+    """The fast path for cached files gives the same response as the full path."""
     if not (site / "app.js.gz").exists():
         write_precompressed(site / "app.js", ".gz", b"packed")
         settle(site / "app.js", site / "app.js.gz")

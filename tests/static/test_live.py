@@ -13,7 +13,7 @@ from tests.support.http import Connection
 from tests.support.servers import LiveServer, wait_for
 
 SMALL = b"let answer = 42;\n" * 60
-LARGE = bytes(range(256)) * 16_384  # 4 MiB: more than the buffers between server and client hold
+LARGE = bytes(range(256)) * 16_384  # 4 MiB: more than the buffers between server and client contain
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_connection_serves_files_and_preconditions(server: LiveServer) -> None:
         assert tag is not None
         not_modified = server.get("/app.js", headers=[("If-None-Match", tag)])
         assert (not_modified.status, not_modified.body) == (304, b"")
-        # None, or that of the 200 (RFC 9110, section 8.6): a cache believes it.
+        # Either no length, or that of the 200 (RFC 9110, section 8.6). A cache relies on it.
         assert not_modified.header("Content-Length") is None
         assert server.get("/large.bin").body == LARGE
         middle = server.get("/large.bin", headers=[("Range", "bytes=1000000-1999999")])

@@ -1,4 +1,4 @@
-"""StaticFiles: its options, right and wrong."""
+"""StaticFiles: its options, valid and invalid."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_wrong_argument_names_the_class(
 
 
 def test_types_do_not_depend_on_the_machine(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host's own mime.types must not change the response."""
+    """The mime.types of the machine must not change the response."""
     import mimetypes
 
     monkeypatch.setattr(mimetypes, "types_map", {".js": "x/wrong"})

@@ -46,7 +46,8 @@ def test_precompressed_change_is_seen_at_once(site: Path, settled: bool) -> None
     assert call(app, "/app.js", Accept_Encoding="gzip", Range="bytes=0-3").body == packed[:4]
     ask()
     repacked = gzip.compress(original.read_bytes(), 1)
-    write_precompressed(original, ".gz", repacked)  # in place: the directory does not change
+    # Written in place: the directory does not change
+    write_precompressed(original, ".gz", repacked)
     assert call(app, "/app.js", Accept_Encoding="gzip").body == repacked
     ask()
     write_precompressed(original, ".br", b"brotli")
@@ -58,24 +59,24 @@ def test_precompressed_change_is_seen_at_once(site: Path, settled: bool) -> None
     assert call(app, "/app.js", Accept_Encoding="gzip").body == original.read_bytes()
 
 
-SECOND = 1_700_000_000 * 10**9  # in ns
+SECOND = 1_700_000_000 * 10**9  # in nanoseconds
 
 
 @pytest.mark.parametrize(
     ("original_ns", "precompressed_ns", "is_used"),
     [
         (SECOND + 123_456_789, SECOND + 123_456_789, True),
-        (SECOND + 123_456_789, SECOND + 123_456_717, True),  # through a float
+        (SECOND + 123_456_789, SECOND + 123_456_717, True),  # converted to a float and back
         (SECOND + 123_456_789, SECOND + 123_456_954, True),
-        (SECOND + 123_456_789, SECOND + 123_456_000, True),  # microseconds
-        (SECOND + 123_456_789, SECOND + 123_000_000, True),  # milliseconds
-        (SECOND + 999_999_999, SECOND, True),  # seconds
+        (SECOND + 123_456_789, SECOND + 123_456_000, True),  # a precision of microseconds
+        (SECOND + 123_456_789, SECOND + 123_000_000, True),  # a precision of milliseconds
+        (SECOND + 999_999_999, SECOND, True),  # a precision of seconds
         (SECOND, SECOND, True),
         (SECOND + 123_456_789, SECOND + 10**9, True),  # newer
         (SECOND + 123_456_789, SECOND + 123_455_000, False),
         (SECOND + 123_456_789, SECOND + 122_000_000, False),
-        (SECOND + 999_999_999, SECOND + 500_000_001, False),  # it is no rounded time
-        (SECOND + 10**9, SECOND, False),  # times of whole seconds, one apart
+        (SECOND + 999_999_999, SECOND + 500_000_001, False),  # the time is not rounded
+        (SECOND + 10**9, SECOND, False),  # times of whole seconds, with a difference of one
         (SECOND + 10**9 + 1, SECOND, False),
         (SECOND + 10**9, SECOND + 10**9 - 200_000_000, False),
     ],
@@ -96,7 +97,7 @@ def test_precompressed_is_sent_if_rounded_times_equal(
 
 @given(ns=st.integers(10**18, 2 * 10**18), unit=st.sampled_from([1, 10**3, 10**6, 10**9, None]))
 def test_time_copied_by_a_tool_is_the_originals(ns: int, unit: int | None) -> None:
-    """None stands for a float, as of os.utime(name, (st_atime, st_mtime))."""
+    """Set the times of a file. None means a float, as in os.utime(name, (st_atime, st_mtime))."""
     copied = math.floor(ns / 1e9 * 1e9) if unit is None else ns // unit * unit
     one, other = stat_at(ns), stat_at(copied)
     assert has_same_time(one, other)
@@ -144,7 +145,8 @@ def test_precompressed_is_sent_once_it_is_usable(site: Path, content: bytes, age
         assert response.body == original.read_bytes()
         assert "vary" not in response.headers
     assert app._cache.used_bytes > 0
-    write_precompressed(original, ".gz", b"fresh")  # in place: the directory does not change
+    # Written in place: the directory does not change
+    write_precompressed(original, ".gz", b"fresh")
     settle(*site.glob("app.js*"))
     assert call(app, "/app.js", Accept_Encoding="gzip").body == b"fresh"
     original.write_text("let answer = 43;\n" * 40)
@@ -173,7 +175,7 @@ def test_large_precompressed_is_sent_from_its_file(site: Path) -> None:
 
 STEPS = st.tuples(
     st.sampled_from(["", ".gz", ".br"]),
-    # Write so many hundred bytes, or ...
+    # The step writes a file of so many hundred bytes, or ...
     st.integers(1, 9) | st.sampled_from(["delete", "older", "newer"]),
 )
 
@@ -183,8 +185,8 @@ STEPS = st.tuples(
 def test_cached_response_equals_that_from_disk(
     site: Path, monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, Any]]
 ) -> None:
-    """Beside a model that looks at everything each time."""
-    # Kept at once: every step below shows, since each content has a length of its own.
+    """Compare with a model that looks at every file each time."""
+    # The cache applies at once. Every step shows, since each content has a different length.
     monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", -1)
     app = StaticFiles(directory=site)
     original = site / "model.txt"
@@ -201,7 +203,8 @@ def test_cached_response_equals_that_from_disk(
         elif path.exists():
             moment = path.stat().st_mtime + (-1 if change == "older" else 1)
             os.utime(path, (moment, moment))
-        time.sleep(0.011)  # a tick of the kernel's clock: the directory's change is to be seen
+        # Wait for a tick of the kernel's clock, so that the directory's change is visible
+        time.sleep(0.011)
         for requested in ("identity", "gzip", "br", "gzip, br"):
             response = call(app, "/model.txt", Accept_Encoding=requested)
             assert response.status == (200 if original.exists() else 404)

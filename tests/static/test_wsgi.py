@@ -1,4 +1,4 @@
-"""StaticFiles as an app and as middleware. It closes its files, whatever goes wrong."""
+"""StaticFiles as an app and as middleware. It closes its files after any error."""
 
 from __future__ import annotations
 
