@@ -133,8 +133,8 @@ class ConnectionLoop:
     """
 
     __slots__ = (
-        "_callback", "_check", "_due", "_fires_at", "_headers_timeout_s", "_time", "_timer",
-        "_uploads", "create_task", "pace", "real", "since",
+        "_callback", "_check", "_due", "_fires_at", "_headers_timeout_s", "_timer", "_uploads",
+        "create_task", "pace", "real", "since", "time",
     )  # fmt: skip
 
     def __init__(
@@ -148,7 +148,7 @@ class ConnectionLoop:
         self.create_task = loop.create_task
         # asyncio's own is this one in a function, which is called twice for every request.
         is_asyncio = type(loop).time is asyncio.BaseEventLoop.time
-        self._time = time.monotonic if is_asyncio else loop.time
+        self.time = time.monotonic if is_asyncio else loop.time
         self._check = check
         self._headers_timeout_s = head_timeout_s
         # To be called at `_due`, by the loop's time, unless it is None.
@@ -157,7 +157,7 @@ class ConnectionLoop:
         # Runs on while requests come and go.
         self._timer: asyncio.TimerHandle | None = None
         self._fires_at = 0.0
-        self.since = self._time()
+        self.since = self.time()
         self.pace = UploadPace(body_timeout_s) if body_timeout_s < math.inf else None
         # Uploads with a waiting app. Over HTTP/1 there is one at most.
         self._uploads: tuple[Upload, ...] = ()
@@ -170,7 +170,7 @@ class ConnectionLoop:
     ) -> ConnectionLoop | asyncio.TimerHandle:
         if self._callback is not None or args or options:
             return self.real.call_later(delay, callback, *args, **options)
-        self._due = due = self._time() + delay
+        self._due = due = self.time() + delay
         self._callback = callback
         if self._timer is None or self._fires_at > due:
             self.check_in(min(delay, self._headers_timeout_s))
@@ -178,11 +178,11 @@ class ConnectionLoop:
 
     def cancel(self) -> None:
         self._callback = None
-        self.since = self._time()
+        self.since = self.time()
 
     def check_in(self, seconds: float) -> None:
         """Check at this time, or before it. math.inf: only after another call."""
-        at = self._time() + seconds
+        at = self.time() + seconds
         if self._timer is not None:
             if self._fires_at <= at:
                 return
@@ -204,7 +204,7 @@ class ConnectionLoop:
         callback = self._callback
         left_s = math.inf
         if callback is not None:
-            left_s = self._due - self._time()
+            left_s = self._due - self.time()
             if left_s <= 0:
                 self._callback = None
                 callback()

@@ -6,7 +6,7 @@ Otherwise there is none, so that it costs nothing. A request passes through thes
 1. The server itself responds to a health check.
 2. A request that has waited too long since its last byte arrived is refused. So is one whose client
    has closed its side of the connection meanwhile.
-3. The app is called. Until it returns, the request is in `_running`.
+3. The app is called. Until it returns, the request is in `running`.
 
 A timer looks at the running requests, while there are any. At the deadline the client gets 503, or
 is disconnected if its response has begun. Then the app's task is cancelled. The time does
@@ -83,7 +83,7 @@ _OFF = OperatorOptions(None, None, (), 0, math.inf, math.inf)
 
 
 class Running:
-    """A request whose app is running.
+    """A request whose app is running. OperatedApp sets the attributes.
 
     :ivar scope: its `state` may have the deadline. Copies of the scope have the same `state`.
     :ivar since: when the app was called. It is later if the app has waited for the client.
@@ -91,12 +91,13 @@ class Running:
     :ivar is_timed_out: its deadline has passed, and its task is cancelled.
     """
 
-    __slots__ = ("is_timed_out", "looked_at", "response", "scope", "since", "task")
+    __slots__ = ("is_timed_out", "looked_at", "scope", "since", "task")
 
-    def __init__(self, scope: Scope, response: Any, task: asyncio.Task[Any], now: float) -> None:
-        self.scope, self.response, self.task = scope, response, task
-        self.since = self.looked_at = now
-        self.is_timed_out = False
+    scope: Scope
+    task: asyncio.Task[Any]
+    since: float
+    looked_at: float
+    is_timed_out: bool
 
 
 # The caller's request, in the context of its task and of the threads that work for it.
@@ -118,6 +119,8 @@ class OperatedApp:
     """The app of a server with options for operators. A protocol calls it with a Response's send().
 
     :param config: of the server. Its app has been loaded.
+    :ivar running: the requests whose deadlines count, by their responses. The protocol removes
+        them.
     """
 
     def __init__(self, config: uvicorn.Config, options: OperatorOptions) -> None:
@@ -133,7 +136,7 @@ class OperatedApp:
         self._sheds = options.queue_timeout_s < math.inf
         self._timeouts = QueueTimeouts("the app")
         self._has_deadlines = deadlines.is_decorated or options.request_timeout_s < math.inf
-        self._running: dict[asyncio.Task[Any], Running] = {}
+        self.running: dict[Any, Running] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._server: Any = None
@@ -150,43 +153,72 @@ class OperatedApp:
             serve = server.main_loop
             server.main_loop = partial(self._serve_and_drain, serve)  # type: ignore[method-assign]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> Any:
+    def tcp_socket(self, transport: asyncio.Transport) -> Any:
+        """Return a connection's socket, to be asked how long its last bytes have waited.
+
+        :returns: None if nobody asks, or the kernel does not know: of a Unix socket.
+        """
+        if not self._sheds or not isinstance(transport.get_extra_info("peername"), tuple):
+            return None
+        return transport.get_extra_info("socket")
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[Any]:
+        """Call the app, or respond in its place.
+
+        Each call of a function counts here, since every request makes it.
+        """
         response: Any = send.__self__  # type: ignore[attr-defined]
+        cycle = response.cycle
         path = scope["raw_path"]
         server = self._server
         if server is not None and server.should_exit:
-            _end_connection(response.cycle)
+            _end_connection(cycle)
         if path in self._unlogged:
-            response.cycle.access_log = False
+            cycle.access_log = False
             if path in self._probes and scope["method"] in _PROBE_METHODS:
-                await self._answer_probe(self._probes[path], send)
-                return None
+                return self._answer_probe(self._probes[path], send)
         if self._limit is not None and self._is_full(self._limit):
             logger.warning("Exceeded concurrency limit.")
             refuse: Any = service_unavailable
-            return await refuse(scope, receive, send)
-        if self._sheds and self._has_waited_too_long(scope, response):
-            if not response.cycle.disconnected:
-                error = self._timeouts.error(self._options.queue_timeout_s, logger.warning)
-                await send_refusal(send, error)
-            return None
-        if not self._has_deadlines:
-            return await self._app(scope, receive, send)
-        task: Any = asyncio.current_task()
-        running = self._running[task] = Running(scope, response, task, time.monotonic())
-        if deadlines.is_decorated:
-            _current.set((self, running))
-        if self._timer is None:
-            self._look_in(self._options.request_timeout_s / _LOOKS)
-        try:
-            return await self._app(scope, receive, send)
-        except asyncio.CancelledError:
-            if not running.is_timed_out:
-                raise
-            return None
-        finally:
-            if task in self._running:
-                del self._running[task]
+            awaited: Awaitable[Any] = refuse(scope, receive, send)
+            return awaited
+        if self._sheds:
+            # The wait counts from the last bytes of the connection on, which may have waited in the
+            # kernel, or from the X-Request-Start of a trusted proxy. A late event loop is no sign
+            # of it: requests also wait in the queue of connections to accept, of which uvloop takes
+            # one at a time.
+            protocol = cycle.on_response.__self__  # a method of the protocol
+            received = protocol.tcp_socket and last_received(protocol.tcp_socket)
+            if received:
+                waited_s, is_end = received
+                if is_end and waited_s >= _LEFT_AFTER_S:
+                    return self._drop(response)
+            else:
+                loop = protocol.loop
+                waited_s = loop.time() - loop.since
+            for name, value in scope["headers"]:
+                if name == b"x-request-start":
+                    waited_s = max(waited_s, self._seconds_since(value, scope["client"]))
+                    break
+            if waited_s > self._options.queue_timeout_s:
+                return self._shed(response, send)
+        if self._has_deadlines:
+            running = self.running[response] = Running()
+            running.scope = scope
+            task: Any = asyncio.current_task()
+            running.task = task
+            running.since = running.looked_at = time.monotonic()
+            running.is_timed_out = False
+            if deadlines.is_decorated:
+                _current.set((self, running))
+            if self._timer is None:
+                self._look_in(self._options.request_timeout_s / _LOOKS)
+        return self._app(scope, receive, send)
+
+    def has_timed_out(self, response: Any) -> bool:
+        """Return whether a request is cancelled because its deadline has passed."""
+        running = self.running.get(response)
+        return running is not None and running.is_timed_out
 
     # Health checks
 
@@ -241,37 +273,26 @@ class OperatedApp:
 
     # Requests that have waited too long
 
-    def _has_waited_too_long(self, scope: Scope, response: Any) -> bool:
-        """Return whether a request has waited longer than queue_timeout_s, or its client has left.
+    def _seconds_since(self, request_start: bytes, client: Any) -> float:
+        """Return how long ago a trusted proxy had a request, or 0.0.
 
-        It counts from the last bytes of the connection on, which may have waited in the kernel, or
-        from the X-Request-Start of a trusted proxy. A late event loop is no sign of it: requests
-        also wait in the queue of connections to accept, of which uvloop takes one at a time.
+        :param request_start: X-Request-Start.
         """
-        cycle = response.cycle
-        received = last_received(cycle.transport.real.get_extra_info("socket"))
-        if received is not None:
-            waited_s, is_end = received
-            if is_end and waited_s >= _LEFT_AFTER_S:
-                counters.shed["client_left"] += 1
-                response.cut_off()
-                return True
-        else:
-            # Of a Unix socket the kernel does not know.
-            loop = _protocol_of(cycle).loop
-            waited_s = loop.time() - loop.since
-        client = scope["client"]
-        for name, value in scope["headers"]:
-            if name == b"x-request-start":
-                if (client and client[0]) in self._proxies:
-                    sent_s = queue_seconds(value.decode("latin-1"), time.time())
-                    waited_s = max(waited_s, sent_s or 0.0)
-                break
-        if waited_s <= self._options.queue_timeout_s:
-            return False
+        if (client and client[0]) not in self._proxies:
+            return 0.0
+        return queue_seconds(request_start.decode("latin-1"), time.time()) or 0.0
+
+    async def _drop(self, response: Any) -> None:
+        """The client has left."""
+        counters.shed["client_left"] += 1
+        response.cut_off()
+
+    async def _shed(self, response: Any, send: Send) -> None:
         counters.shed["queue_timeout"] += 1
         counters.refused[503] += 1
-        return True
+        if not response.cycle.disconnected:
+            error = self._timeouts.error(self._options.queue_timeout_s, logger.warning)
+            await send_refusal(send, error)
 
     # Deadlines
 
@@ -288,11 +309,13 @@ class OperatedApp:
         now = time.monotonic()
         default_s = self._options.request_timeout_s
         left_s = default_s / _LOOKS
-        for task, running in list(self._running.items()):
-            if running.response.cycle.response_complete:
-                del self._running[task]
+        for response, running in list(self.running.items()):
+            if running.is_timed_out:
                 continue
-            if running.response.waits_for_client():
+            if response.cycle.response_complete:
+                del self.running[response]
+                continue
+            if response.waits_for_client():
                 running.since += now - running.looked_at
             running.looked_at = now
             seconds = timeout_of(running.scope["state"], default_s)
@@ -300,11 +323,11 @@ class OperatedApp:
             if until_s > 0:
                 left_s = min(left_s, until_s, seconds / _LOOKS)
                 continue
-            del self._running[task]
-            ending = asyncio.get_running_loop().create_task(_end(running, seconds))
+            running.is_timed_out = True
+            ending = asyncio.get_running_loop().create_task(_end(response, running, seconds))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
-        if self._running:
+        if self.running:
             self._look_in(left_s)
 
 
@@ -328,12 +351,10 @@ def _end_connection(cycle: Any) -> None:
         cycle.default_headers = [*cycle.default_headers, (b"connection", b"close")]
 
 
-async def _end(running: Running, seconds: float) -> None:
+async def _end(response: Any, running: Running, seconds: float) -> None:
     """End a request whose deadline has passed."""
-    response, scope = running.response, running.scope
-    cycle = response.cycle
+    cycle, scope = response.cycle, running.scope
     stack = _stack_of(running.task)
-    running.is_timed_out = True
     counters.request_timeouts += 1
     if cycle.disconnected:
         result = "the client has left"

@@ -71,11 +71,12 @@ class FileSending(ServerOptions, asyncio.Protocol):
         receive().
     :ivar transport: an OutputQueue, or the real one once the connection is a WebSocket's.
     :ivar loop: a ConnectionLoop.
+    :ivar tcp_socket: see OperatedApp.tcp_socket().
     """
 
     # As slots: with two more attributes in its dictionary, CPython could no longer share the keys
     # of the dictionaries of all protocols.
-    __slots__ = ("_header_bytes", "_responding_cycle", "_served")
+    __slots__ = ("_header_bytes", "_responding_cycle", "_served", "tcp_socket")
 
     _response_class: Callable[[], Response]
     # One request at a time.
@@ -118,6 +119,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
         # At the earlier of both deadlines, so that one timer is enough.
         self.loop.check_in(min(self._served.head_timeout_s, self.timeout_keep_alive))
         self.server = _interned(self.server)
+        operated = self._served.operated
+        self.tcp_socket = None if operated is None else operated.tcp_socket(transport)
         admit(self, self._served.by_address)
 
     def data_received(self, data: bytes) -> None:
@@ -192,7 +195,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
         response = self._response_class()
         response.cycle = cycle
         response.start = response.order = response.body = None
-        upload = None
+        upload = result = None
+        operated = served.operated
         if is_http1:
             self._responding_cycle = cycle
         else:  # other streams write to the same transport
@@ -210,7 +214,12 @@ class FileSending(ServerOptions, asyncio.Protocol):
             if upload is not None and upload.error is not None:
                 return None  # the client has its response
             raise
+        except asyncio.CancelledError:
+            if operated is None or not operated.has_timed_out(response):
+                raise
         finally:
+            if operated is not None:
+                operated.running.pop(response, None)
             if upload is not None:
                 upload.end()
         if not cycle.response_started and not cycle.disconnected:
