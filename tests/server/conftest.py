@@ -1,4 +1,4 @@
-"""The fixtures of the server's tests, each beside the objects that it makes."""
+"""The fixtures of the server's tests. Each is defined beside the objects that it makes."""
 
 from __future__ import annotations
 

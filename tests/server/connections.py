@@ -33,13 +33,13 @@ def responds_wrapped(make: Callable[[], Any], *headers: Any, status: str = "200 
 
 @pytest.fixture
 def stepped(make_stepped: MakeStepped) -> SteppedWorker:
-    """Of an app that echoes."""
+    """The environ key of an app that echoes."""
     return make_stepped(echo, keepalive=5, worker_connections=100)
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """time.monotonic(), which stands still unless a test moves it."""
+    """A time.monotonic() that stands still unless a test moves it."""
     clock = Clock()
     monkeypatch.setattr("time.monotonic", clock.monotonic)
     return clock
@@ -49,7 +49,9 @@ CLIENT_ENDS = ("leaves", "slow", "cut off", "closed", "read")
 
 
 def end_client(stepped: SteppedWorker, client: Client, how: str) -> bytes:
-    """End a client during its response, in one of CLIENT_ENDS. Return the bytes that it has read.
+    """End a client during its response, in one of the ways in CLIENT_ENDS.
+
+    Return the bytes that it has read.
 
     :param how: "cut off" and "closed" are the server's doing.
     """
@@ -78,7 +80,7 @@ def end_client(stepped: SteppedWorker, client: Client, how: str) -> bytes:
 
 
 def fill(sock: socket.socket) -> int:
-    """Send zeros until a non-blocking socket takes no more, and return how many."""
+    """Send zeros until a non-blocking socket accepts no more, and return their number."""
     sent = 0
     try:
         while True:
@@ -88,5 +90,5 @@ def fill(sock: socket.socket) -> int:
 
 
 def descriptors() -> int:
-    gc.collect()  # no other test's garbage closes its own meanwhile
+    gc.collect()  # so that the garbage of another test closes no descriptor meanwhile
     return len(os.listdir("/proc/self/fd"))

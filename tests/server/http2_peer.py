@@ -21,7 +21,7 @@ from tests.workers.stepped_worker import Client as SocketClient
 from wsgifast.server.channel import CLOSED, LINGERING
 from wsgifast.server.http2.connection import HTTP2Connection
 
-# The settings of a worker for HTTP/2. Over TLS it is negotiated by ALPN.
+# The settings of a worker for HTTP/2. Over TLS, ALPN negotiates the version.
 HTTP2 = {"http_protocols": "h2,h1"}
 NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, CANCEL, REFUSED = 0, 1, 2, 8, 7
 ENHANCE_YOUR_CALM = 11
@@ -32,11 +32,11 @@ Begin = Callable[..., "Peer"]
 
 
 class Stalled(AssertionError):
-    """Bytes that come are no frames."""
+    """The received bytes are not frames."""
 
 
 class Peer(http2.Client):
-    """A client on a connection on which HTTP/2 has been agreed on.
+    """A client on a connection that speaks HTTP/2.
 
     :param options: of :class:`tests.support.http2.Client`.
     """
@@ -48,7 +48,7 @@ class Peer(http2.Client):
         near = self.socket.near
         stepped.server.registry.waiting.pop(near.fd, None)
         near._speak_http2()
-        # Another object has its socket now.
+        # Another object has the connection's socket now.
         (self.socket.near,) = (c for c in stepped.server.connections if c.fd == near.fd)
         self.begin()
         self.run()
@@ -65,11 +65,11 @@ class Peer(http2.Client):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the worker has said that nothing more comes."""
+        """Return whether the worker has announced that it sends no more."""
         return self.socket.near.state in (LINGERING, CLOSED)
 
     def run(self) -> None:
-        """Send all bytes, have the worker do all of its work, and receive its bytes."""
+        """Send all bytes, let the worker do all of its work, and receive its bytes."""
         while True:
             self.send_only()
             self.stepped.run()
@@ -84,16 +84,16 @@ class Peer(http2.Client):
     def send_only(self) -> None:
         data = self.state.data_to_send()
         if data:
-            with contextlib.suppress(OSError):  # one of the two ends may be closed
+            with contextlib.suppress(OSError):  # one of the two peers may have closed
                 self.socket.send(data)
 
     def run_unread(self) -> None:
-        """Send, and have the worker do all that there is to do. Nobody receives."""
+        """Send, and let the worker do all of its work. The client does not receive."""
         self.send_only()
         self.stepped.run()
 
     def sends(self, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-        """What the worker sends from now on, send by send."""
+        """Return the bytes that the worker sends from now on, one item for each send."""
         sent: list[bytes] = []
         sender = self.near.output.sender
         send = sender.send
@@ -106,7 +106,7 @@ class Peer(http2.Client):
         return sent
 
     def send_raw(self, data: bytes) -> None:
-        """Send frames that h2 would not make, and run."""
+        """Send frames that h2 would not make, and let the worker run."""
         self.socket.send(data)
         self.run()
 
@@ -115,7 +115,10 @@ class Peer(http2.Client):
         self.take(self.socket.receive_all_there_is())
 
     def get(self, *args: object, **options: object) -> http2.Response:
-        """Ask, and run. The response as far as it has come."""
+        """Send a request, and let the worker run.
+
+        Return the part of the response that has arrived.
+        """
         stream = self.ask(*args, **options)  # type: ignore[arg-type]
         self.run()
         return self.responses[stream]
@@ -128,7 +131,7 @@ class Peer(http2.Client):
     def end(self, stream: int, how: str) -> None:
         """End one of its streams, or with the connection all of them.
 
-        :param how: one of STREAM_ENDS; "cut off" and "closed" are the server's doing.
+        :param how: one of STREAM_ENDS. The server does "cut off" and "closed".
         """
         if how == "reset":
             self.state.reset_stream(stream)
@@ -147,11 +150,11 @@ class Peer(http2.Client):
             self.state.close_connection(error_code=2)
             self.run()
         else:
-            self.socket.send(raw_frame(0, 0, b"x"))  # DATA on no stream: malformed
+            self.socket.send(raw_frame(0, 0, b"x"))  # DATA on stream 0 is malformed
         self.stepped.run()
 
     def serve_elsewhere(self) -> None:
-        """Send, and do the work of another thread while an app runs in this one."""
+        """Send, and do the work of another thread while an app runs in this thread."""
         self.send_only()
         server = self.stepped.server
         server.pool.poll_events(0)
@@ -161,7 +164,7 @@ class Peer(http2.Client):
                 self.stepped.response(job)
 
     def wait_for_disk(self, condition: Callable[[], bool]) -> None:
-        """A disk thread may bring the next bytes: run until it has."""
+        """Run until a disk thread has read the next bytes."""
 
         def holds() -> bool:
             self.run()
@@ -172,9 +175,9 @@ class Peer(http2.Client):
 
 @pytest.fixture
 def begin(make_stepped: MakeStepped) -> Begin:
-    """Makes the client of an app; `attributes` and gunicorn's settings may be named.
+    """Make the client of an app, with `attributes` of the worker and gunicorn's settings.
 
-    A client with a `window` of so many bytes for each stream opens none by itself.
+    A client with a `window` in bytes for each stream does not open the windows by itself.
     """
 
     def make(
@@ -199,7 +202,7 @@ def large_file(folder: Path) -> Callable[[], Iterable[bytes]]:
 
 
 def raw_frame(kind: int, number: int, payload: bytes = b"", *, flags: int = 0) -> bytes:
-    """A frame as it is sent (RFC 9113 section 4.1)."""
+    """Return a frame as it is sent (RFC 9113, section 4.1)."""
     header = len(payload).to_bytes(3, "big") + bytes((kind, flags))
     return header + number.to_bytes(4, "big") + payload
 
@@ -213,10 +216,10 @@ def raw_headers(
     priority: bytes = b"",
     ends: bool = True,
 ) -> bytes:
-    """The HEADERS frame of a peer's next request, which nobody has checked.
+    """Return the HEADERS frame of a peer's next request, without any check of its fields.
 
     :param fields: a GET by default.
-    :param before: the beginning of the block, as HPACK has it, and `more`: its end.
+    :param before: the beginning of the field block in HPACK, and `more` is its end.
     :param priority: as in a PRIORITY frame.
     """
     if fields is None:
@@ -227,7 +230,7 @@ def raw_headers(
     encoder, peer.state.encoder = peer.state.encoder, hpack.Encoder()
     peer.state.send_headers(number, [(":method", "GET"), (":path", "/")], end_stream=ends)
     peer.state.encoder = encoder
-    peer.state.data_to_send()  # which nobody gets
+    peer.state.data_to_send()  # the worker does not receive it
     block = before + b"".join(b"\0" + _literal(each) + _literal(value) for each, value in fields)
     flags = 4 | (1 if ends else 0) | (0x20 if priority else 0)
     return raw_frame(1, number, priority + block + more, flags=flags)

@@ -1,4 +1,4 @@
-"""An output queue over a real TCP socket, in the clear or with TLS, and its client."""
+"""An output queue over a real TCP socket, plain or with TLS, and its client."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.options import options as options_of
 from wsgifast.workers.worker import FastWorker
 
-# FastWorker's by default.
+# FastWorker's defaults.
 OPTIONS = options_of(FastWorker, Settings(Config()))
 CONTENT = os.urandom(1 << 20)
 SIZE = 8 * 1024 * 1024
-# A write: how, how many bytes, from which offset on, and whether the client reads then.
+# A write: its kind, its size in bytes, its offset, and whether the client reads afterwards.
 Pieces = list[tuple[str, int, int, bool]]
-TLS = tuple[ssl.SSLContext, ssl.SSLContext]  # of the server and of the client
+TLS = tuple[ssl.SSLContext, ssl.SSLContext]  # the names of the server's and the client's ends
 MakeNear = Callable[..., "Near"]
 
 needs_near_buffers = pytest.mark.skipif(
@@ -62,9 +62,9 @@ def rules(
     request_tick: Callable[[], object] = lambda: None,
     waits_for_disk: bool = True,
 ) -> OutputRules:
-    """The rules of a worker.
+    """Return the rules of a worker.
 
-    :param waits_for_disk: temporary files are written at once, by who would have a thread do it.
+    :param waits_for_disk: the calling thread writes temporary files, in place of a disk thread.
     """
     logged: list[str] = [] if warnings is None else warnings
     options = dataclasses.replace(
@@ -92,7 +92,7 @@ def rules(
 class Near:
     """An output queue and its client.
 
-    :ivar armed: how it was waited for each time: True for "try again later".
+    :ivar armed: one item for each wait: True means "try again later".
     """
 
     def __init__(self, rules: OutputRules, tls: TLS | None = None) -> None:
@@ -118,7 +118,7 @@ class Near:
         return OutputQueue(sending.SocketSender(self.sock, self.rules), owner, self.rules)
 
     def write_next(self, block: bytes) -> None:
-        """Write a block of a stream, which begins with the first of them."""
+        """Write a block of a stream. The first one begins the stream."""
         if self.queue is not self._streams_on:
             self._streams_on = queue = self.queue
             ahead = queue.may_run_ahead
@@ -126,7 +126,7 @@ class Near:
         self._write_next(block)
 
     def write_until_full(self) -> int:
-        """Write zeros until the kernel takes no more; how many."""
+        """Write zeros until the kernel accepts no more. Return their number."""
         size = 0
         while not self.queue.draining:
             self.queue.write(bytes(1 << 20))
@@ -142,7 +142,7 @@ class Near:
         self.sock = server.wrap_socket(self.sock, server_side=True)
         thread.join()
 
-    # What the queue calls.
+    # The methods that the queue calls
 
     def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
         if self.refusal is not None:
@@ -165,7 +165,7 @@ class Near:
     def disk_threads(self) -> int:
         return sum(device.threads for device in self.rules.disk._devices.values())
 
-    # The client.
+    # The client
 
     def receive_all_there_is(self) -> bytes:
         self.client.setblocking(False)
@@ -179,7 +179,7 @@ class Near:
         return data
 
     def receive(self, size: int) -> bytes:
-        """So many bytes, as they come: a packet may be on its way yet."""
+        """Receive this number of bytes. A packet may still be on its way."""
         data = b""
         while len(data) < size:
             block = self.client.recv(min(1 << 20, size - len(data)))
@@ -196,7 +196,7 @@ class Near:
         return received + self.receive(size - len(received))
 
     def receive_in_turn(self, size: int) -> bytes:
-        """Receive so many bytes, and go on as often as the queue waits for an event."""
+        """Receive this number of bytes. Continue whenever the queue waits for an event."""
         received = b""
         deadline = time.perf_counter() + 60  # a test may move the other clock
         while len(received) < size or self.armed:
@@ -207,7 +207,7 @@ class Near:
         return received
 
     def go_on(self) -> bool:
-        """Whether the queue waits for an event, which comes now."""
+        """Return whether the queue waits for an event. The event then arrives."""
         if not self.armed:
             return False
         self.armed.clear()
@@ -215,7 +215,7 @@ class Near:
         return True
 
     def receive_while_writing(self, size: int) -> bytes:
-        """Receive so many bytes of a writer in another thread, as they come."""
+        """Receive this number of bytes from a writer in another thread."""
         received = bytearray()
         while len(received) < size:
             received += self.receive_all_there_is()
@@ -224,7 +224,7 @@ class Near:
         return bytes(received)
 
     def until_tried_again(self) -> None:
-        """As where the kernel has no memory left for TCP: it says writable, and takes nothing."""
+        """Act like a kernel without memory for TCP: the socket is writable, and accepts nothing."""
         assert self.armed == [False]
         for _ in range(100):  # at first the buffers may still grow
             assert not self.queue.on_writable()
@@ -245,7 +245,7 @@ def tls() -> TLS:
 
 @pytest.fixture
 def make_near() -> Iterator[MakeNear]:
-    """Makes queues with their clients, of rules or of the arguments of :func:`rules`."""
+    """Make queues with their clients, from rules or from the arguments of :func:`rules`."""
     with contextlib.ExitStack() as stack:
 
         def make(shared: OutputRules | None = None, tls: TLS | None = None, **more: Any) -> Near:
@@ -263,7 +263,7 @@ def near(make_near: MakeNear) -> Near:
 
 @pytest.fixture
 def in_quick_succession(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block comes right behind the one before."""
+    """Every block follows the one before at once."""
     monkeypatch.setattr(output, "_COALESCE_S", math.inf)
 
 
@@ -279,14 +279,14 @@ def _opened(path: Path, content: bytes) -> Iterator[int]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[int]:
-    """The descriptor of SIZE random bytes."""
+    """Return the descriptor of SIZE random bytes."""
     with _opened(tmp_path / "file", os.urandom(SIZE)) as fd:
         yield fd
 
 
 @pytest.fixture(scope="session")
 def content(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The descriptor of a file with CONTENT."""
+    """Return the descriptor of a file with CONTENT."""
     with _opened(tmp_path_factory.mktemp("output") / "content", CONTENT) as fd:
         yield fd
 
@@ -298,7 +298,7 @@ def blocks(count: int, size: int = 1000) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def started(*targets: Callable[[], object]) -> Iterator[list[threading.Thread]]:
-    """Functions in threads of their own, which have ended when the block has."""
+    """Run functions in separate threads, which have ended at the end of the block."""
     threads = [threading.Thread(target=target) for target in targets]
     for thread in threads:
         thread.start()
@@ -310,7 +310,7 @@ def started(*targets: Callable[[], object]) -> Iterator[list[threading.Thread]]:
 
 @contextlib.contextmanager
 def switching_often() -> Iterator[None]:
-    """Threads change as often as they can."""
+    """Have threads switch as often as they can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -320,7 +320,7 @@ def switching_often() -> Iterator[None]:
 
 
 def pieces_of(size: int, most: int) -> st.SearchStrategy[Pieces]:
-    """Pieces of a content of so many bytes, for each way to write."""
+    """Return the pieces of a content of this size, for each way to write."""
     return st.lists(
         st.tuples(
             st.sampled_from(["write", "next", "all", "file"]),
@@ -333,7 +333,9 @@ def pieces_of(size: int, most: int) -> st.SearchStrategy[Pieces]:
 
 
 def arrives_in_order(near: Near, pieces: Pieces, content: bytes, fd: int) -> None:
-    """Write pieces of a content, which is in a file too: all arrive, and no descriptor is left.
+    """Write pieces of a content, which is also in a file.
+
+    All of them arrive, and no descriptor stays open.
 
     The connection is closed then.
     """

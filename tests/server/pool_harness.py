@@ -1,4 +1,4 @@
-"""Pools in tests: with threads (Harness), and moved step by step by the test (Monitored)."""
+"""Pools for tests: with threads (Harness), and without threads, step by step (Monitored)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wsgifast.server.monitor import TICK_S
 from wsgifast.server.poller import READ, EpollPoller, Event, Poller, PollPoller
 from wsgifast.server.pool import Pool, Task
 
-# Waiting that only a broken pool would sit out.
+# The time limit of waits that only a faulty pool would reach.
 PATIENCE_S = 60.0
 SIZE = 3
 SPARE = "wsgifast-spare"
@@ -37,7 +37,7 @@ class Harness:
 
     They come by `push`, or as an event: a byte on a socket.
 
-    :param round_s: how long the monitor stays in one call, unless an interrupt ends it.
+    :param round_s: the duration of one call of the monitor, unless an interrupt ends it.
     """
 
     def __init__(self, kind: str, size: int, round_s: float = 10 * PATIENCE_S) -> None:
@@ -70,13 +70,13 @@ class Harness:
         self.monitor.start()
 
     def deliver(self, app: App) -> None:
-        """Let an event be the app's start."""
+        """Have an event start the app."""
         sock = self._readable()
         self._apps[sock.fileno()] = (sock, app)
         self.poller.add(sock.fileno(), READ)
 
     def push(self, app: App) -> None:
-        """Let a task be the app's start."""
+        """Have a task start the app."""
         self.pool.push(lambda: app)
 
     def transfer(self, step: Callable[[int], object], *, push: bool = False) -> None:
@@ -93,14 +93,14 @@ class Harness:
             self.poller.add(fd, READ)
 
     def sees_an_event(self, *, push: bool = False) -> bool:
-        """Whether somebody handles an event that comes now, and has nothing to run."""
+        """Return whether a thread handles an event that arrives now, and starts no app."""
         handled = threading.Event()
         self.transfer(lambda _: handled.set(), push=push)
         return handled.wait(PATIENCE_S)
 
     @contextlib.contextmanager
     def occupied(self, count: int = SIZE) -> Iterator[list[Gate]]:
-        """Keep so many threads in apps."""
+        """Keep this number of threads in apps."""
         gates = [Gate() for _ in range(count)]
         try:
             for gate in gates:
@@ -134,7 +134,7 @@ class Harness:
             self.pool.monitor.watch(self._round_s)
             self.rounds += 1
 
-    # What the pool calls.
+    # The functions that the pool calls
 
     def receive(self, item: Event | Task) -> App | None:
         self.received_in.add(threading.current_thread().name)
@@ -153,7 +153,7 @@ class Harness:
 
 
 class Gate:
-    """An app that waits in its thread until it is released."""
+    """An app that waits in its thread until the test releases it."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -177,14 +177,14 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
 
 
 def _within(name: str) -> Any:
-    """An attribute of the pool, as one of :class:`Monitored`."""
+    """Return an attribute of the pool, like :class:`Monitored`."""
     return property(
         lambda self: getattr(self.pool, name), lambda self, value: setattr(self.pool, name, value)
     )
 
 
 class Monitored:
-    """A pool without threads. All uses of a pool's internals in tests are here.
+    """A pool without threads. Tests use a pool's private attributes only through this class.
 
     :ivar at_pause: called each time that the monitor waits; `at_poll`, when a member polls (None:
         time goes by); `at_tick`, at each tick, `at_saturation`, `at_queued` and `at_taking`: the
@@ -197,8 +197,8 @@ class Monitored:
         self.now = 100.0
         self.pauses: list[float] = []
         self.alarm_at = math.inf
-        self.alarms: list[float] = []  # for how long it was set
-        # Of each tick, who led; and of each poll, its timeout.
+        self.alarms: list[float] = []  # for how long the alarm was set
+        # The leader at each tick, and the timeout of each poll.
         self.ticks: list[Any] = []
         self.polls: list[float | None] = []
         self.wakes = 0
@@ -250,7 +250,7 @@ class Monitored:
         """The monitor has seen this leader in one turn for too long."""
         self.pool.replace(leader)
 
-    # What a member does.
+    # The actions of a member
 
     def serve(self, member: Any) -> None:
         self.pool._serve(member)
@@ -265,7 +265,7 @@ class Monitored:
         return came_back
 
     def come_back(self, member: Any) -> None:
-        """Behind its turn: it leads, or follows."""
+        """After its turn: the member leads or follows."""
         Pool._lead_or_follow(self.pool, member)
 
     def run(self, ticks: float) -> None:
@@ -333,7 +333,7 @@ def monitored(monkeypatch: pytest.MonkeyPatch) -> Monitored:
 
 
 def exhaust(monitored: Monitored) -> float:
-    """Let the only free thread be taken. Return when that was noticed."""
+    """Have the only free thread taken. Return when the pool noticed it."""
     monitored.enter(monitored.first)
     monitored.run(1.5)
     monitored.first.busy = False

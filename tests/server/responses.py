@@ -1,4 +1,4 @@
-"""What came back of a request to an app, byte by byte."""
+"""The response of an app to a request, byte by byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Received:
 
     @property
     def headers(self) -> list[str]:
-        """The lines of the headers that are the app's doing."""
+        """Return the header lines that the app has set."""
         lines = self.raw.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
         return [line for line in lines if not line.startswith(("Server: ", "Date: "))]
 
@@ -36,8 +36,8 @@ class Received:
 
     @property
     def warnings(self) -> list[str]:
-        """What was logged but for the begin of the worker."""
-        # A test has no arbiter, which the first worker of a process reports.
+        """Return the log lines, without those from the start of the worker."""
+        # A test has no arbiter. The first worker of a process logs that it is missing.
         lines: list[str] = self.stepped.log.lines
         return lines[1:]
 
@@ -56,7 +56,7 @@ class Received:
 
 @pytest.fixture
 def ask(make_stepped: MakeStepped) -> Ask:
-    """Asks an app once, on a connection that may stay."""
+    """Send one request to an app, on a connection that may stay open."""
 
     def ask(
         app: Callable[..., Any], method: str = "GET", version: str = "1.1", **more: Any

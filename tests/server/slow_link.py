@@ -1,6 +1,7 @@
-"""Prints how many bytes of a download come before each small response; for a slow link.
+"""Print how many bytes of a download arrive before each small response, over a slow link.
 
-Bytes do not depend on how busy the machine is, as times do. At 20 Mbit/s, 100,000 take 40 ms.
+Unlike times, bytes do not depend on the load of the machine. At 20 Mbit/s, 100,000 bytes take 40
+ms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which state of a connection may follow which. Each change in a test is checked."""
+"""The states of a connection, and which may follow which. Every change in a test is checked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Checked:
     def __set__(self, connection: Any, state: str) -> None:
         try:
             before = self._slot.__get__(connection)
-        except AttributeError:  # it is being made
+        except AttributeError:  # the connection is being made
             before = None
         if before is not None:
             assert state in FOLLOWS[before], f"{state} after {before}"
@@ -50,5 +50,5 @@ class _Checked:
 
 
 def checked_states() -> AbstractContextManager[object]:
-    """Have a connection fail that changes to a state which may not follow the one it is in."""
+    """Fail if a connection changes to a state that must not follow its current state."""
     return mock.patch.object(Endpoint, "state", _Checked(Endpoint.__dict__["state"]))

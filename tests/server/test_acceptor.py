@@ -1,4 +1,4 @@
-"""Accepting: on and off from several threads, out of descriptors, and in a crowd."""
+"""The acceptor: switched by several threads, without descriptors, and with many clients."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LISTENER = 3
 
 
 class Listener:
-    """A listener with so many connections waiting, or an error."""
+    """A listener with this number of waiting connections, or with an error."""
 
     def __init__(self, waiting: int = 0) -> None:
         self.waiting = waiting
-        self.gone: set[int] = set()  # of those that wait
+        self.gone: set[int] = set()  # of the waiting connections
         self.error: OSError | None = None
         self.blocks = True
 
@@ -47,7 +47,7 @@ class Listener:
 
 
 class Listening:
-    """A poller. What `between` does comes between as soon as a listener is forgotten."""
+    """A poller. It calls `between` as soon as it has forgotten a listener."""
 
     def __init__(self) -> None:
         self.fds: set[int] = set()
@@ -57,7 +57,7 @@ class Listening:
     def forget(self, fd: int) -> None:
         if self.between is not None:
             self.between.start()
-            # Long enough for the other one to come through, if nothing holds it back.
+            # Long enough for the other thread to continue, if it is not blocked.
             self.between.join(0.3)
         self.fds.discard(fd)
 
@@ -67,12 +67,12 @@ class Listening:
 
     def listen(self, fd: int) -> None:
         if fd in self.fds:
-            raise FileExistsError(fd)  # as epoll does
+            raise FileExistsError(fd)  # like epoll
         self.fds.add(fd)
 
 
 class Room:
-    """The open connections, as far as the acceptor counts them."""
+    """Return the number of open connections, as the acceptor counts them."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -101,7 +101,7 @@ class Server:
         self.open = True
         self.begun: list[str] = []
         self.warnings: list[str] = []
-        self.state = IDLE  # of those that are accepted
+        self.state = IDLE  # of the accepted connections
         self.connections: list[Any] = []
         log = SimpleNamespace(warning=lambda text, *args: self.warnings.append(text % args))
         options = SimpleNamespace(worker_connections=most)
@@ -138,7 +138,7 @@ class Server:
             self.accept()
 
     def close_others(self, room: int) -> None:
-        """Connections close, which leaves room for so many."""
+        """Close this number of connections."""
         self.room.left = room
         self.acceptor.on_closed()
 
@@ -165,7 +165,7 @@ def test_connection_closing_meanwhile_makes_room(stopping: bool) -> None:
         server.accept()
     server.poller.between.join()
     assert not errors
-    # A worker that stops takes nobody any more. Any other goes on.
+    # A worker that stops accepts no clients any more. Other workers continue.
     assert server.listens is not stopping
 
 
@@ -175,10 +175,10 @@ def test_full_worker_leaves_the_others_in_the_queue() -> None:
     assert len(server.begun) == 2
     assert not server.listens
     server.acceptor.update()
-    server.acceptor.on_closed()  # of which another has been quicker to make use
+    server.acceptor.on_closed()  # another worker has accepted it first
     assert not server.listens
     server.close_others(1)
-    server.acceptor.on_closed()  # at once, which begins it once
+    server.acceptor.on_closed()  # at once, which starts only one wait
     assert server.listens
 
 
@@ -193,12 +193,12 @@ def test_accepting_without_descriptors_pauses(clock: Clock) -> None:
     clock.now += 1.0
     server.acceptor.update()
     assert server.listens
-    # One that has closed has given its descriptor back: nothing to wait for.
+    # A closed connection has released its descriptor, so there is nothing to wait for.
     server.accept()
     assert not server.listens
     server.acceptor.on_closed()
     assert server.listens
-    # And nor does who is full for a moment after that.
+    # A worker that is full for a moment afterwards waits for nothing, either.
     server.listener.error, server.room.left = None, 1
     server.accept()
     assert not server.listens
@@ -212,7 +212,7 @@ def test_unwatchable_listener_pauses_accepting(
     behind_others: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int) -> None:
-        server.poller.fds.discard(fd)  # as one that could be forgotten, and not be put back
+        server.poller.fds.discard(fd)  # a listener that can be forgotten, but not added again
         raise OSError(errno.ENOSPC, "No space left on device")
 
     server = Server(waiting=1)
@@ -232,7 +232,7 @@ def test_unwatchable_listener_pauses_accepting(
     ]
     server.acceptor.update()
     clock.now += 1
-    server.acceptor.update()  # no better
+    server.acceptor.update()  # the second attempt fails, too
     assert not server.listens
     monkeypatch.setattr(server.poller, "listen", listen)
     clock.now += 1
@@ -253,7 +253,9 @@ def test_listener_that_cannot_be_watched_ends_worker(monkeypatch: pytest.MonkeyP
 
 
 def test_worker_that_hears_of_a_connection_accepts_it() -> None:
-    """Although it should not listen any more: the kernel has reported it to nobody else."""
+    """The worker should not listen any more, but the kernel has reported this connection to no
+    other worker.
+    """
     server = Server(waiting=3)
     server.set_open(False)
     assert not server.listens
@@ -280,18 +282,18 @@ def test_full_worker_is_logged_once_a_minute(clock: Clock) -> None:
     server.accept_all()
     assert len(server.warnings) == 1
     assert "100 worker_connections" in server.warnings[0]
-    for room in (1, 5, 9):  # some close, others come
+    for room in (1, 5, 9):  # some connections close, others arrive
         server.close_others(room)
         server.accept_all()
     assert len(server.warnings) == 1
     server.listener.error = OSError(errno.EMFILE, "Too many open files")
     server.close_others(1)
     server.accept()
-    assert "Too many open files" in server.warnings[1]  # which is another matter
+    assert "Too many open files" in server.warnings[1]  # those are tested elsewhere
     server.listener.error = None
     for pause_s, warnings in ((1.0, 2), (60.0, 3), (1.0, 3)):
         clock.now += pause_s
-        server.close_others(20)  # a crowd comes and goes
+        server.close_others(20)  # many clients come and leave
         server.accept_all()
         assert len(server.warnings) == warnings
 
@@ -317,13 +319,13 @@ def test_tls_handshakes_are_limited(clock: Clock) -> None:
     assert len(server.begun) == MOST_HANDSHAKES
     (warning,) = server.warnings
     assert f"{MOST_HANDSHAKES} TLS handshakes" in warning
-    # One that succeeds makes room for another. Nobody is in a hurry with room to spare.
+    # A connection that ends makes room for another. While there is room, no client has less time.
     server.acceptor.on_handshake_end(server.connections[0])
     server.acceptor.shorten_handshakes()
     assert {connection.deadline for connection in server.connections} == {1020.0}
     server.accept_all()
     assert len(server.begun) == MOST_HANDSHAKES + 1
-    # Those that do not end have less time now, from their begin on.
+    # Connections that do not end have less time now, counted from their begin.
     clock.now += 1
     server.acceptor.shorten_handshakes()
     server.acceptor.shorten_handshakes()
@@ -354,7 +356,7 @@ def test_unknown_error_is_logged_and_waited_out(clock: Clock) -> None:
     server.acceptor.update()
     assert server.listens
     server.accept()
-    assert len(server.warnings) == 1  # at most one a minute
+    assert len(server.warnings) == 1  # at most one line a minute
 
 
 def test_connection_that_has_gone_again_ends_no_turn() -> None:
@@ -362,7 +364,7 @@ def test_connection_that_has_gone_again_ends_no_turn() -> None:
     server.listener.gone = {1, 3, 4}
     server.accept()
     assert server.begun == ["connection 2", "connection 0"]
-    # But whoever should not listen any more takes the one connection that was reported to it.
+    # A worker that should not listen any more accepts the one connection that was reported to it.
     server = Server(waiting=2)
     server.listener.gone = {1}
     server.set_open(False)
@@ -393,9 +395,9 @@ def test_newcomers_are_accepted_amid_a_crowd() -> None:
         server.acceptor.count_event()
         events += 1
         assert events < 1000
-    # Without one more event of the listener, which would come behind the crowd's.
+    # The accept needs no other event of the listener, which would come after those of the crowd.
     assert len(server.begun) == waiting
-    # Nor do the others wait for the newcomers.
+    # The other connections do not wait for the new clients, either.
     assert events == 2 * accepting._EVENTS_BETWEEN_TURNS
 
 
@@ -424,7 +426,7 @@ def test_turn_under_way_is_known_before_its_connection() -> None:
 
     def slowly() -> tuple[str, str]:
         if in_turn.is_set():
-            raise BlockingIOError  # the turn that goes on has the only one
+            raise BlockingIOError  # the thread whose turn continues has the only one
         in_turn.set()
         assert go_on.wait(60)
         return accept()
@@ -445,7 +447,7 @@ def test_turn_under_way_is_known_before_its_connection() -> None:
 def test_connection_after_last_turn_is_not_accepted() -> None:
     server = Server(waiting=1)
     server.acceptor.close()
-    assert server.begun == ["connection 0"]  # an event of it may have been dropped
+    assert server.begun == ["connection 0"]  # an event of the listener may have been dropped
     server.listener.waiting = 1
     server.accept()  # reported to it before
     server.acceptor.update()

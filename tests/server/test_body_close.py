@@ -1,7 +1,7 @@
-"""When the close() of a body is called: once, and as soon as nothing reads from its file.
+"""When close() of a body is called: once, and as soon as nothing reads from its file.
 
-A body of bytes is closed when its last block has been handed over. A body of which the output reads
-a file of the app is closed when the last byte has been sent, or never will be.
+A body of bytes is closed when its last block is in the output queue. If the output reads a file of
+the app, the body is closed after the last byte, or when the response is aborted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from wsgifast.sockets import FileSegment
 
 
 class Watched:
-    """An app that makes bodies, and counts how often their close() has been called.
+    """An app that makes bodies, and counts the calls of their close().
 
     :param fails: close() raises.
     """
@@ -103,7 +103,7 @@ def _file(watched: Watched) -> Any:
 
 def _bytes_io(watched: Watched) -> Any:
     class File:
-        """What a wrapper gets that is no file of the system."""
+        """A file object without a descriptor, for a file wrapper."""
 
         def __init__(self) -> None:
             self._data = io.BytesIO(bytes(LARGE))
@@ -117,7 +117,7 @@ KINDS = [_list, _blocks, _file, _bytes_io]
 
 
 def is_read_by_output(make: Callable[[Watched], Any]) -> bool:
-    """Whether the output reads a file of the app while the client takes the body."""
+    """Return whether the output reads a file of the app while the client receives the body."""
     return make is _file
 
 
@@ -126,7 +126,7 @@ def of_size(size: int) -> Callable[[Watched], Any]:
 
 
 def wait_until_closed(stepped: SteppedWorker, watched: Watched, times: int = 1) -> None:
-    """Let disk threads bring the bytes that they read."""
+    """Let disk threads deliver the bytes that they read."""
 
     def is_closed() -> bool:
         stepped.run()
@@ -211,7 +211,10 @@ def test_body_taken_whole_by_kernel_is_closed_at_once(make_stepped: MakeStepped,
 
 
 def test_delayed_blocks_are_sent_before_close(make_stepped: MakeStepped) -> None:
-    """Without chunks, as for HTTP/1.0, nothing follows a last block to take it along."""
+    """Without chunked coding, as for HTTP/1.0, no byte follows the last block.
+
+    A delayed block must leave nevertheless.
+    """
     sent: list[bytes] = []
 
     class Noting(Watched):

@@ -1,4 +1,4 @@
-"""The length of a request's body, as the environ declares it."""
+"""The length of a request's body in the environ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.server.http2_peer import Begin
 
 
 class App:
-    """Records the environ's keys about the body, and the body."""
+    """Record the body, and the environ's keys about it."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str | None, str | None, bytes]] = []
@@ -79,7 +79,7 @@ def test_codings_beside_framing_alone_are_reported(
     app = App()
     headers = HEAD + b"Transfer-Encoding: %b\r\n\r\n" % coding.encode()
     make_stepped(app).begin(headers + in_chunks(b"hello"))
-    if app.seen or coding in ("chunked", "gzip, chunked"):  # gunicorn may refuse the others
+    if app.seen or coding in ("chunked", "gzip, chunked"):  # gunicorn may reject the other codings
         assert app.seen == [(*seen, b"hello")]
 
 

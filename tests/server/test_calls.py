@@ -1,4 +1,4 @@
-"""How many Python functions FastWorker calls for a small request, and in how many files."""
+"""The number of Python functions and files that FastWorker uses for a small request."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from wsgifast.workers.metrics import ResponseRecorder
 
 BODY = bytes(1024)
 REQUEST = b"GET / HTTP/1.1\r\nHost: a.example\r\nUser-Agent: test\r\nAccept: */*\r\n\r\n"
-# Of which the first ones fill caches.
+# The first of these requests fill caches.
 REQUESTS, FIRST = 60, 20
 MOST_CALLS, MOST_FILES = 38, 14
-# The most calls that metrics may add, and health checks, shedding and deadlines together.
+# The most calls that metrics may add, and the most for health checks, shedding and deadlines
+# together.
 METRICS_CALLS = 2
 OPERATORS_CALLS = 3
 
 
 class Calls:
-    """Notes the functions that threads call, from one call of the app to the next."""
+    """Record the functions that threads call, from one call of the app to the next."""
 
     def __init__(self) -> None:
         self.of_requests: list[list[CodeType]] = []
@@ -48,7 +49,7 @@ class Calls:
             self._under_way.append(frame.f_code)
 
     def app(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        self.of_requests.append(self._under_way[:-1])  # without the app's own
+        self.of_requests.append(self._under_way[:-1])  # without the app's own function
         self._under_way.clear()
         start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "1024")])
         return [BODY]
@@ -60,7 +61,7 @@ def has_metrics(request: pytest.FixtureRequest) -> bool:
 
 
 class Operated(FastWorker):
-    """With all that operators may set."""
+    """A worker with all settings of operators."""
 
     health_path = "/livez"
     ready_path = "/readyz"
@@ -78,9 +79,11 @@ def worker_class(request: pytest.FixtureRequest) -> type[FastWorker]:
 def calls(
     monkeypatch: pytest.MonkeyPatch, has_metrics: bool, worker_class: type[FastWorker]
 ) -> Calls:
-    """Those of FastWorker's threads, without an access log, for requests on one connection."""
+    """Return the functions that FastWorker's threads call for requests on one connection, without
+    an access log.
+    """
     pytest.importorskip("httptools")
-    # On a machine that is busy, each request would put the monitor's alarm off.
+    # On a busy machine, each request would postpone the monitor's alarm.
     monkeypatch.setattr(monitor, "TICK_S", 60.0)
     calls = Calls()
     cfg = Config()
@@ -90,7 +93,7 @@ def calls(
         worker.init_process()
     worker.wsgi = calls.app
     if has_metrics:
-        # Other tests have imported frameworks, whose patterns would be noted.
+        # Other tests have imported frameworks, and FastWorker would look for their patterns.
         monkeypatch.setattr("wsgifast.workers.metrics.FRAMEWORKS", frozenset())
         metrics = RequestMetrics()
         metrics.check_after = math.inf  # as if no batch of records were complete
@@ -100,7 +103,7 @@ def calls(
     connection = server.connect(near, ("192.0.2.1", 4711), ("192.0.2.2", 80))
     assert connection is not None
     connection.begin()
-    # The alarm is set once in half a tick: on a busy machine that would be for each request.
+    # The alarm is set once in half a tick. On a busy machine that would be once for each request.
     server.pool.monitor.guard_at = math.inf
     threading.setprofile(calls.on_event)
     try:
@@ -122,7 +125,7 @@ def calls(
     return calls
 
 
-# With an untested gunicorn, its own parser parses the requests.
+# With an untested gunicorn, gunicorn's own parser reads the requests.
 needs_tested_gunicorn = pytest.mark.skipif(
     not is_tested(), reason="this gunicorn is not tested, so that httptools parses nothing"
 )
@@ -131,7 +134,8 @@ needs_tested_gunicorn = pytest.mark.skipif(
 @needs_tested_gunicorn
 def test_small_request_takes_few_calls_in_few_files(calls: Calls) -> None:
     found = calls.of_requests[FIRST:]
-    # Now and then a request has a call more, such as that of a clock's next second.
+    # Now and then a request makes one more call, for instance when the clock reaches the next
+    # second.
     usual = statistics.mode(map(len, found))
     called = next(each for each in found if len(each) == usual)
     files = [os.path.relpath(each.co_filename, Path(wsgifast.__file__).parent) for each in called]

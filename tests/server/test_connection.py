@@ -1,6 +1,6 @@
-"""One connection through its states: the effect of an event in each, and its deadline.
+"""One connection in its states: the effect of an event in each state, and the deadlines.
 
-One event at a time, in the test's own thread. See workers/stepped_worker.py.
+The test handles one event at a time in its own thread. See workers/stepped_worker.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from wsgifast.workers.worker import FastWorker
 
 
 def test_every_state_is_handled() -> None:
-    # In STREAMS it is another object, of HTTP/2.
+    # In STREAMS, another object of HTTP/2 has the socket.
     assert {*FOLLOWS} - {STREAMS} == {*_IN_STATE}
     constants = [value for name, value in vars(channel).items() if name.isupper()]
     assert {*FOLLOWS} == {value for value in constants if isinstance(value, str)}
@@ -81,7 +81,7 @@ def test_request_that_does_not_come_is_given_up(
     client = stepped.begin(sent)
     stepped.pass_time(seconds - 1)
     assert client.is_in(state)
-    # A wake-up that brings nothing gives it no more time.
+    # An event without data gives the client no more time.
     stepped.server.pool.push((client.near.fd, READ))
     stepped.run()
     stepped.pass_time(2)
@@ -89,7 +89,7 @@ def test_request_that_does_not_come_is_given_up(
     if status is not None:
         assert client.read_response().status == status
     assert client.read_to_end() == b""
-    # What has no headers yet is no request.
+    # Without complete headers there is no request.
     logged = {GET: "200 OK", b"GET / HT": None, b"": None}.get(sent, "408 Request Timeout")
     assert [status for _, status, _ in stepped.log.requests] == ([logged] if logged else [])
 
@@ -118,7 +118,7 @@ def test_headers_have_time_from_their_first_byte_on(stepped: SteppedWorker) -> N
     client.run(b"\r\nGET / HTTP/1.1\r\n")
     assert client.read_response().status == 200
     stepped.pass_time(HEAD_TIMEOUT_S - 1)
-    client.run(b"Host: a\r\n")  # which gives it no more
+    client.run(b"Host: a\r\n")  # this gives the client no more time
     stepped.pass_time(2)
     assert client.read_response().status == 408
 
@@ -128,7 +128,7 @@ def test_client_that_takes_nothing_is_given_up(make_stepped: MakeStepped) -> Non
     client = stepped.begin()
     stepped.pass_time(FastWorker.send_timeout_s - 1)
     assert client.receive_all_there_is()
-    stepped.run()  # it goes on, and has its time again
+    stepped.run()  # the connection continues, and has all of its time again
     stepped.pass_time(FastWorker.send_timeout_s - 1)
     assert client.is_in(SENDING)
     assert not stepped.log.requests
@@ -140,7 +140,7 @@ def test_client_that_takes_nothing_is_given_up(make_stepped: MakeStepped) -> Non
 
 
 def test_client_taking_nothing_is_an_error_to_the_app(make_stepped: MakeStepped) -> None:
-    """The app gets an error at its next block; until then it may use the socket."""
+    """The app gets an error at its next block. Until then it may use the socket."""
     seen: list[str] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
@@ -192,7 +192,7 @@ def test_client_is_sent_to_while_app_runs(make_stepped: MakeStepped, method: str
             received += more
             stepped.run()
         assert received.endswith(bytes(LARGE))
-        assert not stepped.log.requests  # it is not over
+        assert not stepped.log.requests  # the response is not over
         yield b"end"
 
     stepped = make_stepped(large, keepalive=5)
@@ -210,7 +210,7 @@ def test_client_is_sent_to_while_app_runs(make_stepped: MakeStepped, method: str
 def test_socket_taken_by_app_blocks_and_is_not_reused(make_stepped: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         sock = environ["gunicorn.socket"]
-        # To be looked at only.
+        # The bytes are read with MSG_PEEK only.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         assert sock.family == socket.AF_UNIX
         assert sock.gettimeout() == 0
@@ -229,9 +229,10 @@ def test_socket_taken_by_app_blocks_and_is_not_reused(make_stepped: MakeStepped)
     assert client.is_in(IDLE)
     client.run_request("/mine")
     assert client.read(4) == b"mine"
-    assert client.read_response().keep_alive  # said, but no longer true
+    assert client.read_response().keep_alive  # the event was reported, but is no longer true
     assert client.is_in(LINGERING)
-    assert client.near.sock.gettimeout() == 0  # whatever waits for its end does not hang
+    # Code that waits for the end of the connection does not hang
+    assert client.near.sock.gettimeout() == 0
 
 
 def test_socket_is_handed_over_when_all_is_sent(make_stepped: MakeStepped) -> None:
@@ -264,7 +265,7 @@ def test_socket_is_handed_over_when_all_is_sent(make_stepped: MakeStepped) -> No
 def test_number_of_a_closed_socket_may_be_reused(
     make_stepped: MakeStepped, poller: str, ends: str
 ) -> None:
-    """By the time that the app ends; or later, if a WebSocket's own thread closes it."""
+    """The socket is closed when the app returns, or later by a WebSocket's own thread."""
     taken: list[Any] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -307,7 +308,7 @@ def test_response_ends_after_blocks_of_a_tick(make_stepped: MakeStepped) -> None
         assert taken == b"second"
 
         class LockThatSends:
-            """Is free when that is done."""
+            """The thread is free after that."""
 
             def __enter__(self) -> None:
                 output.lock = lock
@@ -322,7 +323,7 @@ def test_response_ends_after_blocks_of_a_tick(make_stepped: MakeStepped) -> None
         output.lock = stand_in
 
     stepped = make_stepped(app)
-    stepped.log_no_access()  # which would ask for the lock too
+    stepped.log_no_access()  # it would need the lock, too
     stepped.hold_blocks_back()
     client = stepped.connect()
     client.run(b"GET / HTTP/1.0\r\n\r\n")
@@ -370,7 +371,7 @@ def test_only_persistent_connection_is_idle(make_stepped: MakeStepped) -> None:
     taking.run_request("/?large")
     cap = stepped.server.registry.cap_deadlines
     cap(stepped.clock.now + LINGER_S, type(idle.near).is_idle)
-    cap(stepped.clock.now + 10, type(idle.near).is_idle)  # the earliest counts
+    cap(stepped.clock.now + 10, type(idle.near).is_idle)  # the earliest deadline counts
     stepped.pass_time(LINGER_S + 1)
     states = [client.near.state for client in (idle, silent, begun, taking)]
     assert states == [CLOSED, CLOSED, RECEIVING, SENDING]

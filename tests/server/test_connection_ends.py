@@ -1,4 +1,4 @@
-"""How a connection ends, which resources remain, and a kernel that refuses."""
+"""How a connection ends, the resources that remain, and errors of the kernel."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_closing_gives_everything_back_once(stepped: SteppedWorker) -> None:
 
     server.registry.claim = look
     near.close()
-    # Before the number may belong to another one.
+    # The connection is forgotten before its descriptor's number can belong to another one.
     assert order == [near.fd]
     assert near.sock.fileno() == -1
     assert not server.registry.waiting
@@ -162,7 +162,7 @@ def test_closing_gives_everything_back_once(stepped: SteppedWorker) -> None:
 def test_idle_connection_keeps_little_memory(stepped: SteppedWorker) -> None:
     count = 50
     pairs = [socket.socketpair() for _ in range(count)]
-    stepped.begin()  # so that objects of the first call exist
+    stepped.begin()  # so that the objects of a first call exist
     with contextlib.ExitStack() as stack:
         for near, far in pairs:
             stack.callback(near.close)
@@ -179,11 +179,11 @@ def test_idle_connection_keeps_little_memory(stepped: SteppedWorker) -> None:
         for recorded in (stepped.log.requests, stepped.log.environs, stepped.log.seconds):
             recorded.clear()
         recorded, _ = tracemalloc.get_traced_memory()
-    assert recorded / count <= 1800  # beside the socket object: 2 KiB in all
+    assert recorded / count <= 1800  # with the socket object, 2 KiB in all
 
 
 def test_closed_connection_is_garbage_at_once(stepped: SteppedWorker) -> None:
-    """Without the cycle collector, which may take long to come."""
+    """Connections are freed without the cycle collector, which may run late."""
     client = stepped.begin()
     stepped.log.environs.clear()
     assert client.near.app_socket is not None
@@ -192,7 +192,7 @@ def test_closed_connection_is_garbage_at_once(stepped: SteppedWorker) -> None:
     assert sock() is None
 
 
-# A kernel that cannot watch them, or that takes nothing.
+# Kernels that cannot watch sockets, or that accept nothing
 
 
 def refuse(fd: int, events: int = 0) -> None:
@@ -230,7 +230,7 @@ def test_unwatchable_connection_ends_after_its_app(
             assert client.near.waits_for_memory
             stepped.server.poller.arm = refuse
             stepped.pass_time(1)
-        # It has not been closed under the app, and is not waited for.
+        # The socket was not closed while the app used it, and nothing waits for it.
         assert client.near.sock.fileno() >= 0
         assert client.near.fd not in stepped.server.registry.waiting
         yield b"more"
@@ -256,7 +256,7 @@ def test_swept_connection_stays_if_kernel_refuses(make_stepped: MakeStepped) -> 
 
 
 def test_sweep_tries_a_kernel_without_memory(make_stepped: MakeStepped) -> None:
-    """It says writable and takes nothing: waiting for that would spin."""
+    """The socket is writable and accepts nothing. Waiting for an event would be a busy loop."""
     stepped = make_stepped(large, keepalive=60)
     client = stepped.begin()
     received = 0
@@ -272,7 +272,7 @@ def test_sweep_tries_a_kernel_without_memory(make_stepped: MakeStepped) -> None:
     assert received > LARGE
     assert stepped.log.requests == [("GET /", "200 OK", LARGE)]
     assert not client.near.waits_for_memory
-    # And that has an end.
+    # The wait has a deadline.
     client.run_request()
     for _ in range(int(FastWorker.send_timeout_s)):
         stepped.server.pool.push((client.near.fd, WRITE))

@@ -1,4 +1,4 @@
-"""A connection receives requests one after the other, bodies, and reports of events."""
+"""A connection receives requests one after the other, their bodies, and events."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_client_leaving_its_request_leaves_nothing(
     before = descriptors()
     client.run(sent)
     if reset:
-        # A Unix socket resets if it is closed with something that was not read.
+        # A Unix socket resets the connection if it is closed with unread bytes.
         client.near.sock.send(b"unread")
     client.close()
     stepped.run()
@@ -70,7 +70,7 @@ def test_body_of_many_chunks_is_decoded_in_turns(stepped: SteppedWorker) -> None
 def test_continue_is_sent_before_the_body(make_stepped: MakeStepped, buffered: bool) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if not buffered:
-            client.send(b"body")  # as if it came now
+            client.send(b"body")  # as if it arrived now
         return echo(environ, start_response)
 
     stepped = make_stepped(app, attributes={"buffer_bodies": buffered})
@@ -89,12 +89,12 @@ def test_late_continue_is_sent_before_the_body(stepped: SteppedWorker) -> None:
     events = stepped.armed()
     client.run(EXPECTS)
     assert near.output.draining
-    stepped.server.pool.push((near.fd, READ))  # which changes nothing
+    stepped.server.pool.push((near.fd, READ))  # this changes nothing
     stepped.run()
-    # The body is not waited for until it has been requested.
+    # The server does not wait for the body before the app reads it.
     assert events == [WRITE, 0]
     assert client.read(filled) == bytes(filled)
-    stepped.pass_time(1)  # the kernel takes it now. The sweep asks, or the event says so
+    stepped.pass_time(1)  # the kernel accepts it now. The sweep tries again, or an event reports it
     assert client.read_headers().status == 100
     client.run(b"body")
     assert client.read_response().body == b"body"
@@ -189,7 +189,7 @@ def test_persistent_connection_is_armed_once_a_request(stepped: SteppedWorker) -
 
 @pytest.mark.parametrize("also", [b"", b"GET / HT"])
 def test_client_closing_its_side_is_answered(stepped: SteppedWorker, also: bytes) -> None:
-    """One event reports both, and none of the end alone."""
+    """One event reports both data and the end. There is no event for the end alone."""
     client = stepped.connect()
     client.send(GET + also)
     client.sock.shutdown(socket.SHUT_WR)
@@ -199,7 +199,7 @@ def test_client_closing_its_side_is_answered(stepped: SteppedWorker, also: bytes
 
 
 def test_urgent_data_hides_nothing_behind_it(stepped: SteppedWorker) -> None:
-    """RFC 9293 section 3.8.5: a receive ends in front of it, although there is more."""
+    """A receive ends before urgent data, although more follows (RFC 9293, section 3.8.5)."""
     client = stepped.connect(tcp=True)
     for _ in range(2):
         client.send(GET[:7])
@@ -217,7 +217,7 @@ def test_event_while_app_runs_is_not_lost(make_stepped: MakeStepped, what: bytes
         elif not what:
             client.sock.shutdown(socket.SHUT_WR)
         requested.append(True)
-        # Another thread leads meanwhile, and finds nobody waiting.
+        # Another thread leads at the same time, and finds no waiting connection.
         stepped.poll()
         while stepped.server.pool.work:
             assert stepped.take_up() is None

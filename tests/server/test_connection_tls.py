@@ -1,4 +1,4 @@
-"""Connections with TLS: the bytes of one record, the handshake, and the goodbye."""
+"""Connections with TLS: the bytes of one record, the handshake, and close_notify."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wsgifast.server.pool import Pool
 
 @pytest.fixture
 def tls_bench(make_stepped: MakeStepped, tmp_path: Path) -> Callable[..., SteppedWorker]:
-    """Makes benches whose clients speak TLS."""
+    """Make stepped workers whose clients use TLS."""
     pem = write_certificate(tmp_path / "server.pem")
     return lambda app=echo, **more: make_stepped(app, certfile=pem, keyfile=pem, **more)
 
@@ -34,18 +34,18 @@ def test_tls_requests_in_one_record_are_all_answered(tls_bench: MakeStepped) -> 
     stepped = tls_bench(keepalive=5)
     client = stepped.connect(tls=client_context())
     headers = HEAD + b"Content-Length: %d\r\n\r\n"
-    # One record each. The first is more than one receive takes.
+    # One record each. The first is larger than one receive.
     for size in (0, 9, 15_000):
         body = b"a" * size
         client.run(headers % size + body + headers % 3 + b"end")
         assert client.read_response().body == body
         assert client.read_response().body == b"end"
         client.run(headers % (size + 1))
-        # The body is received by itself, and the bytes after it are decrypted then.
+        # The body is received separately. TLS decrypts the bytes that follow at the same time.
         client.run(b"b" + body + headers % 3 + b"end")
         assert client.read_response().body == b"b" + body
         assert client.read_response().body == b"end"
-    # Headers across two records, and a body across several.
+    # Headers in two records, and a body in several.
     client.send(b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 8000 + b"\r\nY: " + b"b" * 7900)
     client.send(b"\r\n\r\n")
     body = bytes(range(250)) * 280
@@ -86,7 +86,7 @@ def _client_hello() -> bytes:
     return out.read()
 
 
-# What a client has sent before it leaves. A balancer's health check sends nothing.
+# The bytes that a client has sent before it leaves. A balancer's health check sends none.
 LEFT_AFTER: dict[str, Callable[[], bytes]] = {
     "nothing": lambda: b"",
     "half a hello": lambda: _client_hello()[:60],
@@ -141,7 +141,7 @@ def test_client_leaving_a_handshake_is_not_logged(
 def test_any_error_of_a_left_handshake_is_not_logged(
     tls_bench: MakeStepped, monkeypatch: pytest.MonkeyPatch, error: OSError
 ) -> None:
-    """Which error it is depends on the versions of Python and OpenSSL."""
+    """The versions of Python and OpenSSL decide which error is raised."""
 
     def handshake(self: ssl.SSLSocket, block: bool = False) -> None:
         raise error
@@ -165,12 +165,12 @@ def test_alert_of_a_client_in_a_handshake_is_logged(tls_bench: MakeStepped, aler
 
 
 def test_alert_of_a_failed_handshake_arrives(tls_bench: MakeStepped) -> None:
-    """Closing a socket with unread bytes would reset the connection, and drop the alert."""
+    """Closing a socket with unread bytes would reset the connection, and lose the alert."""
     stepped = tls_bench()
     client = stepped.begin(b"\x16\x03\x01\x00\x05hello" + bytes(100_000))
     assert client.is_in(LINGERING)
     alert = client.read_to_end()
-    assert alert[:2] == b"\x15\x03"  # RFC 8446 section 5.1
+    assert alert[:2] == b"\x15\x03"  # RFC 8446, section 5.1
     client.close()
     stepped.run()
     assert client.is_in(CLOSED)
@@ -218,7 +218,7 @@ def test_bytes_of_a_tls_record_give_no_more_time(tls_bench: MakeStepped) -> None
 
 def test_tls_connection_ends_with_a_goodbye(tls_bench: MakeStepped) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        assert environ["gunicorn.socket"].pending() == 0  # a method of TLS sockets alone
+        assert environ["gunicorn.socket"].pending() == 0  # only TLS sockets have this method
         return echo(environ, start_response)
 
     stepped = tls_bench(app, keepalive=0)
@@ -261,13 +261,13 @@ def test_http2_is_agreed_on_over_tls(
 
     assert answered(*[speaker.ask(method="POST", body=body) for body in bodies]) == bodies
     assert not ways
-    # Others go on while much is encrypted.
+    # Other connections continue while much data is encrypted.
     stream = speaker.ask(path="/large")
     speaker.open(1 << 21)
     speaker.open(1 << 21, stream)
     assert answered(stream) == [bytes(LARGE)]
     assert ways
-    # It waits in no thread.
+    # No thread is blocked meanwhile.
     assert client.near.fd in stepped.server.registry.waiting
     client.close()
     stepped.run()

@@ -1,4 +1,4 @@
-"""Reports of a server: connections by state, waiting requests, and counters."""
+"""The reports of a server: connections by state, waiting requests, and counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wsgifast.workers.gauges import gauges
 
 
 def gauges_of(server: Server) -> dict[str, Any]:
-    """By the metric's name without its prefix; those of connections by state alone."""
+    """Return the values by the metric's name without its prefix, and connections by their state."""
     return {
         (labels[0] if labels else metric.name.removeprefix("wsgifast_")): value
         for metric, labels, value in gauges(server)
@@ -33,7 +33,7 @@ def test_connections_are_counted_by_state(make_stepped: MakeStepped) -> None:
     stepped.begin(b"")
     stepped.begin(b"GET / HT")
     stepped.begin(KNOWN + b"01234")
-    stepped.begin()  # receives nothing of its response
+    stepped.begin()  # the client does not read its response
     stepped.begin(b"nonsense\r\n\r\n")
     values = gauges_of(stepped.server)
     connections = {"idle": 1, "head": 1, "body": 1, "sending": 1, "closing": 1}
@@ -64,7 +64,7 @@ def test_timeouts_are_counted_by_cause(make_stepped: MakeStepped) -> None:
         stepped.begin(sent)
     stepped.pass_time(FastWorker.send_timeout_s + 1)
     timeouts = stepped.server.shared.counters.timeouts
-    # Of the two with incomplete headers, one has sent nothing.
+    # One of the two connections with incomplete headers has sent nothing.
     assert timeouts == {"keepalive": 1, "head": 2, "body": 1, "send": 2}
     assert stepped.server.shared.counters.refused == {408: 2}
 
@@ -109,7 +109,7 @@ def test_thread_taking_a_waiting_request_reports_it(monitored: Monitored) -> Non
     assert taken == ["waited"]
     assert pool.exhaustion.seconds(monitored.now + 2) == pytest.approx(monitored.now + 2 - since)
     monitored.now += 5
-    monitored.turn(monitored.first)  # it polls: the time is over
+    monitored.turn(monitored.first)  # the leader polls: the time is over
     assert pool.exhaustion.seconds(monitored.now + 100) == pytest.approx(monitored.now - since)
 
 

@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 
 
 class Disks:
-    """Disk threads, and jobs for them that hang until they are let go."""
+    """Disk threads, and jobs for them that hang until the test releases them."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
@@ -129,7 +129,7 @@ def test_system_without_threads_fails_jobs(disks: Disks, monkeypatch: pytest.Mon
             disks.submit(1, "lost")
     disks.submit(1, "done")
     disks.wait_for(lambda: disks.done == ["done"])
-    # With a thread there already, that one does it in its time.
+    # If a thread exists already, that thread runs the job later.
     disks.threads.submit(1, disks.hang)
     disks.wait_for(lambda: disks.hanging == 1)
     with monkeypatch.context() as patched:

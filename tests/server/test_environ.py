@@ -1,4 +1,4 @@
-"""Environs: the same as gunicorn's own, key by key, whatever the request and its connection."""
+"""The environ of FastWorker equals gunicorn's own, key by key, for any request and connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wsgifast.workers.options import parsers
 
 PEER = ("127.0.0.1", 4711)
 SERVER = ("192.0.2.2", 8080)
-# What each makes for itself.
+# Keys whose values differ in each environ.
 OWN = {
     "gunicorn.socket", "wsgi.errors", "wsgi.input", "wsgi.early_hints", "wsgi.file_wrapper",
 }  # fmt: skip
@@ -87,7 +87,8 @@ def made(
     cfg: Any, headers: bytes, peer: object, server: object, parser: str = "gunicorn"
 ) -> dict[str, Any]:
     factory = EnvironFactory(environ_part(cfg))
-    # Twice, as on one connection: the caches of the first time change nothing.
+    # The environ is made twice, like on one connection. The caches of the first time change
+    # nothing.
     connection = connected("a socket", peer, server)
     first = factory.make(exchanged(cfg, headers, peer, parser), connection)
     assert factory.make(exchanged(cfg, headers, peer, parser), connection) == first
@@ -115,9 +116,9 @@ def test_environ_equals_gunicorns(
             for key in OWN:
                 expected.pop(key, None)
                 found.pop(key, None)
-            expected["wsgi.multithread"] = True  # gunicorn looks at its worker class
+            expected["wsgi.multithread"] = True  # gunicorn checks its worker class
             if isinstance(server, str) and "HTTP_HOST" not in expected:
-                expected["SERVER_NAME"] = ""  # there it is the path
+                expected["SERVER_NAME"] = ""  # on a Unix socket it is the path
             assert found == expected, (headers, options)
 
 
@@ -129,7 +130,7 @@ def test_unconventional_version_is_reported() -> None:
 
 @pytest.mark.parametrize("parser", ["gunicorn", "httptools"])
 def test_remembered_header_names_are_limited(parser: str) -> None:
-    """They are the client's to choose."""
+    """The client chooses these headers."""
     cfg = settings()
     for start in range(0, 2000, 50):
         fields = b"".join(b"X-%d: 1\r\n" % (start + number) for number in range(50))

@@ -1,4 +1,4 @@
-"""HTTP/2 on a connection, one event at a time: requests, answers, ends."""
+"""HTTP/2 on a connection, one event at a time: requests, responses and ends."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_environ_has_the_requests_fields(begin: Begin) -> None:
     environ = peer.stepped.log.environs[0]
     assert environ["SERVER_PROTOCOL"] == "HTTP/2.0"
     assert environ["HTTP_HOST"] == "a"
-    assert environ["PATH_INFO"] == "/p q/\u00c3\u00a9"  # UTF-8, as PEP 3333 has it
+    assert environ["PATH_INFO"] == "/p q/\u00c3\u00a9"  # UTF-8, as PEP 3333 represents it
     assert environ["QUERY_STRING"] == "x=%C3%A9"
     assert environ["HTTP_X_A"] == "1,2"
     assert environ["HTTP_COOKIE"] == "a=b"
@@ -69,7 +69,7 @@ def test_environ_has_the_requests_fields(begin: Begin) -> None:
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ([("x_a", "1")], 200),  # dropped: gunicorn's header_map
+        ([("x_a", "1")], 200),  # gunicorn's header_map drops it
         ([("expect", "nothing")], 417),
         ([("x-a", "a" * 9000)], 431),
         ([("x-a", "a\rb")], None),
@@ -106,7 +106,7 @@ def test_stream_to_head_204_or_304_has_no_body(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         write = start_response(environ["PATH_INFO"][1:] + " X", [("Content-Type", "text/plain")])
         for _ in environ["QUERY_STRING"]:
-            write(b"dropped")  # which raises from the tenth second on
+            write(b"dropped")  # this app raises from the tenth second on
             peer.stepped.clock.now += 1
         return [b"dropped"]
 
@@ -184,16 +184,19 @@ def test_error_of_app_is_hidden_from_client(begin: Begin) -> None:
     assert (early.status, early.ended) == (500, True)
     assert b"Internal Server Error" in early.body
     assert b"secret" not in early.body
-    assert {"date", "content-type"} <= set(early.headers)  # RFC 9110 section 6.6.1
+    assert {"date", "content-type"} <= set(early.headers)  # RFC 9110, section 6.6.1
     response = peer.get("/late")
     assert (response.status, response.body, response.ended) == (200, b"begun", False)
     assert response.reset == INTERNAL_ERROR
-    assert peer.get("/early").status == 500  # others go on
+    assert peer.get("/early").status == 500  # other streams continue
     assert not peer.streams
 
 
 def test_error_in_response_to_head_has_no_body(begin: Begin) -> None:
-    """RFC 9110 section 9.3.2. Clients that find one end the connection."""
+    """Responses to HEAD have no body (RFC 9110, section 9.3.2).
+
+    Clients that receive one end the connection.
+    """
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         raise ValueError("a secret")
@@ -239,7 +242,7 @@ def test_idle_connection_ends_after_headers_timeout(begin: Begin, sends: bytes) 
     assert peer.goaways == [(0, NO_ERROR)]
     assert peer.has_ended
     assert peer.stepped.server.shared.counters.timeouts == {"head": 1}
-    # After a request, the time between requests counts.
+    # After a request, the keep-alive timeout applies.
     peer = begin(keepalive=1)
     assert peer.get().status == 200
     peer.stepped.pass_time(2)
@@ -265,7 +268,7 @@ def test_client_leaving_in_app_leaves_socket_open(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         peer.socket.close()
         peer.serve_elsewhere()
-        assert environ["gunicorn.socket"].getsockopt(1, 3)  # it may be looked at
+        assert environ["gunicorn.socket"].getsockopt(1, 3)  # the connection may be examined
         assert len(peer.stepped.server.connections) == 1
         return echo(environ, start_response)
 
@@ -281,7 +284,7 @@ def test_goaway_of_client_lets_streams_end(begin: Begin) -> None:
     peer.get()
     peer.state.close_connection()
     peer.run_unread()
-    assert peer.streams == 1  # its streams end well
+    assert peer.streams == 1  # its streams end properly
     for stream in (0, 1):
         peer.socket.send(raw_frame(8, stream, (2 * LARGE).to_bytes(4, "big")))
     peer.stepped.run()
@@ -299,7 +302,7 @@ def test_ending_server_sends_goaway_twice(begin: Begin) -> None:
     peer.stepped.pass_time(0.1)
     peer.run()
     assert peer.goaways == [(ALL_STREAMS, NO_ERROR)]
-    # What was under way by then is served.
+    # Requests that were running by then are served.
     peer.state.state_machine.state = ConnectionState.CLIENT_OPEN
     late = peer.ask()
     peer.run()
@@ -358,7 +361,10 @@ def test_internal_error_as_http2_begins_closes(
 
 
 def test_streams_are_added_under_the_lock(begin: Begin) -> None:
-    """A thread that ends one looks at all of them: a dictionary must not grow meanwhile."""
+    """A thread that ends one stream examines all streams.
+
+    The dictionary must not change size meanwhile.
+    """
     peer = begin()
     near = peer.near
 

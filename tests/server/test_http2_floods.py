@@ -1,4 +1,4 @@
-"""HTTP/2: streams that are reset, and frames that a client may not send too often."""
+"""HTTP/2: streams that clients reset, and frames that a client must not send too often."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_stream_reset_before_its_turn_runs_no_app(begin: Begin) -> None:
     peer.ask("/5")
     peer.run()
     assert called == ["/3", "/5"]
-    # One that a thread is to take, and that is reset then.
+    # A stream that waits for a thread when the client resets it.
     peer.ask("/7")
     peer.ask("/9")
     peer.send_only()
@@ -117,7 +117,7 @@ def test_flood_ends_the_connection(begin: Begin, kind: str) -> None:
 
 
 def without_limit(peer: Peer) -> Peer:
-    """A client that opens as many streams as it likes."""
+    """A client that opens streams without regard to the limit."""
     settings = peer.state.remote_settings
     settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 2**31 - 1
     settings.acknowledge()
@@ -125,7 +125,7 @@ def without_limit(peer: Peer) -> Peer:
 
 
 def test_stream_beyond_the_limit_alone_is_refused(begin: Begin) -> None:
-    """RFC 9113 section 5.1.2."""
+    """The limit of streams (RFC 9113, section 5.1.2)."""
     peer = without_limit(begin(http2_max_concurrent_streams=2))
     first, second = (peer.ask("/", "POST", ends=False) for _ in range(2))
     peer.run()
@@ -137,7 +137,8 @@ def test_stream_beyond_the_limit_alone_is_refused(begin: Begin) -> None:
         peer.state.send_data(stream, b"whole", end_stream=True)
     peer.run()
     assert [peer.responses[n].body for n in (first, second)] == [b"whole", b"whole"]
-    # What the headers of those that were refused have said of later ones is known.
+    # The headers of refused streams have changed the HPACK table, and later headers are decoded
+    # with it.
     assert peer.get(headers=[("x-a", "1")]).status == 200
     assert peer.stepped.log.environs[-1]["HTTP_X_A"] == "1"
     assert not peer.goaways
@@ -209,7 +210,7 @@ UNKNOWN_SETTINGS = b"".join(code.to_bytes(2, "big") + bytes(4) for code in range
     ids=["unknown settings", "a known one", "ALTSVC", "reset of none", "padding", "window of none"],
 )
 def test_costly_frames_count_for_more(begin: Begin, frame: bytes, calm: int) -> None:
-    """One SETTINGS frame may have 2,700 values. Some frames have no event of h2's."""
+    """One SETTINGS frame may have 2,700 values. h2 has no event for some frames."""
     peer = begin()
     assert peer.get().status == 200
     peer.ask("/", "POST", ends=False)
@@ -222,7 +223,10 @@ def test_costly_frames_count_for_more(begin: Begin, frame: bytes, calm: int) -> 
 
 
 def test_priorities_of_requests_are_no_flood(begin: Begin) -> None:
-    """RFC 9113 section 5.3.2: deprecated, and browsers still send them with each request."""
+    """PRIORITY frames are deprecated (RFC 9113, section 5.3.2).
+
+    Browsers still send one with each request.
+    """
     peer = begin()
     for number in range(1100):
         peer.socket.send(raw_headers(peer, priority=b"\0\0\0\0\x10"))
@@ -274,7 +278,7 @@ def test_client_cannot_enlarge_the_encoders_table(begin: Begin) -> None:
 def test_long_headers_are_not_huffman_encoded(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """hpack's Huffman coder takes quadratic time."""
+    """hpack's Huffman decoder takes quadratic time."""
     compressed: list[int] = []
     encode = HuffmanEncoder.encode
 
@@ -295,7 +299,8 @@ def test_header_block_beyond_limit_ends_connection(begin: Begin) -> None:
     response = peer.get(headers=[("x-a", "a" * 8000), ("x-b", "b" * 8000)])
     assert peer.goaways[-1][1] == ENHANCE_YOUR_CALM
     assert not response.headers
-    # And before their end has come: a HEADERS frame, and CONTINUATION frames without end.
+    # The limit applies before the end of the headers, too: a HEADERS frame, and CONTINUATION frames
+    # without end.
     peer = begin(http2_max_header_list_size=10_000)
     frame = b"\0\x10\0%c\0\0\0\0\1" + bytes(4096)
     for kind in (1, 9, 9, 9):

@@ -1,4 +1,4 @@
-"""What of HTTP/2 needs no connection: headers in HTTP/1's words, limits, and bytes of any kind."""
+"""The parts of HTTP/2 that need no connection: headers, limits, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_sent_data_earns_window_updates() -> None:
         floods.earn_windows(10, frames=1)
     for _ in range(4000 + WINDOWS):
         floods.count("windows", 0.0)
-    # 10 bytes a frame have earned a little more.
+    # Frames of 10 bytes earn a little more.
     for _ in range(39):
         floods.count("windows", 0.0)
     with pytest.raises(Flood):
@@ -129,7 +129,7 @@ def test_frame_cut_by_a_window_earns_no_window_updates() -> None:
 
 
 def frames_of(window: int, frame_bytes: int) -> Frames:
-    """The frames of a connection on which a client has requested, and is answered."""
+    """The frames of a connection on which a client has sent a request and gets a response."""
     client = http2.Client(window=window)
     client.begin()
     client.state.update_settings({SettingCodes.MAX_FRAME_SIZE: frame_bytes})
@@ -151,7 +151,7 @@ def frames_of(window: int, frame_bytes: int) -> Frames:
 def test_body_is_framed_as_by_h2(
     bodies: list[tuple[int, bool]], frame_bytes: int, ends: bool
 ) -> None:
-    """The same bytes, in the same order among others, and the same windows afterwards."""
+    """The bytes are the same, in the same order, and the windows are the same afterwards."""
     ours, theirs = frames_of(1 << 20, frame_bytes), frames_of(1 << 20, frame_bytes)
     for each in (ours, theirs):
         each.outbound_flow_control_window = 1 << 20
@@ -226,7 +226,7 @@ _STEPS: st.SearchStrategy[Step] = st.one_of(
 @settings(deadline=None, max_examples=effort(60))
 @given(st.lists(_STEPS, max_size=25))
 def test_any_frames_are_answered_or_end_the_connection(steps: list[Step]) -> None:
-    """Nothing of ours fails, nothing is left behind, and others are served."""
+    """Our code does not fail, no object remains, and other clients are served."""
     options: dict[str, Any] = {"keepalive": 5, "worker_connections": 100, **HTTP2}
     stepped = SteppedWorker(app, **options)
     try:

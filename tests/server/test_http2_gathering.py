@@ -1,4 +1,4 @@
-"""HTTP/2: responses to requests that came together leave together, and wait for a tick at most."""
+"""HTTP/2: responses to requests that arrived together are sent together, after a tick at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HPACK: our encoder and decoder understand hpack's, and refuse the same blocks."""
+"""HPACK: our encoder and decoder understand hpack's blocks, and reject the same blocks."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def outcome(decode: Callable[[bytes], object], block: bytes) -> object:
         return decode(block)
     except hpack.HPACKError as error:
         return type(error), str(error)
-    except (IndexError, TypeError):  # of hpack: h2 takes them for malformed blocks
+    except (IndexError, TypeError):  # of hpack: h2 treats them as malformed blocks
         return IndexError, ""
 
 
@@ -95,7 +95,7 @@ def test_changed_blocks_are_understood_alike() -> None:
                 block[chance.randrange(len(block))] = chance.randrange(256)
             expected = outcome(partial(decoded_by_hpack, theirs), bytes(block))
             found = outcome(ours.fields, bytes(block))
-            if isinstance(found, tuple):  # refused, also where a limit of ours is lower
+            if isinstance(found, tuple):  # rejected, even if our limit is lower
                 assert isinstance(expected, tuple) or "too long" in str(found)
                 break
             assert found == expected
@@ -105,7 +105,7 @@ def test_changed_blocks_are_understood_alike() -> None:
     "block",
     [
         b"\xff" + b"\xff" * 1000,  # an integer without an end
-        b"\xff\x80\x80\x80\x80\x80\x00",  # a long one
+        b"\xff\x80\x80\x80\x80\x80\x00",  # a long integer
         b"\x80",  # index 0
         b"\xbe",  # an empty table
         b"\x40", b"\x40\x01", b"\x40\x01a", b"\x40\x01a\x05b",  # strings that end early

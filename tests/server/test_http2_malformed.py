@@ -1,4 +1,4 @@
-"""HTTP/2: malformed requests reset only their own stream (RFC 9113 section 8.1.1)."""
+"""HTTP/2: a malformed request resets only its own stream (RFC 9113, section 8.1.1)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_malformed_headers_reset_stream_before_app(begin: Begin, fields: Fields)
     assert peer.responses[1].reset == PROTOCOL_ERROR
     assert not app.bodies
     assert not peer.streams
-    assert peer.get().body == b"ok"  # the connection goes on
+    assert peer.get().body == b"ok"  # the connection continues
     assert not peer.goaways
     assert peer.stepped.server.shared.counters.refused == {400: 1}
     assert peer.stepped.log.says("Invalid request from ")

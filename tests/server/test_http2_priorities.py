@@ -1,4 +1,4 @@
-"""HTTP/2: which response is sent first (RFC 9218), and how little of others is sent before it."""
+"""HTTP/2: which response is sent first (RFC 9218), and how many bytes of others precede it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wsgifast.server.sending import MultiplexedSender
 
 ROOT = Path(__file__).parents[2]
 PRIORITY_UPDATE = 0x10
-STEP = 10_000  # bytes by which a window is opened
+STEP = 10_000  # sizes in bytes by which a window is opened
 NEEDS_NOTSENT = pytest.mark.skipif(
     not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no TCP_NOTSENT_LOWAT"
 )
@@ -47,7 +47,7 @@ def test_priority_field_is_parsed(value: str, expected: tuple[int, bool]) -> Non
 
 
 def blocked(begin: Begin, *priorities: str | None) -> Peer:
-    """A client that has requested large responses, whose connection's window is used up."""
+    """A client that has requested large responses. The window of its connection is used up."""
     peer = begin(responses([bytes(LARGE)]), window=LARGE, reads=False)
     for each in priorities:
         peer.ask(headers=[] if each is None else [("priority", each)])
@@ -56,7 +56,7 @@ def blocked(begin: Begin, *priorities: str | None) -> Peer:
 
 
 def next_turns(peer: Peer, count: int) -> list[int]:
-    """Open the connection's window some times. Return the streams that get the bytes."""
+    """Open the connection's window several times. Return the streams that get the bytes."""
     got: list[int] = []
     for _ in range(count):
         before = {number: len(response.body) for number, response in peer.responses.items()}
@@ -73,7 +73,7 @@ def test_most_urgent_response_is_sent_first(begin: Begin) -> None:
     turns = next_turns(peer, 16)
     assert turns.count(5) >= 12
     assert turns[0] == 5
-    assert set(turns) - {5}  # each of the others goes on, too
+    assert set(turns) - {5}  # each of the other streams continues, too
 
 
 def test_responses_in_parts_take_turns(begin: Begin) -> None:
@@ -189,7 +189,7 @@ def test_near_client_is_not_paced(pair: tuple[socket.socket, socket.socket]) -> 
     assert not sender.is_paced
 
 
-# On a slow link
+# A slow link
 
 _SLOW_LINK = (
     "ip link set lo mtu 1500 up && tc qdisc add dev lo root tbf rate 20mbit burst 32k latency 30ms"
@@ -197,7 +197,7 @@ _SLOW_LINK = (
 
 
 def test_small_response_overtakes_a_download() -> None:
-    """On a link of 20 Mbit/s, in a network namespace of its own."""
+    """A link of 20 Mbit/s in a separate network namespace."""
     try:
         made = subprocess.run(
             ["unshare", "-rn", "sh", "-c", _SLOW_LINK], capture_output=True, text=True
@@ -215,6 +215,6 @@ def test_small_response_overtakes_a_download() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    # Bytes of the download in the link's own queue, and in the kernel.
+    # The bytes of the download in the link's own queue, and in the kernel.
     between = sorted(int(line) for line in done.stdout.split())
     assert between[len(between) // 2] < 120_000, between

@@ -1,4 +1,4 @@
-"""HTTP/2: with the short ways around h2, a connection behaves as with h2 alone."""
+"""HTTP/2: with the short ways around h2, a connection behaves like with h2 alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HEADERS: list[list[Field]] = [
 
 
 class OnlyH2(Frames):
-    """All streams go through h2, and so do all headers and bodies of responses."""
+    """Have all streams, and all headers and bodies of responses, go through h2."""
 
     def _begin_plain(self, frame: Any) -> PlainRequest | None:
         return None
@@ -49,7 +49,7 @@ class OnlyH2(Frames):
 
 
 class Side:
-    """A server's connection, and its visible effects."""
+    """The connection of a server, and its visible effects."""
 
     def __init__(self, kind: type[Frames]) -> None:
         self.frames = kind(OPTIONS, lambda frame: None)
@@ -76,7 +76,7 @@ class Side:
         return "sent"
 
     def sent(self) -> list[Any]:
-        """The frames that were made, and of header blocks the fields."""
+        """Return the frames that were made, with header blocks decoded to fields."""
         data, frames = self.frames.data_to_send(), []
         while data:
             end = 9 + int.from_bytes(data[:3], "big")
@@ -92,7 +92,7 @@ class Side:
         frames = self.frames
         numbers = range(1, 60, 2)
         return (
-            frames.open_inbound_streams,  # first: it drops the closed ones
+            frames.open_inbound_streams,  # first, since it drops the closed ones
             [(frames.is_open(number), frames.stream_window(number)) for number in numbers],
             frames.outbound_flow_control_window,
             frames.highest_inbound_stream_id,
@@ -100,11 +100,11 @@ class Side:
 
 
 def seen(event: Any) -> Any:
-    """An event as the connection uses it, or None for one that it does not use."""
+    """Return an event as the connection uses it, or None for an event that it does not use."""
     name = type(event).__name__
     if name in ("PlainRequest", "RequestReceived"):
         is_plain = isinstance(event, PlainRequest)
-        # h2 joins cookies in the list; we do in the environ.
+        # h2 joins cookies in the list. We join them in the environ.
         fields = [tuple(field) for field in event.headers if field[0] != b"cookie"]
         ends = event.ends if is_plain else event.stream_ended is not None
         return "request", event.stream_id, fields, ends
@@ -119,7 +119,7 @@ def seen(event: Any) -> Any:
 
 
 def pieces(chance: random.Random, encoder: hpack.Encoder) -> bytes:
-    """Some frames of a client, mostly of requests."""
+    """Random frames of a client, mostly of requests."""
     number = chance.choice([1, 3, 5, 7, 9, 11, 13, 2, 0, 21])
     kind = chance.choice([1, 1, 1, 1, 1, 1, 0, 0, 2, 3, 4, 6, 7, 8, 8, 9, 0x10])
     flags = chance.choice([END_HEADERS | END_STREAM] * 6 + [END_HEADERS, END_STREAM, 0, 255])

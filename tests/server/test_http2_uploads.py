@@ -1,4 +1,4 @@
-"""HTTP/2: request bodies, whole before the app runs, and read by it."""
+"""HTTP/2: request bodies, buffered before the app runs, or read by the app."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_uploads_of_a_connection_share_memory(begin: Begin) -> None:
         peer.ask(method="POST", body=bytes(10_000), ends=False)
         peer.run()
     assert peer.streams == 100
-    # All bytes but those in memory.
+    # All bytes except those in memory.
     assert 800_000 < peer.stepped.server.shared.bodies_on_disk.used_bytes < 1_000_000
 
 
@@ -104,7 +104,7 @@ def test_upload_waits_for_another_that_is_quick(begin: Begin, each: int, status:
         peer.state.send_data(waiting, b", sent", end_stream=True)
         peer.run()
         assert peer.responses[waiting].body == b"begun, sent"
-        peer.stepped.pass_time(FastWorker.body_timeout_s + 1)  # and then nothing
+        peer.stepped.pass_time(FastWorker.body_timeout_s + 1)  # and then no more bytes
         peer.receive()
         assert peer.responses[sending].status == 408
     else:
@@ -163,7 +163,7 @@ def test_streamed_body_is_read_as_it_comes(begin: Begin) -> None:
     response = peer.get(method="POST", body=b"first", headers=expects, ends=False)
     assert parts == [b"first", b" and second"]
     assert (response.body, response.ended, response.early) == (b"read", True, [{":status": "100"}])
-    # All that was taken is given back to both windows.
+    # Both windows are opened again by the number of received bytes.
     assert peer.state.outbound_flow_control_window == 65_535
 
 
@@ -185,7 +185,7 @@ def test_window_opens_as_the_app_reads(begin: Begin) -> None:
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         seen.append(peer.state.local_flow_control_window(1))
-        for _ in range(5):  # a receive each
+        for _ in range(5):  # one receive each
             peer.serve_elsewhere()
         for size in (0, 30_000, 35_535):
             assert len(environ["wsgi.input"].read(size)) == size
@@ -198,7 +198,7 @@ def test_window_opens_as_the_app_reads(begin: Begin) -> None:
     response = peer.get(method="POST", body=bytes(65_535), ends=False)
     assert seen[:2] == [0, 0]
     assert 0 < seen[2] < seen[3] == 65_535
-    # The app has not waited for the end: the client is to send no more.
+    # The app has not read to the end, so the client is to stop sending.
     assert (response.status, response.ended, response.reset) == (200, True, NO_ERROR)
 
 
@@ -207,7 +207,7 @@ def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, sta
     waits: list[float] = []
 
     def wait(seconds: float) -> bool:
-        """Have another body come while the time goes by, and at last this one."""
+        """Let time pass while another body arrives, and then send this body."""
         peer.stepped.clock.now += seconds / 2
         waits.append(seconds)
         is_last = len(waits) == 6
@@ -283,7 +283,7 @@ def test_streamed_body_that_stops_is_an_error(begin: Begin, end: str) -> None:
 
 @pytest.mark.parametrize("timeout_s", [1e300, float("inf")])
 def test_reading_app_waits_with_any_timeout(begin: Begin, timeout_s: float) -> None:
-    """A lock takes no time as long as that."""
+    """A lock accepts no timeout as long as that."""
     read: list[bytes] = []
     sender: list[threading.Timer] = []
 

@@ -24,7 +24,10 @@ from wsgifast.workers.worker import FastWorker
 @pytest.mark.parametrize("kind", ["list", "generator", "file"])
 @pytest.mark.parametrize("window", [0, 1, 1000, 65_535])
 def test_slow_reader_takes_no_thread(begin: Begin, tmp_path: Path, kind: str, window: int) -> None:
-    """The app's turn ends (else the bench would hang), and the rest comes as windows open."""
+    """The app returns, or else the test would hang.
+
+    The remaining bytes are sent as windows open.
+    """
     bodies: dict[str, Callable[[], Iterable[bytes]]] = {
         "list": lambda: [bytes(LARGE)],
         "generator": generator,
@@ -33,7 +36,7 @@ def test_slow_reader_takes_no_thread(begin: Begin, tmp_path: Path, kind: str, wi
     peer = begin(responses(bodies[kind]), window=window)
     response = peer.get()
     peer.wait_for_disk(lambda: len(response.body) == window)
-    # Others on the same connection are answered meanwhile.
+    # Other streams of the same connection are served meanwhile.
     if window not in (0, 65_535):
         other = peer.ask()
         peer.wait_for_disk(lambda: len(peer.responses[other].body) == window)
@@ -51,7 +54,7 @@ def test_slow_reader_takes_no_thread(begin: Begin, tmp_path: Path, kind: str, wi
 def test_end_of_stream_follows_temporary_file(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While its writer has it in hand, nothing of it waits in the queue."""
+    """While the writer is still writing a block, no part of the block waits in the queue."""
     spill = Backlog.spill
 
     def late(backlog: Backlog, buffers: list[memoryview]) -> FileSegment | None:
@@ -70,7 +73,7 @@ def test_end_of_stream_follows_temporary_file(
 
 @pytest.mark.parametrize(("window", "blocks"), [(10, 200), (30_000, 60)])
 def test_delayed_blocks_leave_full_memory_at_end(begin: Begin, window: int, blocks: int) -> None:
-    """Whether its window was used up by an earlier block, or is by the last ones."""
+    """Whether an earlier block used up the window, or the last blocks do."""
     app = responses(lambda: (b"x" * 1000 for _ in range(blocks)))
     peer = begin(app, window=window, attributes={"output_memory_bytes": 1000})
     peer.stepped.hold_blocks_back()
@@ -87,7 +90,7 @@ def test_stream_sent_whole_as_app_ends_is_not_lost(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_all(output: StreamOutput, buffers: Sequence[bytes | memoryview]) -> None:
-        if not buffers:  # the delayed bytes, at the end
+        if not buffers:  # the delayed bytes at the end
             peer.open(LARGE, 1)
             peer.serve_elsewhere()
         OutputQueue.write_all(output, buffers)
@@ -137,7 +140,7 @@ def test_stream_whose_window_stays_shut_is_given_up(begin: Begin) -> None:
     assert peer.responses[slow].reset == CANCEL
     assert peer.responses[other].reset is None
     assert len(peer.responses[other].body) == 2000
-    # Too little is as bad as nothing.
+    # A client that takes too little is treated like one that takes nothing.
     for _ in range(4):
         peer.stepped.pass_time(20)
         peer.run()
@@ -209,7 +212,7 @@ def test_client_taking_no_responses_is_not_read(begin: Begin) -> None:
     peer = begin()
     for _ in range(700):  # below the limit for floods
         peer.state.ping(b"12345678")
-    peer.near.output.draining = True  # nothing leaves
+    peer.near.output.draining = True  # nothing is sent
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "_MOST_UNSENT_BYTES", 1000)
         armed = peer.stepped.armed()
@@ -218,7 +221,7 @@ def test_client_taking_no_responses_is_not_read(begin: Begin) -> None:
 
 
 def test_shrunken_window_is_respected(begin: Begin) -> None:
-    """A window may become negative (RFC 9113 section 6.9.2)."""
+    """A window may become negative (RFC 9113, section 6.9.2)."""
     peer = begin(responses([bytes(LARGE)]), window=10_000)
     response = peer.get()
     peer.state.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})
@@ -233,7 +236,7 @@ def test_shrunken_window_is_respected(begin: Begin) -> None:
 
 
 def test_write_into_a_negative_window_waits(begin: Begin) -> None:
-    """A client may shrink its windows while an app runs (RFC 9113 section 6.9.2)."""
+    """A client may shrink its windows while an app runs (RFC 9113, section 6.9.2)."""
 
     def body() -> Iterator[bytes]:
         yield bytes(1000)
@@ -272,7 +275,7 @@ def test_wait_for_window_ends_with_its_last_stream(begin: Begin) -> None:
     def events() -> Iterator[bytes]:
         large = peer.ask("/large")
         peer.serve_elsewhere()
-        peer.serve_elsewhere()  # the turn of the stream after its first
+        peer.serve_elsewhere()  # the turn of the stream after its first turn
         assert peer.near.streams[large].is_blocked
         peer.state.reset_stream(large)
         peer.serve_elsewhere()

@@ -1,4 +1,4 @@
-"""The output queue over real TCP sockets, in the clear and with TLS."""
+"""The output queue over real TCP sockets, plain and with TLS."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_socket_taking_nothing_is_waited_for_idly(
 def test_socket_that_has_taken_something_is_waited_for(
     near: Near, content: int, make_near: MakeNear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only one that takes nothing at all, although it said so, is left to the sweep."""
+    """Only a client that takes nothing, although its socket was writable, is left to the sweep."""
 
     def full(out: int, source: int, offset: int, count: int) -> int:
         raise BlockingIOError
@@ -115,7 +115,7 @@ def test_socket_that_has_taken_something_is_waited_for(
     assert received + len(near.receive(SIZE + 4 - received)) == SIZE + 4
     near.queue.on_writable()
     assert near.armed[-1]
-    # The first refusal is none of that.
+    # The first refusal does not count.
     other = make_near()
     other.queue.write_file(b"", content, 0, 100)
     assert other.armed == [False]
@@ -125,7 +125,7 @@ def test_quick_client_gets_turns(near: Near, file: int, monkeypatch: pytest.Monk
     offered: list[int] = []
 
     def takes_everything(out: int, source: int, offset: int, count: int) -> int:
-        offered.append(count)  # as while the client reads as fast as it is sent to
+        offered.append(count)  # like a client that reads as fast as the server sends
         return count
 
     monkeypatch.setattr(os, "sendfile", takes_everything)
@@ -187,7 +187,10 @@ def test_tls_file_for_slow_client_uses_no_memory(make_near: MakeNear, tls: TLS, 
 def test_tls_file_leaving_memory_is_read_by_a_thread(
     make_near: MakeNear, tls: TLS, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next bytes arrive too. TLS needs refused bytes once more, also smaller pieces."""
+    """The next bytes arrive, too.
+
+    TLS needs refused bytes once more, also if the pieces are smaller.
+    """
     near, data = make_near(tls=tls), os.pread(file, SIZE - 1, 0)
     near.queue.write_file(b"", file, 0, SIZE - 1)
     assert near.queue.draining
@@ -206,7 +209,7 @@ def test_tls_file_shrinking_midway_ends_the_queue(
     in_memory: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """TLS has begun to send a piece, of which there is less now."""
+    """TLS has begun to send a piece, and the file has become shorter than that piece."""
     near = make_near(tls=tls)
     near.queue.write_file(b"", file, 0, SIZE)
     left = near.queue.bytes_left()
@@ -279,7 +282,7 @@ def test_last_byte_of_whole_response_alone_finishes_it(near: Near) -> None:
 def test_writer_far_ahead_of_its_client_waits_for_room(make_near: MakeNear) -> None:
     near = make_near(ahead_bytes=SIZE // 2)
     queue = near.queue
-    queue.write(bytes(4 * SIZE))  # of which the kernel takes a part only
+    queue.write(bytes(4 * SIZE))  # the kernel takes only a part of it
     assert queue.bytes_queued > SIZE // 2
     written = threading.Event()
 
@@ -355,7 +358,7 @@ def refuse_sendfile(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def test_response_ending_while_looked_at_is_no_error(near: Near) -> None:
-    """Metrics look at it without the lock."""
+    """Metrics read it without the lock."""
     seen: list[Any] = []
 
     class Ending(OutputQueue):

@@ -1,4 +1,4 @@
-"""What an output queue keeps for a slow client: in memory, in temporary files, and for how long."""
+"""The output queue's bytes for a slow client: in memory, in temporary files, and for how long."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_output_beyond_memory_waits_in_files() -> None:
             client.queue.write_all([b"head", *[CONTENT] * 10])
             assert client.queue.draining
         assert shared.memory.used_bytes <= 20 * len(CONTENT)
-        assert len(open_descriptors() - before) >= 4  # two are in memory
+        assert len(open_descriptors() - before) >= 4  # two blocks are in memory
         assert len(warnings) == 1
         assert f"more than {20 * len(CONTENT)} bytes" in warnings[0]
         for client in clients:
@@ -80,7 +80,7 @@ def test_piece_refused_by_tls_is_whole_beside_disk(blocks_of: tuple[int, ...]) -
 
 @contextlib.contextmanager
 def giving_back(*shared: OutputRules) -> Iterator[list[Near]]:
-    """Queues of some rules; in the end, all that they had is given back."""
+    """Return queues with these rules. In the end, all that they reserved has been released."""
     descriptors = open_descriptors()
     clients = [Near(each) for each in shared]
     try:
@@ -111,7 +111,7 @@ def test_output_of_usual_size_stays_in_memory(content: int) -> None:
         near.queue.write(bytes(10_000))
         assert memory.used_bytes == 10_000
         assert len(open_descriptors() - descriptors) == 1
-        near.queue.write(bytes(10_000))  # and now it is in a file, in one run with the next bytes
+        near.queue.write(bytes(10_000))  # now it is in a file, in one run with the next bytes
         near.queue.write(bytes(10_000))
         assert memory.used_bytes == 10_000
         assert len(open_descriptors() - descriptors) == 2
@@ -129,13 +129,13 @@ def test_output_stays_in_memory_without_files(full: bool, monkeypatch: pytest.Mo
         patch.setattr(*((os, "pwritev") if full else (tempfile, "TemporaryFile")), refuse)
         for _ in range(3):
             near.queue.write_all([CONTENT] * 5)
-            # Once for each is too often: the log may be on the same disk.
+            # One warning for each queue would be too many: the log may be on the same disk.
             assert [line[-7:] for line in warnings].count("no room") == 1
         assert near.receive_in_turn(15 * len(CONTENT)) == 15 * CONTENT
 
 
 def test_generator_over_limit_waits_for_its_client(make_near: MakeNear) -> None:
-    """A temporary file is no way around `ahead_bytes`: a generator may have no end."""
+    """A temporary file does not lift the limit `ahead_bytes`: a generator may be endless."""
     near = make_near(memory_bytes=0, ahead_bytes=100_000)
     while near.queue.bytes_queued <= 100_000:
         near.queue.write(bytes(50_000))
@@ -174,8 +174,8 @@ def test_writer_that_may_runs_ahead_into_a_file() -> None:
 def test_spilled_adjacent_blocks_leave_together(
     make_near: MakeNear, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call of sendfile goes on past the end of each part that was written at once."""
-    ends: list[int] = []  # how large the parts were whose ends a call has reached
+    """A call of sendfile sends past the end of each part that was written at once."""
+    ends: list[int] = []  # the sizes of the parts whose ends a call has reached
 
     def look(out: int, fd: int, offset: int, size: int) -> int:
         sent = send_file_once(out, fd, offset, size)
@@ -188,7 +188,7 @@ def test_spilled_adjacent_blocks_leave_together(
     near.queue.may_run_ahead = True
     for block in blocks(20_000):
         near.queue.write(block)
-    assert near.rules.memory.disk.used_bytes > 15_000_000  # in parts of 100 kB or so
+    assert near.rules.memory.disk.used_bytes > 15_000_000  # in parts of about 100 kB
     assert near.receive_in_turn(20_000_000) == b"".join(blocks(20_000))
     assert near.rules.counters.sendfile_bytes > 15_000_000
     assert len(ends) <= 20
@@ -196,7 +196,9 @@ def test_spilled_adjacent_blocks_leave_together(
 
 @contextlib.contextmanager
 def writing_ahead(near: Near, count: int) -> Iterator[None]:
-    """A thread that writes so many blocks of 1,000 bytes, and may run ahead."""
+    """Return a thread that writes this number of blocks of 1,000 bytes, and may write ahead of the
+    client.
+    """
     near.queue.may_run_ahead = True
 
     def write() -> None:
@@ -277,12 +279,12 @@ def test_client_must_take_some_bytes_a_second(make_near: MakeNear, clock: Clock)
     clock.now += 59.0
     near.receive(50_000)
     queue.on_writable()
-    # It has a minute for the next byte, and no longer than its received bytes have earned.
+    # The client has a minute for the next byte, and no longer than its received bytes have earned.
     assert near.deadlines[-1] == min(1119.0, 1060.0 + (left - queue.bytes_left()) / 500.0)
     clock.now += 59.0
-    queue.on_writable()  # which finds no room: nothing is earned
+    queue.on_writable()  # the socket has no room, so nothing is earned
     assert near.deadlines[-1] <= 1060.0 + (left - queue.bytes_left()) / 500.0
-    # What comes after everything was taken begins anew.
+    # The time for bytes that follow after all were taken begins anew.
     near.receive_in_turn(SIZE - 50_000)
     assert not queue.draining
     queue.write(bytes(SIZE))
@@ -340,7 +342,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingWrites]:
 
 @contextlib.contextmanager
 def spilling(**more: Any) -> Iterator[Near]:
-    """A queue whose writer runs ahead, and whose temporary files are a disk thread's."""
+    """A queue whose writer is ahead of the client. A disk thread writes its temporary files."""
     with giving_back(rules(ahead_bytes=100_000, waits_for_disk=False, **more)) as (near,):
         near.queue.may_run_ahead = True
         yield near
@@ -377,7 +379,7 @@ def test_output_sent_beside_slow_disk_stays_on_it(disk: HangingWrites, fails: bo
     disk.fails = fails
     page = CONTENT * 32
     with spilling(memory_bytes=0) as near:
-        near.queue.may_run_ahead = False  # as for a list
+        near.queue.may_run_ahead = False  # like for a list
         memory = near.rules.memory
         with started(lambda: near.queue.write(page)):
             assert disk.began.wait(60)
@@ -437,7 +439,7 @@ def test_response_may_end_while_the_disk_writes(disk: HangingWrites, end: str, f
             assert near.receive_in_turn(len(WRITTEN)) == WRITTEN
         getattr(near.queue, end)()
         disk.go.set()
-        if end == "reset":  # the next response has nothing of it
+        if end == "reset":  # the next response contains no byte of it
             near.queue.write(b"next")
             assert near.receive(4) == b"next"
 

@@ -1,4 +1,4 @@
-"""Blocks of a stream in the output queue: which are sent together, and at which tick."""
+"""Blocks of a stream in the output queue: which of them are sent together, and at which tick."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_coalesced_blocks_wait_up_to_a_size(near: Near) -> None:
 
 
 def test_coalesced_blocks_without_room_wait_for_nobody(make_near: MakeNear) -> None:
-    """There is no event that would make some."""
+    """No event would cause a flush."""
     near = make_near(ahead_bytes=0)
     near.write_next(b"one")
     near.write_next(b"two")
@@ -60,7 +60,7 @@ def test_quick_blocks_wait_for_the_next_tick(
     assert requested == [True]  # once, for a queue that the tick will find
     assert shared.tick()
     assert near.receive_all_there_is() == b"23"
-    clock.now += 0.01  # later: nothing to wait for
+    clock.now += 0.01  # later there is nothing to wait for
     assert [written(b"4"), written(b"5")] == [b"4", b""]
     assert shared.tick()
     assert near.receive_all_there_is() == b"5"
@@ -119,7 +119,7 @@ def test_blocks_taken_by_another_thread_leave_once(near: Near) -> None:
     lock, delayed, taken = near.queue.lock, near.queue.delayed, list[bytes]()
 
     class Late:
-        """The other thread has it first."""
+        """The other thread gets the lock first."""
 
         def __enter__(self) -> None:
             lock.acquire()
@@ -149,14 +149,14 @@ def test_tick_after_its_queues_are_emptied_is_no_error() -> None:
 
 
 def test_tick_ends_although_writers_go_on() -> None:
-    """It comes between the worker's signs of life."""
+    """It runs between two heartbeats of the worker."""
     shared: Any = rules()
     flushed: list[int] = []
 
     def flush_soon(number: int) -> None:
         def flush() -> bool:
             flushed.append(number)
-            flush_soon(number)  # its writer holds the next block back already
+            flush_soon(number)  # its writer delays the next block already
             return True
 
         shared.flush_soon(number, flush)
@@ -168,7 +168,7 @@ def test_tick_ends_although_writers_go_on() -> None:
     assert len(shared.to_flush) == 3
 
 
-# Whichever thread is quicker: nothing is lost, doubled, out of order or left.
+# Either thread may be quicker. No byte is lost, doubled, out of order or left over.
 
 
 def test_stream_written_amid_ticks_arrives_in_order(near: Near) -> None:
@@ -200,7 +200,7 @@ def test_stream_written_amid_ticks_arrives_in_order(near: Near) -> None:
 
 
 class Stingy:
-    """A sender that takes a little at a time, as for a slow client."""
+    """A sender that takes a little at a time, like the one of a slow client."""
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
@@ -253,7 +253,7 @@ def test_stream_sent_by_another_thread_is_in_order(make_near: MakeNear) -> None:
 
 
 def calls_of(write_next: Callable[[bytes], object], blocks: list[bytes]) -> int:
-    """How many Python functions run while blocks are written."""
+    """Return how many Python functions run while blocks are written."""
     count = 0
 
     def on_event(frame: object, event: str, argument: object) -> None:
@@ -307,7 +307,7 @@ def test_waiting_blocks_leave_behind_the_others(near: Near, flushes: bool) -> No
         write_next(b"abc")
     assert queue.bytes_left() == queue.bytes_queued + 9
     assert memory.used_bytes == before
-    assert not near.rules.tick()  # nobody needs to come for them
+    assert not near.rules.tick()  # no thread needs to fetch them
     if flushes:
         queue.flush()
         assert queue.bytes_left() == queue.bytes_queued

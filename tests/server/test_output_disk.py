@@ -1,4 +1,4 @@
-"""The output queue over files on a disk: who waits for it, and its failures."""
+"""The output queue over files on a disk: which threads wait for the disk, and its failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("in_quick_succession")
 
 
 class HangingDisk:
-    """What the kernel does for a file on a disk that hangs: sendfile waits until it is let go."""
+    """Act like a disk that hangs: sendfile waits until the test releases it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
@@ -99,7 +99,8 @@ def test_file_is_sent_as_far_as_it_is_cached(
 
     def cached_bytes(fd: int, offset: int, size: int) -> int:
         requested.append((offset, size))
-        return max(0, min(size, SIZE // 2 - offset))  # the second half has been evicted
+        # The second half is not in the page cache any more
+        return max(0, min(size, SIZE // 2 - offset))
 
     monkeypatch.setattr(sending, "cached_bytes", cached_bytes)
     near.queue.write_file(b"", file, 0, SIZE)
@@ -112,7 +113,9 @@ def test_file_is_sent_as_far_as_it_is_cached(
 def test_connection_may_end_while_its_disk_works(
     hanging: HangingDisk, near: Near, content: int
 ) -> None:
-    """Its descriptors stay until the disk thread is done: their numbers are nobody else's."""
+    """The descriptors stay open until the disk thread is done, so that no other file gets their
+    numbers.
+    """
     descriptors = open_descriptors()
     near.queue.write_file(b"", content, 0, 100_000)
     wait_for(lambda: hanging.calls, "the disk is asked")

@@ -1,4 +1,4 @@
-"""Requests that wait or run for too long: of which time they are refused, and which of them."""
+"""Requests that wait or run for too long: which of them are refused, and after which time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from wsgifast.server.shedding import Shedding
 
 
 def request(*, silent_s: float = 0.0, queued_s: float = 0.0, begun_s: float | None = None) -> Any:
-    """A request that has come just now.
+    """Return a request that has just arrived.
 
-    :param silent_s: for how long nothing has come on its connection.
+    :param silent_s: for how long no byte has arrived on its connection.
     :param queued_s: for how long it has waited for a thread.
     :param begun_s: how long ago its proxy has received it.
     """
@@ -54,7 +54,7 @@ def request(*, silent_s: float = 0.0, queued_s: float = 0.0, begun_s: float | No
         ({"queued_s": 60}, True),
         ({"begun_s": 60}, True),
         ({"begun_s": 70, "queued_s": 10}, True),
-        # The same time, as the proxy and as the kernel know it.
+        # The same time by the proxy's clock and by the kernel's.
         ({"begun_s": 40, "silent_s": 40}, False),
         ({"begun_s": 40, "silent_s": 40, "queued_s": 20}, False),
     ],

@@ -1,4 +1,4 @@
-"""Pollers: each event goes to one thread, once, until its descriptor is armed again."""
+"""Pollers: each event is reported to one thread, once, until its descriptor is armed again."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ def poller(request: pytest.FixtureRequest) -> Iterator[Poller]:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """A connected pair: bytes of the second make the first readable. Both are writable."""
+    """Return a connected pair of sockets.
+
+    Sending on the second makes the first readable. Both are writable.
+    """
     near, far = socket.socketpair()
     with near, far:
         yield near, far
 
 
 class Polling:
-    """A poll without end in another thread; `started` is the last thing done before it."""
+    """Poll without a timeout in another thread. `started` is the last call before it."""
 
     def __init__(self, poller: Poller) -> None:
         self.events: list[tuple[int, int]] = []
@@ -67,7 +70,7 @@ class Polling:
 
 
 def poll_until(poller: Poller, wanted: int) -> list[tuple[int, int]]:
-    """The first events that come. A poll may return empty-handed for a change that it takes up."""
+    """Return the first events. A poll may return no event after a change of the descriptors."""
     events: list[tuple[int, int]] = []
     for _ in range(10):
         events = poller.poll(PATIENCE_S)
@@ -78,7 +81,7 @@ def poll_until(poller: Poller, wanted: int) -> list[tuple[int, int]]:
 
 
 def assert_silent(poller: Poller) -> None:
-    """Nothing is reported, however often one asks."""
+    """No poll reports an event, however often it is called."""
     for _ in range(3):
         assert poller.poll(0) == []
 
@@ -98,7 +101,7 @@ def test_event_comes_again_once_armed_again(poller: Poller, pair: Pair) -> None:
     near, far = pair
     poller.add(near.fileno(), READ)
     far.sendall(b"a")
-    for _ in range(3):  # the byte is never read: still readable
+    for _ in range(3):  # the byte is never read: the socket stays readable
         poll_until(poller, near.fileno())
         poller.arm(near.fileno(), READ)
     near.recv(1)
@@ -142,7 +145,7 @@ def test_descriptor_armed_during_a_poll_is_reported(
         assert_silent(poller)
     polling = Polling(poller)
     (poller.arm if known else poller.add)(near.fileno(), WRITE)
-    events = polling.result() or poller.poll(PATIENCE_S)  # the first was for the change
+    events = polling.result() or poller.poll(PATIENCE_S)  # the first event was for the change
     assert events == [(near.fileno(), WRITE)]
 
 
@@ -181,7 +184,7 @@ def test_hang_up_is_reported_to_readers_alone() -> None:
         assert poll_until(poller, near.fileno()) == [(near.fileno(), READ | HUNG_UP)]
         poller.arm(near.fileno(), WRITE)
         assert poll_until(poller, near.fileno()) == [(near.fileno(), WRITE)]
-        # Or it would be reported again and again while there is no room.
+        # Otherwise it would be reported again and again while there is no room.
         poller.arm(near.fileno(), 0)
         assert_silent(poller)
     poller.close()
@@ -194,14 +197,17 @@ def test_forgotten_descriptor_is_silent(poller: Poller, pair: Pair) -> None:
     far.sendall(b"a")
     poller.forget(near.fileno())
     assert_silent(poller)
-    poller.forget(near.fileno())  # twice, or one that was never here
+    poller.forget(near.fileno())  # twice, or a descriptor that was never added
     assert_silent(poller)
     poller.add(near.fileno(), READ)
     poll_until(poller, near.fileno())
 
 
 def test_number_used_again_is_watched_as_the_new_one(poller: Poller, pair: Pair) -> None:
-    """Closed and opened between two polls: the new one is watched, not mistaken for the old."""
+    """A descriptor is closed and opened between two polls.
+
+    The new one is watched, and not mistaken for the old one.
+    """
     near, _ = pair
     poller.add(near.fileno(), READ)
     assert_silent(poller)
@@ -238,7 +244,7 @@ def test_wake_ends_the_poll_that_waits(poller: Poller) -> None:
 
 
 def test_wake_ends_the_next_poll_alone(poller: Poller, pair: Pair) -> None:
-    for _ in range(70_000):  # more than a pipe holds: a full one must not block or fail
+    for _ in range(70_000):  # more than a pipe contains: a full pipe must not block or fail
         poller.wake()
     near, far = pair
     poller.add(near.fileno(), READ)
@@ -249,7 +255,7 @@ def test_wake_ends_the_next_poll_alone(poller: Poller, pair: Pair) -> None:
         seen += events
         if not events and poller.poll(0) == []:
             break
-    assert seen == [(near.fileno(), READ)]  # neither lost among the wakes, nor seen twice
+    assert seen == [(near.fileno(), READ)]  # neither lost among the wake-ups, nor reported twice
 
 
 def test_wake_of_a_closed_poller_does_nothing() -> None:
@@ -269,7 +275,10 @@ def test_wake_of_a_closed_poller_does_nothing() -> None:
 
 
 def test_wake_is_taken_up_by_one_poll(poller: Poller) -> None:
-    """The next one would spin; and who has been woken along with another finds nothing."""
+    """The next poll would be a busy loop.
+
+    A thread that was woken together with another finds nothing.
+    """
     pipe = poller._pipe
     poller.wake()
     assert poller.poll(PATIENCE_S) == []
@@ -298,7 +307,10 @@ def test_closed_descriptor_is_reported_once_at_most(poller: Poller) -> None:
 
 
 def test_event_goes_to_one_thread(poller: Poller) -> None:
-    """Four threads poll. Each of many descriptors is armed so often, and owned by one at a time."""
+    """Four threads poll.
+
+    Each of many descriptors is armed many times, and one thread at a time owns it.
+    """
     rounds = 50
     pairs = [socket.socketpair() for _ in range(20)]
     owned = {near.fileno(): threading.Lock() for near, _ in pairs}
@@ -319,11 +331,11 @@ def test_event_goes_to_one_thread(poller: Poller) -> None:
                     poller.arm(fd, READ)
                 elif not any(left.values()):
                     done.set()
-        poller.wake()  # the next one, until all have seen it
+        poller.wake()  # the next one, until all threads have seen it
 
     threads = [threading.Thread(target=serve, daemon=True) for _ in range(4)]
     for near, far in pairs:
-        far.sendall(b"a")  # never read, so always ready
+        far.sendall(b"a")  # never read, so always readable
         poller.add(near.fileno(), READ)
     for thread in threads:
         thread.start()
@@ -345,7 +357,7 @@ def test_poller_is_of_epoll_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
         assert type(poller) is PollPoller
 
 
-# epoll alone: listeners that several processes share, and events reported in parts.
+# Only epoll: listeners that several processes share, and events reported in parts
 
 
 @pytest.fixture
@@ -376,11 +388,11 @@ def test_pollers_of_a_listener_take_turns(listener: socket.socket) -> None:
     for thread in threads:
         thread.start()
     for count in range(1, 11):
-        # No event wakes who does not wait: on a busy machine a thread may not be there yet.
+        # An event wakes only threads that wait. On a busy machine, a thread may not wait yet.
         wait_for(lambda: not any(map(is_running, threads)), "both of them wait")
         with socket.create_connection(listener.getsockname(), PATIENCE_S):
             assert accepted.acquire(timeout=PATIENCE_S)
-            # Who was woken in vain would fail at accept(), in its thread.
+            # A thread that was woken in vain would fail at accept().
             assert len(woken) == count
     for poller in pollers:
         poller.wake()
@@ -393,7 +405,7 @@ def test_pollers_of_a_listener_take_turns(listener: socket.socket) -> None:
 
 
 def test_poll_gathers_events_reported_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short request may be behind thousands of downloads that have room; but there is an end."""
+    """A short request may wait for thousands of writable downloads, but not for ever."""
     monkeypatch.setattr("wsgifast.server.poller._MOST_AT_ONCE", 2)
     monkeypatch.setattr("wsgifast.server.poller._MOST_EVENTS", 6)
     poller = EpollPoller()

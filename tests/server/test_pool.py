@@ -1,4 +1,4 @@
-"""The pool on its own: somebody always polls, work runs once, as many apps at once as threads."""
+"""The pool alone: a thread always polls, work runs once, and there are as many apps as threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wsgifast.server.poller import READ, Event
 
 @pytest.fixture(params=["push", "deliver"])
 def start(request: pytest.FixtureRequest, harness: Harness) -> Callable[[App], None]:
-    """The two ways in which work comes."""
+    """The two ways in which work arrives."""
     return harness.push if request.param == "push" else harness.deliver
 
 
@@ -43,7 +43,7 @@ def test_task_that_comes_again_lets_events_go_first(kind: str) -> None:
     came = done.wait(PATIENCE_S)
     harness.stop()
     assert came
-    assert turns < 10  # one, and as many as it takes a poller to hear of the event
+    assert turns < 10  # one poll, and as many as a poller needs to learn of the event
 
 
 def test_as_many_apps_run_at_once_as_there_are_threads(harness: Harness, start: Start) -> None:
@@ -67,7 +67,7 @@ def test_no_more_apps_run_at_once_than_threads(harness: Harness, start: Start) -
             inside += 1
             most = max(most, inside)
             ran[number] += 1
-        if number % 7 == 0:  # long enough for another to be promoted
+        if number % 7 == 0:  # long enough for the promotion of another thread
             threading.Event().wait(0.003)
         with lock:
             inside -= 1
@@ -86,7 +86,7 @@ def test_another_leads_while_a_thread_is_in_an_app(harness: Harness, start: Star
         first = Gate()
         start(first)
         assert first.entered.wait(PATIENCE_S)
-        start(first.release)  # nobody else ends it
+        start(first.release)  # only the test ends it
         second = threading.Event()
         start(second.set)
         assert second.wait(PATIENCE_S)
@@ -126,12 +126,12 @@ def test_spare_takes_events_that_a_thread_left(harness: Harness) -> None:
 
 @pytest.mark.parametrize("kind", POLLERS)
 def test_monitor_keeps_time_while_threads_are_taken(kind: str) -> None:
-    """However many events come: it has time limits and a heartbeat to look after."""
+    """The number of events does not matter: the monitor checks time limits and the heartbeat."""
     harness = Harness(kind, 1, round_s=0.01)
     steps = 0
     over = threading.Event()
 
-    def step(fd: int) -> None:  # reads nothing: ready again at once
+    def step(fd: int) -> None:  # reads nothing, so the socket is readable again at once
         nonlocal steps
         steps += 1
         if not over.is_set():
@@ -149,7 +149,7 @@ def test_monitor_keeps_time_while_threads_are_taken(kind: str) -> None:
 
 
 def block_a_turn(harness: Harness) -> Gate:
-    """Let a thread block while it receives: as sendfile does for a slow disk, without an app."""
+    """Block a thread while it receives, without an app, like sendfile does for a slow disk."""
     gate = Gate()
     harness.transfer(lambda _: gate())
     assert gate.entered.wait(PATIENCE_S)
@@ -179,7 +179,7 @@ def test_blocked_turns_beside_apps_delay_nobody(harness: Harness, busy: int) -> 
 
 
 def test_monitor_never_polls_nor_receives(harness: Harness) -> None:
-    """It keeps the worker's heartbeat: whatever could block is done by others."""
+    """The monitor keeps the worker's heartbeat. Other threads do all that could block."""
     polled_in: set[str] = set()
     poll = harness.poller.poll
 
@@ -198,7 +198,7 @@ def test_monitor_never_polls_nor_receives(harness: Harness) -> None:
 
 
 def test_app_that_pushes_is_followed_by_its_pushes(harness: Harness, start: Start) -> None:
-    """As a pipelined request follows the one before it."""
+    """A pipelined request follows the one before it."""
     done = threading.Event()
     left = 100
 

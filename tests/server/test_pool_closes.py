@@ -1,4 +1,4 @@
-"""Which thread of a pool calls the close() of a body, and when."""
+"""Which thread of a pool calls close() of a body, and when."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Sent:
         return self
 
     def end(self) -> Sent:
-        """The last byte has been sent, by another thread of the pool."""
+        """Another thread of the pool has sent the last byte."""
         self._harness.pool.push(lambda: self.make_close_due())
         return self
 
@@ -102,7 +102,7 @@ def test_thread_closes_due_bodies_before_a_request(harness: Harness) -> None:
 
 
 def test_request_waiting_for_a_close_runs_elsewhere(harness: Harness) -> None:
-    """close() may release a lock. Its thread must not run a request that waits for it."""
+    """close() may release a lock. Its thread must not run a request that waits for the lock."""
     for _ in range(20):
         lock = threading.Lock()
         lock.acquire()
@@ -186,7 +186,7 @@ def test_leader_looks_for_due_work_before_it_polls(monitored: Monitored) -> None
     member.closes.add(close)
 
     class Polling:
-        """The close() becomes due just when the member announces that it polls."""
+        """close() becomes due just when the member announces that it polls."""
 
         def __set__(self, owner: Any, polling: bool) -> None:
             owner.is_polling = polling
@@ -223,7 +223,7 @@ def test_leader_with_close_leaves_the_lead(monitored: Monitored) -> None:
 
 
 class Turn:
-    """A job, an event or a close(), which notes that it was called."""
+    """A job, an event or a close() that records its call."""
 
     def __init__(self, done: list[str]) -> None:
         self._done = done

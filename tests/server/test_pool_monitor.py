@@ -1,6 +1,6 @@
-"""The monitor over the pool, tick by tick, with a clock that stands still in between.
+"""The monitor of the pool, tick by tick. The test moves the clock.
 
-There are no threads here: the test says who is in the app, and who follows.
+There are no threads here: the test decides which member is in an app, and which follows.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def test_promised_tick_is_not_put_off(monitored: Monitored) -> None:
     monitored.run(200)
     assert len(monitored.ticks) == 2  # at the alarm, and at the end
     monitor.request_tick()
-    assert monitored.alarms == [TICK_S, TICK_S]  # the next promise is a new one
+    assert monitored.alarms == [TICK_S, TICK_S]  # the next promotion is a new one
 
 
 def test_tick_promised_while_monitor_looks_comes(monitored: Monitored) -> None:
@@ -223,9 +223,9 @@ def test_spare_that_is_slow_leads_until_one_is_free(monitored: Monitored) -> Non
     assert monitored.leader is monitored.spare
     early = monitored.early_promotions
     monitored.run(2 * _SPARE_PATIENCE_S / TICK_S)
-    assert monitored.leader is monitored.spare  # there is no other one
-    assert monitored.early_promotions == early  # that is about apps
-    # A thread that comes back is the better one.
+    assert monitored.leader is monitored.spare  # there is no other follower
+    assert monitored.early_promotions == early  # that one is about apps
+    # A member that returns is preferred to the spare.
     monitored.follow(monitored.others[0])
     monitored.run(2 * _SPARE_PATIENCE_S / TICK_S)
     assert monitored.leader is monitored.others[0]
@@ -257,7 +257,7 @@ def test_pool_is_exhausted_until_a_thread_is_idle(monitored: Monitored) -> None:
         monitored.now += 1
         assert pool.exhaustion.since == since
     assert monitored.ran == ["first", "second"]
-    monitored.turn(monitored.first)  # it polls
+    monitored.turn(monitored.first)  # the member polls
     assert pool.exhaustion.since is None
 
 
@@ -329,7 +329,7 @@ def test_interrupt_ends_one_watch_alone(monitored: Monitored) -> None:
     assert monitored.now >= 100.0 + LONG_S
     monitored.pool.monitor.interrupt()
     before = len(monitored.ticks)
-    monitored.pool.monitor.watch(LONG_S)  # an interrupt that came before counts
+    monitored.pool.monitor.watch(LONG_S)  # an interrupt before the call counts
     assert len(monitored.ticks) == before
     monitored.pool.monitor.interrupt()
-    monitored.pool.monitor.interrupt()  # a second one does no harm
+    monitored.pool.monitor.interrupt()  # a second interrupt has no effect

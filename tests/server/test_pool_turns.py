@@ -1,4 +1,4 @@
-"""Whose turn it is: who polls, who serves, who takes over after a slow app."""
+"""The turns of the pool's members: which one polls, serves, or leads after a slow app."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None:
     monitored.turn(monitored.first)
     assert offered == [True]
     assert monitored.leader is back
-    # Promoting somebody takes it back.
+    # A promotion withdraws the offer.
     monitored.lead_is_on_offer = True
     monitored.follow(monitored.first)
     monitored.enter(back)
@@ -68,7 +68,7 @@ def test_lead_that_nobody_could_take_is_on_offer(monitored: Monitored) -> None:
 
 @pytest.mark.parametrize("queue", ["work", "deferred"])
 def test_long_turn_shares_the_work_if_there_is_any(queue: str, monitored: Monitored) -> None:
-    """It runs, so that the monitor would leave it the lead; but it runs beside others."""
+    """The member runs, so the monitor would not replace it. But it runs beside others."""
     pool = monitored.pool
     first, other = monitored.first, monitored.others[0]
     monitored.enter(first)
@@ -79,14 +79,14 @@ def test_long_turn_shares_the_work_if_there_is_any(queue: str, monitored: Monito
     getattr(pool, queue).append(lambda: "request")
     first.thread = threading.Thread()
     pool.share_work()
-    assert monitored.leader is first  # its turn is not the one that takes long
+    assert monitored.leader is first  # its turn is not the long one
     first.thread = threading.current_thread()
     pool.share_work()
     assert monitored.leader is other
     monitored.leader = first
     pool.share_work()
     assert monitored.leader is first
-    assert monitored.lead_is_on_offer  # nobody was free
+    assert monitored.lead_is_on_offer  # no member was free
 
 
 def test_slow_app_among_quick_ones_restarts_the_count(monitored: Monitored) -> None:
@@ -106,12 +106,15 @@ def test_slow_app_among_quick_ones_restarts_the_count(monitored: Monitored) -> N
 
 
 def test_turn_changes_number_before_it_is_seen_busy(monitored: Monitored) -> None:
-    """Its number changes before the member is seen busy, or the monitor might take two for one."""
+    """The number of the turn changes before the member is marked as busy.
+
+    Otherwise the monitor might take two turns for one.
+    """
     seen: list[tuple[bool, int]] = []
     member = monitored.first
 
     class Looked:
-        """A member. It records the state that the monitor could see at each change."""
+        """A member that records the state that the monitor could see at each change."""
 
         busy: bool
         turn: int
@@ -178,11 +181,11 @@ def test_deferred_items_run_between_two_polls(
     assert len(turns(1.75)) == 8
     events.append((11, READ))
     assert turns(100.0) == list(range(112, 144))
-    # Where few come, all have their turn.
+    # With few events, all have their turn.
     events += [(12, READ), (13, WRITE)]
     turns(0.0)
     assert taken[-6:-4] == [(12, READ), (13, WRITE)]
-    # Each once, also items that come there again. A poll that finds nothing ends it.
+    # Each item is handled once, even if it is added there again. A poll without events ends it.
     pool.deferred.clear()
     again = 0
 
@@ -209,7 +212,7 @@ def test_deferred_items_may_be_ready_to_run(monitored: Monitored) -> None:
 
 
 class Polling:
-    """A member. Work comes in the moment in which it says that it polls."""
+    """A member. Work arrives at the moment when it announces that it polls."""
 
     def __init__(self, queue: Any, late: Any, *, spare: bool = False) -> None:
         self._queue = queue
@@ -231,7 +234,7 @@ class Polling:
 
 @pytest.mark.parametrize("queue", ["work", "ready"])
 def test_member_polls_not_while_there_is_work(monitored: Monitored, queue: str) -> None:
-    """Whoever adds to it sees that somebody polls, or is seen by them."""
+    """A thread that adds work sees that a member polls, or the member sees the work."""
     late: Any = "late" if queue == "ready" else lambda: "late"
     member: Any = Polling(getattr(monitored.pool, queue), late)
     monitored.leader = member
@@ -256,7 +259,7 @@ def test_spare_polls_not_while_there_is_work(monitored: Monitored) -> None:
 
 @pytest.mark.parametrize("spare", [False, True])
 def test_member_woken_for_the_leader_passes_it_on(monitored: Monitored, spare: bool) -> None:
-    """Two may poll for a moment, and only one of them is woken."""
+    """Two members may poll for a moment, and only one of them is woken."""
     me = monitored.spare if spare else monitored.first
     monitored.leader = me
     leader = monitored.others[0]
@@ -303,7 +306,7 @@ def test_stopping_pool_wakes_everybody_once(monitored: Monitored) -> None:
     assert not any(member.gate.locked() for member in [*monitored.others, monitored.spare])
     assert monitored.wakes == 1
     monitored.enter(monitored.first)
-    monitored.replace(monitored.first)  # an app that goes on: there is nobody to wake
+    monitored.replace(monitored.first)  # the app continues: there is no member to wake
     assert monitored.leader.spare
 
 
@@ -312,7 +315,7 @@ def test_work_wakes_a_polling_member_after_it_is_there(monitored: Monitored) -> 
     there: list[int] = []
     monitored.at_wake = lambda: there.append(len(pool.work))
     pool.push((7, 1))
-    assert there == []  # nobody polls
+    assert there == []  # no member polls
     monitored.first.polling = True
     pool.push((8, 1))
     assert there == [2]
@@ -333,7 +336,7 @@ def test_request_of_a_spare_wakes_a_thread_afterwards(monitored: Monitored) -> N
 def test_monitor_promotes_nobody_once_another_leads(monitored: Monitored) -> None:
     pool = monitored.pool
     monitored.follow(monitored.others[0])
-    # Between the monitor's look and its lock, the app has ended, or another leads.
+    # Between the monitor's check and its lock, the app has ended, or another member leads.
     monitored.replace(monitored.first)
     assert monitored.leader is monitored.first
     monitored.enter(monitored.first)
@@ -366,7 +369,7 @@ def test_member_out_of_an_app_follows_if_nothing_waits(monitored: Monitored) -> 
     queues: list[Any] = [pool.work, pool.ready]
     for queue in queues:
         queue.append("request")
-        assert follows()  # the other one is about to look
+        assert follows()  # the other member is about to check
         leader.polling = True
         assert not follows()
         leader.polling = False

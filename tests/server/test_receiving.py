@@ -1,4 +1,4 @@
-"""The receiver gets requests in any pieces, and returns the next step and the bytes to store."""
+"""The receiver parses requests in any pieces. It returns the next step and the bytes to store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PYTHON_PARSER: dict[str, Any] = {"http_parser": "python"}
 
 
 def receivers(*, attributes: dict[str, Any] | None = None, **settings: Any) -> Any:
-    """Makes receivers as FastWorker has them, with gunicorn's parser."""
+    """Make receivers like FastWorker, with gunicorn's parser."""
     cfg = Config()
     for name, value in settings.items():
         cfg.set(name, value)
@@ -43,7 +43,7 @@ def receiver(**more: Any) -> Any:
 
 
 def next_request(receiver: Receiver) -> tuple[str, bytes]:
-    """The target and the body of a request that is complete; and begin the next one."""
+    """Return the target and the body of a complete request, and begin the next one."""
     exchange = receiver.exchange
     assert exchange is not None
     receiver.exchange = None
@@ -154,7 +154,7 @@ def test_body_over_the_limit_leaves_no_temporary_file(in_memory: int) -> None:
     with pytest.raises(BodyTooLarge):
         taking.feed(b"\r\n50\r\n")
     taking.close()
-    assert open_descriptors() <= descriptors  # its temporary file has gone
+    assert open_descriptors() <= descriptors  # its temporary file is closed
 
 
 def test_body_that_app_reads_is_left_to_it() -> None:
@@ -174,6 +174,6 @@ def test_deadline_of_a_body_grows_with_its_bytes() -> None:
     began = taking.exchange.started
     assert taking.deadline(began) == began + 30.0
     taking.feed(bytes(5000))
-    # For the next byte; and 500 bytes earn a second, beside the time that every body has.
+    # For the next byte, 500 bytes earn one second. Every body has some time in addition.
     assert taking.deadline(began + 5.0) == began + 35.0
     assert taking.deadline(began + 30.0) == began + 40.0

@@ -1,4 +1,4 @@
-"""Responses to requests that are not served, and the end of the connection."""
+"""Responses to requests that FastWorker rejects, and the end of the connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNFINISHED = [HEAD + b"Content-Length: 10\r\n\r\n01234", CHUNKED + b"5\r\n012"]
 
 
 def status_of(stepped: SteppedWorker, *pieces: bytes, ends: bool = False) -> int | None:
-    """The status of the response, or None where the connection ends without one."""
+    """Return the status of the response, or None if the connection ends without one."""
     client = stepped.connect()
     for piece in pieces:
         client.send(piece)
@@ -80,7 +80,7 @@ def test_malformed_chunk_is_400(make_stepped: MakeStepped, streamed: bool) -> No
 
 
 def test_failure_of_wrapped_body_decides_the_status(make_stepped: MakeStepped) -> None:
-    """As frameworks do: the reason is the client's all the same."""
+    """Frameworks raise such errors. The client is the reason in any case."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
@@ -106,7 +106,7 @@ def test_trailers_reach_the_request(make_stepped: MakeStepped, streamed: bool) -
     stepped = make_stepped(echo, attributes=attributes, keepalive=5, post_request=note)
     assert status_of(stepped, CHUNKED + b"1\r\na\r\n0\r\nX-Sum: 1\r\n\r\n") == 200
     assert trailers == [[("X-SUM", "1")]]
-    # gunicorn's policy goes on applying to them.
+    # gunicorn's policy still applies to them.
     stepped = make_stepped(echo, attributes=attributes, header_map="refuse")
     assert status_of(stepped, CHUNKED + b"1\r\na\r\n0\r\nX_Sum: 1\r\n\r\n") == 400
 
@@ -124,21 +124,21 @@ def test_trailers_reach_the_request(make_stepped: MakeStepped, streamed: bool) -
 def test_host_missing_or_malformed_is_400(
     make_stepped: MakeStepped, host: bytes, status: int
 ) -> None:
-    """RFC 9112 section 3.2."""
+    """RFC 9112, section 3.2"""
     stepped = make_stepped(hello, keepalive=5)
     assert status_of(stepped, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == status
     if status == 400:
         (line,) = stepped.log.lines[-1:]
         assert line.startswith("Invalid request from ")
         assert not stepped.log.errors
-    if host.count(b"Host") < 2:  # that one is gunicorn's own rule
+    if host.count(b"Host") < 2:  # this rule is gunicorn's own
         lax = make_stepped(hello, keepalive=5, attributes={"check_host": False})
         assert status_of(lax, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == 200
     assert status_of(stepped, b"GET / HTTP/1.0\r\n\r\n") == 200
 
 
 def test_error_to_head_has_no_body(make_stepped: MakeStepped) -> None:
-    """RFC 9110 section 9.3.2: whether it is the app's, or the server's own."""
+    """Responses to HEAD have no body, from the app or from the server (RFC 9110, section 9.3.2)."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         raise ValueError("a secret")
@@ -183,7 +183,7 @@ def test_malformed_proxy_header_is_400(make_stepped: MakeStepped, header: bytes)
 def test_close_of_client_ends_connection(
     make_stepped: MakeStepped, options: str, stays: bool
 ) -> None:
-    """However it says so (RFC 9110 section 7.6.1)."""
+    """The client may say so in several ways (RFC 9110, section 7.6.1)."""
     stepped = make_stepped(hello, keepalive=5)
     client = stepped.begin(f"GET / HTTP/1.1\r\nHost: a\r\nConnection: {options}\r\n\r\n".encode())
     assert client.read_response().keep_alive is stays
@@ -199,7 +199,7 @@ def test_body_without_room_on_disk_is_503(make_stepped: MakeStepped) -> None:
     assert status_of(stepped, headers + bytes(100)) == 503
     first.run(bytes(10))
     assert first.read_response().body == bytes(100)
-    assert status_of(stepped, headers + bytes(100)) == 200  # the room has been given back
+    assert status_of(stepped, headers + bytes(100)) == 200  # the room has been released
 
 
 def test_host_is_checked_for_each_request(make_stepped: MakeStepped) -> None:
@@ -286,7 +286,7 @@ def test_error_response_is_the_same_over_http2(
     status: int,
     method: str,
 ) -> None:
-    """It has a Date (RFC 9110 section 6.6.1), and no body for HEAD (section 9.3.2)."""
+    """The response has a Date (RFC 9110, section 6.6.1), and no body for HEAD (section 9.3.2)."""
     if method == "HEAD" and body:
         pytest.skip("HEAD has no body")
     stepped = make_stepped(app, attributes=attributes, keepalive=5, **HTTP2)
@@ -300,7 +300,7 @@ def test_error_response_is_the_same_over_http2(
     response = Peer(stepped).get("/", method, headers=fields, body=body or None)
     assert (first.split()[1], response.status) == (str(status), status)
     found = {name: value for name, value in response.headers.items() if name[0] != ":"}
-    assert headers.pop("date")[:16] == found.pop("date")[:16]  # the second may have passed
+    assert headers.pop("date")[:16] == found.pop("date")[:16]  # the second may have changed
     assert found == headers
     assert response.body == page
     assert bool(page) is (method != "HEAD")

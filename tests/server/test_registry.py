@@ -1,4 +1,4 @@
-"""Connections that wait: claimed by an event or by the sweep, and a kernel that will not watch."""
+"""Connections that wait: claimed by an event or by the sweep, and errors of the kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATE = float("inf")
 
 
 class Waits:
-    """A connection that waits, as far as the registry looks at it."""
+    """A connection that waits, with the attributes that the registry uses."""
 
     def __init__(
         self, sock: Any = None, *, fd: int = -1, overdue: bool = False, retrying: bool = False
@@ -47,7 +47,7 @@ class Waits:
 
 
 class Armed:
-    """A poller that does nothing; `meanwhile` happens in the middle of arming."""
+    """A poller that does nothing. `meanwhile` runs in the middle of arming."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int, int]] = []
@@ -154,7 +154,7 @@ def test_event_of_a_swept_connection_comes_again(registry: Any, poller: Armed) -
     wait(registry, connection)
 
     def goes_on() -> None:
-        assert registry.waiting.pop(7, None) is None  # its event, which finds nobody
+        assert registry.waiting.pop(7, None) is None  # its event finds no connection
         wait(registry, connection)
 
     connection.meanwhile = goes_on
@@ -181,7 +181,7 @@ def test_error_at_connection_end_stops_no_sweep(registry: Any) -> None:
 @pytest.mark.parametrize("kind", POLLERS)
 @pytest.mark.parametrize("known", [False, True])
 def test_sweep_before_arming_closes_nothing(kind: str, known: bool) -> None:
-    """Its number would be another connection's by the time that it is armed."""
+    """Another connection could have its descriptor's number by the time that it is armed."""
     poller: Any = poller_of(kind)
     registry = make_registry(poller)
     sock, peer = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Request bodies in pieces: however the bytes are cut, the same body and the same rest."""
+"""Request bodies in pieces: any split gives the same body and the same remaining bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def known(length: int, spool: Spool) -> BodyCollector:
 
 
 def collect(collector: BodyCollector, data: bytes, cuts: list[int]) -> tuple[bytes, bytes]:
-    """Give a collector the bytes of a socket. Return the body and the remaining bytes."""
+    """Pass the bytes of a socket to a collector. Return the body and the remaining bytes."""
     places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     pieces = [data[a:b] for a, b in itertools.pairwise(places)]
     while not collector.decoder.done:
@@ -69,7 +69,7 @@ def test_known_length_in_any_pieces_is_one_body(
     body: bytes, cuts: list[int], early: int, in_memory: int
 ) -> None:
     collector = known(len(body), spool(in_memory))
-    collector.feed((body + NEXT)[:early])  # behind the headers, and as much as there is
+    collector.feed((body + NEXT)[:early])  # behind the headers, and as much as has arrived
     rest = (body + NEXT)[early:]
     if collector.decoder.done:
         with collector.spool.open() as file:
@@ -104,7 +104,7 @@ def test_turn_is_short_however_small_the_chunks_are() -> None:
         collector.feed(b"")
     assert len(decoded) > 40
     assert max(b - a for a, b in itertools.pairwise(decoded)) <= 1000
-    # And then no more than one turn's worth is received.
+    # After that, no more than one turn's bytes are received.
     collector.feed(b"1\r\na\r\n" * 400)
     assert not collector.has_more_to_do
     for _ in range(10):

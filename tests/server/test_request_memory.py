@@ -1,4 +1,4 @@
-"""After the end of a request nothing of it is reachable, whichever way it ended."""
+"""After the end of a request none of its objects is reachable, whichever way it ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POST_IN_CHUNKS = CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"
 
 
 class Marker:
-    """What hangs on a request."""
+    """An object that belongs to a request."""
 
 
 Response = Callable[["App", dict[str, Any], Any], Any]
@@ -49,7 +49,7 @@ class App:
 
     @property
     def alive(self) -> list[Any]:
-        """If a test fails, the remaining references can be found from here."""
+        """If a test fails, this function shows the remaining references."""
         return [thing for ref in self.seen if (thing := ref()) is not None]
 
 
@@ -165,7 +165,7 @@ LEFT_MIDWAY: dict[str, Response] = {
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
-    """What only the collector of cycles frees may stay for long: an app may switch it off."""
+    """Objects that only the cycle collector frees may stay for long: an app may switch it off."""
     gc.collect()
     gc.disable()
     yield
@@ -173,11 +173,11 @@ def no_collector() -> Iterator[None]:
 
 
 def assert_nothing_is_left(app: App, stepped: SteppedWorker) -> None:
-    # The bench's log keeps errors and environs.
+    # The test worker's log stores errors and environs.
     for recorded in (stepped.log.errors, stepped.log.environs, stepped.log.failures):
         recorded.clear()
     assert app.seen
-    for _ in range(500):  # a disk thread may be about to end. The bench has the clock
+    for _ in range(500):  # a disk thread may be about to end, and the test has the clock
         stepped.run()
         if not app.alive:
             return
@@ -204,7 +204,7 @@ def test_nothing_is_left_of_a_response_at_its_end(
     make_stepped: MakeStepped, response: Any, end: str
 ) -> None:
     app = App(response)
-    # It may run ahead of its client by all that it has, as no other thread sends here.
+    # The writer may be ahead of its client by the whole body, as no other thread sends here.
     stepped = make_stepped(app, keepalive=5, attributes={"output_ahead_bytes": 64 * LARGE})
     client = stepped.begin()
     assert client.near.output.draining

@@ -40,7 +40,7 @@ def test_dropped_body_is_logged_once(ask: Ask) -> None:
     text = "GET /: the body is dropped: 204 responses have none (RFC 9110 6.4.1)"
     assert received.warnings == [text]
     assert not ask(responses([b""], status="304 Not Modified")).warnings
-    # To HEAD most apps answer as to GET. A right length needs no warning.
+    # Most apps respond to HEAD like to GET. A correct length needs no warning.
     assert not ask(responses([b"body"]), "HEAD").warnings
 
 
@@ -57,7 +57,7 @@ def test_client_gone_of_another_request_is_an_error(ask: Ask) -> None:
 def test_endless_write_without_body_ends_in_ten_s(
     make_stepped: MakeStepped, method: str, status: str
 ) -> None:
-    """Nothing is sent by which the app could learn that its client has left."""
+    """The server sends no byte from which the app could learn that its client has left."""
     written = 0
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -72,7 +72,7 @@ def test_endless_write_without_body_ends_in_ten_s(
     stepped = make_stepped(app, keepalive=5)
     client = stepped.connect()
     client.run_request(method=method)
-    assert written == 11  # the headers go with the first one
+    assert written == 11  # the headers are sent with the first block
     received = Received(stepped, client)
     assert received.raw.startswith(b"HTTP/1.1 20")
     assert received.is_closed
@@ -142,7 +142,7 @@ def test_empty_body_is_framed(ask: Ask) -> None:
 
 
 def test_headers_wait_for_the_first_byte(ask: Ask) -> None:
-    """An app may change its mind until then (PEP 3333)."""
+    """An app may replace its headers until then (PEP 3333)."""
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [])
@@ -234,7 +234,7 @@ def test_body_shorter_than_length_ends_connection(
     ("status", "method"), [("200 OK", "GET"), ("200 OK", "HEAD"), ("204 No Content", "GET")]
 )
 def test_blocks_beyond_the_length_are_not_requested(ask: Ask, status: str, method: str) -> None:
-    """PEP 3333, "Handling the Content-Length Header"; there may be no end of it."""
+    """PEP 3333, "Handling the Content-Length Header". The surplus may be endless."""
     closed: list[int] = []
 
     def endless() -> Iterator[bytes]:
@@ -277,7 +277,7 @@ def test_early_hints_are_checked_and_sent_first(ask: Ask) -> None:
         hint(of_the_server)
         for wrong in ([("Li nk", "a")], [("Link", "a\r\nX: 1")], [(b"Link", b"a\nX: 1")]):
             if environ["SERVER_PROTOCOL"] == "HTTP/1.0":
-                hint(wrong)  # not looked at
+                hint(wrong)  # not checked
                 continue
             with pytest.raises(BodyError):
                 hint(wrong)

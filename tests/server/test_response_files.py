@@ -1,4 +1,4 @@
-"""Responses of files: each byte once, parts, segments, and files that are not as they were."""
+"""Responses of files: each byte once, ranges, segments, and files that have changed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wrapped(path: Path, length: int | None, offset: int = 0) -> App:
 
 @pytest.fixture
 def sent_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The offset and the size of each sendfile()."""
+    """Return the offset and the size of each sendfile()."""
     sent: list[tuple[int, int]] = []
     sendfile = os.sendfile
 
@@ -77,7 +77,8 @@ def test_file_longer_than_its_length_is_cut(ask: Ask, content: Path, length: int
     received = ask(wrapped(content, length))
     assert received.body == content.read_bytes()[:length]
     assert not received.is_closed
-    assert not received.warnings  # PEP 3333: a file goes to its end, or so far
+    # A file is sent to its end, or up to the declared length (PEP 3333)
+    assert not received.warnings
 
 
 def test_part_given_the_whole_file_is_cut(ask: Ask, content: Path) -> None:
@@ -259,7 +260,7 @@ def test_body_at_hand_is_queued_at_once(
     stepped = make_stepped(app, keepalive=5)
     client = stepped.connect()
     client.send_request(headers=[("X-File", str(tmp_path / "file"))])
-    stepped.run()  # in this thread: it would wait here for the client for ever
+    stepped.run()  # in this thread, it would wait for the client for ever
     assert client.near.output.draining
     assert not CLOSED
     received = b""

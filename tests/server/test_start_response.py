@@ -1,4 +1,4 @@
-"""start_response, byte by byte: its rules, its refusals, and the headers that it makes."""
+"""start_response, byte by byte: its rules, its errors, and the headers that it sends."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_violation_of_pep_3333_is_a_500(ask: Ask, name: str) -> None:
 
 
 def test_refused_value_is_not_logged(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
-    """It may be a secret. Its name is not."""
+    """The value may be a secret. Its name is not."""
     errors: list[Exception] = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -199,7 +199,7 @@ def test_date_and_header_lines_are_made_once_a_second(monkeypatch: pytest.Monkey
 
 
 def test_replaced_error_is_freed(ask: Ask) -> None:
-    """Not by the frame that it went through, until the cycle collector comes."""
+    """No frame of its call keeps it in memory until the cycle collector runs."""
     errors: list[weakref.ref[Exception]] = []
 
     class Own(Exception):

@@ -1,4 +1,4 @@
-"""A body that the app's thread reads from its client."""
+"""A request body that the app's thread reads from its client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wsgifast.sockets.closing import UNREAD_BODY_BYTES
 
 NEXT = b"GET /next"
 CHUNKS = b"5\r\n01234\r\n5\r\n56789\r\n0\r\nX: 1\r\n\r\n"
-# Of known length, or of chunks.
+# A body of known length, or of chunks.
 LENGTHS = pytest.mark.parametrize("length", [10, None])
 
 
@@ -152,7 +152,7 @@ def test_streamed_body_without_its_end_is_an_error(
     body._take_trailers = refuse_trailers
     with pytest.raises(error):
         io.BufferedReader(body).read()
-    with pytest.raises(error):  # and not an end either
+    with pytest.raises(error):  # and not an end of the body, either
         body.read(1)
     assert isinstance(body.failure, error)
     assert body.skip() is None
@@ -162,7 +162,10 @@ def test_streamed_body_without_its_end_is_an_error(
 def test_streamed_body_must_keep_up_a_rate(
     ends: Ends, clock: Clock, rate: int, ends_early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """500 bytes a second, beyond the time that every body has. The app may take its own time."""
+    """500 bytes earn one second, in addition to the time of every body.
+
+    The app may take any time.
+    """
     limits: list[float] = []
 
     def receive(sock: Any, lock: Any, size: int, deadline: float) -> bytes:
@@ -181,13 +184,14 @@ def test_streamed_body_must_keep_up_a_rate(
     assert isinstance(body.failure, RequestError) is ends_early
     assert (len(limits) < 100) is ends_early
     if ends_early:
-        assert 20 < len(limits) < 40  # 30 s, and as much again as the bytes so far are worth
+        # 30 s, and in addition the time that the received bytes have earned
+        assert 20 < len(limits) < 40
     assert all(limit <= 30 for limit in limits)
     assert all(b <= a + 2.1 for a, b in itertools.pairwise(limits))
 
 
 class Renegotiating:
-    """A TLS socket that first has to send something of its own. Nothing comes before it has."""
+    """A TLS socket that has to send TLS's own data first. It receives nothing before that."""
 
     def __init__(self, sock: socket.socket, peer: socket.socket) -> None:
         self._sock = sock
@@ -209,7 +213,7 @@ class Renegotiating:
 
 def test_tls_that_must_send_first_is_waited_for(ends: Ends) -> None:
     renegotiating: Any = Renegotiating(ends.near, ends.client)
-    # Nothing can be read, and never would be: only writability wakes this up.
+    # No data can be read before the socket is writable, and only a wait for that ends.
     assert receive_blocking(renegotiating, renegotiating.lock, 10, math.inf) == b"abc"
     assert renegotiating.calls == 2
 
@@ -234,7 +238,7 @@ def test_silent_client_is_waited_for_without_a_loop(ends: Ends) -> None:
     assert receive(ends.near) == b"late"
     timer = threading.Timer(0.05, ends.client.sendall, [b"later"])
     timer.start()
-    assert receive(ends.near, math.inf) == b"later"  # the bytes end the wait, and no time does
+    assert receive(ends.near, math.inf) == b"later"  # the bytes end the wait, not the timeout
     timer.join()
     ends.client.close()
     assert receive(ends.near) == b""
@@ -267,7 +271,7 @@ def test_receives_are_limited_in_size(ends: Ends, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("timeout_s", [1e300, float("inf")])
 def test_endless_timeout_of_streamed_body_is_accepted(ends: Ends, timeout_s: float) -> None:
-    """poll(2) takes no time as long as that."""
+    """poll(2) accepts no timeout as long as that."""
     sender = threading.Timer(0.05, ends.client.sendall, [b"0123456789"])
     sender.start()
     with io.BufferedReader(ends.body(10, timeout_s=timeout_s)) as stream:

@@ -1,4 +1,4 @@
-"""Threads that are all stuck: reported once for each time, with their stacks."""
+"""Threads that are all stuck: the watchdog reports each occurrence once, with their stacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wsgifast.server.monitor import Watchdog
 
 
 class Stuck:
-    """A pool of one real thread in an app, and one that the test drives."""
+    """A pool with one real thread in an app, and a pool that the test drives."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []  # with their levels
