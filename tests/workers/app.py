@@ -1,4 +1,4 @@
-"""The app behind the live tests of FastWorker: each path is a way to respond."""
+"""The app of the live tests of FastWorker. Each path responds in a different way."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from wsgifast.bodies.files import SegmentedBody
 from wsgifast.sockets import FileSegment
 
 FILE_BYTES = 10 * 1024 * 1024
-# gunicorn's bodies read ahead up to this size, however little the app asks for.
+# gunicorn's bodies read ahead up to this size, however little the app reads.
 PIECE_BYTES = 1024
-# Ends by itself only long after any test: for apps that "never" return.
+# The duration of apps that "never" return. It is far longer than any test.
 FOREVER_S = 300.0
 
 closed: list[str] = []
@@ -33,7 +33,7 @@ _released = threading.Event()
 
 
 def block(size: int, seed: int = 0) -> bytes:
-    """Bytes that differ at every place, so that a shifted or mixed-up body is seen."""
+    """Return bytes that differ at every place, so that a shifted or mixed-up body is detected."""
     unit = struct.pack(">4096I", *range(seed, seed + 4096))
     return (unit * (size // len(unit) + 1))[:size]
 
@@ -48,7 +48,7 @@ def file_path() -> Path:
 
 
 class Blocks:
-    """An iterable that notes where it was iterated and closed."""
+    """An iterable that records its iteration and its close()."""
 
     def __init__(self, blocks: Iterator[bytes], name: str) -> None:
         self._blocks = blocks
@@ -154,7 +154,7 @@ def do_endless(environ: Any, start_response: Any, argument: str) -> Iterable[byt
 
 
 def do_first_then_wait(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """Two blocks at once, then nothing until /release. Neither block may be delayed."""
+    """Send two blocks at once, then nothing until /release. Neither block may be delayed."""
     _released.clear()
     _ok(start_response)
 
@@ -168,7 +168,7 @@ def do_first_then_wait(environ: Any, start_response: Any, argument: str) -> Iter
 
 
 def do_until(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """A block, and another one as soon as a file exists."""
+    """Send a block, and another one as soon as a file exists."""
     _ok(start_response)
 
     def blocks() -> Iterator[bytes]:
@@ -222,7 +222,7 @@ def do_segments(environ: Any, start_response: Any, argument: str) -> Iterable[by
 
 
 def do_noting(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """A file whose close() notes in the file X-File that it was called, and in which thread."""
+    """A file whose close() records its call and its thread in the file that X-File names."""
     path, size = environ["HTTP_X_FILE"], int(argument)
     thread = threading.get_ident()
     _ok(start_response, size)
@@ -244,7 +244,7 @@ def do_noting(environ: Any, start_response: Any, argument: str) -> Iterable[byte
 
 
 def do_noting_events(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """As above, of a stream without end."""
+    """The same for a stream without end."""
     _ok(start_response)
 
     def events() -> Iterator[bytes]:
@@ -290,7 +290,7 @@ def do_digest(environ: Any, start_response: Any, argument: str) -> Iterable[byte
 
 
 def do_dialogue(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """Answer each piece of the body before the next one is read."""
+    """Answer each piece of the body before reading the next one."""
     body = environ["wsgi.input"]
     _ok(start_response)
 
@@ -312,7 +312,7 @@ def do_lines(environ: Any, start_response: Any, argument: str) -> Iterable[bytes
 
 
 def do_ignore_body(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """Answer without reading the body. If a file is named, wait until it exists."""
+    """Respond without reading the body. If a file is named, wait until it exists."""
     while argument and not Path("/", argument).exists():
         time.sleep(0.01)
     _ok(start_response, 2)
@@ -337,7 +337,7 @@ _meetings: dict[int, threading.Barrier] = {}
 
 
 def do_meet(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """Answers once so many requests are here at the same time."""
+    """Respond once this number of requests have arrived at the same time."""
     count = int(argument)
     _meetings.setdefault(count, threading.Barrier(count)).wait(FOREVER_S)
     _ok(start_response, 0)
@@ -345,7 +345,7 @@ def do_meet(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]
 
 
 def do_stuck(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    if "HTTP_X_FILE" in environ:  # made when the app has begun
+    if "HTTP_X_FILE" in environ:  # the app creates this file when it begins
         Path(environ["HTTP_X_FILE"]).touch()
     time.sleep(FOREVER_S)
     raise AssertionError("nobody waits for this")
@@ -392,7 +392,7 @@ def do_hints(environ: Any, start_response: Any, argument: str) -> Iterable[bytes
 
 
 def do_hijack(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """As WebSocket libraries do: take the socket, speak on it, raise StopIteration."""
+    """Act like a WebSocket library: take the socket, use it, and raise StopIteration."""
     sock = environ["gunicorn.socket"]
     sock.sendall(b"yours: ")
     sock.sendall(sock.recv(100).upper())
@@ -400,7 +400,7 @@ def do_hijack(environ: Any, start_response: Any, argument: str) -> Iterable[byte
 
 
 def do_peer(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """Operations on the socket that middleware may use without harm to HTTP."""
+    """Call methods of the socket that middleware may use without harm to HTTP."""
     sock = environ["gunicorn.socket"]
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     assert not hasattr(sock, "what_no_socket_has")

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of FastWorker."""
+"""Fixtures for the tests of FastWorker."""
 
 from tests.workers.stepped_worker import make_stepped
 

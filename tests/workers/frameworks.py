@@ -1,4 +1,4 @@
-"""Small apps of real frameworks, as their documentation writes them."""
+"""Small apps of real frameworks, written as in their documentation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _go = threading.Event()
 
 
 def burst() -> Iterator[str]:
-    """Lines in quick succession, and then nothing until a client requests /go."""
+    """Send lines in quick succession, and then nothing until a client requests /go."""
     _go.clear()
     yield from BURST
     _go.wait(60)
@@ -85,7 +85,7 @@ django.conf.settings.configure(
         "default": {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": str(_database),
-            "CONN_MAX_AGE": None,  # persistent: one for each thread
+            "CONN_MAX_AGE": None,  # a persistent connection for each thread
         }
     },
 )
@@ -108,7 +108,7 @@ def django_stream(request: Any) -> Any:
     from django.db import connection
 
     def rows() -> Iterator[bytes]:
-        # The connection belongs to the thread: another one would be refused by Django itself.
+        # The connection belongs to the thread: Django itself rejects another thread's connection.
         for number in range(50):
             with connection.cursor() as cursor:
                 cursor.execute(f"SELECT {number}")

@@ -1,4 +1,4 @@
-"""An app whose views wait for files, with deadlines of their own."""
+"""An app whose views wait for files, and set deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FastWorker served live, with any of its attributes and gunicorn's settings."""
+"""A live FastWorker, with any of its attributes and gunicorn's settings."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _FIXED = {field.name for field in dataclasses.fields(Options)} - OPTIONS.keys() 
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into class attributes of the worker and options that only tests can set."""
+    """Separate class attributes of the worker from options that only tests can set."""
     fixed = {name: value for name, value in options.items() if name in _FIXED}
     return {name: options[name] for name in options if name not in fixed}, fixed
 
 
 def fix_options(fixed: Mapping[str, Any]) -> None:
-    """Have the workers of this process use other values of options that only tests can set.
+    """Set options that only tests can set, for the workers of this process.
 
     :param fixed: options of the server by their names; `poller`: "epoll" or "poll".
     """
@@ -76,13 +76,13 @@ def using(parser: str) -> AbstractContextManager[object]:
 
 
 def gunicorn_command(*arguments: str) -> list[str]:
-    """gunicorn with four threads. See :func:`_command`."""
+    """Return the command of gunicorn with four threads. See :func:`_command`."""
     return _command("--threads=4", *arguments)
 
 
 def _command(*arguments: str) -> list[str]:
-    """gunicorn without its control socket."""
-    # The script, not `python -m`: after USR2, gunicorn/http must not be imported as `http`.
+    """Return the command of gunicorn without its control socket."""
+    # The script is used, not `python -m`. After USR2, gunicorn/http must not be imported as `http`.
     script = str(Path(sys.executable).with_name("gunicorn"))
     return [script, "--no-control-socket", *arguments]
 
@@ -102,7 +102,7 @@ def fast_worker(
     :param options: gunicorn's command line.
     :param attributes: class attributes of the worker, and options of :func:`fix_options`.
     :param configuration: more lines of the configuration file (hooks).
-    :param fails: gunicorn exits without a signal.
+    :param fails: whether gunicorn exits by itself.
     """
     if address is None:
         address = ("127.0.0.1", free_port())
@@ -122,9 +122,9 @@ def refused(
     env: Mapping[str, str] | None = None,
     app_fails: bool = False,
 ) -> str:
-    """The output of gunicorn when it refuses to start with FastWorker.
+    """Return the output of gunicorn when it refuses to start with FastWorker.
 
-    :param app_fails: the app is at fault, so that there may be a traceback.
+    :param app_fails: whether the app fails, so that a traceback is expected.
     """
     worker = () if "-c" in options else ("-k", "wsgifast.workers.FastWorker")
     argv = _command("-b", "127.0.0.1:0", *worker, *options, app)
@@ -138,7 +138,7 @@ def refused(
 
 
 def rewrite_module(path: Path, text: str) -> None:
-    """Write a module again so that Python does not take its old bytecode for it.
+    """Write a module again so that Python does not use its old bytecode.
 
     Python compares the size and the seconds of the time of change.
     """
@@ -149,7 +149,7 @@ def rewrite_module(path: Path, text: str) -> None:
 
 @dataclasses.dataclass
 class Client:
-    """A server and how to reach it."""
+    """A server, and how clients reach it."""
 
     server: LiveServer
     tls: ssl.SSLContext | None
@@ -162,27 +162,27 @@ class Client:
         return self.server.get(target, tls=self.tls, **options)
 
     def closed(self, name: str) -> int:
-        """How many iterables of an app have been closed."""
+        """Return how many iterables of an app have been closed."""
         closed: list[str] = stats(self.server, tls=self.tls)["closed"]
         return closed.count(name)
 
 
 def stats(server: LiveServer, **options: Any) -> dict[str, Any]:
-    """The counts that the worker process has of itself."""
+    """Return the worker process's own counts."""
     value: dict[str, Any] = json.loads(server.get("/stats", **options).body)
     return value
 
 
 @contextlib.contextmanager
 def nothing_left_behind(server: LiveServer, **options: Any) -> Iterator[None]:
-    """Descriptors, threads and connections are as before, and others are served meanwhile.
+    """Require that descriptors, threads and connections are as before, and that others are served.
 
     :param options: how to reach the server, as for `server.get`.
     """
     before = stats(server, **options)
     yield
     assert server.get("/small/5", **options).body == block(5)
-    # A disk's thread ends by itself, a moment after its last read.
+    # A disk thread ends by itself, a moment after its last read.
     wait_for(
         lambda: all(stats(server, **options)[what] <= before[what] for what in ("fds", "threads")),
         f"the descriptors are {before['fds']} again, and the threads {before['threads']}",
@@ -194,6 +194,6 @@ def nothing_left_behind(server: LiveServer, **options: Any) -> Iterator[None]:
 
 
 def reset(sock: socket.socket) -> None:
-    """Close with a reset instead of a goodbye."""
+    """Close the connection with a reset."""
     reset_on_close(sock)
     sock.close()

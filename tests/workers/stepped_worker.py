@@ -1,8 +1,7 @@
-"""FastWorker without threads: a test gives it one event after the other, and sets its clock.
+"""FastWorker without threads: a test passes it one event after the other, and sets its clock.
 
-The worker, its poller, connections and sockets are real. Only its pool is never started, so
-that nothing happens outside :meth:`SteppedWorker.run`, which does all of it in the test's own
-thread.
+The worker, its poller, connections and sockets are real. Only its pool is never started.
+:meth:`SteppedWorker.run` does all work in the test's own thread.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from wsgifast.workers.options import options
 
 PEER = ("192.0.2.1", 4711)
 HEAD_TIMEOUT_S: float = OPTIONS["head_timeout_s"].default
-# More than a Unix socket's buffers take.
+# More than a Unix socket's buffers contain.
 LARGE = 1024 * 1024
 LISTENER = ("192.0.2.2", 80)
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
-# Nothing that a test waits for takes time: an event that is missing after a run never comes.
+# No wait of a test takes time: an event that is missing after a run never arrives.
 _PATIENCE_S = 60.0
 # More turns of the worker than any test needs.
 _TURNS = 2000
 
 
 def responses(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
-    """An app that answers, whether it may or not.
+    """Return an app that responds, also where it must not.
 
     :param body: the app's return value, or a function that makes it after the call of
         start_response().
@@ -61,12 +60,12 @@ def responses(body: Any = (), *headers: Any, status: Any = "200 OK") -> App:
 
 
 hello = responses([b"hello"], ("Content-Length", "5"))
-# More than is sent at once.
+# More than one send accepts.
 large = responses(lambda: [bytes(LARGE)], ("Content-Length", str(LARGE)))
 
 
 def echo(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """An app that answers with the request's body."""
+    """An app that responds with the request's body."""
     data = environ["wsgi.input"].read()
     start_response("200 OK", [("Content-Length", str(len(data)))])
     return [data]
@@ -82,7 +81,7 @@ GET = request_for("/")
 class Clock:
     """The monotonic time. A test moves it.
 
-    :ivar runs: it goes on by itself too, for a thread that waits for a client.
+    :ivar runs: the clock also advances by itself, for a thread that waits for a client.
     """
 
     def __init__(self) -> None:
@@ -98,14 +97,14 @@ class Log:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        # Of each request: its first line, the status, and the body's bytes.
+        # The first line, the status, and the size of the body of each request.
         self.requests: list[tuple[str, str, int]] = []
         self.environs: list[dict[str, Any]] = []
         self.seconds: list[float] = []
         self.errors: list[BaseException | None] = []
-        # Failed checks in the app of a test. The worker handles them like any error of an app.
+        # Failed checks in a test's app. The worker handles them like any error of an app.
         self.failures: list[BaseException] = []
-        # Those that an operator sees: of the level warning, or above.
+        # The lines that an operator sees: of the level warning, or above.
         self.warnings: list[str] = []
         self.debug = self.info = self._log
         self.warning = self.error = self._warn
@@ -144,7 +143,7 @@ def _is_a_tests(error: BaseException) -> bool:
 
 
 class Client(Connection):
-    """The client's end of a connection. `near` is the worker's."""
+    """The client's socket of a connection. `near` is the worker's."""
 
     def __init__(self, sock: socket.socket, near: Any, stepped: SteppedWorker) -> None:
         sock.settimeout(_PATIENCE_S)
@@ -154,16 +153,16 @@ class Client(Connection):
         ResponseReader.__init__(self, sock.makefile("rb"))
 
     def is_in(self, state: str) -> bool:
-        """Whether the worker's end is in a state."""
+        """Return whether the worker's connection is in a state."""
         return bool(self.near.state == state)
 
     def run(self, data: bytes) -> None:
-        """Send something, and have the worker do all that there is to do."""
+        """Send bytes, and let the worker do all of its work."""
         self.send(data)
         self._bench.run()
 
     def run_request(self, target: str = "/", **more: Any) -> None:
-        """The same with a request."""
+        """Send a request, and let the worker do all of its work."""
         self.send_request(target, **more)
         self._bench.run()
 
@@ -179,7 +178,7 @@ class Client(Connection):
 
 
 class SteppedWorker:
-    """A worker, and the ways to make things happen to it.
+    """A worker, and methods that cause its events.
 
     :param app: a WSGI app, which runs in the test's thread.
     :param attributes: the worker's class attributes, and options of :func:`.serving.fix_options`.
@@ -211,7 +210,7 @@ class SteppedWorker:
         )
         made = type("BenchWorker", (FastWorker,), own)
         self.worker = made(0, os.getppid(), [], SimpleNamespace(), 30, cfg, self.log)
-        # It would change the whole process: signals, descriptors, the user.
+        # These settings would change the whole process: signals, descriptors, the user.
         with mock.patch.object(base.Worker, "init_process"):
             self.worker.init_process()
         self.worker.wsgi = app
@@ -228,8 +227,8 @@ class SteppedWorker:
         disk.submit_temporary = self.server.registry._submit = lambda job: job()
         self.worker.application.write_late = lambda write: write()
         rules: Any = self.server.output_rules
-        rules.flush_soon = lambda queue, flush: queue.flush()  # as no monitor ticks
-        self._pool = self.server.pool  # a test may put another one into its place
+        rules.flush_soon = lambda queue, flush: queue.flush()  # since no monitor ticks
+        self._pool = self.server.pool  # a test may replace it
         self.thread = self._pool._members[0]  # the only one
         self._pool._by_ident[threading.get_ident()] = self.thread
 
@@ -250,11 +249,11 @@ class SteppedWorker:
         tcp: bool = False,
         number: int | None = None,
     ) -> Client:
-        """Accept a connection, as far as the worker comes without the client.
+        """Accept a connection, and let the worker do all that needs no data of the client.
 
-        :param tls: the client's, whose handshake is then done.
-        :param tcp: by TCP, which has features that a Unix socket lacks.
-        :param number: the descriptor that its socket is to have. No other file has it.
+        :param tls: the client's context. The handshake is completed.
+        :param tcp: whether to use TCP, which has features that a Unix socket lacks.
+        :param number: the descriptor of its socket, which must be unused.
         """
         sock, far = _tcp_pair() if tcp else socket.socketpair()
         if number is not None:
@@ -275,24 +274,24 @@ class SteppedWorker:
         return client
 
     def accept(self, sock: socket.socket, peer: Any) -> connection.Connection:
-        """The connection of a socket, before its first event."""
+        """Return the connection of a socket, before its first event."""
         near = self.server.connect(sock, peer, LISTENER)
         assert isinstance(near, connection.Connection)
         return near
 
     @property
     def listens(self) -> bool:
-        """Whether newcomers are accepted."""
+        """Return whether the worker accepts connections."""
         return bool(self.server.acceptor.listening)
 
     def begin(self, sent: bytes = GET, **more: Any) -> Client:
-        """A connection on which something has come, and been worked through."""
+        """Return a connection on which data has arrived and has been handled."""
         client = self.connect(**more)
         client.run(sent)
         return client
 
     def armed(self) -> list[int]:
-        """The events that the worker waits for, from now on."""
+        """Return the events that the worker waits for from now on."""
         events: list[int] = []
         arm = self.server.poller.arm
 
@@ -304,7 +303,7 @@ class SteppedWorker:
         return events
 
     def run(self) -> None:
-        """Do everything that there is to do, and run the apps that are called for."""
+        """Do all work, and run the apps of complete requests."""
         work: deque[Any] = self._pool.work
         for _ in range(_TURNS):
             while self.thread.due:
@@ -321,19 +320,19 @@ class SteppedWorker:
         if self.log.failures:
             raise self.log.failures[0]
 
-    # Its steps, one by one.
+    # The single steps
 
     def take_up(self) -> Any:
         """Handle the next event. Return the job, if one is ready to run."""
         return self.server.receive(self._pool.work.popleft())
 
     def leave_waiting(self, job: Any) -> None:
-        """No thread is free for this job."""
+        """Act as if no thread were free for this job."""
         self.server.on_queued(job)
         self._pool.ready.append(job)
 
     def take_waiting(self) -> Any:
-        """A thread is free for the next of them."""
+        """Act as if a thread became free for the next job."""
         job = self._pool.ready.popleft()
         self.server.on_taken(job)
         return job
@@ -346,26 +345,26 @@ class SteppedWorker:
         self.server._sweep()
 
     def hold_blocks_back(self) -> None:
-        """Let blocks of a stream wait for a tick that comes when the test says."""
+        """Delay blocks of a stream until a tick that the test chooses."""
         rules: Any = self.server.output_rules
         del rules.flush_soon
 
     def send_goaways(self) -> None:
-        """Tell HTTP/2's clients that the worker is to end."""
+        """Announce the end of the worker to clients of HTTP/2."""
         self.server._send_goaways(self.clock.now)
 
     def log_no_access(self) -> None:
         self.worker.application.log_access = None
 
     def poll(self) -> None:
-        """Take up the poller's events, without handling them."""
+        """Fetch the poller's events without handling them."""
         pool = self._pool
         pool.poll_events(0)
-        if not pool.work:  # the first poll with a change to make may do nothing else
+        if not pool.work:  # the first poll with a change to make may do no other work
             pool.poll_events(0)
 
     def pass_time(self, seconds: float) -> None:
-        """Let time go by, until the sweep and its effects."""
+        """Let time pass, until the sweep and its effects."""
         self.clock.now += seconds
         self.sweep()
         self.run()
@@ -374,7 +373,7 @@ class SteppedWorker:
 def _numbered(
     sock: socket.socket, far: socket.socket, number: int
 ) -> tuple[socket.socket, socket.socket]:
-    """The two ends of a connection, the first of them with a descriptor of this number."""
+    """Return the two sockets of a connection. The first has this descriptor number."""
     if far.fileno() == number:
         return far, sock
     if sock.fileno() != number:

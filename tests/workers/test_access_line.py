@@ -1,4 +1,4 @@
-"""Access log lines that are written directly are the lines that gunicorn's logger writes."""
+"""Access log lines that are written directly equal the lines of gunicorn's logger."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PARTS = st.one_of(
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[Any, Path]]]:
-    """Makes gunicorn's logger, or ours, with an access log in a file."""
+    """Make gunicorn's logger, or ours, with an access log in a file."""
     path = tmp_path_factory.mktemp("log") / "access.log"
     loggers = [logging.getLogger(f"gunicorn.{name}") for name in ("access", "error")]
     before = [(each, list(each.handlers), each.propagate) for each in loggers]
@@ -207,13 +207,13 @@ class OwnFormatter(logging.Formatter):
 
 
 def replace_function(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Sentry's logging integration does."""
+    """Replace a function like Sentry's logging integration."""
     old = logging.Logger.callHandlers
     monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: old(self, record))
 
 
 def replace_factory(log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As OpenTelemetry's logging instrumentation does."""
+    """Replace the factory like OpenTelemetry's logging instrumentation."""
     old = logging.getLogRecordFactory()
     monkeypatch.setattr(logging, "_logRecordFactory", lambda *args, **kwargs: old(*args, **kwargs))
 
@@ -254,7 +254,7 @@ def test_line_goes_through_logging_if_seen(
     access_log.write(*args)
     assert calls == []
     SEEN[seen](log, monkeypatch)
-    log.access_log._cache.clear()  # as setLevel() does
+    log.access_log._cache.clear()  # like setLevel()
     if seen == "access()":
         monkeypatch.setattr(log, "access", lambda *args: calls.append(1))
     access_log.write(*args)
@@ -262,7 +262,7 @@ def test_line_goes_through_logging_if_seen(
 
 
 class NotingStream(io.StringIO):
-    """Notes which function writes each line."""
+    """Record which function writes each line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ def test_line_after_a_method_is_set_uses_it(
 
 
 def test_line_survives_if_its_file_closes_meanwhile(own: Any, tmp_path: Path) -> None:
-    """As a new logging configuration may do in another thread."""
+    """Act like a new logging configuration in another thread."""
     log, _ = own()
     log.access_log.handlers[0].close()
     handler = logging.FileHandler(tmp_path / "log")

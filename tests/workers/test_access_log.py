@@ -76,7 +76,7 @@ def test_access_log_omits_bytes_for_client_that_left(
     client = stepped.connect(tcp=True)
     client.run_request()
     assert not stepped.log.errors
-    # A first small block waits for the next one, unless a length is declared.
+    # A first small block is delayed until the next one, unless a length is declared.
     sent = 6 if when == "after the headers" and length else 0
     assert [logged for _, _, logged in stepped.log.requests] == [sent]
 
@@ -89,7 +89,7 @@ def test_access_log_omits_bytes_not_taken_by_kernel(
     path.write_bytes(bytes(LARGE))
 
     stepped = make_stepped(responses(lambda: BODIES[body](path)))
-    client = stepped.connect()  # a Unix socket, whose buffer is not the client's to enlarge
+    client = stepped.connect()  # a Unix socket, since its client cannot enlarge the buffer
     client.run_request()
     taken = len(client.receive_all_there_is())
     assert taken < LARGE
@@ -200,7 +200,7 @@ def test_access_log_of_refusal_by_hook_has_path(make_stepped: MakeStepped) -> No
 
 
 def test_access_log_omits_an_unreadable_request(make_stepped: MakeStepped) -> None:
-    """Like gunicorn's. The error log has it."""
+    """The access log is like gunicorn's. The error log has the traceback."""
     stepped = make_stepped(lambda environ, start_response: [])
     client = stepped.begin(b"GET /orders/17%20?q=1 HTTP/1.1\r\nHost: a\r\nBad Name: x\r\n\r\n")
     assert client.read_response().status == 400
@@ -315,7 +315,7 @@ class Values:
         self._missing.release()
 
     def seen(self) -> list[tuple[str, str, str]]:
-        """Wait for all lines. Return the request and the two values of each."""
+        """Wait for all lines. Return the request and the two values of each line."""
         for _ in range(self._lines):
             assert self._missing.acquire(timeout=30)
         return self._seen

@@ -1,4 +1,4 @@
-"""close() of a body under gunicorn: its thread, and the calls of a worker that ends."""
+"""close() of a body under gunicorn: its thread, and its calls when the worker ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.workers.serving import fast_worker
 
 pytestmark = pytest.mark.long
 
-SIZE = 20_000_000  # more than buffers take
+SIZE = 20_000_000  # more than the buffers contain
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def notes(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def stalled(server: LiveServer, notes: Path, *, seconds: float = 0) -> Iterator[Connection]:
-    """A client that reads the headers of a large response, and then no more."""
+    """A client that reads the headers of a large response, and then nothing."""
     with Connection(server.address, receive_buffer=4096) as connection:
         headers = [("X-File", str(notes)), ("X-Seconds", str(seconds))]
         connection.send_request(f"/noting/{SIZE}", headers=headers)
@@ -104,7 +104,7 @@ def test_streams_without_end_close_when_worker_ends(notes: Path) -> None:
 
 
 def test_stuck_thread_keeps_nothing_of_others(notes: Path) -> None:
-    """Its close() is due, and it has been in the next request for stuck_after_s."""
+    """Its close() is due, and its thread has run the next request for stuck_after_s."""
     with (
         fast_worker(
             "--threads=1", "--graceful-timeout=1", attributes={"stuck_after_s": 1.0}

@@ -1,6 +1,6 @@
-"""Compression on FastWorker: flushes of streams, and the levels while requests wait for a thread.
+"""Compression on FastWorker: flushes of streams, and levels while requests wait for a thread.
 
-Blocks of a stream that come quickly share a flush, and none waits.
+Blocks of a stream that arrive quickly share a flush, and no block is delayed for long.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def failing() -> Iterator[bytes]:
 
 
 def lazy(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
-    """Calls write() between blocks, and before the first one."""
+    """Call write() between blocks, and before the first one."""
     write = start_response("200 OK", [("Content-Type", "text/plain")])
     for row in ROWS[:100]:
         write(b"w")
@@ -77,7 +77,7 @@ app = WSGIFast(raw, compress=Compression(min_bytes=0))
 
 
 def behind(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    """A middleware that looks at each block of the body."""
+    """Middleware that reads each block of the body."""
     return (block.replace(b"\0", b"\0") for block in app(environ, start_response))
 
 
@@ -98,7 +98,7 @@ def test_quick_blocks_share_a_flush(server: LiveServer, coding: str) -> None:
     response = server.get("/rows", headers=[("Accept-Encoding", coding)])
     assert response.header("Content-Encoding") == coding
     assert decoded(coding, response.body) == whole
-    # With a flush for each row it has about as many bytes as before.
+    # A flush for each row would give about as many bytes as no compression.
     assert len(response.body) < len(whole) / 2
     line = f"/rows {len(response.body)} {coding} {len(whole)} {len(response.body)}"
     server.wait_for_log(line)

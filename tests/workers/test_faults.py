@@ -1,4 +1,4 @@
-"""Clients that stall, drip, reset and vanish: other clients are not affected, and nothing leaks."""
+"""Clients that stall, send slowly, reset or vanish: other clients are served, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.workers.serving import (
 
 pytestmark = pytest.mark.long
 
-# Short limits, so that the tests meet them. The sweep looks once a second.
+# Short limits, so that the tests reach them. The sweep runs once a second.
 LIMITS = {
     "head_timeout_s": 1.0,
     "body_timeout_s": 1.0,
@@ -41,7 +41,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module", params=POLLERS)
 def patient(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
-    """For clients that go on in the end, also where the machine stalls meanwhile."""
+    """Limits for clients that continue in the end, also if the machine stalls meanwhile."""
     with served(poller=request.param) as running:
         yield running
 
@@ -215,7 +215,8 @@ def test_generator_is_not_far_ahead_in_memory(patient: LiveServer) -> None:
             stack.enter_context(connection)
             connection.send_request("/chunks/2000-100000")
             connection.read_headers()
-        # Of 200 MB each. While the disk is slower than the app, up to 8 MB of each are in memory.
+        # Downloads of 200 MB each. While the disk is slower than the app, up to 8 MB of each are in
+        # memory.
         assert stats(patient)["rss_kib"] - before < 60_000
 
 
@@ -255,7 +256,7 @@ def test_downloads_go_on_while_all_threads_are_busy(poller: str, tmp_path: Path)
     ):
         download = stack.enter_context(Connection(server.address, receive_buffer=65_536))
         download.send_request("/file")
-        assert download.read_headers().status == 200  # its app has had its thread
+        assert download.read_headers().status == 200  # its app has run in a thread
         busy = [stack.enter_context(Connection(server.address)) for _ in range(4)]
         for connection in busy:
             connection.send_request(f"/until{release}")
@@ -263,7 +264,7 @@ def test_downloads_go_on_while_all_threads_are_busy(poller: str, tmp_path: Path)
             assert connection.read_headers().status == 200
         # Four threads wait in their apps: no thread is free, and the download still arrives.
         assert download.read(FILE_BYTES) == block(FILE_BYTES)
-        # Headers are still read and limited, and complete requests wait for a thread.
+        # Headers are still received and limited, and complete requests wait for a thread.
         late = stack.enter_context(Connection(server.address))
         late.send(b"GET / HT")
         waiting = stack.enter_context(Connection(server.address))

@@ -1,4 +1,4 @@
-"""Flask, Django and Falcon, unchanged, on FastWorker."""
+"""Flask, Django and Falcon on FastWorker, without changes to their apps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_quick_lines_of_framework_stream_share_chunks(app: str) -> None:
         Connection(server.address) as other,
     ):
         fewest = 1000
-        # On a loaded machine lines may come too far apart.
+        # On a loaded machine, the time between lines may be too long.
         for _ in range(10):
             connection.send_request("/burst")
             assert connection.read_headers().status == 200

@@ -1,4 +1,4 @@
-"""The parts of gunicorn that FastWorker uses, and the gunicorns and threads that it refuses."""
+"""The parts of gunicorn that FastWorker uses, and the versions and threads that it rejects."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ HEADERS = [("Content-Length", "6")]
 
 
 class Sent(list[tuple[int, str, list[tuple[str, str]], bytes]]):
-    """The pages that were sent."""
+    """Return the error pages that were sent."""
 
     def send(self, *page: Any) -> int:
         self.append(page)
@@ -109,13 +109,13 @@ def test_error_page_of_gunicorn_is_valid() -> None:
 # Versions
 
 
-# Where `make test` installs it.
+# `make test` installs it there.
 UNSUPPORTED = Path(sys.prefix, "unsupported-gunicorn")
 
 
 @pytest.fixture
 def unsupported() -> dict[str, str]:
-    """The environment in which Python finds an unsupported gunicorn."""
+    """Return the environment in which Python finds an unsupported gunicorn."""
     if not UNSUPPORTED.is_dir():
         raise ProgramMissing("an old gunicorn is not installed: make test")
     return {"PYTHONPATH": str(UNSUPPORTED)}
@@ -163,7 +163,7 @@ def app(environ, start_response):
 
 
 def importing(folder: Path) -> dict[str, str]:
-    """The environment in which Python finds the modules of a folder."""
+    """Return the environment in which Python finds the modules of a folder."""
     return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 

@@ -1,4 +1,4 @@
-"""Hooks of gunicorn's configuration: the request that they see, and their changes."""
+"""Hooks of gunicorn's configuration: the request that they receive, and their changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.workers.serving import fast_worker, using
 from tests.workers.stepped_worker import MakeStepped, SteppedWorker, ask, hello
 
 PARSERS = ("httptools", "gunicorn")
-# gunicorn's own: of gunicorn.http.message.Request and gunicorn.http.wsgi.Response.
+# The attributes of gunicorn.http.message.Request and gunicorn.http.wsgi.Response.
 OF_REQUESTS = [
     "method", "uri", "path", "query", "fragment", "version", "headers", "trailers", "body",
     "scheme", "must_close", "remote_addr", "peer_addr", "req_number", "proxy_protocol_info", "cfg",
@@ -67,7 +67,7 @@ def route(req: Any) -> None:
 
 
 class Upper:
-    """A body in place of the one that was received."""
+    """A body that replaces the received one."""
 
     def __init__(self, body: Any) -> None:
         self._body = body
@@ -188,7 +188,7 @@ def test_nr_counts_each_request(make_stepped: MakeStepped) -> None:
     assert stepped.server.requests == 3
 
 
-# Two requests are counted before one of their hooks looks.
+# Two requests are counted before one of their hooks reads the count.
 NOTES_NUMBER = """
 import threading
 met = threading.Barrier(2)

@@ -1,4 +1,4 @@
-"""HTTP on FastWorker: one suite, over both pollers, plain and TLS."""
+"""HTTP on FastWorker: one suite for both pollers, plain and with TLS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SERVERS = [*POLLERS, "tls", "tls-poll-streamed", "python-parser-read-write"]
 
 
 def wait_until_closed(client: Client, name: str, times: int = 1) -> None:
-    """Wait until an app's iterable is closed: a moment after its last byte has come."""
+    """Wait until an app's iterable is closed, a moment after its last byte has arrived."""
     wait_for(lambda: client.closed(name) >= times, f"{name!r} is told")
 
 
@@ -277,7 +277,7 @@ def gthread(client: Client) -> Iterator[LiveServer]:
         yield server
 
 
-# Requests that the core itself refuses.
+# Requests that gunicorn's parser itself rejects.
 SAID_IN_OUR_WORDS = ("chunk size", "chunk end", "endless field")
 
 
@@ -285,15 +285,15 @@ def test_bad_requests_get_responses_of_gthread(client: Client, gthread: LiveServ
     bare_lf = may_end_headers_with_bare_lf(gthread)
     for name, request in BAD_REQUESTS.items():
         if name in SAID_IN_OUR_WORDS and gunicorn.version_info < (27,):
-            continue  # its gthread closes without a response, beside today's gunicorn_h1c
+            continue  # with today's gunicorn_h1c, its gthread closes without a response
         responses = []
         for connection in (Connection(gthread.address, bare_lf=bare_lf), client.connect()):
             with connection:
-                # Who is answered before all has come may close before it is sent.
+                # A server that responds before all has arrived may close before all is sent.
                 with contextlib.suppress(ConnectionError):
                     connection.send(request)
                 response = connection.read_response()
-                # How much of it had come when a limit was hit depends on the packets.
+                # The packets decide how much had arrived when a limit was reached.
                 message = re.sub(rb"\d+", b"N", response.body)
                 if name in SAID_IN_OUR_WORDS:
                     message = re.sub(rb"(</hN>\s+).*", rb"\1", message)
@@ -344,7 +344,7 @@ def test_hijacked_socket_is_the_app_s(connection: Connection) -> None:
 
 
 def test_server_name_comes_from_listener(client: Client) -> None:
-    """Not from the client, which may say anything, or nothing, as HTTP/1.0 may."""
+    """The scheme does not come from the client, which may send any scheme, or none in HTTP/1.0."""
     for host in (b"", b"Host: elsewhere:99\r\n"):
         with client.connect() as connection:
             connection.send(b"GET /environ HTTP/1.0\r\n" + host + b"\r\n")

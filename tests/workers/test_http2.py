@@ -1,5 +1,4 @@
-"""HTTP/2 on FastWorker: over TLS and in the clear, with gthread's responses to the same
-requests."""
+"""HTTP/2 on FastWorker, with and without TLS, compared with gthread's responses."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ REQUESTS = [
     ("/raise/first", "GET", b""),
     ("/environ?a=b", "GET", b""),
 ]
-# Keys of the environ that differ from one server or connection to the next.
+# Keys of the environ that differ between servers or connections.
 CHANGING = {"SERVER_PORT", "REMOTE_PORT", "thread"}
 
 
@@ -97,7 +96,7 @@ def test_http2_over_tls_gets_responses_of_gthread(tmp_path: Path) -> None:
         assert b"<p>Internal Server Error</p></h1>\n    \n" in unlogged.body
     for path, response in expected.items():
         if isinstance(response, Response):
-            response.headers.setdefault("server", "gunicorn")  # 26.2's gthread leaves it out
+            response.headers.setdefault("server", "gunicorn")  # gthread of 26.2 leaves it out
         assert said[path] == response, path
     large, echoed = said["/small/300000"], said["/echo"]
     assert isinstance(large, Response)
@@ -114,7 +113,7 @@ def test_http2_and_http_1_share_a_tls_listener(tmp_path: Path) -> None:
             context.set_alpn_protocols(["http/1.1"])
             assert server.get("/small/5", tls=context).body == block(5)
             assert client.response(client.send("/small/6")).body == block(6)
-        # A client that has gone gives its thread and its descriptor back.
+        # A client that has left releases its thread and its descriptor.
         before = stats(server, tls=context)
         context.set_alpn_protocols(["h2"])
         for _ in range(10):
@@ -150,7 +149,7 @@ def test_nonsense_after_preface_ends_its_connection(cleartext: LiveServer) -> No
             connection.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + nonsense)
             try:
                 while connection.sock.recv(65_536):
-                    pass  # its settings, and perhaps why
+                    pass  # its settings, and perhaps the reason
             except ConnectionResetError:
                 pass
     # No other thread used the connection when it ended.
@@ -168,7 +167,7 @@ def test_request_with_upgrade_stays_http_1(cleartext: LiveServer) -> None:
         assert (response.status, response.body) == (200, block(5))
 
 
-# Nothing holds a thread, and nothing is lost
+# No thread is blocked, and no byte is lost
 
 
 SLOW = ("/small/300000", "/chunks/100-3000", "/file")
@@ -176,7 +175,7 @@ SLOW = ("/small/300000", "/chunks/100-3000", "/file")
 
 @contextlib.contextmanager
 def slow_readers(server: LiveServer, count: int) -> Iterator[list[tuple[Client, list[int]]]]:
-    """Clients that have requested all of SLOW, with windows too small for the responses."""
+    """Return clients that have requested all of SLOW, with windows too small for the responses."""
     with contextlib.ExitStack() as stack:
         readers = []
         for _ in range(count):
@@ -191,7 +190,7 @@ def slow_readers(server: LiveServer, count: int) -> Iterator[list[tuple[Client, 
 
 
 def read_all(client: Client, streams: list[int]) -> None:
-    """Open the windows, and see that all comes."""
+    """Open the windows, and check that all bytes arrive."""
     client.open(1 << 30)
     for stream in streams:
         client.open(1 << 30, stream)
@@ -243,7 +242,7 @@ def test_replaced_worker_completes_http2_streams() -> None:
 
 
 def test_h2spec_passes(tmp_path: Path) -> None:
-    """The conformance tests of RFC 9113's forerunner and of HPACK."""
+    """Run h2spec, the conformance tests of HTTP/2 and HPACK."""
     h2spec = program("h2spec")
     with tls_server("FastWorker", tmp_path) as (server, _):
         port = str(server.address[1])

@@ -1,4 +1,4 @@
-"""The ways of a connection into HTTP/2 in the clear, as gunicorn's settings allow them."""
+"""How a connection without TLS changes to HTTP/2, for each of gunicorn's settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wsgifast.workers.options import InvalidWorkerOption
 
 ALLOWED = {"http_protocols": "h2,h1", "forwarded_allow_ips": "*"}
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-# A SETTINGS frame without settings (RFC 9113 section 6.5).
+# A SETTINGS frame without settings (RFC 9113, section 6.5).
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 UPGRADE = (
     b"POST / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
@@ -31,7 +31,7 @@ def test_preface_in_any_packets_begins_http2(
     for start in range(0, len(data), step):
         assert client.is_in(STREAMS) is (0 < len(PREFACE) <= start)
         client.run(data[start : start + step])
-    # Our settings, and the response to theirs, which came with the preface.
+    # Our settings, and the acknowledgement of the client's, which came with the preface.
     assert client.receive_all_there_is()[3:4] == b"\4"
     client.close()
     stepped.run()
@@ -62,7 +62,7 @@ def test_wrong_preface_is_refused_at_first_byte(make_stepped: MakeStepped) -> No
     client = stepped.begin(b"GE")
     assert client.read_response().status == 400
     assert client.read_to_end() == b""
-    # Where HTTP/1 may come too, it is the beginning of a request.
+    # If HTTP/1 is allowed too, these bytes are the beginning of a request.
     stepped = make_stepped(hello, **ALLOWED, http2_cleartext="both")
     client = stepped.begin(b"GE")
     client.run(b"T / HTTP/1.1\r\nHost: a\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Clients that have sent a part of a request, and no more, share one bound of memory."""
+"""Clients that have sent only a part of a request share one bound of memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def clients(server: LiveServer, data: bytes, count: int) -> Iterator[list[Connec
         found = []
         for _ in range(count):
             found.append(stack.enter_context(Connection(server.address)))
-            with contextlib.suppress(ConnectionError):  # it is refused already
+            with contextlib.suppress(ConnectionError):  # it has been refused already
                 found[-1].send(data)
         yield found
 
@@ -67,7 +67,7 @@ def test_idle_clients_share_one_bound_of_memory(half: str) -> None:
 
 
 def receiver(**attributes: Any) -> tuple[Any, Any]:
-    """A receiver, and the budget of memory that it uses."""
+    """Return a receiver, and the budget of memory that it uses."""
     found = receivers(attributes=attributes)()
     return found, found._memory
 

@@ -39,7 +39,7 @@ ENVIRON = {
 
 @pytest.fixture
 def settings() -> Iterator[Config]:
-    """gunicorn's configuration. The loggers that are made with it are undone."""
+    """Return gunicorn's configuration. Loggers that use it are reset afterwards."""
     loggers = [logging.getLogger(f"gunicorn.{name}") for name in ("access", "error")]
     before = [(each, list(each.handlers), each.propagate) for each in loggers]
     yield Config()
@@ -50,7 +50,7 @@ def settings() -> Iterator[Config]:
 
 
 def line(log: Any, *, status: Any = "200 OK", sent: int = 5, **environ: Any) -> str:
-    """The logged fields of a request."""
+    """Return the logged fields of a request."""
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -114,12 +114,13 @@ def test_json_log_escapes_values_of_clients(settings: Config, sent: str) -> None
 @pytest.mark.parametrize(
     ("allowed", "peer", "forwarded", "client"),
     [
-        ("127.0.0.1,::1", "192.0.2.1", "203.0.113.9", "192.0.2.1"),  # anybody may send the header
+        # Any client may send the header
+        ("127.0.0.1,::1", "192.0.2.1", "203.0.113.9", "192.0.2.1"),
         ("127.0.0.1,::1", "127.0.0.1", "203.0.113.9", "203.0.113.9"),
         ("127.0.0.1,::1", "127.0.0.1", "198.51.100.1, 203.0.113.9", "203.0.113.9"),
         ("127.0.0.1,::1", "127.0.0.1", "198.51.100.1,203.0.113.9 ,127.0.0.1", "203.0.113.9"),
         ("127.0.0.1,::1", "", "203.0.113.9", "203.0.113.9"),  # a Unix socket
-        ("127.0.0.1,::1", "-", "203.0.113.9", "203.0.113.9"),  # the same, of gunicorn's asgi
+        ("127.0.0.1,::1", "-", "203.0.113.9", "203.0.113.9"),  # the same, of gunicorn's asgi worker
         ("127.0.0.1,::1", "", "198.51.100.1, 203.0.113.9", "203.0.113.9"),
         ("127.0.0.1,::1", "", "", None),
         ("127.0.0.1,::1", "::1", "2001:db8::9", "2001:db8::9"),
@@ -227,7 +228,7 @@ def test_json_log_subclass_adds_fields(settings: Config) -> None:
     assert "object" in found["shop.odd"]
 
 
-# FastWorker's times.
+# FastWorker's times
 
 
 def times(environ: dict[str, Any]) -> tuple[int, int, int]:
@@ -242,7 +243,7 @@ def test_access_log_times_wait_app_and_sending(make_stepped: MakeStepped) -> Non
 
     stepped = make_stepped(slow)
     client = stepped.begin(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na")
-    stepped.clock.now += 1  # the rest of the request's body takes its time
+    stepped.clock.now += 1  # the remaining body of the request takes this time
     client.send(b"b")
     stepped.poll()
     job = stepped.take_up()
@@ -274,11 +275,11 @@ def test_times_are_not_taken_without_access_log(make_stepped: MakeStepped) -> No
     assert (seen[0].begun, seen[0].answered) == (0.0, 0.0)
 
 
-# Live.
+# Live servers
 
 
 def logged(server: LiveServer, text: str = "url.path") -> list[dict[str, Any]]:
-    """The lines with a text."""
+    """Return the lines that contain a text."""
     return [json.loads(line) for line in server.log().splitlines() if text in line]
 
 
@@ -312,7 +313,8 @@ def test_fastworker_logs_json() -> None:
         server.get("/events/20-50000?logged")
         server.get("/nowhere?logged", headers=[("User-Agent", '"quoted"')])
         server.wait_for_log("url.path", 3)
-        lines = {line["url.path"]: line for line in logged(server)}  # in the order of their ends
+        # In the order in which they ended
+        lines = {line["url.path"]: line for line in logged(server)}
         file, events, missing = (lines[path] for path in ("/file", "/events/20-50000", "/nowhere"))
     assert file["http.response.body.size"] == file["wsgifast.sendfile_bytes"] == FILE_BYTES
     assert file["wsgifast.wait_us"] == 0

@@ -1,4 +1,4 @@
-"""Gunicorn's promises for a worker: signals, limits, hooks, logs, sockets, protocols."""
+"""gunicorn's promises for a worker: signals, limits, hooks, logs, sockets, protocols."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_term_lets_downloads_finish(poller: str) -> None:
         for _ in range(100):
             connection = Connection(server.address, receive_buffer=65_536)
             downloads.append(stack.enter_context(connection))
-            connection.send_request(f"/file/{FILE_BYTES // 2}")  # more than buffers take
+            connection.send_request(f"/file/{FILE_BYTES // 2}")  # more than the buffers contain
         for connection in downloads:
             assert connection.read_headers().header("Content-Length") == str(FILE_BYTES // 2)
         server.process.send_signal(signal.SIGTERM)
@@ -74,7 +74,7 @@ def test_stopping_worker_answers_with_connection_close() -> None:
             assert response.body == block(2)
             return not response.keep_alive
 
-        # The worker hears of it some time after its arbiter. Each request is answered.
+        # The worker learns of it some time after its arbiter. Each request gets a response.
         wait_for(says_close, "the worker has heard that it has to stop")
         assert server.stop() == 0
 
@@ -147,13 +147,13 @@ def test_reloader_loads_new_app_and_cuts_no_download(tmp_path: Path, poller: str
         new.replace(module)
 
         def is_seen() -> bool:
-            # The reloader takes the first time that it finds for an unchanged file's.
+            # The reloader uses the first time that it finds as that of the unchanged file.
             modified = module.stat().st_mtime + 1
             os.utime(module, (modified, modified))
             return "Worker reloading" in server.log()
 
         wait_for(is_seen, "the change is seen", interval=0.1)
-        # The only worker there is: the next one starts when it has finished.
+        # This is the only worker: the next one starts when it has finished.
         assert download.read(FILE_BYTES) == block(FILE_BYTES)
         download.close()
         server.wait_for_log("Booting worker", 2)
@@ -216,7 +216,7 @@ def test_statsd_gets_request_metrics() -> None:
 
 
 def test_socket_of_systemd_is_served() -> None:
-    """As systemd hands it over (LISTEN_FDS)."""
+    """The socket is passed as systemd does it (LISTEN_FDS)."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -246,7 +246,7 @@ def test_requests_run_on_all_threads_at_once() -> None:
 
 def test_old_worker_serves_on_after_abandoned_usr2() -> None:
     with fast_worker() as server:
-        old = stats(server)["pid"]  # before there is another one that may answer
+        old = stats(server)["pid"]  # before another one may respond
         server.process.send_signal(signal.SIGUSR2)
         server.wait_for_log("Booting worker", 2)
         new_master = int(server.log().rsplit("Listening at: ", 1)[1].split("(")[1].split(")")[0])
@@ -280,7 +280,7 @@ def worker_abort(worker):
 def test_abort_calls_hook_and_replaces_worker() -> None:
     with fast_worker(configuration=ABORT_HOOK) as server, Connection(server.address) as connection:
         pid = stats(server)["pid"]
-        connection.send_request("/sleep/100")  # no app can keep it
+        connection.send_request("/sleep/100")  # no app can delay it
         os.kill(pid, signal.SIGABRT)
         server.wait_for_log("hook worker_abort")
         server.wait_for_log("Booting worker", 2)

@@ -1,4 +1,4 @@
-"""Each limit behaves as the rows of the options say: client, error log and metric."""
+"""Each limit has the effects in the table of the options: client, error log and metric."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Reach = Callable[[SteppedWorker], bytes]
 
 
 def sending(data: bytes, *, then_s: float = 0.0) -> Reach:
-    """Send something, and perhaps let time pass. Return the bytes that the client receives."""
+    """Send bytes, and perhaps let time pass. Return the bytes that the client receives."""
 
     def reach(stepped: SteppedWorker) -> bytes:
         client = stepped.connect(tcp=True)
@@ -50,7 +50,7 @@ def connecting_twice(stepped: SteppedWorker) -> bytes:
     return b""
 
 
-# The app, options of the worker, and how to reach the limit.
+# The app, the options of the worker, and how to reach the limit.
 WAYS: dict[str, tuple[Any, dict[str, Any], Reach]] = {
     "body_limit_bytes": (
         echo, {"body_limit_bytes": 3}, sending(HEAD + b"Content-Length: 4\r\n\r\n1234"),
@@ -76,7 +76,7 @@ def test_limit_does_what_its_row_says(make_stepped: MakeStepped, name: str) -> N
     limit = LIMITS[name]
     metric, labels = _metric(limit)
     collector = WorkerCollector(stepped.server)
-    stepped.log.warnings.clear()  # those of the start
+    stepped.log.warnings.clear()  # the lines of the start
     received = reach(stepped)
     if status := re.search(r"\d+$", limit.client):
         assert received.startswith(f"HTTP/1.1 {status[0]} ".encode())

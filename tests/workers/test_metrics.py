@@ -1,4 +1,4 @@
-"""Metrics of FastWorker when scraped: the values of workers, also as processes start and exit."""
+"""Scraped metrics of FastWorker: the values of all workers, while processes start and exit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Labels = Mapping[str, str]
 
 
 class Scrape:
-    """The samples of one scrape."""
+    """Return the samples of one scrape."""
 
     def __init__(self, port: int) -> None:
         response = get(("127.0.0.1", port), "/metrics")
@@ -42,12 +42,12 @@ class Scrape:
         ]
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of the samples with these labels."""
+        """Return the sum of the samples with these labels."""
         return sum(value for _, value in self.samples(name, **labels))
 
 
 def scraped_until(port: int, name: str, value: float, **labels: str) -> Scrape:
-    """Scrape until a metric has a value, which takes a second or so."""
+    """Scrape until a metric has a value, which takes about a second."""
     found: list[Scrape] = []
 
     def has_it() -> bool:
@@ -60,13 +60,13 @@ def scraped_until(port: int, name: str, value: float, **labels: str) -> Scrape:
 
 
 def exporter_of(server: LiveServer) -> int:
-    """The pid of the last exporter that has begun to serve."""
+    """Return the pid of the exporter that began to serve last."""
     server.wait_for_log("[INFO] Metrics at")
     return int(re.findall(r"\[(\d+)\] \[INFO\] Metrics at", server.log())[-1])
 
 
 def directory_of(server: LiveServer, worker: int) -> Path:
-    """The directory of the files, as a worker has it open."""
+    """Return the directory of the metrics files that a worker has open."""
     for fd in Path(f"/proc/{worker}/fd").iterdir():
         with contextlib.suppress(OSError):
             target = os.readlink(fd)
@@ -121,7 +121,7 @@ def _requests(server: LiveServer, port: int) -> None:
     assert server.get("/file").status == 200
     assert server.get("/nothing").status == 404
     assert server.get("/raise/before").status == 500
-    # The last metrics that a request and its worker change: the others are there too.
+    # A request and its worker change these metrics last. So the other metrics are complete.
     scraped_until(port, "wsgifast_thread_wait_seconds_count", 6)
     scraped_until(port, "wsgifast_sendfile_bytes_total", FILE_BYTES)
     scrape = scraped_until(port, "http_server_request_duration_seconds_count", 6)
@@ -132,7 +132,7 @@ def _requests(server: LiveServer, port: int) -> None:
     size = "http_server_response_body_size_bytes_sum"
     assert scrape.value(size, http_response_status_code="200") == 300 + FILE_BYTES
     assert scrape.value("wsgifast_sendfile_bytes_total") == FILE_BYTES
-    # Taken at another moment than the counters of requests.
+    # This is read at another moment than the counters of requests.
     scraped_until(port, "wsgifast_thread_wait_seconds_count", 6)
     assert scrape.value("wsgifast_worker_starts_total") == 2
     assert scrape.value("wsgifast_worker_cpu_seconds_total") > 0
@@ -189,7 +189,7 @@ def _another_address_by_hup(server: LiveServer, port: int) -> int:
     rewrite_module(conf, conf.read_text().replace(f"127.0.0.1:{port}", f"127.0.0.1:{new}"))
     server.process.send_signal(signal.SIGHUP)
     scraped_until(new, "wsgifast_worker_starts_total", 5)
-    scraped_until(new, "wsgifast_workers", 2)  # the old ones have gone
+    scraped_until(new, "wsgifast_workers", 2)  # the old workers have ended
     wait_for(lambda: not is_listening((HOST, port)), "nobody is at the old address")
     return new
 
@@ -201,7 +201,7 @@ def test_replaced_workers_leave_no_metric_files() -> None:
         pids = {stats(server)["pid"] for _ in range(20)}
 
         def several() -> bool:
-            """A worker that is to end serves requests until its main thread runs."""
+            """A worker that is about to end serves requests until its main thread runs."""
             pids.add(stats(server)["pid"])
             return len(pids) > 2
 
@@ -214,7 +214,7 @@ def test_replaced_workers_leave_no_metric_files() -> None:
 
         def is_reported() -> bool:
             scrape = Scrape(port)
-            # Of the last one the last second may be missing.
+            # The last worker's last second may be missing.
             waits = scrape.value("wsgifast_thread_wait_seconds_count")
             return waits >= 15 and scrape.value("wsgifast_worker_starts_total") >= len(pids)
 
@@ -231,7 +231,7 @@ def test_replaced_workers_leave_no_metric_files() -> None:
 
 def test_killed_worker_reports_its_last_requests(tmp_path: Path) -> None:
     port = free_port()
-    (tmp_path / "email.py").touch()  # the exporter needs Python's own
+    (tmp_path / "email.py").touch()  # the exporter needs Python's own module
     options = ("--workers=1", f"--pythonpath={tmp_path}")
     with fast_worker(*options, env={"WSGIFAST_METRICS": f"127.0.0.1:{port}"}) as server:
         worker = workers_of(scraped_until(port, "wsgifast_workers", 1)).pop()
@@ -258,7 +258,7 @@ def test_usr2_server_takes_over_metrics_address() -> None:
         wait_for(lambda: exporter_of(server) != first, "the next one has it")
         worker = workers_of(scraped_until(port, "wsgifast_workers", 1)).pop()
         directory = directory_of(server, worker)
-        # Killed as it is, it leaves neither a process nor a file.
+        # An exporter that is killed leaves neither a process nor a file.
         os.kill(master, signal.SIGKILL)
         exporter = exporter_of(server)
         wait_for(lambda: not is_running(worker), "the worker has ended")

@@ -1,4 +1,4 @@
-"""Settings that the arbiter checks: the address, the directory, and refused values."""
+"""Settings that the arbiter checks: the address, the directory, and invalid values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WSGIFAST_METRICS", DIRECTORY, "GUNICORN_PID"):
-        monkeypatch.setenv(name, "")  # so that it is as before afterwards
+        monkeypatch.setenv(name, "")  # so that the environment is as before afterwards
         monkeypatch.delenv(name)
     monkeypatch.setattr(setup, "_chosen", None)
     monkeypatch.setattr(setup, "_memory_folder", lambda: str(tmp_path))
@@ -69,7 +69,7 @@ def test_taken_metrics_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         said = f"FastWorker.metrics_bind={address!r}: Address already in use"
         assert refused(address) == said
-        # The server that is to be replaced has it still.
+        # The server that is being replaced still has it.
         monkeypatch.setenv("GUNICORN_PID", "1")
         check_metrics(worker(address), CFG)
     monkeypatch.delenv("GUNICORN_PID")
@@ -119,7 +119,7 @@ def test_given_metrics_directory_is_used(tmp_path: Path, monkeypatch: pytest.Mon
 def test_metrics_directory_of_previous_server_is_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a reload and USR2 it is in the environment of the next arbiter."""
+    """After a reload and USR2, it is in the environment of the next arbiter."""
     before = tmp_path / f"wsgifast-metrics-{name_of_process(os.getppid())}"
     before.mkdir()
     monkeypatch.setenv(DIRECTORY, str(before))
@@ -133,7 +133,7 @@ def test_metrics_directories_of_killed_servers_go(tmp_path: Path) -> None:
     daemons = tmp_path / "wsgifast-metrics-wsgifast-1-2"
     exported = tmp_path / "wsgifast-metrics-wsgifast-1-3"
     others = tmp_path / "others"
-    unreadable = tmp_path / "wsgifast-metrics-wsgifast-1-4"  # as another user's directory is
+    unreadable = tmp_path / "wsgifast-metrics-wsgifast-1-4"  # like the directory of another user
     unreadable.touch()
     for directory in (gone, daemons, exported, others):
         directory.mkdir()

@@ -30,14 +30,14 @@ PROBES = {"health_path": "/livez", "ready_path": "/readyz"}
 
 @contextlib.contextmanager
 def serving(*options: str, **attributes: Any) -> Iterator[LiveServer]:
-    """FastWorker that speaks both versions of HTTP without TLS."""
+    """Start FastWorker with both versions of HTTP, without TLS."""
     both = ("--http-protocols=h2,h1", "--http2-cleartext=both")
     with fast_worker(*both, *options, app=APP, attributes=attributes) as server:
         yield server
 
 
 def ask(server: LiveServer, target: str, version: str, method: str = "GET") -> tuple[int, bytes]:
-    """The status and the body of a response, with status 0 for one that is cut off."""
+    """Return the status and the body of a response, with status 0 for an incomplete one."""
     with Connection(server.address) as connection:
         if version == "HTTP/1.1":
             try:
@@ -172,7 +172,7 @@ def test_waiting_request_of_a_gone_client_is_dropped(tmp_path: Path) -> None:
             for number in range(3):
                 with Connection(server.address) as connection:
                     connection.send_request(f"/gone/{number}")
-            for _ in range(3):  # by then they wait
+            for _ in range(3):  # they wait by then
                 server.get("/livez")
             waits = Connection(server.address)
             waits.send_request("/waits")
@@ -213,7 +213,7 @@ def test_deadline_is_off_by_default_and_for_a_view(tmp_path: Path) -> None:
             Connection(server.address) as connection,
         ):
             connection.send_request(f"{target}?{go}")
-            for _ in range(200):  # some of them later than the deadline of /late would be
+            for _ in range(200):  # some of them are later than the deadline of /late would be
                 assert server.get("/").status == 200
             go.touch()
             assert connection.read_response().body == b"late"

@@ -1,4 +1,4 @@
-"""FastWorker's options: as attributes, in gunicorn's configuration, in the environment."""
+"""FastWorker's options as attributes, in gunicorn's configuration, and in the environment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CLASS = "from wsgifast.workers import FastWorker\nclass worker_class(FastWorker
 
 
 def configured(name: str, value: object) -> type[FastWorker]:
-    """A subclass as in a configuration file."""
+    """Return a subclass of FastWorker, like one in a configuration file."""
     made: type[FastWorker] = type("Configured", (FastWorker,), {name: value})
     return made
 
@@ -156,7 +156,7 @@ def test_subclass_attributes_of_other_names_are_fine() -> None:
         send_timeouts: tuple[int, ...] = ()
 
         def send_timeout(self) -> None:
-            """Of its own."""
+            """An attribute of the subclass itself."""
 
     check_attributes(Worker, FastWorker)
 
@@ -166,7 +166,7 @@ def test_subclass_attributes_of_other_names_are_fine() -> None:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """gunicorn's configuration file, as the module that gunicorn makes of it."""
+    """Return gunicorn's configuration file, as the module that gunicorn makes of it."""
     module = ModuleType("__config__")
     monkeypatch.setitem(sys.modules, "__config__", module)
     monkeypatch.setattr(own_options, "_in_use", {})
@@ -215,7 +215,7 @@ def test_other_names_in_configuration_are_ignored(names: Any) -> None:
             "nowhere",
             "FastWorker.metrics_bind='nowhere': expected a host and a port",
         ),
-        # As gunicorn's `bind` may be.
+        # gunicorn's `bind` has these forms, too.
         ("metrics_bind", ["a:1"], "FastWorker.metrics_bind=['a:1']: expected a host and a port"),
         ("body_timeout_s", (30,), "FastWorker.body_timeout_s=(30,): expected seconds above 0"),
         ("max_rss_bytes", Decimal("NaN"), "expected bytes above 0"),
@@ -264,7 +264,7 @@ def test_wrong_option_at_reload_changes_no_option(
 
 
 def configured_by(kind: str, folder: Path, configuration: str) -> tuple[str, dict[str, str]]:
-    """gunicorn's setting `config`, and the environment for it.
+    """Return gunicorn's setting `config`, and the environment for it.
 
     :param kind: "file" or "module".
     """

@@ -1,4 +1,4 @@
-"""Parts of gunicorn that a configuration replaces: obeyed, refused or named."""
+"""Parts of gunicorn that a configuration replaces: FastWorker uses, rejects or logs them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Both parsers understand the same, and refuse the same in the same words, however it arrives.
+"""Both parsers give the same results and the same errors, for any split of the bytes.
 
-Bytes that only one of them understands are a way to smuggle a request past the other. The test
-requests of gunicorn are tried too, valid and invalid. WSGIFAST_GUNICORN_CORPUS names their
-folder, tests/requests of gunicorn's source distribution.
+If only one parser accepts some bytes, a request can be smuggled past the other. The tests also use
+the valid and invalid test requests of gunicorn. WSGIFAST_GUNICORN_CORPUS names their folder,
+tests/requests of gunicorn's source distribution.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from wsgifast.workers.options import options, parsers
 CORPUS = os.environ.get("WSGIFAST_GUNICORN_CORPUS", "")
 
 TRUSTED, STRANGER = ("127.0.0.1", 4711), ("192.0.2.1", 4711)
-# gunicorn's own two, which answer in other words.
+# gunicorn's own two error pages, which have other texts.
 HTTP_PARSERS = ["python", "fast"]
 INSTALLED = [name for name in HTTP_PARSERS if name != "fast" or find_spec("gunicorn_h1c")]
 # Options that change the parsing of headers.
@@ -75,7 +75,7 @@ def configured(http_parser: str | None = None, **changed: Any) -> Config:
 
 
 class Side:
-    """The requests of one connection, as one of the parsers understands them."""
+    """Return the requests of one connection, as one of the parsers reads them."""
 
     def __init__(self, parser: str, cfg: Config, peer: Any, check_host: bool) -> None:
         settings = Settings(cfg)
@@ -112,7 +112,7 @@ def _request(exchange: Any) -> Any:
 
 
 class Pair:
-    """Both parsers over the same settings."""
+    """Return both parsers with the same settings."""
 
     def __init__(
         self, cfg: Config | None = None, peer: Any = TRUSTED, *, check_host: bool = False
@@ -186,7 +186,7 @@ def test_requests_that_are_not_plain_go_to_gunicorn(data: bytes) -> None:
 def test_parsers_agree_on_any_byte_at_any_place() -> None:
     pair = Pair(configured(INSTALLED[0]))
     whole = PLAIN["body"]
-    # In and between method, target, version, line ends, names and values.
+    # Bytes in and between method, target, version, line ends, names and values.
     for place in (0, 1, 4, 6, 13, 15, 17, 20, 22, 24, 41):
         for byte in range(256):
             one = bytes([byte])
@@ -268,7 +268,7 @@ def test_parsers_agree_on_mutated_requests(number: int) -> None:
 
 
 def _can(http_parser: str | None, changed: Collection[str]) -> bool:
-    """Whether gunicorn's C parser takes these settings. The other takes all."""
+    """Return whether gunicorn's C parser supports these settings. The other parser supports all."""
     return http_parser != "fast" or not {"permit_obsolete_folding", "strip_header_spaces"} & {
         *changed
     }
@@ -311,9 +311,10 @@ def test_parser_is_chosen_by_settings_and_packages(monkeypatch: pytest.MonkeyPat
         worker = SimpleNamespace(check_host=True, head_limit_bytes=1 << 16)
         return type(parsers(worker, settings)(TRUSTED)).__name__
 
-    monkeypatch.setattr("gunicorn.__version__", GUNICORN.newest)  # a tested one
+    monkeypatch.setattr("gunicorn.__version__", GUNICORN.newest)  # a tested version
     assert found() == "HttptoolsParser"
-    assert found(http_parser="python") == "GunicornParser"  # a choice between gunicorn's own
+    # A choice between gunicorn's own parsers
+    assert found(http_parser="python") == "GunicornParser"
     assert found(protocol="uwsgi") == "GunicornParser"
     monkeypatch.setitem(sys.modules, "httptools", None)  # as if it were not installed
     assert found() == "GunicornParser"
@@ -366,13 +367,13 @@ def test_proxy_header_applies_to_its_connection_only(
         client.run_request()
         assert client.read_response().status == 200
     assert addresses == [("192.0.2.77", "4712"), ("192.0.2.1", "4711"), ("192.0.2.77", "4712")]
-    # A proxy that asks for itself, as to see whether the worker is alive, names no client.
+    # A proxy that sends its own request, for instance as a health check, names no client.
     local = stepped.connect()
     local.send(b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0")
     local.run_request()
     assert local.read_response().status == 200
     assert addresses[3:] == [("192.0.2.1", "4711")]
-    # On a connection that is under way it is not a PROXY header, from any sender.
+    # In the middle of a connection it is not a PROXY header, whoever sends it.
     proxied.run(b"PROXY TCP4 192.0.2.88 192.0.2.2 1 80\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert proxied.read_response().status == 400
     assert len(addresses) == 4
@@ -401,7 +402,7 @@ def test_forwarded_headers_need_allowed_peers(
 
 
 def uwsgi(body: bytes = b"", **variables: str) -> bytes:
-    """A request as nginx's uwsgi_pass sends it."""
+    """Return a request as nginx's uwsgi_pass sends it."""
     variables.setdefault("REQUEST_METHOD", "POST" if body else "GET")
     variables["CONTENT_LENGTH"] = str(len(body)) if body else ""
     block = b""
@@ -427,7 +428,7 @@ def test_uwsgi_requests_in_any_packets_are_answered(make_stepped: MakeStepped, s
     for start in range(0, len(data), step):
         client.run(data[start : start + step])
     assert client.read_response().body == b"body"
-    # No server behind uwsgi_pass knows of chunks.
+    # No server behind uwsgi_pass supports chunked coding.
     response = client.read_response()
     assert response.header("Transfer-Encoding") is None
     assert response.body == b"until the end"

@@ -1,4 +1,4 @@
-"""The metrics address of a FastWorker that is busy, slow, or about to end."""
+"""The health checks at the metrics address of a FastWorker that is busy, slow, or about to end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 
 THREADS = 4
-# Not after seconds in which no thread was free.
+# The response does not take seconds in which no thread is free.
 _SOON = "import wsgifast.workers.metrics; wsgifast.workers.metrics.UNREADY_AFTER_S = 0.5"
 
 
@@ -65,7 +65,7 @@ def test_probes_while_every_thread_is_busy(
         assert says("/livez", 200, "alive")()
 
         def top_tells() -> bool:
-            """The worker's last report may be from before."""
+            """The worker's last report may be older."""
             assert cli.main(["top", f"127.0.0.1:{port}", "--json"]) == 0
             seen = json.loads(capsys.readouterr().out)
             return (

@@ -1,6 +1,6 @@
-"""Many clients do everything at once, and every body is checked by its hash.
+"""Many clients do everything at once. The test checks every body by its hash.
 
-A second for each poller by default. Set WSGIFAST_RACE_SECONDS=60 for a thorough run.
+It takes one second for each poller. Set WSGIFAST_RACE_SECONDS=60 for a thorough run.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _client(address: Address, seed: int, end: float, failures: list[str], done: 
                 for _ in range(chance.randrange(1, 8)):
                     _one_request(connection, chance)
                     done.append(1)
-                if chance.random() < 0.3:  # and sometimes it leaves in the middle
+                if chance.random() < 0.3:  # sometimes the client leaves in the middle
                     connection.send_request(chance.choice(["/file", "/chunks/100-10000", "/small"]))
             if time.monotonic() > end:
                 return
@@ -103,8 +103,8 @@ def test_bodies_are_right_with_many_clients_at_once(poller: str) -> None:
         after = stats(server)
 
         def all_is_closed() -> bool:
-            # A connection lingers until its client has closed it too, also that of this request.
-            # A disk's thread ends a moment after its last read.
+            # A connection lingers until its client has closed it too, also that of this request. A
+            # disk thread ends a moment after its last read.
             after.update(stats(server))
             return all(after[what] <= before[what] for what in ("fds", "threads"))
 

@@ -22,11 +22,11 @@ from tests.workers.serving import fast_worker, rewrite_module, stats
 pytestmark = pytest.mark.long
 
 THREADS = 4
-# For a server in another directory: this checkout's modules.
+# The modules of this checkout, for a server in another directory.
 HERE = {"PYTHONPATH": str(ROOT)}
 
 
-# Imports the app only while no file forbids it.
+# This app can be imported only while no file forbids it.
 GATED = """
 import os, time
 while os.path.exists("closed"):
@@ -40,12 +40,12 @@ def app(environ, start_response):
         return [body]
     return tests.workers.app.app(environ, start_response)
 """
-# It imports nothing that another user might not read.
+# This app imports nothing that another user might not be allowed to read.
 ALONE = GATED.replace("import tests.workers.app\n", "")
 
 
 class Gated:
-    """A server and its clients. The test decides when its workers begin to import."""
+    """A server and its clients. The test decides when its workers begin to import the app."""
 
     def __init__(self, folder: Path, server: LiveServer) -> None:
         self.folder = folder
@@ -99,7 +99,7 @@ def gated(
 
 
 def assert_reload_leaves_no_gap(app: Gated, text: str) -> None:
-    """The old workers, two of them, answer until the new ones have imported the app."""
+    """Two old workers respond until the new ones have imported the app."""
     app.shut()
     app.write(text.replace("{version}", "two"))
     app.reload()
@@ -179,7 +179,7 @@ def test_term_during_a_reload_ends_all_workers(tmp_path: Path) -> None:
         app.reload()
         wait_for(lambda: app.booted() == 3, "a new worker imports the app")
         assert app.server.stop() == 0
-        log = app.server.log()  # the signal may come before the new one can handle it
+        log = app.server.log()  # the signal may arrive before the new worker can handle it
         assert log.count("Worker exiting") + log.count("was sent SIGTERM") == 3
 
 
@@ -261,7 +261,7 @@ def test_grown_or_old_worker_is_replaced(
         assert slow.read_headers().status == 200
         server.get("/grow")
         server.wait_for_log("max_rss_bytes=250,000,000.")
-        assert stats(server)["pid"] == first  # which goes on while others are served
+        assert stats(server)["pid"] == first  # it continues while others are served
         assert slow.read(FILE_BYTES) == block(FILE_BYTES)
         slow.close()
         wait_for(lambda: stats(server)["pid"] != first, "it is replaced")
@@ -270,7 +270,7 @@ def test_grown_or_old_worker_is_replaced(
 
 def test_max_rss_below_size_of_app_is_refused_at_start() -> None:
     with fast_worker(attributes={"max_rss_bytes": 1_000_000}, fails=True) as server:
-        assert server.process.wait(STOP_S) == 4  # gunicorn's status where an app cannot be loaded
+        assert server.process.wait(STOP_S) == 4  # gunicorn's exit status if an app cannot be loaded
         assert "FastWorker.max_rss_bytes=1,000,000: with this app a worker has" in server.log()
         assert server.log().count("Booting worker") == 1
 
@@ -368,7 +368,7 @@ def test_old_worker_ends_before_its_successor_starts(
         assert "could not be started" not in log
 
 
-# A shape that many configurations have: at a reload each number is given twice.
+# Many configurations have this shape: at a reload each number is given twice.
 FILES = """
 import os
 def on_starting(server):
@@ -391,7 +391,10 @@ ENDS = {
 
 
 def by_environment(configuration: str) -> str:
-    """Return it with the numbers in the environment. The arbiter has them by the workers' ages."""
+    """Return the hook with the numbers in the environment.
+
+    The arbiter has them by the workers' ages.
+    """
     for old, new in (
         ("each.number for each in", "server.ages[each.age] for each in"),
         ("server.spare_numbers = set()", "server.spare_numbers, server.ages = set(), {}"),

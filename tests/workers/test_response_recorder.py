@@ -1,4 +1,4 @@
-"""The values that FastWorker records of each request, after the response."""
+"""The values that FastWorker records for each request, after the response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from wsgifast.workers.metrics import ResponseRecorder, WorkerCollector, start_re
 
 
 class Recorded(Notes):
-    """The values that FastWorker has recorded."""
+    """Return the values that FastWorker has recorded."""
 
     running_requests: Callable[[], Iterable[Any]]
 
@@ -240,7 +240,7 @@ def test_opentelemetry_gets_thread_waits_once(
     Instruments(provider)
     for seconds in (0.2, 0.3):
         stepped.server.shared.counters.waits.append(seconds)
-    for _ in range(2):  # nothing is reported twice
+    for _ in range(2):  # no value is reported twice
         metric = exported(reader)["wsgifast.thread_wait"]
         (recorded,) = metric.data.data_points
         assert (metric.unit, recorded.count, recorded.sum) == ("s", 2, 0.5)
@@ -254,7 +254,7 @@ def test_ended_worker_reports_counters_only(make_stepped: MakeStepped) -> None:
     collector = WorkerCollector(stepped.server)
 
     def ends() -> dict[str, float | Distribution]:
-        """By their reasons, each of which is there before it is one."""
+        """Requests are counted by the reason of their refusal."""
         name = "wsgifast_worker_ends_total"
         found = collector.collect()
         return {each.labels[0]: each.value for each in found if each.metric.name == name}

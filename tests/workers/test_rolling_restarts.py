@@ -1,4 +1,4 @@
-"""Two servers behind HAProxy, which polls their readiness: restarts one after the other."""
+"""Two servers behind HAProxy, which polls their readiness. They restart one after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.workers.serving import fast_worker
 pytestmark = pytest.mark.long
 
 RESTARTS = int(os.environ.get("WSGIFAST_TEST_RESTARTS", "2"))
-# No second try: a request that meets a closed port is lost.
+# HAProxy does not retry: a request that reaches a closed port is lost.
 _CONFIGURATION = """\
 defaults
     mode http
@@ -46,8 +46,8 @@ backend shop
 class Visitors:
     """Clients that send one request after the other, each on a new connection.
 
-    :ivar lost: the errors and bytes that came in place of a response.
-    :ivar served: how many responses came.
+    :ivar lost: the errors and bytes in place of responses.
+    :ivar served: the number of responses.
     """
 
     def __init__(self, front: Address, count: int) -> None:
@@ -68,7 +68,7 @@ class Visitors:
             thread.join()
 
     def wait_for_more(self, count: int) -> None:
-        """Wait until so many more responses have come."""
+        """Wait until this many more responses have arrived."""
         least = self.served + count
         wait_for(lambda: self.served >= least, f"{count} more responses have come")
 
@@ -102,7 +102,7 @@ def asgi(port: int) -> Iterator[LiveServer]:
 
 @contextlib.contextmanager
 def instance(serves: Any, port: int) -> Iterator[None]:
-    """A server that drains. SIGTERM ends it at the end of the block."""
+    """Run a server that drains. SIGTERM ends it at the end of the block."""
     with serves(port) as server:
         wait_for(lambda: server.get("/readyz").status == 200, "it is ready")
         yield
@@ -132,7 +132,7 @@ def test_no_request_is_lost_by_rolling_restarts(serves: Any, tmp_path: Path) -> 
             name = "ab"[restart % 2]
             running[name].close()
             running[name].enter_context(instance(serves, ports[name]))
-            # The other one goes down only after HAProxy has had time to find this one.
+            # The other server stops only after HAProxy has had time to find this one.
             visitors.wait_for_more(50)
     assert not visitors.lost, visitors.lost[:5]
     assert visitors.served

@@ -1,4 +1,4 @@
-"""Workers without a free thread, beside other workers that have some, and alone."""
+"""Workers without a free thread, alone and beside workers with free threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pid_of(connection: Connection) -> int:
 
 
 def saturate_one(server: LiveServer, stack: contextlib.ExitStack, never: Path) -> int:
-    """Have one of the workers run an app in each of its threads that waits for a file."""
+    """In one of the workers, run an app that waits for a file in each thread."""
     by_pid: dict[int, list[Connection]] = {}
     while True:
         connection = stack.enter_context(Connection(server.address))
@@ -54,7 +54,9 @@ def test_other_workers_respond_for_a_saturated_one(tmp_path: Path) -> None:
         taken = saturate_one(server, stack, tmp_path / "never")
 
         def other_workers_answer() -> bool:
-            """Who comes just before the worker has noticed waits, as at any app that hangs."""
+            """A request that arrives just before the worker has noticed waits, like behind any app
+            that hangs.
+            """
             answered = {who_answers(server) for _ in range(60)}
             assert taken not in answered
             return None not in answered
@@ -69,7 +71,7 @@ def test_idle_workers_share_the_connections() -> None:
         wait_for(lambda: stats(server)["pid"] != first, "both serve")
 
         def share() -> bool:
-            """A busy machine may let one of them run more often for a while."""
+            """A busy machine may run one of them more often for a while."""
             pids = Counter(stats(server)["pid"] for _ in range(40))
             return len(pids) == 2 and min(pids.values()) >= 8
 
@@ -89,7 +91,7 @@ def test_saturated_worker_alone_keeps_receiving() -> None:
 
 
 def test_endless_empty_blocks_leave_others_their_turns() -> None:
-    """Its iterator is one of C's, so that no Python runs between two blocks."""
+    """Its iterator is written in C, so that no Python code runs between two blocks."""
     with (
         fast_worker("--graceful-timeout=1") as server,
         Connection(server.address) as connection,

@@ -1,4 +1,4 @@
-"""Disks that hang or are slow: only requests that read or write there wait."""
+"""Disks that hang or are slow: only requests that use the disk wait."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BLOCK, BLOCKS = bytes(range(256)) * 64, 256
 RESPONSE = BLOCK * BLOCKS
 BODY = bytes(range(255)) * 8_000
 REQUESTS = 100
-# A file, and how fast the slow disk reads it: one read-ahead window takes half a second, and the
-# first of each download's one and a half.
+# A file, and the speed of the slow disk: one read-ahead window takes half a second, and the first
+# one of each download one and a half.
 FILE_BYTES = 64 * 1024 * 1024
 BYTES_PER_S = 256 * 1024
 
 
 def _hang() -> None:
-    """Wait as long as the disk hangs, and note that a request does."""
+    """Wait as long as the disk hangs, and record that a request waits."""
     folder = Path(os.environ["DISK"])
     if not (folder / "goes").exists():
         (folder / f"waits-{threading.get_native_id()}").touch()
@@ -106,7 +106,7 @@ def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Liv
 
 
 def others_are_answered(server: LiveServer, disk: Path) -> None:
-    """While the disk hangs."""
+    """A request while the disk hangs."""
     wait_for(lambda: any(disk.glob("waits-*")), "somebody waits for the disk")
     with Connection(server.address) as client:
         for _ in range(REQUESTS):
@@ -145,7 +145,7 @@ def test_hanging_disk_delays_slow_http2_readers_only(server: tuple[LiveServer, P
             reader.begin()
             readers.append((reader, [reader.send("/generator") for _ in range(CLIENTS // 3)]))
         others_are_answered(served, disk)
-        # Nor is anybody who shares a connection with them.
+        # Other streams of the same connection do not wait, either.
         reader, _ = readers[0]
         reader.open(1 << 20)
         assert reader.response(reader.send("/")).body == b"ok"
@@ -215,7 +215,9 @@ def test_client_leaving_a_hanging_disk_is_no_error(server: tuple[LiveServer, Pat
     not has_slow_disk(), reason="only root can mount a slow disk, and only where /dev/fuse is"
 )
 def test_slow_disk_delays_its_own_files_only(tmp_path: Path) -> None:
-    """More downloads than threads, and a timeout that kills a worker whose main thread waits."""
+    """There are more downloads than threads, and a timeout that kills a worker whose main thread
+    waits.
+    """
     (tmp_path / "mnt").mkdir()
     with (
         slow_disk(tmp_path / "mnt", size=FILE_BYTES, bytes_per_s=BYTES_PER_S) as path,
@@ -234,7 +236,7 @@ def test_slow_disk_delays_its_own_files_only(tmp_path: Path) -> None:
             download.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
             assert download.recv(1000).startswith(b"HTTP/1.1 200 OK\r\n")
             downloads.append(download)
-        # Of the disk, each request would cost half a second and more.
+        # With the disk, each request would take more than half a second.
         with Connection(server.address) as client:
             for _ in range(2 * REQUESTS):
                 client.send_request("/")

@@ -1,6 +1,6 @@
-"""The headers of an HTTP/2 request are the same with and without gunicorn's parser.
+"""The headers of an HTTP/2 request give the same result with and without gunicorn's parser.
 
-Headers that need no parser are valid for h2, with all of its checks.
+Headers that need no parser pass all checks of h2.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ NOT_PLAIN = {
 
 
 def understood(parser: Parser, received: list[Field], peer: Any) -> Any:
-    """The result of a parser for headers, or its refusal."""
+    """Return the result of a parser for headers, or its error."""
     try:
         exchange = parser.parse_stream(received, plain_headers(received), peer, 3)
     except (ParseException, RequestError) as error:
@@ -112,7 +112,7 @@ def understood(parser: Parser, received: list[Field], peer: Any) -> Any:
 
 
 class Pair:
-    """Both parsers over the same settings."""
+    """Return both parsers with the same settings."""
 
     def __init__(self, peer: Any = TRUSTED, *, checks_host: bool = True, **changed: Any) -> None:
         worker = SimpleNamespace(check_host=checks_host, head_limit_bytes=1 << 14)
@@ -165,7 +165,7 @@ def test_other_headers_are_parsed_by_gunicorn(name: str) -> None:
             NOT_PLAIN[name], plain_headers(NOT_PLAIN[name]), TRUSTED, 1
         )
     except (ParseException, RequestError):
-        return  # gunicorn's parser refuses it
+        return  # gunicorn's parser rejects it
     assert not isinstance(exchange.req, PlainRequest)
 
 

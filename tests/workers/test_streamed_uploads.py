@@ -1,4 +1,4 @@
-"""Uploads over TLS that the app's own thread reads from its client (`buffer_bodies` off)."""
+"""Uploads over TLS that the app's thread reads from its client (`buffer_bodies` is off)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def connection(client: Client) -> Iterator[Connection]:
 def impatient(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
-    """For clients that stop: the server does not wait for them for long."""
+    """Limits for clients that stop: the server does not wait for them for long."""
     folder = tmp_path_factory.mktemp("tls")
     with served(folder, poller=request.param, body_timeout_s=1.0) as client:
         yield client
@@ -87,7 +87,7 @@ def test_streamed_body_is_answered_piece_by_piece(client: Client, connection: Co
 
 def test_client_that_stops_sending_releases_thread(impatient: Client) -> None:
     before = impatient.closed(DIALOGUE)
-    # More of them than threads: each thread is needed again.
+    # There are more uploads than threads: each thread is needed again.
     with nothing_left_behind(impatient.server, tls=impatient.tls):
         stalled = [impatient.connect() for _ in range(THREADS + 1)]
         for connection in stalled:
@@ -95,7 +95,7 @@ def test_client_that_stops_sending_releases_thread(impatient: Client) -> None:
         for connection in stalled:
             assert connection.read_headers().status == 200
             assert connection.read_chunk() == PIECE.upper()
-            # No last chunk: the client sees that the response is not whole.
+            # Without a last chunk the client sees that the response is incomplete.
             assert connection.read_to_end() == b""
             connection.close()
     assert impatient.closed(DIALOGUE) == before + len(stalled)
@@ -134,7 +134,7 @@ def test_client_leaving_an_upload_releases_the_thread(client: Client, leave: str
 def test_request_after_unread_body_is_answered(
     connection: Connection, framing: bytes, cut: str, tmp_path: Path
 ) -> None:
-    """The next request is found behind it, also where it came in the same TLS record."""
+    """The server finds the next request after the body, also if it came in the same TLS record."""
     headers, _, body = framing.partition(b"\r\n\r\n")
     arrived = tmp_path / "arrived"
     headers = (
@@ -165,7 +165,10 @@ def test_body_that_follows_its_response_is_skipped(connection: Connection) -> No
 
 
 def test_unread_body_that_never_comes_ends_connection(impatient: Client) -> None:
-    """Where the next request would start is not known: the response, and then the end."""
+    """The server does not know where the next request would start.
+
+    It sends the response and closes.
+    """
     with (
         nothing_left_behind(impatient.server, tls=impatient.tls),
         impatient.connect() as connection,

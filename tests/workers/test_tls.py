@@ -1,4 +1,4 @@
-"""TLS files: renewed while the worker runs, and broken."""
+"""TLS files that are renewed while the worker runs, and broken files."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_broken_tls_files_are_logged_and_old_used(tmp_path: Path, broken: str) -
     assert len(log.errors) == 1
     assert str(key) in log.errors[0]
     assert "the last that worked are used, if any" in log.errors[0]
-    # A worker that starts now has it of the arbiter.
+    # A worker that starts now gets it from the arbiter.
     assert TLSContexts(configured(cert, key), log).current() is good
     assert len(log.errors) == 2
     issue(tmp_path, trustme.CA())
@@ -126,7 +126,9 @@ def test_tls_files_replaced_in_failed_read_come_again(tmp_path: Path, started: b
     replaced = started
 
     def ssl_context(cfg: Any, make_default: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-        """gunicorn's, with another certificate and key in the files between its two reads."""
+        """gunicorn's context, while the files change to another certificate and key between its two
+        reads.
+        """
         nonlocal replaced
         if not replaced:
             replaced = True
@@ -222,7 +224,10 @@ def test_key_that_does_not_fit_is_refused_at_start(tmp_path: Path) -> None:
 
 
 def test_certificate_without_key_is_logged_old_used(tmp_path: Path) -> None:
-    """While it runs, and after a reload, whose worker has never read files that work."""
+    """The files break while the worker runs.
+
+    After a reload, the new worker has never read valid files.
+    """
     authority = trustme.CA()
     cert, key = issue(tmp_path, authority)
     tls = trusting(authority)
@@ -238,6 +243,6 @@ def test_certificate_without_key_is_logged_old_used(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGHUP)
         wait_for(lambda: stats(server, tls=tls)["pid"] != first, "a new worker serves")
         assert server.get("/small/5", tls=tls).body == block(5)
-        # The key comes late.
+        # The key is written late.
         os.replace(other / "key.pem", key)
         assert server.get("/small/5", tls=tls).body == block(5)

@@ -1,4 +1,4 @@
-"""WebSockets on FastWorker, by libraries that take the socket of gunicorn."""
+"""WebSockets on FastWorker, by libraries that use `gunicorn.socket`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXTS = ["hello", "grüße", "x" * 200_000]
 
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_flask_sock_echoes_on_fastworker(rounds: int) -> None:
-    """And each of two threads is free again after its WebSocket."""
+    """Each of two threads is free again after its WebSocket."""
     with fast_worker("--threads=2", app="tests.workers.websockets:sock_app") as server:
         url = server.url.replace("http", "ws") + "/echo"
         for _ in range(rounds):
@@ -32,7 +32,7 @@ def test_flask_sock_echoes_on_fastworker(rounds: int) -> None:
 
 
 def _message(client: simple_websocket.Client) -> str:
-    """Receive a message of Engine.IO. Its pings, which come on a slow machine, are answered."""
+    """Receive a message of Engine.IO. Answer its pings, which a slow machine may cause."""
     while (text := str(client.receive(timeout=60))) == "2":
         client.send("3")
     return text

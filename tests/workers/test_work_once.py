@@ -1,6 +1,6 @@
-"""A response's file, its headers and its compression are each looked at once, on each server.
+"""A response's file, headers and compression are each examined once, on each server.
 
-Beside that: how many functions WSGIFast calls for a response.
+The tests also count the functions that WSGIFast calls for a response.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ EXAMINES = {sending.regular_segment.__code__}
 CHECKS = {fields.declared_length.__code__, fields.ResponseStart.__init__.__code__}
 
 SOCKET = socket.socket()
-# Of which each response has another, so that no cache knows its headers.
+# Each of these responses has different headers, so that no cache contains them.
 COOKIES = itertools.count()
 
 App = Callable[[dict[str, Any], Any], Any]
-# Calls an app twice, and returns the code that the second call runs.
+# Call an app twice, and return the code that the second call runs.
 Runs = Callable[[App], list[CodeType]]
 
 
 class Watch:
-    """Notes the functions of wsgifast that this thread calls."""
+    """Record the functions of wsgifast that this thread calls."""
 
     def __init__(self) -> None:
         self.called: list[CodeType] = []
@@ -60,19 +60,19 @@ class Watch:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(ROOT):
             return
-        # Headers that are made of checked ones have no headers to check.
+        # Headers that consist of checked ones are not checked again.
         if code not in CHECKS or frame.f_locals["headers"]:
             self.called.append(code)
 
 
 def in_process(app: App, **extra: Any) -> list[CodeType]:
-    """As gthread does: it sends its file wrapper by sendfile."""
+    """Send a response like gthread, which sends its file wrapper by sendfile."""
     for _ in range(2):
         environ = new_environ(**{"HTTP_ACCEPT_ENCODING": "gzip", **extra})
         environ["gunicorn.socket"] = SOCKET
         with Watch() as watch:
             server = Server(app, environ)
-            # A file is sent by sendfile.
+            # Sendfile sends a file.
             if not isinstance(server.result, FileWrapper):
                 list(server.result)
             if hasattr(server.result, "close"):

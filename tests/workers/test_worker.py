@@ -22,7 +22,7 @@ from wsgifast.sockets.closing import LINGER_S
 
 
 class Pool:
-    """A pool that does nothing but tell when it is called."""
+    """A pool that only records when it is called."""
 
     def __init__(self, said: list[str]) -> None:
         self.said = said
@@ -102,7 +102,7 @@ def test_worker_serves_until_term(life: Life) -> None:
     assert pool.rounds == [1.0, 1.0]
     assert not life.listens()
     assert life.listener.fileno() == -1
-    worker.handle_exit(signal.SIGTERM, None)  # a second one does no harm
+    worker.handle_exit(signal.SIGTERM, None)  # a second signal has no effect
 
 
 def test_worker_without_arbiter_ends(life: Life) -> None:
@@ -118,7 +118,7 @@ def test_failed_pool_ends_worker_with_status_1(life: Life) -> None:
         life.pool.failed = True
 
     life.pool.at_monitor = [fail]
-    life.stepped.connect()  # which would never be served
+    life.stepped.connect()  # it would never be served
     with pytest.raises(SystemExit) as raised:
         life.worker.run()
     assert raised.value.code == 1
@@ -161,7 +161,7 @@ def test_ending_worker_waits_for_accept_under_way(life: Life) -> None:
     life.pool.at_monitor = [begin, end]
     life.worker.run()
     assert life.pool.at_monitor == []
-    assert acceptor._closed  # and no connection is accepted that would never be served
+    assert acceptor._closed  # no connection is accepted that would never be served
 
 
 def test_requests_beyond_graceful_timeout_are_cut_off(life: Life) -> None:
@@ -189,7 +189,7 @@ def test_ending_worker_lets_idle_clients_ask_once_more(life: Life) -> None:
     now = stepped.clock.now
 
     def response() -> None:
-        # A request in this moment is answered, with the truth about the connection.
+        # A request at this moment gets a response that tells the truth about the connection.
         assert client.near.deadline == now + LINGER_S
         assert server.shared.keepalive_s == LINGER_S
         assert ask(stepped, client)[:2] == (200, False)
@@ -257,7 +257,7 @@ def test_client_that_hung_up_is_answered_after_others(make_stepped: MakeStepped)
 def test_connection_given_to_ending_worker_is_answered(
     make_stepped: MakeStepped,
 ) -> None:
-    """With EPOLLEXCLUSIVE no other worker knows of it."""
+    """With EPOLLEXCLUSIVE no other worker learns of it."""
     stepped = make_stepped(hello, workers=2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stepped.begin_anew(listener)
@@ -335,7 +335,7 @@ def test_events_count_for_unfinished_listener(make_stepped: MakeStepped) -> None
     ("error", "said"),
     [
         (ConnectionResetError(), "A connection has failed at once"),
-        (AttributeError(), "A connection could not be made"),  # a mistake, which nothing may hide
+        (AttributeError(), "A connection could not be made"),  # a mistake that must not be hidden
     ],
 )
 def test_connection_not_made_is_closed_and_logged(
@@ -383,7 +383,7 @@ def test_worker_ends_after_max_requests(make_stepped: MakeStepped) -> None:
     assert worker._beat()
     assert not server.pool.monitor._interrupted
     assert ask(stepped, client) == (200, True, b"hello")
-    assert server.pool.monitor._interrupted  # the monitor hears of it at once
+    assert server.pool.monitor._interrupted  # the monitor learns of it at once
     assert not worker._beat()  # no arbiter would start its successor
     assert server.shared.is_ending
     assert ask(stepped, other) == (200, False, b"hello")

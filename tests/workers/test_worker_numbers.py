@@ -1,4 +1,7 @@
-"""The numbers that pre_fork hooks give to workers, found by the changes of the hooks."""
+"""The numbers that pre_fork hooks give to workers.
+
+FastWorker finds them by the changes of a hook.
+"""
 
 from __future__ import annotations
 

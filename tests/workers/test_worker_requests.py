@@ -1,4 +1,4 @@
-"""The work of FastWorker around each request: hooks, the app, its errors, logs."""
+"""FastWorker's work for each request: hooks, the app, its errors, and logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_keepalive_depends_on_settings_and_load(make_stepped: MakeStepped) -> No
 
 
 class Hooks:
-    """The hooks around a request, one of which may fail."""
+    """The hooks of a request. One of them may fail."""
 
     def __init__(self, failing: str, error: type[BaseException]) -> None:
         self.calls: list[tuple[str, Any, Any]] = []

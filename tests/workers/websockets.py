@@ -1,4 +1,4 @@
-"""WebSockets under WSGI, as two extensions of Flask serve them: on gunicorn's socket."""
+"""WebSockets under WSGI by two extensions of Flask, on gunicorn's socket."""
 
 from __future__ import annotations
 
