@@ -195,13 +195,11 @@ class WSGIFast:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if self.nodelay:
             self._set_nodelay(environ)
-        return self._respond(AppResponse(self.app, environ, start_response))
+        return self._respond(AppResponse(self.app, environ, start_response, self.compression))
 
     def _call_app(self, response: AppResponse) -> Iterable[bytes]:
         """Call the app, and return the object that the server iterates."""
         body: Any = None
-        if self.compression is not None:  # not a stage: that would be one more call
-            response.enable_compression(self.compression)
         try:
             if RECORDER in response.environ:
                 body = call_noting_pattern(self._call, response.environ, response.start)

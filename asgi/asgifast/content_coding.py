@@ -118,7 +118,7 @@ class ContentCoding(ResponseCoding):
         accept_encoding = b",".join(accepted).decode("latin-1")
         super().__init__(compression, scope["method"], accept_encoding, [])
         if compression.dictionary is not None:
-            self.find_dictionary(scope.get("root_path") or "", self._header)
+            self.find_dictionary(scope.get("root_path") or "")
         if preconditions:
             self._restore_tags()
 
@@ -282,7 +282,7 @@ class ContentCoding(ResponseCoding):
         return _load.is_behind()
 
     def has_user(self) -> bool:
-        if self._header("Remote-User") is not None:
+        if self.header("Remote-User") is not None:
             return True
         # ASGI has no REMOTE_USER. Starlette's AuthenticationMiddleware sets this one.
         user = self.app_scope.get("user")
@@ -293,15 +293,15 @@ class ContentCoding(ResponseCoding):
             return compress(block)
         return await _load.in_thread(compress, block)
 
-    def _header(self, name: str) -> str | None:
+    def header(self, name: str) -> str | None:
         key = name.lower().encode()
         values = [value for each, value in self._headers if each == key]
         return b", ".join(values).decode("latin-1") if values else None
 
     def _restore_tags(self) -> None:
-        sent = self._header("If-None-Match"), self._header("If-Match")
+        sent = self.header("If-None-Match"), self.header("If-Match")
         self._restored = restored = self.app_preconditions(*sent)
-        condition = self._header("If")
+        condition = self.header("If")
         app_if = None if condition is None else self.app_if(condition)
         if (*restored, app_if) != (*sent, condition):
             changed = {"if-none-match": restored[0], "if-match": restored[1], "if": app_if}

@@ -15,9 +15,9 @@ from wsgifast.http import fields as module
 from wsgifast.http.fields import (
     ResponseStart,
     check_field,
-    declared_length,
     known_start,
     parse_length,
+    read_headers,
     status_code,
 )
 from wsgifast.http.framing import Framing, frame_response
@@ -91,7 +91,7 @@ def test_headers_that_are_no_pairs_are_refused(headers: Any) -> None:
     with pytest.raises(BodyError, match="list of"):
         ResponseStart(OK, headers)
     with pytest.raises(BodyError, match="list of"):
-        declared_length(headers)
+        read_headers(headers)[0]
 
 
 def test_headers_stay_in_their_order_and_are_stripped() -> None:
@@ -149,7 +149,7 @@ def test_content_length_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(BodyError):
         ResponseStart(OK, headers)
     with pytest.raises(BodyError, match="Content-Length is set to"):
-        declared_length(headers)
+        read_headers(headers)[0]
     if isinstance(value, str):
         assert parse_length(value) is None
 
@@ -157,10 +157,10 @@ def test_content_length_that_is_no_number_is_refused(value: Any) -> None:
 def test_content_lengths_that_differ_are_refused() -> None:
     agree = [("Content-Length", "5"), ("content-length", "05")]
     differ = [("Content-Length", "5"), ("content-length", "6")]
-    assert declared_length(agree) == ResponseStart(OK, agree).content_length == 5
+    assert read_headers(agree)[0] == ResponseStart(OK, agree).content_length == 5
     assert ResponseStart(OK, agree).headers == []
     with pytest.raises(BodyError, match="set to 5 and to '6'"):
-        declared_length(differ)
+        read_headers(differ)[0]
     with pytest.raises(BodyError, match="set to 5 and to '6'"):
         ResponseStart(OK, differ)
 
@@ -168,12 +168,12 @@ def test_content_lengths_that_differ_are_refused() -> None:
 @given(st.integers(min_value=0, max_value=10**18 - 1))
 def test_content_length_is_parsed(size: int) -> None:
     headers = [("Content-Length", str(size))]
-    assert declared_length(headers) == ResponseStart(OK, headers).content_length == size
+    assert read_headers(headers)[0] == ResponseStart(OK, headers).content_length == size
 
 
 def test_missing_content_length_is_none() -> None:
     headers = [("Content-Type", "5"), ("Content-Lengths", "5"), ("X-ontent-Lengt", "5")]
-    assert declared_length(headers) is None
+    assert read_headers(headers)[0] is None
     assert ResponseStart(OK, headers).content_length is None
 
 

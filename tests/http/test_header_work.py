@@ -24,7 +24,7 @@ from wsgifast.bodies.content_coding import ContentCoding
 from wsgifast.bodies.files import request_conditions
 from wsgifast.bodies.requests import limit_request
 from wsgifast.compression.decoding import BodyLimits
-from wsgifast.compression.response import decide
+from wsgifast.compression.response import ResponseCoding
 from wsgifast.errors import RequestError
 from wsgifast.http.fields import raw_headers
 from wsgifast.http.framing import list_members, wants_to_persist
@@ -96,7 +96,9 @@ PARTS: dict[str, Callable[[Lines], object]] = {
     "limit_request": lambda lines: limit_request(environ_of(lines), LIMITS),
     "decoder": lambda lines: [LIMITS.decoder(value) for _, value in lines],
     "decide": lambda lines: [
-        decide(COMPRESSION, "GET", value, [], 200, Headers([("Content-Type", "text/plain")]), 9)
+        ResponseCoding(COMPRESSION, "GET", value, []).decide(
+            200, Headers([("Content-Type", "text/plain")]), 9
+        )
         for _, value in lines
     ],
     "asgifast: request_facts": lambda lines: asgi_conditions(asgi_scope(lines)),

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from tests.support.decoders import Decoder, decoded
 from tests.support.wsgi import Server, ask_compressed, exc_info, new_environ, returning
 from wsgifast import Compression, WSGIFast, compress_response
+from wsgifast.bodies.body import Writer
+from wsgifast.bodies.start_response import AppResponse
+from wsgifast.compression.response import ResponseCoding
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
@@ -61,6 +64,52 @@ def test_any_body_decodes_to_the_same(
     if len(whole) >= 1000 and kind != "generator" and NOISE not in blocks:
         assert used == coding
         assert length == str(len(sent))
+
+
+class OwnServer(Writer):
+    """One of our own servers, for which headers are checked before it gets them."""
+
+    def start_response(self, status: str, headers: Any, exc_info: Any = None) -> Any:
+        return None
+
+
+@given(
+    status=st.sampled_from(["200 OK", "206 Partial Content", "204 No Content", "404 Not Found"]),
+    method=st.sampled_from(["GET", "HEAD", "POST"]),
+    headers=st.lists(
+        st.sampled_from(
+            [
+                *(("Content-Type", kind) for kind in ("text/html", "image/png", "a/x+JSON", "")),
+                *(("content-type", "text/css"), ("Content-Encoding", "gzip"), ("VARY", "Cookie")),
+                *(("Cache-Control", "no-transform"), ("cache-control", "no-store"), ("X", "1")),
+            ]
+        ),
+        max_size=4,
+    ),
+    size=st.sampled_from([0, 10, 999, 1000, 5000]),
+    accepts=st.sampled_from([None, "", "gzip", "identity", "br;q=0, gzip;q=0.1"]),
+    wish=st.sampled_from([[], [True], [False]]),
+    is_own=st.booleans(),
+)
+@settings(max_examples=500, deadline=None)
+def test_quick_decision_is_that_of_the_rules(
+    status: str, method: str, headers: Any, size: int, accepts: Any, wish: Any, is_own: bool
+) -> None:
+    compression = Compression()
+    environ = new_environ(REQUEST_METHOD=method, HTTP_ACCEPT_ENCODING=accepts)
+    own: Any = OwnServer  # abstract, since it sends no body
+    start = own().start_response if is_own else lambda *start: None
+    response = AppResponse(None, environ, start, compression)  # type: ignore[arg-type]
+    response.wish.extend(wish)
+    response.start(status, headers)
+    coding = ResponseCoding(compression, method, accepts, wish)
+    known_size = None if method == "HEAD" and not size else size
+    expected = coding.decide(response.code, response.headers, known_size)
+    changed = response.headers if expected is None else expected.apply(response.headers)
+    decision = response.decide_whole(size)
+    sent = response.headers if decision is None else decision.apply(response.headers)
+    assert sent == changed
+    assert (decision and decision.coding) == (expected and expected.coding)
 
 
 def test_each_stream_block_arrives_before_the_next() -> None:

@@ -32,7 +32,7 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\nAccept-Encoding: gzip\r\n\r\n"
 SIZE = 200_000
 
 EXAMINES = {sending.regular_segment.__code__}
-CHECKS = {fields.declared_length.__code__, fields.ResponseStart.__init__.__code__}
+CHECKS = {fields.read_headers.__code__, fields.ResponseStart.__init__.__code__}
 
 SOCKET = socket.socket()
 # Each of these responses has different headers, so that no cache contains them.
@@ -146,7 +146,9 @@ def test_each_is_looked_at_once(
 ) -> None:
     called = run(WSGIFast(of(BODIES[body](path), kind), compress=compress))
     assert sum(code in EXAMINES for code in called) == ("file" in body)
-    assert called.count(response.decide.__code__) == compress
+    # A type that does not shrink decides about a body whose bytes exist.
+    is_decided_by_type = kind == "image/png" and ("list" in body or "file" in body)
+    assert called.count(response.decide.__code__) == (compress and not is_decided_by_type)
     assert sum(code in CHECKS for code in called) == 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..compression.codings import Compressor
@@ -48,7 +47,7 @@ class ContentCoding(ResponseCoding):
         get = environ.get
         self.environ = environ
         if compression.dictionary is not None:
-            self.find_dictionary(get("SCRIPT_NAME", ""), partial(header_of, environ))
+            self.find_dictionary(get("SCRIPT_NAME", ""))
         self.if_none_match: str | None = get("HTTP_IF_NONE_MATCH")
         self.if_match: str | None = get("HTTP_IF_MATCH")
         if self.if_none_match is not None or self.if_match is not None:
@@ -123,6 +122,9 @@ class ContentCoding(ResponseCoding):
             size,
             is_behind=is_behind is not None and is_behind(),
         )
+
+    def header(self, name: str) -> str | None:
+        return header_of(self.environ, name)
 
     def has_user(self) -> bool:
         # HTTP_REMOTE_USER is a proxy's header.

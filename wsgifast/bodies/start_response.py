@@ -16,13 +16,14 @@ from ..checks import app_name
 from ..compression.policy import WISH, Compression, Wish
 from ..compression.response import ADDS_VARY, Decision, decide
 from ..errors import BodyError
-from ..http.fields import ResponseStart, declared_length, known_start, no_pairs, status_code
+from ..http.fields import ResponseStart, known_start, no_pairs, read_headers, status_code
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.headers import LOWER, Headers
 from .access_log import LENGTH_ERROR
 from .body import Writer
 from .chunks import charset_of, to_bytes
 from .content_coding import ContentCoding
+from .files import header_of
 from .writer import check_second_start
 
 if TYPE_CHECKING:
@@ -48,12 +49,15 @@ class AppResponse:
 
     :param app: named in errors.
     :param environ: of the request. It gets the way in which the body is sent.
+    :param compression: how bodies are compressed, if the request, the response and the app allow
+        it. None where WSGIFast does not compress.
+    :ivar method: of the request. It, `accept_encoding`, `wish` and :meth:`header` make this object
+        a :class:`~..compression.response.CodedRequest`.
     :ivar status: None until the app has called start_response.
     :ivar headers: a copy of the app's list.
     :ivar length: the Content-Length among them. None without one.
     :ivar no_body: whether the response may have no body.
     :ivar edits: called with this object before the headers are forwarded, to change them.
-    :ivar compression: how bodies are compressed. None where WSGIFast does not compress.
     :ivar codes_stream: whether the body is compressed block by block, so that the coding is decided
         when the headers are forwarded.
     :ivar decision: about such a body, if it has been made before. None otherwise.
@@ -70,27 +74,45 @@ class AppResponse:
     # The argument of start(), until the first look at the headers.
     _given: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), and changed after that
     _coding: ContentCoding | None = None
-    _accept_encoding: str | None
-    _wish: Wish
+    accept_encoding: str | None
+    wish: Wish
+    # The Content-Type of a 200 to GET, if no other header decides about compression.
+    _deciding_type: str | None = None
     _has_text = False
     _counter: BodyCounter | None = None
     _server_write: Callable[[bytes], object] | None = None
 
-    def __init__(self, app: object, environ: WSGIEnvironment, server_start: StartResponse) -> None:
+    def __init__(
+        self,
+        app: object,
+        environ: WSGIEnvironment,
+        server_start: StartResponse,
+        compression: Compression | None = None,
+    ) -> None:
         self._app = app
         self.environ = environ
-        self._method: str = environ.get("REQUEST_METHOD", "GET")
+        self.method: str = environ.get("REQUEST_METHOD", "GET")
         self.server_start = server_start
         self.status: str | None = None
         self.holds = True
         self.forwarded = False
         self.exc_info: OptExcInfo | None = None
         self.edits: Sequence[Callable[[AppResponse], object]] = ()
-        self.compression: Compression | None = None
         self.codes_stream = False
         self._headers: Headers | None = None
         self._checked: ResponseStart | None = None
         self.began_ns = time_ns()
+        self.compression = compression
+        if compression is not None:  # the app may change the environ
+            self.accept_encoding = environ.get("HTTP_ACCEPT_ENCODING")
+            self.wish = environ[WISH] = []
+            if (
+                compression.dictionary is not None
+                or "HTTP_IF_NONE_MATCH" in environ
+                or "HTTP_IF_MATCH" in environ
+                or "HTTP_IF" in environ
+            ):
+                self._made_coding(compression)  # it reads, and changes, the app's environ
 
     @property
     def headers(self) -> Headers:
@@ -102,6 +124,7 @@ class AppResponse:
     @headers.setter
     def headers(self, headers: Headers) -> None:
         self._headers = headers
+        self._deciding_type = None
 
     # Called by the app
 
@@ -121,6 +144,7 @@ class AppResponse:
             if type(server_start) is MethodType and isinstance(server_start.__self__, Writer):
                 self._checked = checked = known_start(status, headers)
                 code, length = checked.code, checked.content_length
+                deciding_type = checked.deciding_type
                 given: list[tuple[str, str]] = checked.given
             else:
                 try:
@@ -128,7 +152,7 @@ class AppResponse:
                 except TypeError:
                     raise no_pairs(headers) from None
                 code = status_code(status)
-                length = declared_length(given)
+                length, deciding_type = read_headers(given)
             if exc_info and passes_on:
                 self.exc_info = exc_info
         except BodyError as error:
@@ -140,10 +164,15 @@ class AppResponse:
         self.length = length
         self._given = given
         self._headers = None
-        self.no_body = (code != 200 or self._method != "GET") and not has_body(self._method, code)
-        if length is not None and self.no_body and not has_body("GET", code):
-            # Also for 304, which may have one: gevent's pywsgi answers 500 to it.
-            self.set_length(None)
+        if code == 200 and self.method == "GET":
+            self.no_body = False
+            self._deciding_type = deciding_type
+        else:
+            self.no_body = not has_body(self.method, code)
+            self._deciding_type = None
+            if length is not None and self.no_body and not has_body("GET", code):
+                # Also for 304, which may have one: gevent's pywsgi answers 500 to it.
+                self.set_length(None)
         if forwards:
             # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
             self.forward()
@@ -182,7 +211,7 @@ class AppResponse:
         if self.length is not None:
             self.headers = self.headers.without(("content-length",))
         if self.no_body:
-            size = frame_response(self._method, self.code, None, size=size).length
+            size = frame_response(self.method, self.code, None, size=size).length
         self.length = size
         if size is None:
             return
@@ -248,23 +277,6 @@ class AppResponse:
             return self.coding.begin(self.code, self.headers, decision)
         return self.headers
 
-    def enable_compression(self, compression: Compression) -> None:
-        """Have the body compressed, if the request, the response and the app allow it.
-
-        To be called before the app, which may change the environ.
-        """
-        self.compression = compression
-        environ = self.environ
-        self._accept_encoding = environ.get("HTTP_ACCEPT_ENCODING")
-        self._wish = environ[WISH] = []
-        if (
-            compression.dictionary is not None
-            or "HTTP_IF_NONE_MATCH" in environ
-            or "HTTP_IF_MATCH" in environ
-            or "HTTP_IF" in environ
-        ):
-            self._made_coding(compression)  # it reads, and changes, the app's environ
-
     @property
     def coding(self) -> ContentCoding | None:
         """The coding of the body. None where WSGIFast does not compress."""
@@ -274,7 +286,7 @@ class AppResponse:
 
     def _made_coding(self, compression: Compression) -> ContentCoding:
         self._coding = ContentCoding(
-            compression, self._method, self._accept_encoding, self._wish, self.environ
+            compression, self.method, self.accept_encoding, self.wish, self.environ
         )
         return self._coding
 
@@ -288,35 +300,37 @@ class AppResponse:
         compression = self.compression
         if compression is None:
             return None
-        coding = self._coding
-        if (
-            size < compression.min_bytes
-            and self.code == 200
-            and coding is None  # else it changes preconditions, or has a dictionary
-            and not (self.no_body or self._wish)
-        ):
-            return None  # most small ones
+        content_type = self._deciding_type
+        is_asked: str | bool | None = True
+        if content_type is not None and not self.wish:
+            # As decide() decides. Most responses that are not compressed are recognised here.
+            if size < compression.min_bytes or not compression.shrinks[content_type]:
+                return None
+            is_asked = self.accept_encoding
+        if is_asked:
+            decision = self._decide(size, pages)
+            if decision is not ADDS_VARY:
+                return decision
+        if self._headers is None and self._checked is None:
+            self._given.append(("Vary", "Accept-Encoding"))
+        else:
+            self.headers.append(("Vary", "Accept-Encoding"))
+        return None
+
+    def _decide(self, size: int, pages: bool) -> Decision | None:
         # Frameworks drop the body of a response to HEAD.
-        known_size = size if size or self._method != "HEAD" else None
+        known_size = size if size or self.method != "HEAD" else None
+        coding = self._coding
         if coding is not None:
             decide_by = coding.decide_page if pages else coding.decide
             return decide_by(self.code, self.headers, known_size)
-        decision = decide(
-            compression,
-            self._method,
-            self._accept_encoding,
-            self._wish,
-            self.code,
-            self._given if self._headers is None else self._headers,
-            known_size,
-        )
-        if decision is ADDS_VARY:
-            if self._headers is None and self._checked is None:
-                self._given.append(("Vary", "Accept-Encoding"))
-            else:
-                self.headers.append(("Vary", "Accept-Encoding"))
-            return None
-        return decision
+        headers = self._given if self._headers is None else self._headers
+        assert self.compression is not None
+        return decide(self.compression, self, self.code, headers, known_size)
+
+    def header(self, name: str) -> str | None:
+        """Return a header of the request by its name. None without one."""
+        return header_of(self.environ, name)
 
     def compress_whole(
         self, decision: Decision, blocks: Iterable[bytes], size: int

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from ..checks import check_switches, is_count, list_of_text
 from ..errors import ConfigurationError
-from ..http.fields import TOKEN
+from ..http.fields import CODING_HEADERS, TOKEN
 from ..http.headers import Header, Headers
 from .codings import (
     COMPRESSORS,
@@ -66,9 +66,7 @@ IDENTITY_HEADERS = frozenset(
     | {"etag"}
 )
 # Lengths of the names that matter, so that most headers are passed over by a comparison of numbers.
-_DECISIVE_LENGTHS = frozenset(
-    map(len, ["content-type", "content-encoding", "cache-control", "vary"])
-)
+_DECISIVE_LENGTHS = frozenset(map(len, ["content-type", *CODING_HEADERS]))
 _MOST_TYPES = 256
 
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")

@@ -16,10 +16,10 @@ that it shares with the dictionary, which everybody can read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 from ..http.fields import parse_length
@@ -103,8 +103,26 @@ ADDS_VARY = Decision(None)
 _UNSURE = Decision(None, is_unsure=True)
 
 
+class CodedRequest(Protocol):
+    """A request, as far as the coding of its response depends on it.
+
+    :ivar method: in upper case.
+    :ivar accept_encoding: the header. None or "" without one.
+    :ivar wish: the app's, once it has answered.
+    """
+
+    method: str
+    accept_encoding: str | None
+    wish: Wish
+
+    def header(self, name: str) -> str | None:
+        """Return a header by its name. None without one."""
+
+
 class ResponseCoding:
     """The coding of the response to one request. Each half compresses the body in its own way.
+
+    It is a :class:`CodedRequest` too.
 
     :param method: of the request.
     :param accept_encoding: of the request. None or "" without one.
@@ -129,6 +147,10 @@ class ResponseCoding:
         self.accept_encoding = accept_encoding
         self.wish = wish
 
+    def header(self, name: str) -> str | None:
+        """Return a header of the request by its name. None without one."""
+        return None
+
     def is_behind(self) -> bool:
         """Whether the server is behind with its work."""
         raise NotImplementedError
@@ -143,15 +165,15 @@ class ResponseCoding:
         accepted = self.accept_encoding
         return preferred_coding(accepted, self.compression.codings) if accepted else None
 
-    def find_dictionary(self, mount: str, header: Callable[[str], str | None]) -> None:
+    def find_dictionary(self, mount: str) -> None:
         """Look for the dictionary of pages, if this may be the request for one of them.
 
         :param mount: the URL path of the app.
-        :param header: returns a header of the request by its name.
         """
         dictionary = self.compression.dictionary
         if dictionary is None or self.method not in ("GET", "HEAD"):
             return
+        header = self.header
         if header("Cookie") is not None or header("Authorization") is not None:
             return
         self._pages, self._mount = dictionary, mount
@@ -203,9 +225,7 @@ class ResponseCoding:
         """See :func:`decide`. A 304 gets the tag that the client has sent."""
         if code == 304 and self._sent_tags and self.method in ("GET", "HEAD"):
             return VARIES._replace(sent_tags=self._sent_tags)
-        return decide(
-            self.compression, self.method, self.accept_encoding, self.wish, code, headers, size
-        )
+        return decide(self.compression, self, code, headers, size)
 
     def decide_page(
         self, code: int, headers: Sequence[Header], size: int | None = None
@@ -256,22 +276,19 @@ class ResponseCoding:
 
 def decide(
     compression: Compression,
-    method: str,
-    accept_encoding: str | None,
-    wish: Wish,
+    request: CodedRequest,
     code: int,
     headers: Sequence[Header],
     size: int | None = None,
 ) -> Decision | None:
     """Decide about a response.
 
-    :param method: of the request, as `accept_encoding` is, for which None is the same as "".
-    :param wish: the app's.
     :param code: of its status.
     :param headers: the app's.
     :param size: of the body in bytes, where it is known without a Content-Length.
     :returns: None to send it as it is.
     """
+    method, wish, accept_encoding = request.method, request.wish, request.accept_encoding
     if code == 304:
         return VARIES if method in ("GET", "HEAD") else None
     is_head = method == "HEAD"

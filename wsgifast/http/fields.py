@@ -37,6 +37,10 @@ NO_TRAILERS = frozenset(
     }
 )  # fmt: skip
 
+# Headers that decide, beside Content-Type, whether a body is compressed: see
+# :func:`~..compression.policy.type_to_compress`.
+CODING_HEADERS = frozenset({"cache-control", "content-encoding", "vary"})
+
 # RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 defines the classes 1
 # to 5. A code above 599 is unknown, but is framed like any final response.
 _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
@@ -57,14 +61,15 @@ _NOT_IN_TRAILERS = HOP_BY_HOP | NO_TRAILERS
 _MAX_CACHED = 500
 _codes: dict[str, int] = {}  # by status
 _lengths: dict[str, int] = {}  # by value of Content-Length
-# From a header name to the same name, and to its lower case. It has no hop-by-hop names.
+# From a header name to the same name, and to its meaning. It has no hop-by-hop names.
 _names: dict[str, tuple[str, str]] = {}
-# Names without CR, LF and NUL.
-_one_line_names: set[str] = set()
 # The characters of a str subclass, such as an enum's member. Its own str() and format() may return
 # other text.
 _characters = str.__str__
 _strip = str.strip
+# The meaning of a header name in this module: the name in lower case, or "" for most names.
+_LENGTH, _TYPE = "content-length", "content-type"
+_MEANINGS = {each: each for each in {_LENGTH, _TYPE, "date", "server"} | CODING_HEADERS}
 # A cache of checked responses by status and headers. Long headers are not cached. Headers with a
 # cookie are not cached, because it may be a secret.
 _starts: dict[tuple[object, ...], ResponseStart] = {}
@@ -84,6 +89,8 @@ class ResponseStart:
     :ivar given: all headers, in order, without whitespace around their values.
     :ivar headers: the headers to send, without Content-Length.
     :ivar content_length: in bytes. None if the app has not set it.
+    :ivar deciding_type: the Content-Type, if it is known that no other header decides whether the
+        body is compressed. See :func:`read_headers`.
     :ivar has_date: whether there is a Date header. If not, the server adds one (RFC 9110 6.6.1).
     :ivar has_server: whether there is a Server header.
     :ivar closes: whether there is a "Connection: close".
@@ -93,14 +100,15 @@ class ResponseStart:
     """
 
     __slots__ = (
-        "_changed", "_encoded", "_framed", "closes", "code", "content_length", "given", "has_date",
-        "has_server", "headers", "status", "upgrades",
+        "_changed", "_encoded", "_framed", "closes", "code", "content_length", "deciding_type",
+        "given", "has_date", "has_server", "headers", "status", "upgrades",
     )  # fmt: skip
 
     def __init__(self, status: Any, headers: Iterable[Any]) -> None:
         self.code = status_code(status)
         self.status = _characters(status)
         self.content_length: int | None = None
+        self.deciding_type: str | None = None
         self.closes = self.upgrades = self.has_date = self.has_server = False
         # The arguments and results of the last calls of frame(), encode() and changed(). Most
         # requests repeat them.
@@ -109,6 +117,7 @@ class ResponseStart:
         self._changed: ResponseStart | None = None
         to_send: list[Header] = []
         upgrade: list[Header] = []
+        has_deciding = False
         self.given = given = Headers()
         self.headers = to_send
         try:
@@ -124,10 +133,11 @@ class ResponseStart:
                     if lower in HOP_BY_HOP:
                         given.append((name, value))
                         continue
+                    meaning = _MEANINGS.get(lower, "")
                     if len(_names) < _MAX_CACHED:
-                        _names[name] = name, lower
+                        _names[name] = name, meaning
                 else:
-                    name, lower = known
+                    name, meaning = known
                     if not isinstance(value, str):
                         raise _bad_value_type(name, value)
                     printable = value.isascii() and value.isprintable()
@@ -136,18 +146,24 @@ class ResponseStart:
                     value = _strip(value, " \t")
                 header = name, value
                 given.append(header)
-                if lower == "content-length":
+                if meaning is _LENGTH:
                     self.content_length = _checked_length(self.content_length, value)
-                else:
-                    to_send.append(header)
-                    if lower == "date":
-                        self.has_date = True
-                    elif lower == "server":
-                        self.has_server = True
+                    continue
+                to_send.append(header)
+                if meaning is _TYPE:
+                    self.deciding_type = value
+                elif meaning == "date":
+                    self.has_date = True
+                elif meaning == "server":
+                    self.has_server = True
+                elif meaning:
+                    has_deciding = True
         except BodyError:
             raise
         except (TypeError, ValueError):
             raise no_pairs(headers) from None
+        if has_deciding:
+            self.deciding_type = None
         if upgrade and self.upgrades:
             to_send.append(upgrade[-1])
         if self.code == 101 and not self.upgrades:
@@ -316,49 +332,50 @@ def _text(value: Any) -> Any:
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
-def declared_length(headers: Iterable[Any]) -> int | None:
-    """Return the Content-Length of headers for another server. None if there is none.
+def read_headers(headers: Iterable[Any]) -> tuple[int | None, str | None]:
+    """Return the Content-Length and the deciding Content-Type of headers for another server.
 
     Not all servers check values: wsgiref, Werkzeug and cheroot send any value unchanged. So CR, LF
     and NUL are rejected here, which would end a line or a C string (RFC 9110 5.5). All other
     characters are accepted.
 
+    :returns: the Content-Length, and the Content-Type. Each is None if there is none. The type is
+        None also if another header decides about compression (CODING_HEADERS).
     :raises BodyError: if Content-Length is not a number, if two of them differ, if a header
         contains CR, LF or NUL, or if the headers are not pairs of str.
     """
-    length: int | None = None
+    length = deciding_type = None
+    has_deciding = False
     try:
         for name, value in headers:
-            if name in _one_line_names:  # most headers
-                try:
-                    if "\n" in value or "\r" in value or "\0" in value:
-                        raise _bad_value(name)
-                except BodyError:
-                    raise
-                except TypeError:  # not a str
-                    _check_one_line(name, value)
-            elif len(name) == 14 and name.lower() == "content-length":
+            meaning = _one_line_names[name]
+            if meaning is _LENGTH:
                 known = _lengths.get(value) if type(value) is str else None
                 if known is None or (length is not None and length != known):
                     known = _checked_length(length, value)
                     if len(_lengths) < _MAX_CACHED:
                         _lengths[value] = known
                 length = known
-            else:
-                _check_one_line(name, value)
+                continue
+            try:
+                if "\n" in value or "\r" in value or "\0" in value:
+                    raise _bad_value(name)
+            except BodyError:
+                raise
+            except TypeError:  # no str
+                if _ends_line(value):
+                    raise _bad_value(name) from None
+                has_deciding = has_deciding or meaning is _TYPE
+            if meaning:
+                if meaning is _TYPE:
+                    deciding_type = value
+                elif meaning in CODING_HEADERS:
+                    has_deciding = True
     except BodyError:
         raise
     except (AttributeError, TypeError, ValueError):
         raise no_pairs(headers) from None
-    return length
-
-
-def header_value(headers: Iterable[tuple[str, str]], name: str) -> str | None:
-    """Return the first value of a header. None if there is none.
-
-    :param name: in lower case. The names in `headers` may be in any case.
-    """
-    return next((value for key, value in headers if key.lower() == name), None)
+    return length, None if has_deciding else deciding_type
 
 
 def raw_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
@@ -377,13 +394,23 @@ def parse_length(value: str) -> int | None:
     return None
 
 
-def _check_one_line(name: Any, value: Any) -> None:
-    if _ends_line(name):
-        raise _bad_name(name)
-    if _ends_line(value):
-        raise _bad_value(name)
-    if type(name) is str and len(_one_line_names) < _MAX_CACHED:
-        _one_line_names.add(name)
+class _OneLineNames(dict[object, str]):
+    """The meanings of names that were checked for line ends alone."""
+
+    def __missing__(self, name: object) -> str:
+        if not isinstance(name, (str, bytes)):
+            raise TypeError
+        if _ends_line(name):
+            raise _bad_name(name)
+        if type(name) is not str:
+            return ""
+        meaning = _MEANINGS.get(name.lower(), "")
+        if len(self) < _MAX_CACHED:
+            self[name] = meaning
+        return meaning
+
+
+_one_line_names = _OneLineNames()
 
 
 def _ends_line(part: Any) -> bool:
