@@ -9,7 +9,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
-from wsgifast.commands.loading.paths import PROBE_PATHS, free_paths
+from wsgifast.commands.loading.frameworks import free_paths
+from wsgifast.commands.loading.servers import PROBE_PATHS
 
 PATHS = [*PROBE_PATHS.values()]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers import wait_for
-from wsgifast.commands.loading import AppNotLoaded, named_module
+from wsgifast.commands.loading import AppNotLoaded
+from wsgifast.commands.loading.modules import named_module
 from wsgifast.commands.loading.servers import Loaded, load_as
 
 WSGI = "def app(environ, start_response): ...\n"

@@ -2,43 +2,47 @@
 
     python -c START wsgifast.commands.loading.as_server SERVER TARGET SERVER'S ARGUMENT ...
 
-It has the server's own parser read the arguments. It changes the directory, search path and
-environment as that server does, loads the app, and prints the result as JSON.
+The server's own parser reads the arguments. The process changes its directory, search path and
+environment like that server, loads the app, and prints the result as JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from importlib import import_module
 from typing import Any, cast
 
 from ...errors import ConfigurationError, WSGIFastError
 from ...metrics.health import resident_bytes
-from ...server_options import options_of_environment
 from ...sockets.options import Address
 from . import AppNotLoaded, AwaitedApp, ServerName, described, django_settings, load_app, unwrapped
-from .paths import PROBE_PATHS, free_paths
-from .servers import NO_APP, Loaded
+from .frameworks import configured_static, debug_setting, free_paths
+from .servers import NO_APP, PROBE_PATHS, Loaded
 
-# How much of the log is read for the reason of an end.
+# The part of the log that may name the reason of an end.
 _LOG_BYTES = 4000
+# Packages that wait for databases and other servers.
+_CLIENTS = frozenset({
+    "boto3", "cassandra", "elasticsearch", "grpc", "httpx", "ldap3", "MySQLdb", "mysql", "oracledb",
+    "pika", "psycopg", "psycopg2", "pymemcache", "pymongo", "pymssql", "pymysql", "pyodbc", "redis",
+    "requests",
+})  # fmt: skip
 
 
 def main() -> None:
     """Load the app that the command line names, and print the result."""
     server, target, *arguments = sys.argv[1:]
     output = os.dup(1)
-    os.dup2(2, 1)  # whatever the app prints is no response
+    os.dup2(2, 1)  # what the app prints is not a part of the result
     found = _as_server(server, target, arguments)
     os.write(output, json.dumps(asdict(found)).encode())
-    os._exit(0)  # an app's threads and atexit functions are not waited for
+    os._exit(0)  # threads and atexit functions of the app do not delay the end
 
 
 def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
@@ -49,7 +53,7 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
             before = prepare(arguments, target)
         except ConfigurationError as error:
             return Loaded(refusal=str(error))
-        target = target or before["settings"].get("app", "")
+        target = target or before["named_app"]
         if target in ("", NO_APP):
             return Loaded(**before)
     try:
@@ -69,7 +73,7 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
         waits_for=sorted(_CLIENTS & sys.modules.keys()),
         static=configured_static(app),
         free_probes=free_paths(app, PROBE_PATHS.values(), settings is not None),
-        debug=_debug(app, settings),
+        debug=debug_setting(app),
         loggers=[name for name in ("gunicorn.access",) if logging.getLogger(name).handlers],
         tls_header=(getattr(settings, "SECURE_PROXY_SSL_HEADER", None) or ("",))[0],
         replaced=_replaced(before),
@@ -85,70 +89,6 @@ def _replaced(before: Mapping[str, Any]) -> list[str]:
     return replaced_parts()
 
 
-def _debug(app: Any, settings: Any) -> str:
-    if settings is not None and settings.DEBUG:
-        return "Django's DEBUG is True"
-    if getattr(getattr(app, "__self__", app), "debug", None) is True:
-        return f"{type(app).__name__}.debug is True"
-    return ""
-
-
-# Packages by which apps ask databases and other servers, and wait meanwhile.
-_CLIENTS = frozenset({
-    "boto3", "cassandra", "elasticsearch", "grpc", "httpx", "ldap3", "MySQLdb", "mysql", "oracledb",
-    "pika", "psycopg", "psycopg2", "pymemcache", "pymongo", "pymssql", "pymysql", "pyodbc", "redis",
-    "requests",
-})  # fmt: skip
-
-
-def configured_static(app: Any) -> dict[str, str]:
-    """Directories of static files that may be served beside an app, by their URL prefixes.
-
-    Django's STATIC_ROOT is left out if its middleware or one of its URLs serves it. Flask's static
-    folder is left out if functions around each request may decide who gets it, or add headers.
-    """
-    found: dict[str, Any] = {}
-    settings = django_settings()
-    if settings is not None:
-        serves = any(
-            word in name.lower()
-            for name in [*settings.MIDDLEWARE, *settings.INSTALLED_APPS]
-            for word in ("whitenoise", "servestatic", "wsgifast")
-        )
-        serves = serves or _has_url(settings.STATIC_URL)
-        if "django.contrib.staticfiles" in settings.INSTALLED_APPS and not serves:
-            found[settings.STATIC_URL] = settings.STATIC_ROOT
-    flask = sys.modules.get("flask")
-    app = getattr(app, "__self__", app)  # app.wsgi_app, where that was wrapped
-    if flask is not None and isinstance(app, flask.Flask) and app.has_static_folder:
-        around = (app.before_request_funcs, app.after_request_funcs, app.teardown_request_funcs)
-        if not any(any(functions.values()) for functions in around):
-            found[f"{app.static_url_path}/"] = app.static_folder
-    return {
-        prefix: str(folder)
-        for prefix, folder in found.items()
-        if str(prefix).startswith("/") and folder and os.path.isdir(folder)
-    }
-
-
-def _has_url(prefix: str | None) -> bool:
-    """Return whether one of Django's URLs is below a prefix. A URL for everything is not."""
-    from django.urls import resolve
-
-    if not prefix:
-        return False
-    with contextlib.suppress(Exception):  # the app's own, of its URLs
-        route: str = resolve(f"/{prefix.strip('/')}/x").route
-        return route.lstrip("^/").startswith(prefix.strip("/"))
-    return False
-
-
-# The settings of gunicorn that have defaults in `wsgifast run`.
-_GUNICORN = (
-    "worker_class", "workers", "threads", "bind", "accesslog", "logger_class", "http_protocols",
-    "keepalive", "graceful_timeout", "access_log_format", "logconfig", "logconfig_dict",
-    "logconfig_json", "syslog",
-)  # fmt: skip
 # Without a worker class, `wsgifast run` has gunicorn use FastWorker.
 _PERHAPS_FAST_WORKER = {"sync", "gthread", "wsgifast.FastWorker", "wsgifast.workers.FastWorker"}
 # Functions of the configuration that run before a worker imports the app.
@@ -156,10 +96,10 @@ _HOOKS = {"on_starting", "when_ready", "pre_fork", "post_fork"}
 
 
 def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
-    """Do as gunicorn does before its worker imports the app.
+    """Prepare the import of an app like gunicorn, and return fields of `Loaded`.
 
-    :raises ConfigurationError: if it refuses its arguments or its configuration, or ends at once,
-        as with --version.
+    :raises ConfigurationError: if gunicorn refuses its arguments or its configuration, or ends at
+        once, as with --version.
     """
     from gunicorn import SERVER_SOFTWARE
     from gunicorn.app.wsgiapp import WSGIApplication
@@ -186,31 +126,22 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
     try:
         application = Application()
     except SystemExit as end:
-        raise ConfigurationError(_explained(_last_words() or f"it ends with {end.code}")) from None
+        raise ConfigurationError(_explained(_last_line() or f"it ends with {end.code}")) from None
     except Exception as error:
         raise ConfigurationError(_explained(described(error))) from error
-    cfg = application.cfg
+    cfg, found = application.cfg, application.found
     for path in filter(None, (cfg.pythonpath or "").split(",")):
         if os.path.abspath(path) not in sys.path:
             sys.path.insert(0, os.path.abspath(path))
     os.environ.update(cfg.env)
-    own = {"worker_class": cfg.worker_class_str, "logger_class": str(cfg.logger_class)}
-    settings = {
-        name: own.get(name) or getattr(cfg, name) for name in _GUNICORN if name in application.found
+    # Values that differ from the given ones, or that JSON does not have.
+    shown = {
+        "worker_class": cfg.worker_class_str,
+        "logger_class": str(cfg.logger_class),
+        "logconfig_dict": bool(cfg.logconfig_dict),
+        "bind": [_shown(each) for each in cfg.address] if "bind" in found else [],
     }
-    for name in ("logconfig_dict",):  # it may have objects in it
-        if name in settings:
-            settings[name] = bool(settings[name])
-    if hooks := _HOOKS & application.found:
-        settings["hooks"] = sorted(hooks)
-    if "control_socket_disable" in cfg.settings:  # of gunicorn 27
-        own_socket = {"control_socket", "control_socket_disable"} & application.found
-        settings["has_control_socket"] = bool(own_socket)
-    settings["given"] = {name: _plain(cfg.settings[name].get()) for name in application.found}
-    if "bind" in application.found:
-        settings["given"]["bind"] = [_shown(each) for each in cfg.address]
-    if application.app_uri != target:
-        settings["app"] = application.app_uri
+    own_socket = {"control_socket", "control_socket_disable"} & found
     configured = {
         "kind": cfg.worker_class_str, "workers": cfg.workers, "reload": cfg.reload,
         "uid": cfg.uid, "connections": cfg.worker_connections, "timeout": cfg.timeout,
@@ -222,14 +153,21 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
         ],
         "forwarded": list(cfg.forwarded_allow_ips),
         "problem": _problem_of_worker(cfg),
-        **_operators(cfg),
+        # gunicorn 27 has a control socket.
+        "default_socket": "control_socket_disable" in cfg.settings and not own_socket,
+        **_operators(lambda: cfg.worker_class),
     }  # fmt: skip
-    is_special = application.has_file or bool(os.environ.get("GUNICORN_CMD_ARGS"))
-    return {"settings": settings, "is_special": is_special, "configured": configured}
+    return {
+        "settings": {n: shown[n] if n in shown else _plain(cfg.settings[n].get()) for n in found},
+        "named_app": application.app_uri if application.app_uri != target else "",
+        "hooks": sorted(_HOOKS & found),
+        "is_special": application.has_file or bool(os.environ.get("GUNICORN_CMD_ARGS")),
+        "configured": configured,
+    }
 
 
 def _problem_of_worker(cfg: Any) -> str:
-    """Return why FastWorker would refuse its options. "" if it does not, or is not the worker."""
+    """Return why FastWorker would refuse its options. It is "" for no reason, or another worker."""
     if cfg.worker_class_str not in _PERHAPS_FAST_WORKER:
         return ""
     try:
@@ -244,65 +182,53 @@ def _problem_of_worker(cfg: Any) -> str:
     return ""
 
 
-_OPERATORS = ("health_path", "ready_path", "drain_delay_s")
+def _operators(load: Callable[[], Any]) -> dict[str, Any]:
+    """Return the options for health checks and the drain of FastWorker or asgifast's protocol.
 
-
-def _operators(cfg: Any) -> dict[str, Any]:
-    """Return FastWorker's options for health checks and the drain."""
+    :param load: returns the class.
+    """
     try:
-        worker = cfg.worker_class
-        if not hasattr(worker, "drain_delay_s"):
+        kind = load()
+        if not hasattr(kind, "drain_delay_s"):
             return {}
         from ...workers.options import outside_value
 
-        return {name: outside_value(worker, name) for name in _OPERATORS}
-    except Exception:  # noqa: BLE001 - it is reported when gunicorn starts
-        return {}
-
-
-def _operators_of_protocol(kind: str) -> dict[str, Any]:
-    """Return the same options of one of asgifast's protocols."""
-    if "asgifast" not in kind:
-        return {}
-    module, _, name = kind.partition(":")
-    variables = options_of_environment()
-    try:
-        protocol = getattr(import_module(module), name)
-        return {each: variables.get(each, getattr(protocol, each)) for each in _OPERATORS}
-    except Exception:  # noqa: BLE001 - it is reported when uvicorn starts
+        names = ("health_path", "ready_path", "drain_delay_s")
+        return {name: outside_value(kind, name) for name in names}
+    except Exception:  # noqa: BLE001 - the server reports it when it starts
         return {}
 
 
 def _plain(value: Any) -> Any:
-    """A setting's value that JSON has. None for others, such as functions."""
+    """Return a setting's value for JSON. It is None for others, such as functions."""
     if isinstance(value, list):
         return [each for each in value if isinstance(each, str)]
     return value if isinstance(value, (str, int, float)) else None
 
 
 def _shown(address: Any) -> str:
-    """An address as --bind takes it."""
+    """Return an address in the form of --bind."""
     if isinstance(address, tuple):
         return str(Address(address[0] or "0.0.0.0", address[1]))
     return f"fd://{address}" if isinstance(address, int) else f"unix:{address}"
 
 
 def _lines() -> list[str]:
-    """The last lines that were written to stderr, which is a file here."""
+    """Return the last lines on stderr, which is a file in this process."""
     sys.stderr.flush()
     size = os.fstat(2).st_size
     text = os.pread(2, _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace")
     return [line.strip() for line in text.split("\n") if line.strip()]
 
 
-def _last_words() -> str:
-    lines = _lines()
-    last = lines[-1] if lines else ""
-    return last.removeprefix("gunicorn: error: ").removeprefix("Error: ")
+def _last_line() -> str:
+    return (
+        _lines()[-1].removeprefix("gunicorn: error: ").removeprefix("Error: ") if _lines() else ""
+    )
 
 
 def _explained(reason: str) -> str:
-    """Put the file, the setting or the variable before a reason that names the value alone."""
+    """Add the file, the setting or the variable to a reason that names only the value."""
     for line in reversed(_lines()):
         if line.startswith(("Failed to read config file: ", "Invalid value for ")):
             return f"{line}. {reason}"
@@ -322,9 +248,9 @@ _UVICORN = (
 
 
 def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
-    """Do as uvicorn does before it imports the app.
+    """Prepare the import of an app like uvicorn, and return fields of `Loaded`.
 
-    :raises ConfigurationError: if it refuses its arguments, or ends at once, as with --help.
+    :raises ConfigurationError: if uvicorn refuses its arguments, or ends at once, as with --help.
     """
     import click
     from click.core import ParameterSource
@@ -346,33 +272,35 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
 
         load_dotenv(dotenv_path=values["env_file"])
     unset = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
-    settings = {
-        name: values[name]
-        for name in _UVICORN
-        if name in values and context.get_parameter_source(name) not in unset
-    }
-    if not target:
-        app = values["app"]
-        settings["app"] = app if not values["factory"] or "(" in app else f"{app}()"
-    address = f"unix:{values['uds']}" if values.get("uds") else f"{values['host']}:{values['port']}"
+    app = "" if target else values["app"]
+    if app and values["factory"] and "(" not in app:
+        app += "()"
     trusted = values.get("forwarded_allow_ips") or os.environ.get(
         "FORWARDED_ALLOW_IPS", "127.0.0.1"
     )
+    kind = str(values["http"])
+    module, _, name = kind.partition(":")
+    uds = values.get("uds")
     configured = {
-        "kind": str(values["http"]), "reload": values["reload"],
+        "kind": kind, "reload": values["reload"],
         "workers": values["workers"] or int(os.environ.get("WEB_CONCURRENCY", 1)),
         "keepalive": values["timeout_keep_alive"],
         "graceful": values["timeout_graceful_shutdown"],
         "connections": values.get("limit_concurrency"),
         "certificate": values.get("ssl_certfile"),
-        "addresses": [address],
+        "addresses": [f"unix:{uds}" if uds else f"{values['host']}:{values['port']}"],
         "forwarded": trusted.split(",") if values["proxy_headers"] else [],
-        **_operators_of_protocol(str(values["http"])),
+        **(_operators(lambda: getattr(import_module(module), name)) if name else {}),
     }  # fmt: skip
     return {
-        "configured": configured,
-        "settings": settings,
+        "settings": {
+            name: values[name]
+            for name in _UVICORN
+            if name in values and context.get_parameter_source(name) not in unset
+        },
+        "named_app": app,
         "is_special": any(n.startswith("UVICORN_") for n in os.environ),
+        "configured": configured,
     }
 
 

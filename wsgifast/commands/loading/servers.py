@@ -22,16 +22,18 @@ from ...checks import Interface
 from ...errors import ConfigurationError, MissingExtra
 from . import AppNotLoaded, ServerName
 
-# Runs a module like `python -m`, which would look for its imports in the working directory first:
-# a file there may have the name of a module of Python's own.
+# Runs a module like `python -m`, but imports do not look in the working directory first: a file
+# there may have the name of a module of Python's own.
 START = (
     "import sys; '' in sys.path[:1] and sys.path.pop(0); del sys.argv[0]; import runpy; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 _PROCESS = "wsgifast.commands.loading.as_server"
-# A target: only the configuration is read.
+# The target if only the configuration is to be read.
 NO_APP = ":"
-# Importing a large app takes seconds on a busy machine. One that takes longer hangs.
+# Where `wsgifast run` has the health checks, by the names of FastWorker's options.
+PROBE_PATHS = {"health_path": "/livez", "ready_path": "/readyz"}
+# Importing a large app takes seconds on a busy machine. An import that takes longer hangs.
 _IMPORT_S = 60.0
 _LOG_BYTES = 4000
 # The extra and the packages of each server.
@@ -44,23 +46,24 @@ _NEEDED: Mapping[ServerName, tuple[str, Sequence[str]]] = {
 class Loaded:
     """The result of loading an app as a server would.
 
-    :ivar interface: None: it was not loaded.
-    :ivar was_wrapped: by WSGIFast or ASGIFast.
-    :ivar error: why it was not loaded.
+    :ivar interface: None if the app was not loaded.
+    :ivar was_wrapped: in WSGIFast or ASGIFast.
+    :ivar error: why the app was not loaded.
     :ivar refusal: the server's message, if it refuses its arguments or ends at once.
-    :ivar settings: of the server, those that have a value from anywhere.
-    :ivar is_special: the server has options or a configuration that may count for the app.
-    :ivar memory_bytes: of the process that has loaded it. 0: it was not loaded.
-    :ivar waits_for: packages that it has imported to ask other servers.
+    :ivar settings: of the server, from its arguments, its configuration and the environment.
+    :ivar named_app: the target that the arguments or the configuration name.
+    :ivar hooks: functions of gunicorn's configuration that run before the import of the app.
+    :ivar is_special: the server has a configuration that may change the result.
+    :ivar memory_bytes: of the process that has loaded it. 0 if it was not loaded.
+    :ivar waits_for: imported packages that wait for other servers.
     :ivar static: directories of static files that its framework is configured with, by prefixes.
-    :ivar free_probes: of PROBE_PATHS, those that no URL of its framework matches.
-    :ivar debug: the setting by which its framework debugs. Empty if it does not.
-    :ivar tls_header: the environ key from which Django takes whether a request came by TLS. Empty
-        for none.
-    :ivar loggers: of the server's own, those that the app has given handlers.
+    :ivar free_probes: the paths of PROBE_PATHS that no URL of its framework matches.
+    :ivar debug: the setting by which its framework debugs, or "" if it does not.
+    :ivar tls_header: the environ key that tells Django whether a request came by TLS, or "".
+    :ivar loggers: loggers of the server for which the app has set handlers.
     :ivar replaced: parts of gunicorn that the configuration or the app has replaced, and that
         FastWorker does not call.
-    :ivar configured: of the server, for `wsgifast run --check`: set or by default.
+    :ivar configured: values of the server for `wsgifast run --check`, set or by default.
     """
 
     interface: Interface | None = None
@@ -69,6 +72,8 @@ class Loaded:
     error: str = ""
     refusal: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    named_app: str = ""
+    hooks: Sequence[str] = ()
     is_special: bool = False
     memory_bytes: int = 0
     waits_for: Sequence[str] = ()
@@ -82,7 +87,7 @@ class Loaded:
 
 
 def check_installed(server: ServerName, command: str) -> None:
-    """:raises MissingExtra: if a package is not installed that a command needs for a server."""
+    """:raises MissingExtra: if a package is missing that a command needs for a server."""
     extra, packages = _NEEDED[server]
     for package in packages:
         if importlib.util.find_spec(package) is None:
@@ -136,11 +141,11 @@ def load_as(
 def load_for(
     target: str, gunicorn: Sequence[str] = (), rest: Sequence[str] = ()
 ) -> tuple[ServerName, Loaded]:
-    """The server that an app needs, and the result of loading the app as that one would.
+    """Return the server that an app needs, and the result of loading the app as that server would.
 
-    :param gunicorn: arguments for it alone.
+    :param gunicorn: arguments for gunicorn alone.
     :param rest: the user's own arguments, for the server that the app turns out to need.
-    :raises AppNotLoaded: if neither loads it.
+    :raises AppNotLoaded: if neither server loads it.
     :raises ConfigurationError: if the server that the app needs refuses its options, its
         configuration or its environment.
     """
@@ -151,20 +156,18 @@ def load_for(
         if importlib.util.find_spec(server) is None:
             continue
         found[server] = one = load_as(server, target, [*own, *rest])
-        if one.interface is not None:
-            needed = _server_of(one)
-            if server == needed or not (one.is_special or uvicorn_is_special):
-                _check_accepted(needed, found, one, target, rest)
-                return needed, one
-    for one in found.values():
+        is_special = one.is_special or uvicorn_is_special
+        if one.interface is not None and (server == _server_of(one) or not is_special):
+            break
+    for one in reversed(found.values()):
         if one.interface is not None:
             needed = _server_of(one)
             _check_accepted(needed, found, one, target, rest)
             if not found.get(needed, Loaded()).error:
                 return needed, one
     for server, one in sorted(found.items(), key=lambda item: not item[1].is_special):
-        if one.error and "hooks" in one.settings:
-            # The app may need them. gunicorn itself finds out, with its arbiter.
+        if one.error and one.hooks:
+            # The app may need the hooks. They run in gunicorn itself, with its arbiter.
             return server, replace(one, interface="WSGI", target=target, error="")
         if one.error:
             raise AppNotLoaded(one.error)
@@ -194,9 +197,9 @@ def _check_accepted(
 
 def check_one_app(loaded: Loaded, target: str) -> None:
     """:raises ConfigurationError: if the server's own options name another app, too."""
-    if "app" in loaded.settings:
+    if loaded.named_app:
         raise ConfigurationError(
-            f"{loaded.settings['app']} names another app than {target}: leave one of them out"
+            f"{loaded.named_app} names another app than {target}: leave one of them out"
         )
 
 

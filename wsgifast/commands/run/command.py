@@ -31,8 +31,7 @@ from ..arguments import (
 from ..doctor.formats import as_json
 from ..doctor.model import SEVERITIES
 from ..loading import absolute
-from ..loading.paths import PROBE_PATHS
-from ..loading.servers import Loaded, load_as, load_for
+from ..loading.servers import PROBE_PATHS, Loaded, load_as, load_for
 from ..terminal import show
 from .check import as_lines, check_deployment
 from .environment import check_environment
@@ -256,8 +255,8 @@ def _configured_app(options: argparse.Namespace) -> str:
     """
     if importlib.util.find_spec("gunicorn") is not None:
         found = load_as("gunicorn", "", [*gunicorn_options(options), *options.rest])
-        if app := found.settings.get("app"):
-            return str(app)
+        if found.named_app:
+            return found.named_app
     app = os.environ.get("UVICORN_APP")
     if not app:
         raise ConfigurationError("name an app, as in: wsgifast run shop.wsgi:application")

@@ -84,7 +84,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
         command.insert(0, f"--keep-alive={KEEP_ALIVE_S}")
     if "graceful_timeout" not in found:
         command.insert(0, f"--graceful-timeout={graceful_s(options, loaded)}")
-    if not found.get("has_control_socket", True):  # it needs a home directory to write to
+    if loaded.configured.get("default_socket"):  # it needs a home directory to write to
         command.insert(0, "--no-control-socket")
     command[:0] = logs
     if options.certfile and "http_protocols" not in found and importlib.util.find_spec("h2"):

@@ -133,11 +133,11 @@ def _of_gunicorn(
     if not sources:
         return {}, bind, [], []
     name, reason = " and ".join(sources), "gunicorn is not installed"
-    configured: dict[str, Any] | None = None
+    configured: Mapping[str, Any] | None = None
     if importlib.util.find_spec("gunicorn") is not None:
         try:
             found = load_as("gunicorn", NO_APP)
-            reason, configured = found.refusal, found.settings.get("given")
+            reason, configured = found.refusal, None if found.refusal else found.settings
         except AppNotLoaded as error:
             reason = str(error)
     uvicorn = f"{loaded.target} is an ASGI app, which uvicorn serves"
