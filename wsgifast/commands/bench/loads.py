@@ -16,9 +16,9 @@ from .processes import HOST, Address
 with needs("wsgifast bench", "psutil", "bench"):
     import psutil
 
-# Unwrapped apps may take seconds. A response that takes longer than this cannot be measured.
+# Unwrapped apps may take seconds. A response that takes longer cannot be measured.
 LOOK_S = 30.0
-# A larger compressed body is compared without being decoded.
+# A larger compressed body is compared as it was sent.
 _DECODED_BYTES = 64 * 1024 * 1024
 
 
@@ -26,7 +26,6 @@ _DECODED_BYTES = 64 * 1024 * 1024
 class Task:
     """The requests of one run.
 
-    :ivar path: requested by GET.
     :ivar seconds: no request starts after this time.
     :ivar address: the server's address. The port is 0 without a server.
     :ivar pid: the server's process.
@@ -50,9 +49,9 @@ class Load:
     :ivar failures: the number of other responses, and of requests without a response.
     :ivar body_bytes: the bytes of the good bodies, without headers and chunk framing.
     :ivar seconds: wall time of the run.
-    :ivar latency_ms: percentile (50, 95, 99) -> milliseconds from sending a request to the last
-        byte of its response. Empty if no request succeeded.
-    :ivar errors: the message of each error -> its count.
+    :ivar latency_ms: milliseconds from sending a request to the last byte of its response, by
+        percentile (50, 95, 99). Empty if no request succeeded.
+    :ivar errors: counts by the messages of the errors.
     :ivar client_cpu_s: CPU seconds (user and system) of the client.
     :ivar facts: further figures, by name and unit.
     :ivar server_cpu_s: CPU seconds of the server.
@@ -87,10 +86,10 @@ class Seen:
     """The response to one plain request.
 
     :ivar body_bytes: the size of the body as it was sent.
-    :ivar digest: of the decoded body, or of the sent bytes if they cannot be decoded.
-    :ivar ok: the response was complete, with a status below 400.
+    :ivar digest: of the decoded body, or of the sent body if it cannot be decoded.
+    :ivar ok: whether the response was complete, with a status below 400.
     :ivar coding: the Content-Encoding, such as "gzip", or "".
-    :ivar decoded_bytes: the size of the decoded body. None if it could not be decoded.
+    :ivar decoded_bytes: the size of the decoded body. None if it cannot be decoded.
     """
 
     body_bytes: int
@@ -137,11 +136,10 @@ def look(task: Task, *, tls: bool = False) -> Seen:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds, user and system, of a process and all its descendants.
+    """Return the CPU seconds (user and system) of a process and all its descendants.
 
-    Ended workers count too: the parent that waited for them has their time. On Linux the running
-    ones count exactly. Elsewhere the kernel counts in steps of about 10 ms, so a server should be
-    busy for half a second or more.
+    The time of ended workers counts, because their parent has it. On Linux the time of running
+    processes is exact. Elsewhere the kernel counts in steps of about 10 ms.
 
     :raises psutil.NoSuchProcess: if the process itself has ended.
     """
@@ -152,7 +150,7 @@ def cpu_seconds(pid: int) -> float:
         except psutil.NoSuchProcess:
             if not root.is_running():
                 raise
-            continue  # a worker has just ended, and its time is the parent's now
+            continue  # a worker has just ended, and its parent has its time
         if {*children} == {*family(pid)[1:]}:
             return float(spent)
 
@@ -162,12 +160,12 @@ def _own_and_reaped_s(process: psutil.Process) -> float:
     try:
         # linux/posix-timers.h: the CPU clock of a process, by its pid. CPUCLOCK_SCHED is exact.
         own = time.clock_gettime((~process.pid << 3) | 2) if sys.platform == "linux" else None
-    except OSError:  # it has just ended, or belongs to another user
+    except OSError:  # the process has just ended, or belongs to another user
         own = None
     return float(sum(times[:2] if own is None else (own,)) + sum(times[2:4]))
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Return a process, and all its descendants."""
+    """Return a process and all its descendants."""
     root = psutil.Process(pid)
     return [root, *root.children(recursive=True)]

@@ -1,8 +1,8 @@
-"""Locust as a client, in its own processes.
+"""Locust as a client, in processes of its own.
 
-Locust patches the standard library for gevent when it is imported, and takes a second or two to
-start. So a benchmark starts it once, see `locust_process`. Each run is a JSON line to its input,
-and a JSON line from its output.
+The import of Locust patches the standard library for gevent, and takes a second or two. So a
+benchmark starts Locust once, see `locust_process`. The process reads each run as a line of JSON,
+and responds with a line of JSON.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ..loading.servers import START
 from .loads import Client, Load, Task
 from .processes import HOST, Address, free_port, started
 
-# A request without a byte for so long has failed. A body of many chunks takes seconds.
+# A request fails if no byte arrives for this time. An app may compute for seconds.
 GIVE_UP_S = 60.0
 # A master takes half a second to stop its workers.
 _STOP_WORKERS_S = 5.0
-# How often the workers on this machine are looked at.
-_LOOK_S = 1.0
+# The interval between checks of the workers on this machine.
+_CHECK_S = 1.0
 
 
 class LocustFailed(WSGIFastError, RuntimeError):
@@ -36,12 +36,10 @@ class LocustFailed(WSGIFastError, RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """One load run: each user sends a request after the response to the one before.
+    """One run, in which each user sends a request after each response.
 
     :ivar host: such as "http://127.0.0.1:8000".
-    :ivar seconds: no request starts after this time.
-    :ivar expected: the size that every body must have, if it is known.
-    :ivar headers: lines to add to each request.
+    :ivar expected: the size that every body must have. None allows any size.
     """
 
     host: str
@@ -55,12 +53,12 @@ class Run:
 
 @dataclass
 class Locust:
-    """Locust, started when it is first needed. The context manager ends it.
+    """Locust. It starts when it is first needed, and the context manager ends it.
 
     :cvar module: the module that its processes run.
-    :ivar processes: workers to start on this machine. 0: a single process without workers.
+    :ivar processes: workers to start on this machine. With 0, one process has all users.
     :ivar expect_workers: workers on other machines, started by :func:`worker_command`.
-    :ivar master: the address where these find their master.
+    :ivar master: the address of the master for these workers.
     :ivar within: the beginning of its command, such as "ip netns exec NAME".
     """
 
@@ -81,12 +79,12 @@ class Locust:
         process, self._process = self._process, None
         with self._stack:
             if process is not None and self.expect_workers:
-                # At the end of its input it stops them.
+                # The master stops its workers at the end of its input.
                 with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
                     process.communicate(timeout=_STOP_WORKERS_S)
 
     def client(self, users: int = 1) -> Client:
-        """Return a client of so many users. It raises LocustFailed if Locust has ended."""
+        """Return a client with some users. It raises LocustFailed if Locust has ended."""
         return lambda task: self.load(self.run(task, users))
 
     def run(self, task: Task, users: int) -> Run:
@@ -94,14 +92,9 @@ class Locust:
         self._runs += 1
         host, port = task.address
         return Run(
-            f"http://{host}:{port}",
-            task.path,
-            users,
-            task.seconds,
-            expected=task.body_bytes,
-            headers=task.headers,
-            number=self._runs,
-        )
+            f"http://{host}:{port}", task.path, users, task.seconds, task.body_bytes, task.headers,
+            self._runs,
+        )  # fmt: skip
 
     def load(self, run: Run) -> Load:
         """Make one run.
@@ -113,14 +106,14 @@ class Locust:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(asdict(run)) + "\n")
             process.stdin.flush()
-        response = self._answer(process)
+        response = self._response(process)
         response["latency_ms"] = {int(p): ms for p, ms in response["latency_ms"].items()}
         return Load(**response)
 
     def start(self) -> subprocess.Popen[str]:
-        """Start it, unless it runs already, and wait for its workers.
+        """Start Locust, unless it runs already, and wait for its workers.
 
-        :raises LocustFailed: if it ends, or a worker does not connect.
+        :raises LocustFailed: if Locust ends, or a worker does not connect.
         """
         if self._process is None:
             self._errors: IO[bytes] = self._stack.enter_context(tempfile.TemporaryFile())
@@ -134,18 +127,17 @@ class Locust:
                 ]
             command = [*self.within, sys.executable, "-c", START, self.module, *role]
             self._process = self._start(command, subprocess.PIPE)
-            self._answer(self._process)
+            self._response(self._process)
         return self._process
 
     def _start(self, command: list[str], pipe: int) -> subprocess.Popen[str]:
         child = started(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
         return self._stack.enter_context(child)
 
-    def _answer(self, process: subprocess.Popen[str]) -> Any:
-        assert process.stdout is not None  # a pipe, as above
-        # Each response is one line, so that none waits in Python's buffer.
-        while not select.select([process.stdout], [], [], _LOOK_S)[0]:
-            # The master knows a worker only after it has connected.
+    def _response(self, process: subprocess.Popen[str]) -> Any:
+        assert process.stdout is not None  # a pipe, see start()
+        while not select.select([process.stdout], [], [], _CHECK_S)[0]:
+            # The master does not notice the end of a worker that has not connected yet.
             if any(worker.poll() is not None for worker in self._workers):
                 process.kill()
         line = process.stdout.readline()
@@ -160,5 +152,5 @@ class Locust:
 
 
 def worker_command(master: Address, module: str = Locust.module) -> list[str]:
-    """Return the command of one of Locust's workers, which ends with its master."""
+    """Return the command of a worker of Locust, which ends with its master."""
     return [sys.executable, "-c", START, module, "worker", *map(str, master)]

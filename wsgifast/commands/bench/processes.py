@@ -1,7 +1,7 @@
-"""The processes of a benchmark: real servers, which do not outlive it however it ends.
+"""The processes of a benchmark: real servers that end with it.
 
-Each is a process group of its own and is ended by its own id, with everything it has started. If
-the benchmark is killed and has no time to clean up, another process ends them, the guard.
+Each process leads a process group. The benchmark ends the group by its id, with everything that the
+process has started. If the benchmark is killed, another process ends the groups, the guard.
 """
 
 from __future__ import annotations
@@ -30,19 +30,18 @@ from ..loading.servers import START
 
 HOST = "127.0.0.1"
 Address = tuple[str, int]
-# Importing a large app takes seconds on a busy machine. A server that does not listen after
-# this time hangs.
+# Importing a large app takes seconds on a busy machine. A server that takes longer hangs.
 START_S = 30.0
-# gunicorn's workers finish their requests first. After this time they are killed.
+# gunicorn's workers finish their requests before they end. Later the benchmark kills them.
 STOP_S = 10.0
-# Below those that systems give to clients (Linux from 32768 on, IANA's from 49152 on).
+# Systems give higher ports to clients (Linux from 32768 on, by IANA from 49152 on).
 UNASSIGNED_PORTS = range(10_000, 32_000)
-# How much of a log an error message repeats: the end is where the reason stands.
+# The last lines of a log have the reason of a failure.
 LOG_TAIL_LINES = 25
 
 
-# The guard. Its input is a line for each process group: "+1234" that it has begun, "-1234" that it
-# has ended. At the end of the input, which is that of the benchmark, it kills the others.
+# The program of the guard. A line "+1234" says that a process group has begun, and "-1234" that it
+# has ended. The input ends with the benchmark. Then the guard kills the groups that still run.
 _GUARD = """
 import contextlib, os, signal, sys
 groups = set()
@@ -60,13 +59,12 @@ class ServerFailed(WSGIFastError, RuntimeError):
 
 @dataclass(frozen=True)
 class Server:
-    """A kind of server. Equal ones are started once in a run.
+    """The command of a server. A run starts equal servers once.
 
-    :ivar argv: its command, in which "{host}" and "{port}" stand for where it is to listen and
-        "{folder}" for the folder of the run's files. A first item of "python" is this interpreter.
-        -m behind it leaves the working directory out of the search path, see
-        :data:`wsgifast.commands.loading.servers.START`.
-    :ivar env: added to its environment. Its values have the same placeholders.
+    :ivar argv: may contain "{host}" and "{port}", the address of the server, and "{folder}", the
+        folder of the run's files. A first item "python" is this interpreter. With -m after it, the
+        search path does not have the working directory (see `START` of `loading.servers`).
+    :ivar env: added to its environment. The values may contain these placeholders too.
     """
 
     argv: tuple[str, ...]
@@ -74,7 +72,7 @@ class Server:
     tls: bool = False
 
     def placed(self, places: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-        """The command and the environment with the placeholders filled in."""
+        """Return the command and the environment with values in place of the placeholders."""
 
         def filled(text: str) -> str:
             for mark, value in places.items():
@@ -98,7 +96,7 @@ class RunningServer:
         return self.process.pid
 
     def log_tail(self) -> str:
-        """The last lines that it has written to stdout and stderr, indented for a message."""
+        """Return the last lines of stdout and stderr, indented for a message."""
         lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "\n".join(f"    {line}" for line in lines) or "    (its log is empty)"
 
@@ -118,12 +116,12 @@ def running_server(
     port: int = 0,
     start_s: float = START_S,
 ) -> Iterator[RunningServer]:
-    """Start a server, wait until it accepts connections, stop it at the end of the block.
+    """Start a server, wait until it accepts connections, and stop it at the end of the block.
 
     :param name: in messages. By default its command.
     :param folder: the value of "{folder}".
-    :param port: 0 for a free one.
-    :param start_s: how long it may take until it listens.
+    :param port: 0 for a free port.
+    :param start_s: the time in which the server must listen.
     :raises ServerFailed: if the port is taken, or the server ends or does not listen in time.
     """
     address = (host, port or free_port(host))
@@ -133,7 +131,7 @@ def running_server(
     if is_listening(address):
         raise ServerFailed(
             f"port {address[1]} of {host} is taken by another program, so {name} cannot "
-            "have it: name another port, or none for a free one"
+            "use it: name another port, or none for a free port"
         )
     if argv[:2] == ["python", "-m"]:
         argv[1:2] = ["-c", START]
@@ -149,15 +147,15 @@ def running_server(
             )  # fmt: skip
             running = RunningServer(name, address, stack.enter_context(child), log_path)
 
-        def is_there() -> bool:
+        def is_ready() -> bool:
             running.check()
             return is_listening(address)
 
-        if not wait_until(is_there, start_s):
+        if not wait_until(is_ready, start_s):
             raise ServerFailed(
                 f"{name} does not listen after {start_s:.0f} s:\n{running.log_tail()}"
             )
-        running.check()  # gunicorn listens first and imports the app then
+        running.check()  # gunicorn listens before it imports the app
         yield running
 
 
@@ -165,23 +163,23 @@ def running_server(
 def started(
     command: Sequence[str], *, stop_s: float = 0.0, **options: Any
 ) -> Iterator[subprocess.Popen[Any]]:
-    """A process that ends with the block, with everything that it has started.
+    """Start a process that ends with the block, with everything that it has started.
 
-    It is a process group of its own: Ctrl-C is for this process to handle. It ends too if this
-    process is killed.
+    It leads a process group, so Ctrl-C reaches only this process. It also ends if this process is
+    killed.
 
-    :param stop_s: how long it may take to end after SIGTERM.
-    :param options: subprocess.Popen's.
+    :param stop_s: the time that it has to end after SIGTERM.
+    :param options: as for `subprocess.Popen`.
     """
     guard = _guard()
-    # Python drops errors of the functions that it calls at a fork (os.register_at_fork). So a
-    # signal that is to end this process waits until the fork is over.
+    # Python drops exceptions of functions that it calls at a fork (os.register_at_fork). So signals
+    # that would end this process are blocked during the fork.
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
 
     def announce() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        # In the child, so that nothing can happen in between.
+        # The child itself announces its group, so the guard knows every group.
         os.write(guard.fileno(), b"+%d\n" % os.getpid())
 
     try:
@@ -200,17 +198,17 @@ def started(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        with contextlib.suppress(BrokenPipeError, ValueError):  # closed: Python itself is ending
+        with contextlib.suppress(BrokenPipeError, ValueError):  # Python ends, and has closed it
             os.write(guard.fileno(), b"-%d\n" % process.pid)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # it ended with something unread
+                with contextlib.suppress(BrokenPipeError):  # the process ended with unread input
                     stream.close()
 
 
 @cache
 def _guard() -> IO[bytes]:
-    """The guard's input, which ends with this process."""
+    """Start the guard, and return its input, which ends with this process."""
     process = subprocess.Popen(
         [sys.executable, "-c", _GUARD], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -221,17 +219,16 @@ def _guard() -> IO[bytes]:
 
 @contextlib.contextmanager
 def temporary_folder(name: str) -> Iterator[Path]:
-    """A new folder, removed at the end of the block: by Ctrl-C, SIGTERM and SIGHUP too."""
+    """Make a folder, and remove it at the end of the block, also after SIGTERM and SIGHUP."""
     with orderly_end(), tempfile.TemporaryDirectory(prefix=f"wsgifast-{name}-") as folder:
         yield Path(folder)
 
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Let SIGTERM, and the SIGHUP of a terminal that closes, end this process as Ctrl-C does.
+    """End this process on SIGTERM and SIGHUP by an exception, which runs every `finally`.
 
-    That is through every `finally` on the way. It leaves handlers of the program alone. It
-    has an effect in the main thread only, which is the one that runs handlers.
+    It does not replace handlers of the program, and has no effect outside of the main thread.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()
@@ -239,8 +236,8 @@ def orderly_end() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         for each in ours:
-            signal.signal(each, signal.SIG_IGN)  # timeout(1) sends it twice: clean up in peace
-        sys.exit(128 + number)  # as shells report the end by a signal
+            signal.signal(each, signal.SIG_IGN)  # timeout(1) sends the signal twice
+        sys.exit(128 + number)  # shells report the end by a signal with this status
 
     for number in ours:
         signal.signal(number, end)
@@ -252,12 +249,12 @@ def orderly_end() -> Iterator[None]:
 
 
 def free_port(host: str = HOST) -> int:
-    """A TCP port that nothing has at this moment, and that no client will be given.
+    """Return a free TCP port that the system gives to no client.
 
     :raises OSError: if this machine does not have the address.
     """
     while True:
-        # Not the seeded generator: processes side by side would all draw the same.
+        # A seeded generator would return the same port in several processes.
         port = UNASSIGNED_PORTS.start + secrets.randbelow(len(UNASSIGNED_PORTS))
         with socket.socket() as sock:
             try:
@@ -272,7 +269,7 @@ def free_port(host: str = HOST) -> int:
 def wait_until(
     condition: Callable[[], object], seconds: float, *, interval_s: float = 0.02
 ) -> bool:
-    """Wait for a condition. Return False if it does not hold after this time."""
+    """Wait for a condition, and return whether it became true within this time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""gunicorn and uvicorn, for any app that can be imported: as it is, or wrapped.
+"""The servers of a benchmark: gunicorn and uvicorn with an app, unwrapped or wrapped.
 
-Both import :func:`app`. An environment variable names the real app, since uvicorn accepts no
-factory with arguments.
+Both servers import :func:`app`. An environment variable names the user's app, because uvicorn
+accepts no factory with arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .processes import Server
 
 FAST_WORKER = "wsgifast.workers.FastWorker"
 OUR_PROTOCOL = "asgifast.uvicorn:HttpToolsProtocol"
-# The environment variable that says which app: JSON.
+# The environment variable with the target of the app and the options of its wrapper, as JSON.
 VARIABLE = "WSGIFAST_BENCH"
 _APP = "wsgifast.commands.bench.serving:app"
 
@@ -30,10 +30,10 @@ def sides(
     options: Mapping[str, Any] | None = None,
     more: Sequence[str] = (),
 ) -> dict[str, Server]:
-    """Return the contenders for an app: unwrapped first, then wrapped, with the best way last.
+    """Return the servers of a comparison by their names. The first one has the unwrapped app.
 
-    :param worker_classes: gunicorn's. The unwrapped app gets the first one.
-    :param options: WSGIFast's or ASGIFast's.
+    :param worker_classes: of gunicorn. The first one also serves the unwrapped app.
+    :param options: of WSGIFast or ASGIFast.
     :param more: options for the server's own command.
     :raises MissingExtra: if the server is not installed.
     :raises ConfigurationError: if gunicorn has no such worker class.
@@ -62,10 +62,10 @@ def _short(worker_class: str) -> str:
 
 
 def _check_worker_class(name: str) -> None:
-    """:raises ConfigurationError: if gunicorn has none of this name. Modules are not looked at."""
+    """:raises ConfigurationError: for the name of a class that gunicorn does not have."""
     from gunicorn.util import load_class
 
-    if not set(".:") & set(name):
+    if not set(".:") & set(name):  # gunicorn itself imports a class of another module
         try:
             load_class(name, section="gunicorn.workers")
         except (RuntimeError, ImportError) as error:
@@ -80,10 +80,10 @@ def served(
     worker_class: str = "gthread",
     more: Sequence[str] = (),
 ) -> Server:
-    """An app on a server.
+    """Return a server for an app.
 
     :param target: see :func:`wsgifast.commands.loading.load_app`.
-    :param options: those of WSGIFast or ASGIFast. None for the unwrapped app.
+    :param options: of WSGIFast or ASGIFast. None for the unwrapped app.
     """
     env = {VARIABLE: json.dumps({"target": target, "options": options, "server": server})}
     if server == "gunicorn":
@@ -100,22 +100,20 @@ def gunicorn(
     tls: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Server:
-    """gunicorn, with one worker process: on a small machine the client needs a core too.
+    """Return gunicorn's command, by default with one worker, so the client has a core too.
 
-    :param app: as for gunicorn: "module:app", or "module:factory('argument')".
+    :param app: "module:app", or "module:factory('argument')".
     :param options: added at the end, such as "--no-sendfile".
-    :param threads: of a gthread-like worker. Other workers have none and ignore it.
-    :param tls: with the certificate "{folder}/server.pem".
+    :param tls: use the certificate "{folder}/server.pem".
     """
     pem = ("--certfile", "{folder}/server.pem", "--keyfile", "{folder}/server.pem")
     return Server(
         (
             *("python", "-m", "gunicorn", app, "--bind", "{host}:{port}"),
             *("--worker-class", worker_class, "--threads", str(threads), "--workers", str(workers)),
-            # The defaults of 2 s and 30 s would end a paused client's connection, or a slow raw
-            # app.
+            # The defaults are 2 s and 30 s. A client may pause, and an unwrapped app be slow.
             *("--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3"),
-            # Servers side by side would share one in the user's home.
+            # Several servers would use one socket in the user's home directory.
             "--no-control-socket",
             *("--log-level", "warning", *(pem if tls else ()), *options),
         ),
@@ -127,9 +125,9 @@ def gunicorn(
 def uvicorn(
     app: str, *options: str, ours: bool = False, env: Mapping[str, str] | None = None
 ) -> Server:
-    """uvicorn. It uses uvloop and httptools if they are installed.
+    """Return uvicorn's command. uvicorn uses uvloop and httptools if they are installed.
 
-    :param ours: with asgifast's protocol.
+    :param ours: use asgifast's protocol.
     """
     protocol = (f"--http={OUR_PROTOCOL}",) if ours else ()
     where = ("--host={host}", "--port={port}")
@@ -139,11 +137,11 @@ def uvicorn(
 
 
 def found_app(target: str, more: Sequence[str]) -> tuple[ServerName, Loaded]:
-    """The server that an app needs, and the app as that one loads it, in a process of its own.
+    """Return the server that an app needs, and the result of loading the app as that server would.
 
     :param more: options for the server's own command.
-    :raises AppNotLoaded: with its reason.
-    :raises ConfigurationError: if the options are the other server's, or name another app.
+    :raises AppNotLoaded: if it cannot be imported or made.
+    :raises ConfigurationError: if the server refuses the options, or if they name another app.
     """
     server, loaded = load_for(target, rest=more)
     check_one_app(loaded, target)
@@ -154,7 +152,7 @@ def found_app(target: str, more: Sequence[str]) -> tuple[ServerName, Loaded]:
 
 
 def app() -> Any:
-    """Return the app that the environment names, unwrapped or wrapped, for a server."""
+    """Return the app that the environment names, unwrapped or wrapped."""
     arguments = json.loads(os.environ[VARIABLE])
     loaded = load_app(arguments["target"], arguments["server"])
     options = arguments["options"]
