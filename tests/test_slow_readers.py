@@ -6,6 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -115,8 +116,41 @@ def stream_readers(server: LiveServer, target: str, *, count: int = READERS) -> 
 
 
 def memory_of(server: LiveServer) -> int:
-    """Return the resident bytes of the server's workers."""
-    return sum(each.memory_info().rss for each in psutil.Process(server.pid).children())
+    """Return the resident bytes of the server's workers, or of the server if it has none."""
+    process = psutil.Process(server.pid)
+    return sum(each.memory_info().rss for each in process.children() or [process])
+
+
+# The protocol, the event loop, and whether its readers use HTTP/2. All are over TLS.
+OVER_TLS = [
+    ("HttpToolsProtocol", "asyncio", False),
+    ("HttpToolsProtocol", "uvloop", False),
+    ("H11Protocol", "asyncio", False),
+]
+if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
+    OVER_TLS += [("AutoZttpProtocol", "uvloop", False), ("AutoZttpProtocol", "asyncio", True)]
+
+
+@pytest.mark.parametrize(("protocol", "loop", "is_http2"), OVER_TLS)
+def test_slow_readers_share_a_page_under_asgi(
+    protocol: str, loop: str, is_http2: bool, tmp_path: Path
+) -> None:
+    """The app has the page once. The server has no copy of it for each reader."""
+    count = 10
+    certificate = str(write_certificate(tmp_path / "both.pem"))
+    options = ["--http", f"asgifast.uvicorn:{protocol}", "--loop", loop]
+    options += ["--ssl-certfile", certificate, "--ssl-keyfile", certificate]
+    argv = [*UVICORN, *options, "tests.support.large_app:asgi_app"]
+    with live_server(argv) as server:
+        with Connection(server.address, tls=client_context()) as quick:
+            assert len(quick.request("/page").body) == SIZE
+        before = memory_of(server)
+        with (
+            stream_readers(server, "/page", count=count)
+            if is_http2
+            else readers(server, "/page", tls=True, count=count)
+        ):
+            assert memory_of(server) - before < count * SIZE // 4
 
 
 @pytest.mark.parametrize("over", ["HTTP", "HTTPS", "HTTP/2"])

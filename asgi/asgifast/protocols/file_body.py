@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # A file up to this size is read, and leaves in one write with the headers. For a larger one
 # sendfile's own system calls cost less than the copy that they save.
 SMALL_FILE_BYTES = 64 * 1024
+# Longer bytes are sent block by block, where the output would copy all of them.
+LARGE_BYTES = 256 * 1024
 
 
 class BodyOutput(DelayedOutput):
@@ -157,15 +159,19 @@ class FileBody:
         queue = response.cycle.transport
         queue.write(self._after)
         for segment in self._segments:
-            data = segment if isinstance(segment, bytes) else self._read_small(segment)
-            if data is not None or isinstance(segment, bytes):
-                if data:  # an empty chunk would end the body
-                    queue.write(response.frame(data))
+            small = self._read_small(segment)
+            if small is not None:
+                if small:  # an empty chunk would end the body
+                    queue.write(response.frame(small))
                 continue
-            before, self._after = response.frame_for(segment.size)
-            self._unsent = segment.size
+            self._unsent = _size_of(segment)
+            before, self._after = response.frame_for(self._unsent)
             queue.write(before)
-            if not queue.write_file(FileSegment(self._fd, *segment), self._on_sent):
+            if not (
+                queue.write_bytes(segment, self._on_sent)
+                if isinstance(segment, bytes)
+                else queue.write_file(FileSegment(self._fd, *segment), self._on_sent)
+            ):
                 return False
             queue.write(self._after)
             self._unsent = 0
@@ -206,8 +212,10 @@ class FileBody:
             end.set_exception(error) if error is not None else end.set_result(None)
 
     def _read_small(self, segment: bytes | ByteRange) -> bytes | None:
-        """A small segment's bytes, if all of them are in the page cache."""
-        if isinstance(segment, bytes) or segment.size > SMALL_FILE_BYTES:
+        """A small segment's bytes, if all of them are in memory or the page cache."""
+        if isinstance(segment, bytes):
+            return segment if len(segment) <= LARGE_BYTES else None
+        if segment.size > SMALL_FILE_BYTES:
             return None
         if not segment.size:
             return b""
@@ -219,5 +227,8 @@ class FileBody:
         if close is not None:
             close()
             if self._recording is not None:
-                following = (len(s) if isinstance(s, bytes) else s.size for s in self._segments)
-                self._recording.ended(self._unsent + sum(following))
+                self._recording.ended(self._unsent + sum(map(_size_of, self._segments)))
+
+
+def _size_of(segment: bytes | ByteRange) -> int:
+    return len(segment) if isinstance(segment, bytes) else segment.size

@@ -11,9 +11,9 @@ file's descriptor is its sender's.
   then, or delays them for another turn. They are also sent by close(), and by any other write at a
   turn's end. They are not sent by flush(), since over HTTP/2 other responses write to the same
   queue.
-- While a file is sent (`_file` is set), later writes wait after it.
-- write_file() sends as much as the socket accepts at once. Of the rest its sender hears by
-`on_sent`:
+- While a file is sent (`_file` is set), later writes wait after it. So they do while write_bytes()
+  hands a large body to the transport.
+- Both send as much as the socket accepts at once. Of the rest their sender hears by `on_sent`:
   after the last byte, or after one of these ends, which also close the connection, because the
   declared length cannot be reached:
 
@@ -35,7 +35,15 @@ from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
 from wsgifast.sockets.sending import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
-from .file_transfer import HAS_EPOLL, FileOutput, FileOwner, FileReader, FileTransfer, OnSent
+from .file_transfer import (
+    HAS_EPOLL,
+    BytesWriter,
+    FileOutput,
+    FileOwner,
+    FileReader,
+    FileTransfer,
+    OnSent,
+)
 from .receiving import linger
 
 # This much of a large write is copied behind coalesced data, so that both leave in one packet.
@@ -215,18 +223,25 @@ class OutputQueue(FileOwner):
         :raises FileTruncated: if the file ends early. The connection is closed.
         :raises ConnectionError: if the connection is lost or closed.
         """
-        if self.is_closing():
-            raise ConnectionResetError("the connection was closed before the file was sent")
         if not segment.size:
             return True
-        headers = bytes(self._take()) if self._pending else b""
         kind = FileTransfer if self.can_sendfile else FileReader
-        self._file = file = kind(self, self._loop, segment, on_sent)
+        return self._send(kind(self, self._loop, segment, on_sent))
+
+    def write_bytes(self, data: bytes, on_sent: OnSent) -> bool:
+        """Send a large body as :meth:`write_file` sends a file: block by block."""
+        return self._send(BytesWriter(self, self._loop, data, on_sent))
+
+    def _send(self, file: FileOutput) -> bool:
+        if self.is_closing():
+            raise ConnectionResetError("the connection was closed before the file was sent")
+        headers = bytes(self._take()) if self._pending else b""
+        self._file = file
         try:
             try:
                 is_sent = file.begin(headers)
             except SendfileUnavailable:
-                self._file = file = FileReader(self, self._loop, segment, on_sent)
+                self._file = file = FileReader(self, self._loop, file.segment, file.on_sent)
                 is_sent = file.begin(b"")
         except BaseException:
             self._end_file(is_cut_off=True)

@@ -35,7 +35,7 @@ from ..messages import (
     without_framing,
 )
 from ..whole_responses import add_sender, send_whole, whole_sender_for
-from .file_body import BodyOutput, FileBody
+from .file_body import LARGE_BYTES, BodyOutput, FileBody
 
 if TYPE_CHECKING:
     from ..instrumented import Request
@@ -54,6 +54,7 @@ class Response(BodyOutput):
     - Small body messages are delayed until the end of the loop's turn or a little longer (see
       Held), and until any other message. In the chunked coding they become one chunk.
     - A file is a :class:`FileBody`. Its remaining bytes may be sent after the app has returned.
+      So is a large body over TLS and HTTP/2.
     - uvicorn sends everything else.
 
     While a send() waits, for the client or for a file, the others wait after it, and no message is
@@ -243,6 +244,9 @@ class Response(BodyOutput):
             if self._is_empty:
                 message = {**message, "body": b""}
             body = message.get("body", b"")
+            if type(body) is bytes and len(body) > LARGE_BYTES and self._goes_in_blocks(message):
+                await self._send_large(body, bool(message.get("more_body")))
+                return
             if message.get("more_body"):
                 self.write_delayed()
                 await cycle.send(message)
@@ -263,6 +267,36 @@ class Response(BodyOutput):
         else:
             self.write_delayed()
             await cycle.send(message)
+
+    # Large bodies
+
+    def _goes_in_blocks(self, message: Message) -> bool:
+        """Return whether a large body is handed over in blocks, as its client reads.
+
+        Otherwise the transport, or zttp, would copy all of it at once. The app's own bytes remain
+        until the last block. uvicorn refuses a body of the wrong length.
+        """
+        cycle = self.cycle
+        if cycle.transport.can_sendfile and self._is_http1:  # not over TLS
+            return False
+        if not cycle.response_started or cycle.response_complete or cycle.disconnected:
+            return False
+        if self.is_bodyless():
+            return False
+        declared, size = self._declared(), len(message["body"])
+        if declared is None:
+            return True
+        return size <= declared if message.get("more_body") else size == declared
+
+    async def _send_large(self, data: bytes, more_body: bool) -> None:
+        self.write_delayed()
+        self._delayed = None
+        body = self._body_class(self, -1, is_whole=not more_body)
+        end = await body.send([data])
+        if not more_body:
+            self.body = end
+        elif end is not None:
+            await body.sent()
 
     async def send_start(self) -> None:
         """Send the app's start message. It stays delayed if this is cancelled."""

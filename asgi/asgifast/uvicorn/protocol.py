@@ -235,7 +235,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
             except asyncio.CancelledError:
                 # uvicorn's shutdown cancels it. It must not raise: uvicorn would log the place of
                 # this wait as an error of the app, which has returned.
-                logger.warning("The file for %r was cut off, since the server shuts down", path)
+                logger.warning("The response for %r was cut off, since the server shuts down", path)
                 cycle.disconnected = True
                 cycle.transport.close()
         return result

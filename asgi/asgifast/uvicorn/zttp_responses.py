@@ -2,12 +2,14 @@
 
 Over HTTP/2 zttp puts every byte into a frame. So files are read from the page cache, and in a
 thread only if they must come from the disk. They are not read faster than the client opens its
-window. Bytes beyond the window would wait in uvicorn's memory.
+window, and large bodies are handed over at that pace. Bytes beyond the window would wait in zttp's
+memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,7 @@ from wsgifast.sockets import FileSegment
 from ..coalescing import DelayedMessages
 from ..files import send_segment
 from ..messages import Message, copied_start, declared_length, response_body
-from ..protocols.file_body import SMALL_FILE_BYTES, FileBody, count
+from ..protocols.file_body import LARGE_BYTES, SMALL_FILE_BYTES, FileBody, count
 from ..protocols.response import Response
 
 # A frame's payload, unless SETTINGS_MAX_FRAME_SIZE is raised (RFC 9113, section 6.5.2).
@@ -92,7 +94,7 @@ class ZttpResponse(Response):
 
 
 class _WindowedBody(FileBody):
-    """Reads as much of a file as the client's window has room for."""
+    """Sends as much of a file, or of large bytes, as the client's window has room for."""
 
     __slots__ = ()
 
@@ -115,8 +117,10 @@ class _WindowedBody(FileBody):
     async def _read(self, segments: list[bytes | ByteRange], is_whole: bool = False) -> None:
         is_disconnected = partial(getattr, self._response.cycle, "disconnected")
         for segment in segments:
-            if isinstance(segment, bytes):
+            if isinstance(segment, bytes) and len(segment) <= LARGE_BYTES:
                 await self._send_block(response_body(segment, more_body=True))
+            elif isinstance(segment, bytes):
+                await self._send_blocks(memoryview(segment), is_disconnected)
             else:
                 await send_segment(
                     self._send_block, FileSegment(self._fd, *segment), more_body=True,
@@ -133,6 +137,12 @@ class _WindowedBody(FileBody):
     async def _send_block(self, message: Message) -> None:
         await self._response.cycle.send(message)
         self._unsent -= len(message["body"])
+
+    async def _send_blocks(self, data: memoryview, is_disconnected: Callable[[], bool]) -> None:
+        while data and not is_disconnected():
+            size = min(await self._room(), LARGE_BYTES)
+            await self._send_block(response_body(bytes(data[:size]), more_body=True))
+            data = data[size:]
 
     async def _room(self) -> int:
         await self._response.drain(0)
@@ -177,7 +187,8 @@ class ZttpH2Response(Response):
 
     def waits_for_client(self) -> bool:
         pending_bytes: int = self.cycle.stream.pending_bytes or 0
-        return pending_bytes > _QUEUED_BYTES or super().waits_for_client()
+        sends = self.order is not None and self.order.is_taken
+        return pending_bytes > (0 if sends else _QUEUED_BYTES) or super().waits_for_client()
 
     def cut_off(self) -> None:
         """Reset the stream. The connection goes on with the others."""
