@@ -1,4 +1,4 @@
-"""The apps under attack. They answer with the request as they understood it."""
+"""The apps under attack. They respond with the request as they received it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-# What a server says of itself, and not of the request.
+# Keys that describe the server, and not the request.
 _OWN = ("HTTP_EXPECT", "HTTP_TRANSFER_ENCODING")
 
 
 def wsgi_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    """Answer with the request as the server has handed it over."""
+    """Respond with the request as the server passed it to the app."""
     body = environ["wsgi.input"].read()
     declared = environ.get("CONTENT_LENGTH")
     if declared and len(body) != int(declared):
@@ -45,7 +45,7 @@ def wsgi_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
 
 
 async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
-    """The same for ASGI."""
+    """Do the same for ASGI."""
     if scope["type"] != "http":
         raise ValueError(f"{scope['type']} is not spoken here")
     body = b""

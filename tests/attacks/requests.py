@@ -1,4 +1,4 @@
-"""Requests as attackers write them: seeds, mutations of them, and cuts into packets."""
+"""Requests as attackers write them: seeds, mutations of seeds, and splits into packets."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def mutated(chance: random.Random) -> bytes:
 
 
 def cuts(data: bytes, chance: random.Random) -> list[bytes]:
-    """Cut the bytes into several packets: at a few places, or inside some line ends."""
+    """Split the bytes into several packets: at a few places, or inside some line ends."""
     if chance.random() < 0.3:
         places = {n + 1 for n, byte in enumerate(data) if byte == 13}
         places = set(chance.sample(sorted(places), min(len(places), 6)))

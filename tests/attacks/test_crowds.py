@@ -1,4 +1,6 @@
-"""Crowds of hostile clients on FastWorker. Others get responses, and memory and CPU are bounded.
+"""Crowds of hostile clients on FastWorker.
+
+Other clients get responses, and memory and CPU are bounded.
 
 Each attack is compared with a control: clients that move as many bytes in an honest way. The bound
 of their ratio is far above the noise of a busy machine, and far below the effect of the attack.
@@ -22,14 +24,14 @@ from tests.support.slow_clients import KINDS, others, slow_clients
 from tests.workers.serving import fast_worker, nothing_left_behind, reset
 
 SECONDS = 20.0 if LONG else 1.0
-# Another client's p99 beside an attack, relative to that beside its control. Smaller values are
-# noise.
+# The largest p99 of another client beside an attack, relative to its p99 beside the control.
+# Smaller values are noise.
 MOST_P99 = 30
 LEAST_P99_MS = 10.0
-# The same for the worker's CPU.
+# The same ratio for the worker's CPU.
 MOST_CPU = 3
 LEAST_CPU_S = 0.1
-# A machine that stalls has it look like an attack that works, which works each time.
+# On a machine that stalls, an attack may seem to work once. A real one works each time.
 TRIES = 4
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900 if LONG else 300)]
@@ -51,7 +53,7 @@ if LONG:
 
 @dataclass(frozen=True)
 class Load:
-    """What a crowd does to a server.
+    """The effect of a crowd on a server.
 
     :ivar p99_ms: of another client's short requests.
     :ivar cpu_s: user and system time of the worker.
@@ -64,7 +66,7 @@ class Load:
 
 @contextlib.contextmanager
 def served() -> Iterator[LiveServer]:
-    """FastWorker, which waits for no client at its end."""
+    """A FastWorker that waits for no client at its end."""
     with fast_worker("--graceful-timeout=1", "--worker-connections=2000") as server:
         yield server
 
@@ -72,8 +74,8 @@ def served() -> Iterator[LiveServer]:
 def load_of(kind: str, *, path: str, seconds: float, clients: int | None = None) -> Load:
     """Measure the effect of a crowd on another client, and on the worker's CPU.
 
-    Beside readers the other client's first response is not measured. It waits for their requests,
-    and the app's time for those is not part of the attack. The response must arrive.
+    Beside readers, the first response of the other client must arrive, but is not measured. It
+    waits until the app has made the readers' responses, which is not part of the attack.
 
     :param kind: of tests.support.slow_clients.KINDS.
     """
@@ -89,7 +91,9 @@ def load_of(kind: str, *, path: str, seconds: float, clients: int | None = None)
 
 
 def memory_of(kind: str, *, path: str, clients: int) -> int:
-    """Bytes of memory that a crowd adds to the worker, once all of it is there."""
+    """Return the bytes of memory that a crowd adds to the worker, once all its clients are
+    connected.
+    """
     with served() as server:
         process = _worker(server)
         before = process.memory_info().rss
@@ -107,7 +111,7 @@ def memory_of(kind: str, *, path: str, clients: int) -> int:
 
 
 def _worker(server: LiveServer) -> psutil.Process:
-    assert server.get("/small/1").status == 200  # it has begun
+    assert server.get("/small/1").status == 200  # the response has begun
     (worker,) = psutil.Process(server.pid).children()
     return worker
 
@@ -175,7 +179,7 @@ def test_readers_that_stop_reading_cost_bounded_memory() -> None:
 
 
 def _unnamed_files(pid: int) -> list[str]:
-    """The descriptors of a process's temporary files, which have no name."""
+    """Return the descriptors of a process's temporary files, which have no name."""
     folder = f"/proc/{pid}/fd"
     found = []
     for fd in os.listdir(folder):

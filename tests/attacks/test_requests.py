@@ -1,8 +1,8 @@
-"""Every server of ours understands a request in one way, however it arrives.
+"""Each of our servers reads a request in one way, whatever the packets are.
 
-Compared are FastWorker with gunicorn's own gthread worker, asgifast's protocols with uvicorn's own,
-and each server with itself for the same bytes in other packets. Nothing may be understood that the
-other refuses.
+The tests compare FastWorker with gunicorn's gthread, asgifast's protocols with uvicorn's own, and
+each server with itself for other packets. No server may accept a request that its counterpart
+rejects.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ pytestmark = pytest.mark.long
 CASES = effort(400)
 CLIENTS = 4
 
-# The loops under which the ASGI tests run uvicorn's own protocols.
+# The event loops under which the ASGI tests run uvicorn's own protocols.
 LOOPS = {"h11": "asyncio", "httptools": "uvloop"}
 
 APP = "tests.attacks.app:wsgi_app"
 ASGI_APP = "tests.attacks.app:asgi_app"
 
 TIMEOUT_S = 60.0
-# Between two packets: the server reads the first before the second is there.
+# The time between two packets: the server reads the first before the second arrives.
 _GAP_S = 0.0004
 
 
@@ -50,7 +50,7 @@ _GAP_S = 0.0004
 class Outcome:
     """The effect of some bytes on a server.
 
-    :ivar understood: the requests that reached the app, as the app understood them.
+    :ivar understood: the requests that reached the app, as the app received them.
     :ivar refused: the status of the server's own last response, or None.
     :ivar loose: bytes that cannot be parsed as a response, if any.
     """
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def attack(address: Address, packets: list[bytes], gap_s: float = _GAP_S) -> Outcome:
-    """Send packets on a connection of its own, end the sending side, and read to the end.
+    """Send packets on a new connection, shut down the sending side, and read to the end.
 
     :param gap_s: seconds between two packets.
     :raises TimeoutError: if the server neither answers nor closes.
@@ -109,7 +109,7 @@ def _cases(seed: int) -> Iterator[bytes]:
 
 
 def _try_all(check: Callable[[bytes, random.Random], str | None]) -> None:
-    """Run a check over all cases, some at a time. Fail with the first differences."""
+    """Run a check over all cases, some of them at a time. Fail with the first differences."""
     seed = random.randrange(2**32) if LONG else 20
     cases = list(_cases(seed))
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -137,7 +137,9 @@ def test_request_in_any_packets_is_understood_alike(name: str) -> None:
 
 @pytest.mark.timeout(3600 if LONG else 300)
 def test_fastworker_understands_what_gthread_does() -> None:
-    """But for two things in which gthread is laxer: Host, and "close" among other options."""
+    """gthread is less strict in two ways, which are not compared: Host, and "close" among other
+    options.
+    """
     with (
         fast_worker(app=APP, attributes={"check_host": False}) as ours,
         wsgi_server("gunicorn-gthread", APP) as other,
@@ -148,7 +150,8 @@ def test_fastworker_understands_what_gthread_does() -> None:
             understood = its.understood
             if mine.understood and _wants_to_leave(mine.understood[-1]):
                 understood = understood[: len(mine.understood)]
-            # Input of a client is never the server's error. The app here makes none of its own.
+            # Input of a client is never an error of the server. This app makes no errors of its
+            # own.
             if mine.understood == understood and mine.refused != 500:
                 return None
             return _difference(data, mine, its)
@@ -157,9 +160,9 @@ def test_fastworker_understands_what_gthread_does() -> None:
 
 
 def _ends(data: bytes) -> list[bytes]:
-    """Return the same bytes as packets. No packet continues after the end of a request.
+    """Return the same bytes as packets. No packet contains bytes of two requests.
 
-    The first packet of headers ends after a line, and that of a body anywhere.
+    The first packet of headers ends after a line. The first packet of a body ends anywhere.
     """
     blank = re.search(rb"\n\r?\n", data)
     end = blank.end() if blank else len(data)
@@ -167,7 +170,7 @@ def _ends(data: bytes) -> list[bytes]:
 
 
 def _wants_to_leave(understood: Any) -> bool:
-    """Whether a request asks for the end of the connection (RFC 9110 7.6.1)."""
+    """Return whether a request asks for the end of the connection (RFC 9110, section 7.6.1)."""
     if understood == "HEAD":
         return False
     options = dict(understood[6]).get("HTTP_CONNECTION", "").lower().split(",")
@@ -185,12 +188,13 @@ def test_our_protocols_understand_what_uvicorns_do(http: str, tmp_path: Path) ->
         def check(data: bytes, chance: random.Random) -> str | None:
             packets = cuts(data, chance)
             mine, its = attack(ours.address, packets), attack(other.address, packets)
-            # uvicorn drops waiting and running requests when the client ends its side, as it does
-            # here, or sends a bad request. So both may have answered some of them.
-            for gap_s in (0.005, 0.05, 0.5):  # the longer ones are for a busy machine
+            # uvicorn drops waiting and running requests when the client ends its side, as here, or
+            # sends a bad request. So both servers may have answered only some of them.
+            for gap_s in (0.005, 0.05, 0.5):  # the longer times are for a busy machine
                 if its.refused is None or len(its.understood) >= len(mine.understood):
                     break
-                # So slowly that each request is answered before the next one is read.
+                # Each packet follows so late that each request is answered before the next one is
+                # read.
                 its = attack(other.address, _ends(data), gap_s=gap_s)
             common = min(len(mine.understood), len(its.understood))
             same = mine.understood[:common] == its.understood[:common]

@@ -1,4 +1,4 @@
-"""An app to measure: a page, a list of crumbs, a file, and answers that are no good."""
+"""An app to measure: a page, a list of small chunks, a file, and unusable responses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import os
 from typing import Any
 
-ELSEWHERE = "http://192.0.2.1/"  # nobody has this address (RFC 5737)
+ELSEWHERE = "http://192.0.2.1/"  # no machine has this address (RFC 5737)
 _GZIP = ("Content-Encoding", "gzip")
 _numbers = itertools.count()
 
@@ -23,7 +23,7 @@ def app(environ: Any, start_response: Any) -> Any:
     if path == "/coded":
         body, headers = b"a body" * 100, []
         if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-            # Each with another time in its headers.
+            # Each response has a different time in its headers.
             body, headers = gzip.compress(body, mtime=next(_numbers)), [_GZIP]
         start_response("200 OK", headers)
         return [body]

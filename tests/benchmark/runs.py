@@ -1,4 +1,4 @@
-"""Runs of made-up figures."""
+"""Runs with invented figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wsgifast.commands.bench.loads import Load
 
 
 def client(*rates: float, failures: int = 0, facts: dict[str, float] | None = None) -> Client:
-    """Gives these figures, one at each call: requests in one second, of 1,000 bytes each."""
+    """Return these figures, one at each call: requests in one second, of 1,000 bytes each."""
     left = list(rates)
 
     def run(task: Task) -> Load:
@@ -34,7 +34,7 @@ def compared(
 ) -> Result:
     """A result of contenders by their names.
 
-    :param failures: of the last one, in each round.
+    :param failures: the failures of the last contender, in each round.
     """
     last = list(rates)[-1]
     clients = {n: client(*r, failures=failures * (n == last)) for n, r in rates.items()}

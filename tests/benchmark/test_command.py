@@ -1,4 +1,4 @@
-"""`wsgifast bench` as it is typed: its measurements, and its messages where it cannot measure."""
+"""`wsgifast bench` as users type it: its measurements, and its errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_body_that_differs_by_process_is_not_compared(
     assert "/process: the body changes with each request or start" in capfd.readouterr().out
 
 
-# As it is it compresses, and wrapped it does not, if KEPT is false.
+# The app compresses by itself, and does not if it is wrapped and KEPT is false.
 COMPRESSED = """\
 import gzip, json, os
 

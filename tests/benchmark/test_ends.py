@@ -1,4 +1,4 @@
-"""A benchmark that is ended in the middle leaves no process behind, nor files where it can."""
+"""A benchmark that is ended in the middle leaves no process behind, and no files if possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_killed_benchmark_ends_its_servers(number: signal.Signals, tmp_path: Pat
     command += [f"--report={tmp_path / 'report'}"]
     files = tmp_path / "files"
     files.mkdir()
-    # Without coverage: its handler of SIGTERM would replace the benchmark's own.
+    # Coverage is off: its handler of SIGTERM would replace the benchmark's own.
     environ = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_PROCESS_")}
     with subprocess.Popen(
         command,
@@ -32,7 +32,7 @@ def test_killed_benchmark_ends_its_servers(number: signal.Signals, tmp_path: Pat
         env={**environ, "TMPDIR": str(files)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # Under nohup it would be ignored.
+        # Under nohup the signal would be ignored.
         preexec_fn=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
     ) as process:
         try:
@@ -45,7 +45,7 @@ def test_killed_benchmark_ends_its_servers(number: signal.Signals, tmp_path: Pat
             process.kill()
     wait_for(lambda: not any(map(_runs, servers)), f"{servers} have ended")
     assert not list(tmp_path.glob("report*"))
-    if number != signal.SIGKILL:  # which leaves no time to clean up
+    if number != signal.SIGKILL:  # this leaves no time to clean up
         assert list(files.iterdir()) == []
 
 
@@ -99,5 +99,5 @@ def _words(process: psutil.Process) -> set[str]:
 
 
 def _is_loaded(benchmark: psutil.Process) -> bool:
-    """Whether a worker has a connection to a server beside the one to its master."""
+    """Return whether a worker has a connection to a server beside the one to its master."""
     return any(len(each.net_connections("tcp")) > 1 for each in _workers(benchmark))

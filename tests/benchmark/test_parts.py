@@ -1,4 +1,4 @@
-"""Servers that fail, the first look at a response, and Locust's users."""
+"""Servers that fail, the first request to a contender, and Locust's users."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ APP = "tests.benchmark.apps:app"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    """The app as it is."""
+    """The app without changes."""
     with running_server(served(APP)) as one:
         yield one
 
@@ -114,7 +114,7 @@ def test_locust_load_counts_responses_and_errors(server: RunningServer) -> None:
     def seen(
         path: str, *headers: str, seconds: float = 0.5, size: int | None = None, **posts: Any
     ) -> tuple[float | None, dict[str, int]]:
-        """The bytes of each body, and the errors."""
+        """Return the bytes of each body, and the errors."""
         task = Task(path, seconds, server.address, headers=headers, body_bytes=size)
         load = locust.client(**posts)(task)
         assert load.client_cpu_s > 0
@@ -124,9 +124,9 @@ def test_locust_load_counts_responses_and_errors(server: RunningServer) -> None:
         assert seen("/") == (6, {})
         assert seen("/crumbs", size=2000) == (2000, {})
         assert seen("/bodiless") == (0, {})
-        assert seen("/", size=5) == (6, {})  # of a length that is declared
+        assert seen("/", size=5) == (6, {})  # of a declared length
         assert seen("/secret", "Cookie: a=b") == (6, {})
-        assert seen("/none", seconds=30) == (None, {"status 404": 20})  # it ends
+        assert seen("/none", seconds=30) == (None, {"status 404": 20})  # the server ends
         assert seen("/away") == (0, {})  # and no other server gets a request
         for form, response in (
             ("", f"application/octet-stream 10000 100 {bytes(13)!r}"),

@@ -50,7 +50,7 @@ ratios = st.floats(min_value=1e-4, max_value=1e4)
 
 @given(st.lists(st.tuples(ratios, ratios, ratios, st.booleans()), min_size=1, max_size=6))
 def test_longer_bar_has_the_higher_ratio(drawn: list[tuple[float, float, float, bool]]) -> None:
-    """In each of a chart's two parts, which says whether that is better or worse."""
+    """In each of a chart's two parts, which say whether more is better or worse."""
     bars = [
         Bar(f"bar {i}", (median, min(a, b), max(a, b)), "", True, less)
         for i, (median, a, b, less) in enumerate(drawn)
@@ -73,7 +73,7 @@ def test_longer_bar_has_the_higher_ratio(drawn: list[tuple[float, float, float, 
 
 @pytest.mark.parametrize(("less", "kinds"), [(False, ["good", "worse"]), (True, ["worse", "good"])])
 def test_chart_shows_which_is_better(less: bool, kinds: list[str]) -> None:
-    """Which of seconds is less."""
+    """For seconds, less is better."""
     result = compared({"a": (10,), "more": (20,), "fewer": (5,)})
     row = replace(result.row, unit=replace(REQUESTS, less=less))
     table = Table("test", "A test", [row])
@@ -126,8 +126,8 @@ def test_table_is_split_to_fit_the_terminal() -> None:
         name = one.strip().split("  ")[0]
         all_of_it, some, others = (text.partition(name)[2].split() for text in (line, one, other))
         assert all_of_it == some + others
-    assert "ratio" in results_text([result], 10)  # too narrow for any table, and no error
-    assert results_text([result]) == results_text([result], 200)  # into a file or pipe
+    assert "ratio" in results_text([result], 10)  # too narrow for any table, and not an error
+    assert results_text([result]) == results_text([result], 200)  # into a file or a pipe
 
 
 def test_columns_have_different_names() -> None:
@@ -160,7 +160,7 @@ def test_machine_details_name_a_jit_that_is_on(
 
 
 class _Page(HTMLParser):
-    """Collects the resources of a page, and checks that its tags close in order."""
+    """Collect the resources of a page, and check that its tags close in order."""
 
     VOID = ("meta", "br", "link", "img")
 
@@ -249,7 +249,7 @@ def stopped() -> Client:
 
 
 def test_run_replaces_its_own_rows_alone(tmp_path: Path, stopped: Client) -> None:
-    """In a report that is to keep the others, also where the run is stopped."""
+    """A report that keeps the other rows also keeps them if the run is stopped."""
 
     def run(*keys: str, last: Client | None = None, keep: bool = True) -> dict[str, float]:
         clients = [client(rate) for _ in keys]

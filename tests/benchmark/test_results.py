@@ -124,7 +124,7 @@ POSITIVE = st.floats(0.01, 100.0)
 
 
 def loads(rates: Sequence[float]) -> list[Load]:
-    """Runs of these rates, in thousands of requests a second."""
+    """Return runs with these rates, in thousands of requests a second."""
     return [Load(max(1, round(rate * 1e6)), 0, 0, 1e3) for rate in rates]
 
 
@@ -244,7 +244,7 @@ def test_bodies_that_differ_are_a_problem() -> None:
 
 
 def test_lost_coding_is_another_body() -> None:
-    """Also where the body changes by itself: gzip's has a time in it."""
+    """The body of gzip changes by itself: it contains a time."""
     result = compared({"a": (1,), "b": (1,)})
     plain, packed = Seen(9, "x", True), Seen(3, "y", True, coding="gzip")
     for changes in (False, True):
@@ -255,7 +255,7 @@ def test_lost_coding_is_another_body() -> None:
             "--explain WF024)"
         )
     gained = replace(result, seen={"a": plain, "b": replace(packed, digest="x")})
-    assert gained.is_good  # the same bytes, once they are decoded
+    assert gained.is_good  # the decoded bytes are equal
     assert not any("bodies" in line for line in problems([gained]))
     assert "3 (gzip of unknown)" in results_text([gained])
     other = replace(result, seen={"a": plain, "b": packed})
@@ -269,11 +269,11 @@ def test_lost_coding_is_another_body() -> None:
     [
         ((0, 0, 0), True),
         ((2, 0, 0), True),  # the first fails
-        ((2, 2, 0), True),  # which middleware alone does not help
+        ((2, 2, 0), True),  # middleware alone does not help with it
         ((0, 2, 0), False),
         ((0, 0, 2), False),
         ((2, 2, 2), False),
-        ((0,), True),  # nobody beside it
+        ((0,), True),  # no server beside it
         ((2,), False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Each test with a `kind` runs on every kind of development server."""
+"""A test with a `kind` runs on every kind of development server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dev servers, in a thread of the test's own process, their recorded logs, and their apps."""
+"""Development servers in a thread of the test's process, with recorded logs, and their apps."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ def path_of(environ: WSGIEnvironment) -> list[bytes]:
 
 
 def assert_alive(connection: Connection) -> None:
-    """The connection answers a request of its own, not a leftover."""
+    """Require that the connection answers a request of its own, and not with a leftover."""
     response = connection.request("/still-here")
     assert (response.status, response.body) == (200, b"/still-here"), str(response)
 
 
 def router(**apps: WSGIApplication) -> WSGIApplication:
-    """Apps by their path. All other requests get their path back."""
+    """Apps by their path. The response to any other request is its path."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         chosen = apps.get(environ["PATH_INFO"][1:], answering(path_of))

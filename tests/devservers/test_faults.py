@@ -1,4 +1,4 @@
-"""A fault on one connection does not affect others: nothing hangs, leaks, or is swallowed."""
+"""A fault on one connection does not affect others: nothing hangs, leaks or is hidden."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .serving import Served, each_threaded, path_of, router, serve, talking
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-# More than the socket buffers of both ends hold.
+# More than the socket buffers of both peers contain.
 LARGE_BYTES = 50_000_000
 
 
@@ -39,7 +39,7 @@ def assert_serves(served: Served) -> None:
 
 
 class Readable:
-    """Neither an iterable nor a file that the server knows."""
+    """A body that is neither an iterable nor a file that the server knows."""
 
     def read(self, size: int = -1) -> bytes:
         return b""
@@ -105,7 +105,7 @@ def test_error_after_the_first_byte_cuts_the_response(kind: str) -> None:
                 client.read_headers()
                 received = client.read_to_end()
                 assert b"begin" in received
-                assert not received.endswith(b"0\r\n\r\n")  # it must not look whole
+                assert not received.endswith(b"0\r\n\r\n")  # the response must not look complete
     assert served.log.count("LookupError: the app's own") == 2
     assert [body.closed for body in bodies] == [1, 1]
 
@@ -256,7 +256,7 @@ def test_client_that_leaves_leaves_nothing_open(kind: str, sent: bytes, reset: b
 
 
 def stalling(served: Served, target: str) -> Connection:
-    """A client that has requested much and reads only the first bytes."""
+    """A client that has requested much data and reads only the first bytes."""
     client = Connection(served.address, receive_buffer=4096)
     try:
         client.send_request(target)

@@ -109,7 +109,7 @@ def test_unread_body_does_not_become_a_request(kind: str, chunked: bool) -> None
 def test_large_unread_body_closes_after_the_response(kind: str) -> None:
     app = answering(path_of, "413 Content Too Large")
     with talking(app, kind) as (_, client):
-        # Sent whole before the response is read, as http.client does.
+        # The client sends all of it before it reads the response, like http.client.
         response = client.request("/big", method="POST", body=b"x" * 20_000_000)
         assert (response.status, response.header("Connection")) == (413, "close")
         assert client.read_to_end() == b""
@@ -190,18 +190,19 @@ def test_continue_is_sent_before_the_body(kind: str) -> None:
         return [environ["wsgi.input"].read(5)]
 
     length = ("Content-Length", "5")
-    headers = [("Expect", "100-Continue \t"), length]  # 5.1: white space ends no value
+    # White space does not end a value (section 5.1)
+    headers = [("Expect", "100-Continue \t"), length]
     with talking(router(echo=answering(echo)), kind) as (_, client):
         client.send_request("/echo", method="POST", headers=headers)
         assert client.read_response().status == 100
         client.send(b"hello")
         assert client.read_response().body == b"hello"
-        # The app answers without reading: the body is skipped.
+        # The app responds without reading: the server skips the body.
         client.send_request("/unread", method="POST", headers=headers)
         assert [client.read_response().status for _ in range(2)] == [100, 200]
         client.send(b"hello")
         assert_alive(client)
-        # Expectations that a server need not meet (RFC 9110, 10.1.1).
+        # Expectations that a server need not meet (RFC 9110, section 10.1.1).
         for ignored, version in (("100-continue", "1.0"), ("tea", "1.1")):
             headers = [("Expect", ignored), length, ("Connection", "keep-alive")]
             client.send_request(
@@ -223,7 +224,7 @@ def checked(headers: bytes, line: str = "POST / HTTP/1.1") -> int | None:
         (b"Host: a\r\nContent-Length: 12\r\n", 12),
         (b"Host: a\r\nTransfer-Encoding: Chunked\r\n", None),
         (b"Host: a\nContent-Length: 7\n", 7),
-        # To a parser of mail these two announce parts that a request does not have.
+        # A parser of mail would expect parts after these two, which a request does not have.
         (
             b"Host: a\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 7\r\n",
             7,
@@ -293,7 +294,7 @@ def test_header_with_underscore_is_removed() -> None:
 
 
 class Pieces(io.RawIOBase):
-    """A connection's input that arrives in pieces of a given size."""
+    """The input of a connection that arrives in pieces of a given size."""
 
     def __init__(self, data: bytes, size: int) -> None:
         self._data, self._size = data, size

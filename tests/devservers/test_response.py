@@ -1,4 +1,4 @@
-"""Bodies and their framing, over every kind of development server, and how they are sent."""
+"""Bodies on every kind of development server: their framing, and how they are sent."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_list_of_blocks_is_one_sized_body(kind: str, blocks: Any) -> None:
 
 
 class CountingSocket(socket.socket):
-    """Records the arguments of each send."""
+    """Record the arguments of each send."""
 
     sends: list[tuple[int, int]]
 
@@ -254,7 +254,7 @@ def test_headers_and_first_block_leave_in_one_send(kind: str, tmp_path: Path) ->
         response, made = received[name]
         assert len(made) == 1, name
         assert made[0][0] > len(response.body)
-    # Of the headers and of the last chunk.
+    # The bytes of the headers and of the last chunk.
     assert [flags for _, flags in received["stream"][1]] == [0, 0]
     # The headers wait for the file, which another call sends.
     assert received["large"][1][0][1] == getattr(socket, "MSG_MORE", 0)

@@ -1,4 +1,4 @@
-"""The wsgiref server's own life: as the standard library's, and its end."""
+"""The wsgiref server from its start to its end, compared with the standard library's."""
 
 from __future__ import annotations
 

@@ -73,13 +73,14 @@ def test_idle_connection_is_closed_in_time(kind: str) -> None:
     with talking(answering(path_of), kind, keep_alive_timeout=0.05) as (served, client):
         assert client.request("/").keep_alive
         assert client.read_to_end() == b""
-    assert "out" not in served.log  # nothing went wrong
+    assert "out" not in served.log  # the server has logged no error
 
 
 def is_timed_out(served: Served, sent: bytes) -> bool:
-    """Return whether a client that stalls after these bytes gets a 408, and nothing else.
+    """Return whether a client that stalls after these bytes gets a 408 and no other bytes.
 
-    On a busy machine a client may stall before them. It gets no response, and the result is False.
+    On a busy machine a client may stall before these bytes. Then it gets no response, and the
+    result is False.
     """
     with Connection(served.address) as client, contextlib.suppress(ConnectionError):
         client.send(sent)

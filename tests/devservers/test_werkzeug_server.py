@@ -1,4 +1,4 @@
-"""Features of Werkzeug's development server still work: debugger, reloader, TLS, processes."""
+"""Werkzeug's features still work on its development server: debugger, reloader, TLS, processes."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_server_with_tls_answers(kind: str, large_file: Path) -> None:
             assert client.request("/stream").body == b"x" * 10 + b"y" * 400_000
             response = client.request("/", method="POST", body=b"b" * 100_000)
             assert response.body == b"read " + b"b" * 100_000
-        # Two requests in one TLS record: the second is decrypted already.
+        # Two requests in one TLS record: the second one has been decrypted already.
         client.send(b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\nGET /2 HTTP/1.1\r\nHost: a\r\n\r\n")
         assert [client.read_response().status for _ in range(2)] == [200, 200]
-        # A body that ends with the connection: close_notify has to be sent, or it looks cut off.
+        # A body that ends with the connection: without close_notify it would look cut off.
         response = client.request("/stream", version="1.0")
         assert response.body == b"x" * 10 + b"y" * 400_000
     assert "Traceback" not in served.log
@@ -168,7 +168,7 @@ def test_hook_for_a_dropped_connection_is_called_once(kind: str, target: str) ->
 def test_app_that_took_the_socket_over_is_left_alone() -> None:
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         environ["werkzeug.socket"].sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\nhello")
-        raise ConnectionError  # as Flask-Sock ends
+        raise ConnectionError  # like the end of Flask-Sock
 
     with talking(app, "werkzeug") as (served, client):
         client.send_request("/")
@@ -212,7 +212,7 @@ def module(folder: Path, response: str) -> None:
         "    start_response('200 OK', [])\n"
         f"    return [b'{response} %d' % os.getpid()]\n"
     )
-    # The reloader and the bytecode cache look at the time in whole seconds.
+    # The reloader and the bytecode cache compare times in whole seconds.
     stamp = datetime.datetime.now().timestamp() - (1000 if response == "first" else 0)
     os.utime(folder / "dev_app.py", (stamp, stamp))
 
@@ -242,13 +242,13 @@ def test_reloader_and_threads_work(run_simple: Any, tmp_path: Path) -> None:
             try:
                 return bytes(get(server.address).body)
             except (OSError, EOFError):
-                return b""  # it is starting again
+                return b""  # it is restarting
 
         wait_for(lambda: response().startswith(b"first"), "the first version answers")
         module(tmp_path, "second")
 
         def is_seen() -> bool:
-            # The reloader takes the first time that it finds for an unchanged file's.
+            # The reloader uses the first time that it finds as that of the unchanged file.
             stamp = (tmp_path / "dev_app.py").stat().st_mtime + 1
             os.utime(tmp_path / "dev_app.py", (stamp, stamp))
             return "dev_app.py', reloading" in server.log()
@@ -256,7 +256,7 @@ def test_reloader_and_threads_work(run_simple: Any, tmp_path: Path) -> None:
         wait_for(is_seen, "the change is seen", interval=0.2)
 
         def is_persistent() -> bool:
-            # It may start again once more, for a later time of the same file.
+            # The server may restart once more, for a later time of the same file.
             with contextlib.suppress(OSError, EOFError), Connection(server.address) as client:
                 first = client.request("/")
                 if not first.body.startswith(b"second"):
@@ -271,7 +271,7 @@ def test_reloader_and_threads_work(run_simple: Any, tmp_path: Path) -> None:
 def test_idle_connections_in_processes_make_room(run_simple: Any, tmp_path: Path) -> None:
     module(tmp_path, "first")
     with run_simple(free_port(), "processes=2") as server:
-        # Idle connections are in the way of the third: one of them has to go.
+        # Idle connections occupy the server. For the third connection, one of them must be closed.
         with Connection(server.address) as one, Connection(server.address) as two:
             pids = {client.request("/").body for client in (one, two)}
             assert len(pids) == 2

@@ -34,7 +34,7 @@ LARGE = bytes(range(256)) * 2000
 _HEADERS = ("Cache-Control", "Content-Encoding", "Content-Type", "Vary", "X-Content-Type-Options")
 DATE = "Wed, 21 Oct 2015 07:28:00 GMT"
 LATER = "Fri, 21 Oct 2044 07:28:00 GMT"
-# Method and path, and further headers. {etag} and {modified} are those of the file's 200.
+# Method and path, and other headers. {etag} and {modified} are values of the file's 200.
 REQUESTS: list[tuple[str, dict[str, str]]] = [
     ("GET /static/style.css", {}),
     ("GET /static/HASHED.css", {}),
@@ -83,7 +83,7 @@ REQUESTS: list[tuple[str, dict[str, str]]] = [
 
 @contextmanager
 def tree() -> Iterator[Path]:
-    """Settings with a folder of files in STATIC_ROOT, one of them with a hash in its name."""
+    """Return settings with a folder of files in STATIC_ROOT. One file has a hash in its name."""
     manifest = {"BACKEND": "django.contrib.staticfiles.storage.ManifestStaticFilesStorage"}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name, "static")
@@ -115,7 +115,7 @@ def tree() -> Iterator[Path]:
 
 
 def responses(name: str, root: Path) -> dict[str, dict[str, str]]:
-    """The compared parts of responses of one of MIDDLEWARE to each of REQUESTS."""
+    """Return the compared parts of the responses of one of MIDDLEWARE to each of REQUESTS."""
     hashed = next(path.name for path in root.glob("style.*.css"))
     security = "django.middleware.security.SecurityMiddleware"
     with override_settings(MIDDLEWARE=[security, MIDDLEWARE[name]]):
@@ -146,7 +146,7 @@ def responses(name: str, root: Path) -> dict[str, dict[str, str]]:
 
 
 def differences(root: Path) -> dict[str, dict[str, dict[str, str]]]:
-    """Return the responses of the others that differ from ours, for each request."""
+    """Return the other middlewares' responses that differ from ours, for each request."""
     ours = responses("ours", root)
     found: dict[str, dict[str, dict[str, str]]] = {}
     for name in ("WhiteNoise", "ServeStatic"):
@@ -163,7 +163,7 @@ def differences(root: Path) -> dict[str, dict[str, dict[str, str]]]:
 
 
 def as_markdown(root: Path) -> str:
-    """The differences as a table."""
+    """Return the differences as a table."""
     ours = responses("ours", root)
     lines = ["| request | StaticFilesMiddleware | WhiteNoise | ServeStatic |", "|---|---|---|---|"]
     for request, others in differences(root).items():

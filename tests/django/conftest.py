@@ -13,7 +13,7 @@ from tests.support import django_project
 
 @pytest.fixture(scope="session", autouse=True)
 def data() -> Path:
-    """Where the project's data is."""
+    """The folder with the project's data."""
     return django_project.set_up()
 
 

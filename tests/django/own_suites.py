@@ -1,9 +1,9 @@
-"""Django's own tests of the parts that wsgifast.django replaces, run on ours.
+"""Run Django's own tests of the parts that wsgifast.django replaces, on our classes.
 
     python -m tests.django.own_suites [LABEL ...]
 
-pip downloads the source of the installed Django, with its tests. In a copy of them the middleware,
-the storages and the applications are ours. Each failure must have a known reason.
+pip downloads the source of the installed Django, with its tests. In a copy of the tests, the
+middleware, the storages and the applications are ours. Each failure must have a known reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import django
 LABELS = (
     "asgi", "file_storage", "handlers", "responses", "servers", "staticfiles_tests", "wsgi",
 )  # fmt: skip
-# Tests that see a difference that is on purpose.
+# Tests that detect an intended difference.
 KNOWN = {
     "test_file_response": "a FileResponse has an ETag and Accept-Ranges, too",
     "test_get_wsgi_application": "a page's body is a list, and no HttpResponse",

@@ -26,7 +26,7 @@ PREFIXES = ("WHITENOISE_", "SERVESTATIC_")
 
 
 class ProjectsOwn(StaticFilesMiddleware):
-    """A project's subclass."""
+    """A subclass in a project."""
 
 
 def ids(**changed: Any) -> list[str]:
@@ -83,7 +83,7 @@ def test_setting_has_its_message(changed: dict[str, Any], expected: list[str]) -
     assert ids(**changed) == expected
 
 
-# Values that no option has. Several options have one of these types, such as 5 for max_age.
+# Values that no option accepts. Several options have one of these types, such as 5 for max_age.
 WRONG: dict[str, list[Any]] = {
     "add_headers": ["no", 5, []],
     "compress": ["gzip", 5, None],

@@ -15,14 +15,14 @@ def both(**theirs: str) -> dict[str, dict[str, str]]:
     return {"WhiteNoise": theirs, "ServeStatic": theirs}
 
 
-# Each request with the responses of the others and the reason. If the status differs,
-# only the status is listed.
+# Each request with the other middlewares' responses, and the reason. If the status differs, only
+# the status is listed.
 DIFFERENCES = {
     "GET /static/HASHED.css": both(**TEN_YEARS),
     "GET /static/archive.tar.gz": both(**{"Content-Type": "application/octet-stream"}),
-    # RFC 9110, section 14.2: Range is for GET alone.
+    # Range applies to GET only (RFC 9110, section 14.2).
     "HEAD /static/large.bin Range: bytes=0-9": both(status="206"),
-    # Django's own response: its CSRF protection, or no view matches.
+    # Django's own response, from its CSRF protection, or because no view matches.
     "POST /static/style.css": both(status="405"),
     "OPTIONS /static/style.css": both(status="405"),
     "GET /static/style.css Accept-Encoding: gzip;q=0, identity": {
@@ -30,10 +30,10 @@ DIFFERENCES = {
     },
     "GET /static/style.css.gz": both(status="404"),
     "GET /static/large.bin Range: bytes=0-9,20-29": both(status="200"),
-    # Ignored: it is malformed (section 14.1.1), or If-Range names another file.
+    # The range is ignored: it is malformed (section 14.1.1), or If-Range names another file.
     "GET /static/large.bin Range: bytes=9-0": both(status="416"),
     'GET /static/large.bin Range: bytes=0-9, If-Range: "other"': both(status="206"),
-    # Conditions that WhiteNoise and ServeStatic do not evaluate.
+    # Preconditions that WhiteNoise and ServeStatic do not evaluate.
     'GET /static/style.css If-None-Match: W/"x", {etag}': both(status="200"),
     "GET /static/style.css If-None-Match: *": both(status="200"),
     'GET /static/style.css If-Match: "other"': both(status="200"),

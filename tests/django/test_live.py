@@ -49,7 +49,7 @@ def server(request: pytest.FixtureRequest, data: Path) -> Iterator[LiveServer]:
 
 
 class Browser:
-    """A client that keeps cookies, on one connection."""
+    """A client with cookies, on one connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -75,7 +75,7 @@ class Browser:
 
 @pytest.fixture
 def browser(server: LiveServer) -> Iterator[Browser]:
-    """Of a user who has logged in, and has seen a page with a form."""
+    """A client of a user who has logged in, and has loaded a page with a form."""
     client = Client()
     client.force_login(get_user_model().objects.create(username=secrets.token_hex(8)))
     question = apps.get_model("polls", "Question").objects.create(text="Zwölf?")
@@ -148,7 +148,7 @@ def test_project_takes_an_upload_and_sends_it(server: LiveServer, browser: Brows
 
 
 def test_database_connection_belongs_to_one_thread(server: LiveServer) -> None:
-    """Django refuses the use of one in another thread, and the export reads row by row."""
+    """Django rejects the use of a connection in another thread, and the export reads row by row."""
 
     def ask(_: int) -> int:
         with Connection(server.address) as connection:
@@ -159,7 +159,7 @@ def test_database_connection_belongs_to_one_thread(server: LiveServer) -> None:
         assert list(pool.map(ask, range(16))) == [10] * 16
 
 
-# A user of its own process, which Locust patches: each of its tasks once.
+# A user in a separate process, since Locust patches it. Each of its tasks runs once.
 _EACH_TASK = """
 import json, sys
 from examples.django_project.locustfile import Project
@@ -178,7 +178,7 @@ print(json.dumps({"names": [name for name, _ in environment.stats.entries], "err
 
 
 def test_user_of_locust_gets_its_pages(server: LiveServer) -> None:
-    """The scenario of the load tests meets no failure."""
+    """The scenario of the load tests has no failure."""
     call_command("loaddata", "sample", verbosity=0)
     users = get_user_model().objects
     users.create_superuser("locust", "locust@example.com", "locust")

@@ -1,4 +1,4 @@
-"""serve_media: uploads behind a check of the project's own, sent here or by nginx."""
+"""serve_media: uploads behind an access check of the project, sent by the server or by nginx."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTENT = os.urandom(300_000)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """MEDIA_ROOT."""
+    """The folder MEDIA_ROOT."""
     folder = tmp_path / "media"
     folder.mkdir()
     (folder / "large file.bin").write_bytes(CONTENT)
@@ -101,7 +101,7 @@ def test_accel_redirect_names_the_file(root: Path) -> None:
     with override_settings(WSGIFAST_MEDIA={"accel_redirect": {root: "/protected/"}}):
         for path in ("large file.bin", "small.txt"):
             for method in ("get", "head"):
-                # The same for ranges and conditions, which nginx handles.
+                # The same for ranges and preconditions, which nginx handles.
                 response = ask(path, method, range="bytes=0-1", if_none_match="*")
                 assert response["X-Accel-Redirect"] == f"/protected/{path.replace(' ', '%20')}"
                 assert response["Content-Length"] == "0"
@@ -149,7 +149,7 @@ LOCATIONS = "location /protected/ {{ internal; alias {root}/; }}"
 @pytest.fixture(scope="module")
 def nginx(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """nginx in front of the project on FastWorker."""
-    program("nginx")  # before a server is started for it
+    program("nginx")  # before a server is started for the test
     (data / "media").mkdir(exist_ok=True)
     (data / "media" / "größe 1.bin").write_bytes(CONTENT)
     argv = gunicorn_command(
@@ -176,7 +176,7 @@ def test_nginx_sends_a_file_to_a_logged_in_user(nginx: LiveServer) -> None:
     whole = nginx.get(path, headers=[cookie])
     assert (whole.status, whole.body) == (200, CONTENT), nginx.log()
     assert whole.header("Cache-Control") == "private, no-cache"
-    assert whole.header("X-Frame-Options") is None  # nginx keeps few headers of the app
+    assert whole.header("X-Frame-Options") is None  # nginx passes on few headers of the app
     part = nginx.get(path, headers=[cookie, ("Range", "bytes=5-9")])
     assert (part.status, part.body) == (206, CONTENT[5:10])
     assert nginx.get(path).status == 302

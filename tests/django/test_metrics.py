@@ -1,4 +1,4 @@
-"""Django's URL patterns, as metrics are labelled with them."""
+"""Django's URL patterns as labels of metrics."""
 
 from __future__ import annotations
 

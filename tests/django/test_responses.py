@@ -31,7 +31,8 @@ from wsgifast.django import get_asgi_application, get_wsgi_application
 
 CONTENT = os.urandom(700_000)
 
-# A view's answer, with further headers: status, headers in lower case, body.
+# Return the response of a view: its status, headers in lower case, and body. The arguments may add
+# headers.
 Ask = Callable[..., tuple[int, dict[str, str], bytes]]
 
 
@@ -290,7 +291,7 @@ def test_iterator_waits_for_its_client() -> None:
 
     stream(lambda request: StreamingHttpResponse(blocks()), on_send)
     assert taken == 200 * 16_384
-    # Blocks that wait, blocks that the loop has taken before, and the block that is being made.
+    # Blocks that wait, blocks that the loop has received before, and the block that is being made.
     assert max(ahead) <= 2 * 256 * 1024 + 2 * 16_384
 
 
@@ -330,7 +331,7 @@ def test_endless_iterator_ends_with_its_client() -> None:
     assert closed.is_set()
 
 
-# Django leaves the request's body to the garbage collector then.
+# In this case Django leaves the request's body to the garbage collector.
 @pytest.mark.filterwarnings("ignore:Unclosed file:ResourceWarning")
 def test_iterator_that_fails_cuts_the_response() -> None:
     def blocks() -> Iterator[bytes]:

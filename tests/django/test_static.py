@@ -1,4 +1,4 @@
-"""StaticFilesMiddleware among Django's middleware: its responses, and their files."""
+"""StaticFilesMiddleware among Django's middleware: its responses and files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from wsgifast.django import StaticFilesMiddleware, get_asgi_application, get_wsg
 STYLE = Path("examples/django_project/polls/static/polls/style.css")
 LARGE = os.urandom(400_000)
 
-# A path's answer, with further headers: status, headers, body.
+# Return the response to a path: its status, headers and body. The arguments may add headers.
 Ask = Callable[..., tuple[int, dict[str, str], bytes]]
 
 
@@ -48,14 +48,14 @@ def ask_asgi(path: str, method: str = "GET", **headers: str) -> tuple[int, dict[
 
 @pytest.fixture(params=[ask_wsgi, ask_asgi])
 def ask(request: pytest.FixtureRequest) -> Ask:
-    """Django's own handlers, WSGI and ASGI, with the middleware of the settings."""
+    """Return Django's own handlers, WSGI and ASGI, with the middleware of the settings."""
     requested: Ask = request.param
     return requested
 
 
 @pytest.fixture
 def hashed() -> str:
-    """The URL of the style sheet with a hash in its name."""
+    """Return the URL of the style sheet with a hash in its name."""
     page: str = Client().get("/").content.decode()
     found = re.search(r'href="(/static/polls/style\.[0-9a-f]{12}\.css)"', page)
     assert found is not None, page
@@ -87,7 +87,7 @@ def test_collected_file_is_served(ask: Ask, hashed: str) -> None:
     assert headers["Cache-Control"] == "max-age=31536000, public, immutable"
     assert headers["Access-Control-Allow-Origin"] == "*"
     assert headers["Vary"] == "Accept-Encoding"
-    assert headers["X-Content-Type-Options"] == "nosniff"  # SecurityMiddleware's
+    assert headers["X-Content-Type-Options"] == "nosniff"  # SecurityMiddleware sets it
     status, headers, body = ask("/static/polls/style.css")
     assert (status, body) == (200, STYLE.read_bytes())
     assert headers["Cache-Control"] == "max-age=60, public"
@@ -141,7 +141,7 @@ def test_path_without_a_file_goes_to_django(ask: Ask, root: Path, path: str) -> 
     (root / ".hidden").write_bytes(b"no")
     status, headers, _ = ask(path)
     assert status == 404
-    assert "X-Frame-Options" in headers  # of middleware further in
+    assert "X-Frame-Options" in headers  # set by inner middleware
 
 
 def test_other_method_goes_to_django(ask: Ask, root: Path) -> None:
@@ -187,7 +187,7 @@ def test_files_of_the_finders_need_no_collectstatic(ask: Ask, root: Path) -> Non
         assert ask("/static/polls")[0] == 404
         assert ask("/static/polls/style.css/")[0] == 404
         assert ask("/static/admin/css/base.css")[0] == 200
-        assert ask("/static/css/a.css")[0] == 200  # collected, and no finder's
+        assert ask("/static/css/a.css")[0] == 200  # collected, and no finder knows it
     with override_settings(WSGIFAST_STATIC={"finders": True}, STATICFILES_DIRS=[("more", root)]):
         assert ask("/static/more/css/a.css", accept_encoding="gzip")[0] == 200
         assert ask("/static/more/../css/a.css")[0] == 404
@@ -206,7 +206,7 @@ def test_prefix_follows_static_url(
 ) -> None:
     with override_settings(STATIC_URL=static_url, FORCE_SCRIPT_NAME=script_name):
         if ask is ask_asgi and script_name and django.VERSION >= (5, 0):
-            path = script_name + path  # ASGI's path has it in front
+            path = script_name + path  # ASGI's path begins with it
         assert ask(path)[0] == 200
 
 
@@ -272,7 +272,7 @@ def test_test_clients_get_static_files(root: Path) -> None:
     ["whitenoise.middleware.WhiteNoiseMiddleware", "servestatic.middleware.ServeStaticMiddleware"],
 )
 def test_other_middleware_works_in_our_applications(root: Path, middleware: str) -> None:
-    """The server sends WhiteNoise's files. ServeStatic's responses have their own iterator."""
+    """The server sends WhiteNoise's files. ServeStatic uses its own iterator."""
     with override_settings(MIDDLEWARE=[middleware], SERVESTATIC_USE_MANIFEST=False):
         wsgi, asgi = get_wsgi_application(), get_asgi_application()
     for ranges, status, expected in ("", 200, LARGE), ("bytes=10-299999", 206, LARGE[10:300_000]):

@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def target(source: Path, tmp_path: Path) -> Iterator[Path]:
-    """STATIC_ROOT."""
+    """The folder STATIC_ROOT."""
     with override_settings(
         STATIC_ROOT=tmp_path / "target",
         STATICFILES_DIRS=[source],
@@ -74,7 +74,7 @@ def test_changed_file_is_compressed_again(source: Path, target: Path) -> None:
 
 
 def test_precompressed_of_other_storage_is_made_again(target: Path) -> None:
-    """As WhiteNoise leaves it where a project moves: older than the files that Django writes."""
+    """Older than the files that Django writes, as WhiteNoise leaves it when a project moves."""
     backend = {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"}
     with override_settings(STORAGES={**settings.STORAGES, "staticfiles": backend}):
         call_command("collectstatic", interactive=False, verbosity=0)
@@ -151,7 +151,7 @@ def test_missing_file_and_referring_file_are_named(
     (source / "css").mkdir()
     (source / name).write_text(f"a {{ background: url('{url}') }}")
     with warnings.catch_warnings():
-        # Django leaves the style sheet open. Another test would report that.
+        # Django does not close the style sheet. Another test would report that.
         warnings.simplefilter("ignore", ResourceWarning)
         with pytest.raises((CommandError, ValueError)) as caught:
             collect("CompressedManifestStaticFilesStorage")

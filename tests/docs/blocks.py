@@ -1,14 +1,14 @@
-"""The blocks of a page of the documentation, as a reader meets them.
+"""The blocks of a page of the documentation, in the reader's order.
 
 A block's language decides how it is tested:
 
 - `python` and `console` run.
-- Configuration is read by its program.
+- The program of a configuration reads it.
 - `text` is the output of a command.
 - A `diff` with the first line ``--- shop.py`` changes that file. Any other `diff` is only shown.
 
 Lines that a page does not show are in comments: ``<!-- files`` writes files, ``<!-- python`` is
-Python. There is always a shop.py.
+Python. A shop.py always exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FENCE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # A file's name: the first line of a Python block ("# shop.py", or "# shop.py, at the end"). Among
-# hidden files it is a line of its own.
+# hidden files it is a separate line.
 _NAME = re.compile(r"(?:# )?(?P<name>[\w/.-]+\.(?:py|txt|log|html))(?P<end>, at the end)?")
 
 
@@ -41,8 +41,8 @@ class Block:
     """A block of a page.
 
     :ivar language: as the page names it, or "files" or "python" for a comment.
-    :ivar line: where it begins.
-    :ivar hidden: it is in a comment.
+    :ivar line: the number of its first line.
+    :ivar hidden: whether it is in a comment.
     """
 
     page: str
@@ -53,20 +53,20 @@ class Block:
 
     @property
     def name(self) -> str | None:
-        """The file that a Python block is."""
+        """Return the name of the file that a Python block is."""
         found = self._first_line()
         return found["name"] if found else None
 
     @property
     def changes(self) -> str | None:
-        """The file that a diff changes."""
+        """Return the name of the file that a diff changes."""
         first = self.text.partition("\n")[0]
         is_applied = self.language == "diff" and first.startswith("--- ")
         return first.removeprefix("--- ") if is_applied else None
 
     @property
     def at_the_end(self) -> bool:
-        """It belongs to a file that is there."""
+        """Return whether the block belongs to an existing file."""
         found = self._first_line()
         return found is not None and found["end"] is not None
 
@@ -78,7 +78,7 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """All of them, in their order."""
+    """Return all blocks of a page, in their order."""
     text = (DOCS / page).read_text(encoding="utf-8")
     return [
         Block(
@@ -93,7 +93,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def files_in(block: Block) -> Iterator[tuple[str, str]]:
-    """The names and the contents of hidden files."""
+    """Return the names and the contents of hidden files."""
     name, lines = "", list[str]()
     for line in block.text.splitlines(keepends=True):
         if found := _NAME.fullmatch(line.rstrip("\n")):
@@ -118,14 +118,14 @@ def patched(block: Block, text: str) -> str:
 
 
 def adopted_lines(framework: str) -> str:
-    """README's Python lines for a framework."""
+    """Return README's Python lines for a framework."""
     found = re.search(rf"\*\*{framework}\*\*.*?```python\n(.*?)```", _ADOPTED, re.DOTALL)
     assert found is not None
     return found[1]
 
 
 def djangos_replaced(wsgi: str) -> str:
-    """A wsgi.py of Django's with the import that README names."""
+    """Return a wsgi.py of Django with the import that README names."""
     text = r"import `get_wsgi_application` from `([\w.]+)` in place of `([\w.]+)`"
     ours, djangos = re.findall(text, _ADOPTED)[0]
     assert djangos in wsgi

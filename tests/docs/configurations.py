@@ -1,4 +1,4 @@
-"""Configuration in the documentation and the examples, read by the programs that it is for."""
+"""Configuration in the documentation and the examples, read by its own programs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ pid {folder}/pid;
 
 
 def check_nginx(text: str, folder: Path) -> None:
-    """A configuration of nginx: whole, or the content of its `http` or `server` block."""
+    """Check a configuration of nginx: whole, or the content of its `http` or `server` block."""
     if text.startswith("location"):
         text = f"server {{\nlisten 80;\n{text}\n}}"
     if "http {" not in text:
         text = f"events {{}}\nhttp {{ access_log off;\n{text}\n}}"
     text = re.sub(r"listen \d+", f"listen 127.0.0.1:{free_port()}", text)
-    text = re.sub(r"server \w+:8000", "server 127.0.0.1:8000", text)  # a name of compose's
+    text = re.sub(r"server \w+:8000", "server 127.0.0.1:8000", text)  # a service name of compose
     path = folder / "nginx.conf"
     path.write_text(_NGINX.format(folder=folder, text=text))
     _run([program("nginx"), "-t", "-q", "-p", str(folder), "-c", str(path)])
@@ -58,7 +58,7 @@ def _check_caddy(text: str, folder: Path) -> None:
 
 
 def check_unit(path: Path, folder: Path) -> None:
-    """systemd's, with a program that is there in the place of the one that it starts."""
+    """Check a unit of systemd, with an existing program in place of the one that it starts."""
     for each in path.parent.glob("*.s[eo][rc][vk][ie][ct]*"):
         text = re.sub(r"^(ExecStart=)\S+", r"\1/bin/true", each.read_text(), flags=re.MULTILINE)
         (folder / each.name).write_text(text)

@@ -1,7 +1,7 @@
-"""An environment with the packages that a page has installed, and nothing else.
+"""An environment with the packages that a page has installed, and no others.
 
 No index is used. The packages that pip would install are linked from this environment, with their
-requirements. So a page without an install line fails, as it does for its reader.
+requirements. So a page without an install line fails, like for its reader.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from tests.support.servers import ROOT
 
-# The package that a reader of the Install page has installed.
+# The package that the Install page tells readers to install.
 STANDARD = "wsgifast[standard]"
 _PACKAGES_OF_OURS = (ROOT / "wsgifast", ROOT / "asgi" / "asgifast")
 _SCRIPT = """#!{python}
@@ -75,7 +75,7 @@ class Environment:
                     self._add(needed)
 
     def _link(self, distribution: metadata.Distribution) -> None:
-        """Link its packages, and write its commands."""
+        """Link a package's files, and write its commands."""
         installed = Path(sysconfig.get_path("purelib"))
         tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
         found = [installed / top for top in tops if not top.endswith(".pth")]

@@ -1,7 +1,7 @@
 """Run the Python of a page in a folder: `python -m tests.docs.run_python PAGE FOLDER`.
 
-All blocks share one namespace. A block that names a file is that file too, and others may import
-it. A block without a name belongs to the file above it.
+All blocks share one namespace. A block that names a file is also written to that file, and other
+blocks may import it. A block without a name belongs to the file above it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(page: str, folder: str) -> None:
             path = Path(block.changes)
             path.write_text(patched(block, path.read_text()))
             exec(compile(path.read_text(), path.name, "exec"), vars(module))
-        elif block.language == "python" and not block.at_the_end:  # which its file's commands run
+        elif block.language == "python" and not block.at_the_end:  # the commands of its file run it
             if not block.hidden:
                 last = block.name or last
                 _write(block, last)
@@ -44,7 +44,7 @@ def _write(block: Block, name: str | None) -> None:
 
 
 def _run(block: Block, module: types.ModuleType) -> None:
-    padding = "\n" * block.line  # so that the lines of a traceback are the page's
+    padding = "\n" * block.line  # so that tracebacks show the lines of the page
     exec(compile(padding + block.text, str(block), "exec"), vars(module))
     for name in [name for name in vars(module) if name.startswith("test_")]:
         vars(module).pop(name)()

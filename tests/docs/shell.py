@@ -1,9 +1,10 @@
-"""A page's commands, run in a folder as its reader would: servers in the background, on free ports.
+"""Run the commands of a page in a folder, like its reader. Servers run in the background.
 
-The environment has the packages of the page's install lines (environment.py), also those in
-comments. A page without such a line has the packages of the Install page. `wsgifast bench` is only
-parsed, and so is `wsgifast doctor` on pages about other subjects, since they take long and have
-their own tests. Lines that begin with `#` are for root, Docker or a cluster, and are not run.
+Servers use free ports. The environment has the packages of the page's install lines
+(environment.py), also of lines in comments. A page without such a line has the packages of the
+Install page. `wsgifast bench` is only parsed, and so is `wsgifast doctor` on pages about other
+subjects, since they take long and have their own tests. Lines that begin with `#` are for root,
+Docker or a cluster, and are not run.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _SERVERS = {
     "wsgifast run": ("--bind",),
     "wsgifast files": ("--bind",),
 }
-# The doctor's: nothing found, and something found.
+# The doctor's exit statuses: no findings, and some findings.
 _GOOD = {"doctor": {0, 1}}
-# Metrics are served a moment after the app is.
+# Metrics are served a moment after the app.
 _CURL_OPTIONS = "--fail --max-time 20 --retry 9 --retry-connrefused --retry-delay 1"
 _ANOTHER_SHELLS = re.compile(r"[|><&;]")
 
@@ -52,9 +53,9 @@ class Shell(contextlib.ExitStack):
         self._parsed = ["bench"] if asks_doctor else ["bench", "doctor"]
         self.output = ""
         self._server: LiveServer | None = None
-        # In the place of those that the documentation names: a server's, and its metrics'.
+        # Replacements of the ports in the documentation: a server's, and its metrics'.
         self._ports = {"8000": free_port(), "9100": free_port()}
-        self._variables: list[str] = []  # NAME=value, in front of the command
+        self._variables: list[str] = []  # NAME=value before the command
 
     def write(self, name: str, text: str, *, append: bool = False) -> None:
         path = self.folder / name
@@ -138,7 +139,7 @@ class Shell(contextlib.ExitStack):
 
     def _serve(self, words: list[str]) -> None:
         self._server = None
-        self.close()  # the one before
+        self.close()  # the previous server
         self._ports = {port: free_port() for port in self._ports}
         name = words[0] if words[0] in _SERVERS else " ".join(words[:2])
         option, *more = _SERVERS[name]
@@ -153,7 +154,7 @@ class Shell(contextlib.ExitStack):
             cwd=self.folder,
         )
         self._server = self.enter_context(server)
-        # gunicorn's arbiter listens before its worker can be ended by a signal.
+        # gunicorn's arbiter listens before a signal can end its worker.
         response = self._server.get("/", tls=unverified_tls() if "--certfile" in words else None)
         assert response.status < 500, f"{words}: {response}\n{self._server.log()}"
         if "--workers" in words and name == "gunicorn":
@@ -177,7 +178,7 @@ class Shell(contextlib.ExitStack):
         path = ":".join([str(self._installed.bin), *others])
         variables = dict(self._here(each).split("=") for each in self._variables)
         environment = {**os.environ, **variables, "PATH": path}
-        environment.pop("DJANGO_SETTINGS_MODULE", None)  # that of other tests
+        environment.pop("DJANGO_SETTINGS_MODULE", None)  # the port of other tests
         return environment
 
 
@@ -192,7 +193,7 @@ def _can_end(arbiter: int, workers: int) -> bool:
             try:
                 status = Path(f"/proc/{child}/status").read_text()
             except OSError:
-                return False  # it has ended meanwhile
+                return False  # the worker has ended meanwhile
             handlers.append(int(status.partition("SigCgt:")[2].split()[0], 16))
     child_ended = 1 << signal.SIGCHLD - 1
     return len(handlers) >= workers and not any(caught & child_ended for caught in handlers)

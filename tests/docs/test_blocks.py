@@ -22,9 +22,9 @@ CODE = {page: blocks(page) for page in PAGES}
 CONFIGURATIONS = [block for page in PAGES for block in CODE[page] if block.language in CHECKS]
 ABOUT_THE_DOCTOR = ("tutorial.md", "how-to/doctor.md")
 KNOWN = {"python", "console", "files", *CHECKS}
-# Output, and Sphinx's own.
+# Output, and blocks for Sphinx.
 SHOWN = ("text", "diff", "{")
-# Pages with commands for any app. That of the command line is generated, and shows usages alone.
+# Pages with commands for any app. The page of the command line is generated, and only shows usages.
 REFERENCES = sorted(
     path.relative_to(DOCS).as_posix()
     for path in DOCS.glob("reference/*.md")
@@ -42,7 +42,7 @@ async def app(scope, receive, send):
 def create_app():
     return app
 """
-# The app that a page's commands serve if the page has none.
+# The app that a page's commands serve if the page has no app.
 SHOP = """\
 def app(environ, start_response):
     start_response("200 OK", [("Content-Type", "text/plain"), ("Content-Length", "6")])
@@ -94,7 +94,7 @@ def test_page_runs_as_written(page: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", ["index.md", "install.md", *REFERENCES])
 def test_commands_of_other_pages_run(page: str, tmp_path: Path) -> None:
-    """Run the commands of a block. `module` and `shop` are apps of the kind that is served."""
+    """Run the commands of a block. `module` and `shop` are apps of the served kind."""
     environment = Environment(tmp_path / ".venv")
     environment.install(f"pip install '{STANDARD}'")
     lines = [
@@ -112,7 +112,7 @@ def test_commands_of_other_pages_run(page: str, tmp_path: Path) -> None:
 
 
 def _compare(block: Block, output: str) -> None:
-    """Figures differ. The findings of the doctor do not."""
+    """The figures differ. The findings of the doctor do not."""
     for finding in re.findall(r"^WF\d{3} ", block.text, re.MULTILINE):
         assert finding in output, f"{block}: {finding}\n{output}"
 

@@ -1,4 +1,4 @@
-"""Commands in README, CONTRIBUTING and other pages that are no guides: they run, or they exist."""
+"""Commands in README, CONTRIBUTING and other pages that are not guides: they run, or exist."""
 
 from __future__ import annotations
 

@@ -25,18 +25,18 @@ PLACES = (
 )
 CODE = ("wsgifast", "asgi", "tests", "loadtests")
 GUIDES = (DOCS / "how-to", DOCS / "moving", DOCS / "tutorial.md")
-# Of all pages in docs/.
+# The limits of all pages in docs/.
 _MOST_WHATS = 25
-# Of the comments and docstrings of the packages, and of those of the tests.
+# The limits of the comments and docstrings of the packages, and of the tests.
 _MOST_WHATS_IN_CODE = 60
 
-# Everyday words that have a term of the field: headers, response, cached, compressed, logged, ...
+# Everyday words in place of a term of the field: headers, response, cached, compressed, logged, ...
 _UNWANTED = re.compile(
     r"\b(?:(?:un)?coded|kept|held|siblings?|mend(?:s|ed)|rescued|asked|told|facts"
-    # The verb and HEAD are free.
+    # The verb "answer" and HEAD are allowed.
     r"|heads?|(?:an?|the|each|every|this|that|no|its|whole|small|first|error) answers?)\b"
 )
-# As a word of a name: `_kept`, `CodedSize`.
+# A word in a name: `_kept`, `CodedSize`.
 _UNWANTED_IN_NAMES = re.compile(
     r"(?:^|_|(?<=[a-z])(?=[A-Z]))(?i:(?:un)?coded|kept|held|siblings?|mended|rescued|asked|told)"
     r"(?![a-z])"
@@ -56,7 +56,7 @@ def _pages(place: Path) -> list[Path]:
 
 
 def _visible(text: str) -> str:
-    """The text without blocks of code, and with inline code and links as one word each."""
+    """Return the text without blocks of code. Inline code and links become one word each."""
     text = _HIDDEN.sub("", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return re.sub(r"`[^`]+`", "code", text)
@@ -93,7 +93,7 @@ def test_sentences_are_short(place: Path) -> None:
 
 
 def test_pages_seldom_use_a_clause_as_a_noun() -> None:
-    """That is "what": "what a head lacks" in place of "missing headers"."""
+    """Count the word "what", as in "what a head lacks" for "missing headers"."""
     found = [
         each
         for path in DOCS.rglob("*.md")
@@ -125,7 +125,7 @@ def test_help_texts_use_the_terms_of_the_field() -> None:
 
 
 def _comments(source: str) -> Iterator[str]:
-    """Return the comments of a module, joined where they stand in lines below each other."""
+    """Return the comments of a module. Comments on consecutive lines are joined."""
     comment, last = "", 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -194,7 +194,7 @@ _UNWANTED_IN_COMMENTS = re.compile(
 @pytest.mark.parametrize("folder", CODE)
 def test_comments_use_the_terms_of_the_field(folder: str) -> None:
     found = []
-    for path in {*(ROOT / folder).rglob("*.py")} - {Path(__file__)}:  # which names them
+    for path in {*(ROOT / folder).rglob("*.py")} - {Path(__file__)}:  # it names them
         source = path.read_text()
         for text in (*_docstrings(source), *_comments(source)):
             prose = re.sub(r"``?[^`]*``?", "code", text)

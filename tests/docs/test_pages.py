@@ -1,4 +1,4 @@
-"""The documentation's pages that are made of the code, and its list of names."""
+"""The pages of the documentation that are generated from the code, and its list of names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_page_made_of_the_code_is_up_to_date(name: str) -> None:
 
 
 def test_charts_are_those_that_pages_show() -> None:
-    """None is left of a table that is published no more, and none is missing."""
+    """No page has a table that is not published any more, and no page lacks a table."""
     there = {path.name for path in (DOCS / "assets" / "charts").iterdir()}
     assert there == {name.rpartition("/")[2] for name in PAGES if "/charts/" in name}
     pages = "".join(path.read_text() for path in DOCS.glob("benchmarks*/**/*.md"))
@@ -63,7 +63,7 @@ def test_opentelemetry_names_follow_the_pages_rule() -> None:
 
 
 def _options_in_tables(page: str) -> dict[str, object]:
-    """The options of a page's tables with their defaults."""
+    """Return the options of a page's tables with their defaults."""
     text = (DOCS / page).read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| `([^`]+)` \|", text, re.MULTILINE)
     return {name: eval(default, {"math": math}) for name, default in rows}
@@ -155,7 +155,7 @@ def test_links_into_the_repository_exist() -> None:
 
 
 def test_terminal_picture_shows_findings_of_the_doctor() -> None:
-    """The picture is of a real session, which is stored beside it. Its commands exist."""
+    """The picture shows a real session, which is stored beside it. Its commands exist."""
     session = (DOCS / "assets" / "terminal.txt").read_text()
     tutorial = (DOCS / "tutorial.md").read_text()
     found = set(re.findall(r"\bWF\d{3}\b", session))

@@ -25,7 +25,7 @@ MACHINE: dict[str, str | int] = {
     "python": "CPython 3.13.0", "gunicorn": "27.0.1",
 }  # fmt: skip
 MARKS = "<!-- what python -m docs.benchmarks.publish writes -->\nold\n<!-- the end of it -->"
-# Publishes a report of one row, and returns the output.
+# Publish a report of one row, and return the output.
 TakeIn: TypeAlias = Callable[..., str]
 
 
@@ -132,7 +132,8 @@ def test_section_begins_with_its_chart(root: Path, take_in: TakeIn) -> None:
 
 def test_table_without_ratios_has_no_chart(root: Path, take_in: TakeIn) -> None:
     take_in()
-    (root / "docs" / "assets" / "charts" / "old-light.svg").touch()  # of a table that was
+    # From a table that no longer exists
+    (root / "docs" / "assets" / "charts" / "old-light.svg").touch()
     data = root / "docs" / "benchmarks" / "bodies.json"
     table = json.loads(data.read_text())
     for contender in table["rows"]["bodies.file"]["contenders"].values():
@@ -160,7 +161,8 @@ def test_chart_names_a_row_before_its_first_bar() -> None:
 def test_details_have_columns_short_rows_their_rounds(root: Path, take_in: TakeIn) -> None:
     take_in(base=figures(None, None, pairs=2, facts={"slow ones": 9900.0, "KiB each": None}))
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
-    assert "| p50 ms | p99 ms | CPU us/req | slow ones |" in page  # of nobody are KiB known
+    # The KiB are known for no contender
+    assert "| p50 ms | p99 ms | CPU us/req | slow ones |" in page
     assert "| a row (2 rounds) | gthread | - | fails | 1 | 2 | - | 9,900 |" in page
 
 
@@ -316,7 +318,7 @@ def test_shown_figure_is_measured_by_a_load_test() -> None:
 
 
 def test_shown_ratio_is_in_its_row() -> None:
-    """The one whom all others are compared with has none."""
+    """The contender with whom all others are compared has no figure."""
     tables = with_deployed(_published()).values()
     base = {r.key: r.ours or r.contenders[0].name for table in tables for r in table.rows}
     shown = [(bar.key, bar.contender) for bar in BARS] + [
@@ -326,7 +328,7 @@ def test_shown_ratio_is_in_its_row() -> None:
 
 
 def test_published_row_is_measured_by_a_load_test() -> None:
-    """Else remove it from docs/benchmarks/*.json."""
+    """Otherwise remove it from docs/benchmarks/*.json."""
     found = {key for table in read(publish.DATA).values() for key in table.rows}
     assert found <= {*_contenders()}
 

@@ -1,4 +1,4 @@
-"""README's lines for each framework, added word for word to an app with tests that must pass."""
+"""README's lines for each framework, added word for word to an app whose tests must pass."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ application = get_wsgi_application()
 
 
 def test_django_lines_keep_the_projects_tests_green(tmp_path: Path) -> None:
-    """Its own test runner, after collectstatic and the checks."""
+    """Django's own test runner, after collectstatic and the checks."""
     files = {
         "settings.py": _SETTINGS + adopted_lines("Django"),
         "urls.py": _URLS,

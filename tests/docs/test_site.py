@@ -1,4 +1,4 @@
-"""The site and the pages of reports, as a browser shows them on a desk and on a phone."""
+"""The site and the pages of reports in a browser, on a wide screen and on a phone's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.servers import ROOT
 pytestmark = pytest.mark.long
 
 WIDTHS = {"desk": 1280, "phone": 390}
-# These alone may be wider than the page: they scroll within it.
+# Only these elements may be wider than the page: they scroll within it.
 SCROLLS = ".table-wrapper, .picture, pre, .highlight, .highlight *, .scroll"
 TOO_WIDE = """(() => [...document.querySelectorAll('*')].filter(each => {
   const scrolls = each.tagName === 'HTML' ||
@@ -34,7 +34,7 @@ TOO_WIDE = """(() => [...document.querySelectorAll('*')].filter(each => {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All pages, made by Sphinx."""
+    """All pages, built by Sphinx."""
     if any(importlib.util.find_spec(name) is None for name in ("sphinx", "furo", "myst_parser")):
         pytest.skip("Sphinx is not installed: make docs")
     folder = tmp_path_factory.mktemp("site")
@@ -60,7 +60,7 @@ def show(browser: Chromium, page: Path, width: int) -> None:
 
 
 def too_wide(browser: Chromium, page: Path, width: int) -> list[str]:
-    """Elements that are wider than the window, and would make the whole page scroll."""
+    """Return the elements that are wider than the window. They would make the whole page scroll."""
     show(browser, page, width)
     found: list[str] = browser.evaluate(TOO_WIDE.replace("SCROLLS", json.dumps(SCROLLS)))
     return found
@@ -80,7 +80,7 @@ def test_no_page_of_the_site_scrolls_sideways(site: Path, browser: Chromium, scr
 
 @pytest.mark.parametrize("screen", WIDTHS)
 def test_terminal_picture_can_be_read(site: Path, browser: Chromium, screen: str) -> None:
-    """Its letters are at least ten pixels high."""
+    """The letters are at least ten pixels high."""
     show(browser, site / "index.html", WIDTHS[screen])
     (picture,) = site.glob("_images/terminal-light.svg")
     drawn = picture.read_text()
@@ -93,7 +93,7 @@ def test_terminal_picture_can_be_read(site: Path, browser: Chromium, screen: str
 
 
 def test_options_keep_their_hyphens(site: Path) -> None:
-    """Sphinx would make typographic dashes and quotes of them, which no command accepts."""
+    """Sphinx would convert them to typographic dashes and quotes, which no command accepts."""
     found = {
         (str(page.relative_to(site)), dash)
         for page in site.rglob("*.html")

@@ -1,4 +1,4 @@
-"""Apps for the doctor: each path is one shape, and the id of the finding it deserves."""
+"""Apps for the doctor: each path is one shape, and has the id of its expected finding."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def parted(found: Found) -> tuple[list[Endpoint], list[Unreached]]:
-    """The endpoints that were found, and those that cannot be requested."""
+    """Return the endpoints that were found, and those that cannot be requested."""
     return (
         [each for each in found if isinstance(each, Endpoint)],
         [each for each in found if isinstance(each, Unreached)],

@@ -1,4 +1,4 @@
-"""The doctor on apps that are wrapped as README says, with sessions and CORS: nothing is wrong."""
+"""The doctor on apps that are wrapped as README says, with sessions and CORS: no findings."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ application = get_wsgi_application()
 
 
 def adopted(framework: str, folder: Path) -> str:
-    """Write an app with the exact lines of README, and a static folder. Return its name."""
+    """Write an app with README's exact lines, and a static folder. Return its name."""
     (folder / "static").mkdir()
     (folder / "static" / "style.css").write_text("body { color: black; }\n" * 500)
     (folder / "static" / "small.txt").write_text("small")
@@ -159,7 +159,7 @@ def test_doctor_finds_readmes_lines_in_order(
     report = json.loads(ended.stdout)
     assert {each["url"] for each in report["endpoints"]} >= {"/", "/plain", "/file"}
     assert any(each["url"].startswith("/static/") for each in report["endpoints"])
-    # The app's own file response lacks a validator: its wrapper adds one.
+    # The app's own file response lacks a validator. Its wrapper adds one.
     fixed = [f for f in report["findings"] if f["fix"] == "nothing: the app's wrapper fixes it"]
     assert report["findings"] == fixed
     assert report["not_reached"] == []
@@ -254,13 +254,13 @@ def test_app_wrapped_as_in_readme_is_not_wrong(make: Callable[[], Any]) -> None:
 
 
 def test_random_padding_is_no_growth() -> None:
-    # By chance the wrapped app's responses have the most padding, each time that both are compared.
+    # Random padding may make the wrapped app's responses larger, in both comparisons.
     padding = itertools.cycle([8, 100, 100, 8, 100, 8, 8, 100])
 
     def app(environ: Any, start_response: Any) -> list[bytes]:
         body, compressed = b"page" * 200, [("Vary", "Accept-Encoding")]
         if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
-            # A name in gzip's header, as Django's middleware and ours add it.
+            # A name in gzip's header, like the one that Django's and our middleware add.
             name = secrets.token_hex(next(padding) // 2).encode() + b"\0"
             body = b"\x1f\x8b\x08\x08" + bytes(6) + name + gzip.compress(body)[10:]
             compressed.append(("Content-Encoding", "gzip"))

@@ -1,4 +1,4 @@
-"""A change that wrapping makes is a finding. A response that varies without it is none."""
+"""A change by the wrapper is a finding. A response that varies by itself is not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def raising() -> tuple[str, list[tuple[str, str]], Any]:
 def examined(
     monkeypatch: pytest.MonkeyPatch, own: Response, wrapped: Response, **options: Any
 ) -> Report:
-    """An app, with a wrapper that sends responses of its choice."""
+    """Return an app, with a wrapper that sends other responses."""
     fake = lambda app, **options: WSGIFast(wsgi(own if options else wrapped))  # noqa: E731
     with monkeypatch.context() as patch:
         patch.setattr(examination, "WSGIFast", fake)
@@ -106,7 +106,7 @@ def test_response_that_changes_by_itself_is_no_change(response: Response) -> Non
 @given(st.lists(st.booleans(), min_size=1, max_size=5))
 @settings(max_examples=15, deadline=None)
 def test_app_that_answers_in_turns_is_not_changed(turns: list[bool]) -> None:
-    """Such as every other request, or two of five."""
+    """Some of the responses vary, such as every second one, or two of five."""
     way = itertools.cycle(turns)
     report = examine(wsgi(lambda: ("200 OK", [], [b"a" if next(way) else b"b"])), ["/"])
     assert not report.of("wrong"), as_text(report)
@@ -124,7 +124,7 @@ def asgi(kind: str, folder: Path) -> Any:
 
 
 class Offering(asgifast.ASGIFast):
-    """Offers pathsend to every app, unless an option forbids it."""
+    """Middleware that offers pathsend to every app, unless an option forbids it."""
 
     def __init__(self, app: Any, *, pathsend: bool = True) -> None:
         super().__init__(app, pathsend=False)
@@ -162,7 +162,10 @@ def test_file_that_loses_its_compression_is_slow(
 
 def test_pathsend_is_recommended_if_nothing_changes(tmp_path: Path) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        """Unknown to ASGIFast. Its second file is right only without the extension."""
+        """Middleware that ASGIFast does not know.
+
+        Its second file is correct only without the extension.
+        """
         path = file_path()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         if "http.response.pathsend" in scope.get("extensions", ()):
@@ -184,7 +187,7 @@ def test_pathsend_is_recommended_if_nothing_changes(tmp_path: Path) -> None:
 
 
 def test_wrapped_app_is_compared_in_its_own_wrapper() -> None:
-    """With its options. Problems that they solve are not reported again."""
+    """A wrapper with options. Problems that they solve are not reported again."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":

@@ -31,7 +31,7 @@ NOISE = bytes(range(256)) * 100
 def answering(
     compressed: dict[str, str], own: dict[str, str] | None = None, body: bytes = TEXT
 ) -> Any:
-    """An app that compresses responses to clients that accept gzip.
+    """Return an app that compresses responses to clients that accept gzip.
 
     :param compressed: headers that only the compressed response has.
     """

@@ -1,4 +1,4 @@
-"""`wsgifast doctor` as it is typed: exit statuses, formats, baselines, errors."""
+"""`wsgifast doctor` as users type it: exit statuses, formats, baselines, errors."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_html_page_has_findings_and_charts(tmp_path: Path) -> None:
     text = page.read_text()
     assert "WF001" in text
     assert 'class="good"' in text
-    assert "http://" not in text.replace("http://www.w3.org", "")  # nothing is loaded
+    assert "http://" not in text.replace("http://www.w3.org", "")  # no app is loaded
 
 
 def test_unwritable_page_is_refused_before_any_request(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_unwritable_page_is_refused_before_any_request(tmp_path: Path) -> None:
 
 
 def test_well_shaped_django_app_has_no_finding() -> None:
-    """By the command: its settings would stay in this process."""
+    """The command runs in another process: its settings would stay in this one."""
     ended = doctor("examples.django_app:app", "/", "/download", "--fail-level=slow")
     assert ended.returncode == 0, ended.stdout
     assert "2 endpoints: 2 good." in ended.stdout

@@ -133,7 +133,7 @@ FROM_FILES: dict[str, Callable[[str], Found]] = {
 
 @pytest.mark.parametrize("option", FROM_FILES)
 def test_file_without_endpoints_is_refused(tmp_path: Path, option: str) -> None:
-    """Each names the option, the file and the fault."""
+    """Each error names the option, the file and the fault."""
     empty, binary = tmp_path / "empty", tmp_path / "binary"
     empty.touch()
     binary.write_bytes(bytes(range(256)))

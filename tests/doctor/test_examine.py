@@ -1,4 +1,4 @@
-"""The doctor finds each shape, and nothing where there is nothing."""
+"""The doctor finds each shape, and reports nothing for a correct app."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_gain_of_a_fix_is_measured() -> None:
 
 
 def test_slow_endpoint_is_examined_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its finding and its costs stay."""
+    """The finding and its costs stay."""
     calls = []
 
     def app(environ: dict[str, Any], start_response: Any) -> Any:
@@ -165,7 +165,7 @@ app = get_asgi_application()
 
 
 def test_unwrapping_takes_only_asgifast_itself_off(tmp_path: Path) -> None:
-    """Not other parts of asgifast: its files, and Django's handler in asgifast.django."""
+    """Other parts of asgifast do not count: its files, and Django's handler in asgifast.django."""
     (tmp_path / "a.txt").write_text("a file")
     alone = asgifast.StaticFiles(directory=tmp_path)
     around = asgifast.StaticFiles(asgi_app, directory=tmp_path, prefix="/static/")
@@ -218,7 +218,7 @@ def test_finding_is_explained_by_its_id() -> None:
         assert entry.wsgifast in text, finding_id
 
 
-# Apps that are as they should be, as their frameworks wrap them: path -> the findings allowed.
+# Correct apps, as their frameworks wrap them: path -> the allowed findings.
 WELL_SHAPED = {
     "flask": ("/", "/download"),
     "falcon": ("/", "/download"),
@@ -267,9 +267,9 @@ def test_fix_is_never_cut_off() -> None:
 
 
 def test_busy_machine_is_no_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The turns of the first two requests take long, and no other."""
+    """The event loop turns of the first two requests take long, and no others."""
     for module in (examination, findings):
-        monkeypatch.setattr(module, "BLOCKED_S", 0.4)  # more than this machine may stand still
+        monkeypatch.setattr(module, "BLOCKED_S", 0.4)  # longer than this machine may stand still
     requested = 0
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -353,7 +353,7 @@ def test_app_blocking_the_loop_is_not_waited_for() -> None:
 
 
 def test_request_has_the_state_of_the_lifespan() -> None:
-    """Each request has a copy of it, as the ASGI specification says."""
+    """Each request has a copy of the state, as the ASGI specification requires."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[dict[str, Any]]:

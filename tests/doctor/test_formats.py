@@ -1,4 +1,4 @@
-"""Reports in every format, of endpoints, responses and errors with any text."""
+"""Reports in every format, with any text in endpoints, responses and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def report_of(text: str) -> Report:
 
 
 class Elements(HTMLParser):
-    """Which elements and attributes a page has."""
+    """Return the elements and attributes of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Endpoints of frameworks, and of those behind middleware."""
+"""Endpoints of frameworks, also behind middleware."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_app_mounted_in_middleware_lists_its_routes() -> None:
 
 
 def test_fastapi_routers_have_their_routes_listed() -> None:
-    from fastapi import APIRouter, FastAPI  # a third of a second, of each process that runs tests
+    from fastapi import APIRouter, FastAPI  # a third of a second, in each process that runs tests
 
     def ok() -> str:
         return "ok"
@@ -127,7 +127,7 @@ def test_routes_added_at_startup_are_listed() -> None:
     assert [seen.endpoint.url for seen in report.observations] == ["/"]
 
 
-@pytest.mark.filterwarnings("ignore")  # theirs, such as for deprecations in their packages
+@pytest.mark.filterwarnings("ignore")  # their own warnings, such as deprecations in their packages
 def test_quart_routes_are_listed() -> None:
     if find_spec("quart") is None and not os.environ.get("CI"):
         pytest.skip("quart is not installed: .venv/bin/pip install --group frameworks")

@@ -1,4 +1,4 @@
-"""A server as its clients see it: stock ones with each fault, and ours without."""
+"""`doctor --live`: stock servers with each fault, and our servers without faults."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _SOON_S = 0.06
 
 @contextmanager
 def faulty(response: Response) -> Iterator[str]:
-    """A server that is wrong on purpose, with one thread for each connection."""
+    """A server with deliberate faults, with one thread for each connection."""
 
     class Handler(socketserver.StreamRequestHandler):
         disable_nagle_algorithm = True
 
         def handle(self) -> None:
-            with contextlib.suppress(OSError):  # the client has seen enough
+            with contextlib.suppress(OSError):  # the client has disconnected
                 while self.response():
                     pass
 
         def response(self) -> bool:
-            """Answer one request. Return whether there may be another."""
+            """Respond to one request. Return whether another may follow."""
             method, path, *_ = self.rfile.readline().decode().split() or ["", ""]
             fields = {":path": path}
             while (field := self.rfile.readline()) not in (b"\r\n", b""):
@@ -188,7 +188,7 @@ def test_endless_response_is_not_waited_for() -> None:
 
     with faulty(endless) as url, pytest.raises(NoResponse, match="no end of the response"):
         look_at(url, limit_s=0.3)
-    gc.collect()  # a socket that is left open is an error
+    gc.collect()  # a socket that stays open is an error
 
 
 def events(method: str, headers: dict[str, str]) -> list[bytes]:
@@ -208,7 +208,7 @@ def test_event_stream_needs_no_end() -> None:
 
 
 def test_event_stream_is_not_tried_by_slow_readers() -> None:
-    """Though little of it has come, as of a small body."""
+    """The fault is found although only a little of the body has arrived."""
     large = bytes(1 << 20)
 
     def response(method: str, headers: dict[str, str]) -> list[bytes]:
@@ -227,7 +227,7 @@ def test_path_without_responses_is_counted_once() -> None:
     is_broken = False
 
     def breaks_off(method: str, headers: dict[str, str]) -> list[bytes]:
-        """From the first one on that accepts compression."""
+        """Applies from the first request that accepts compression."""
         nonlocal is_broken
         is_broken = is_broken or "accept-encoding" in headers
         return [b"Connection: close\r\n"] if is_broken else good(method, headers)

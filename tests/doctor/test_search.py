@@ -1,4 +1,4 @@
-"""Which endpoints are requested: the safe ones. Others are requested only if that is allowed."""
+"""Which endpoints are requested: safe ones, and others only with permission."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAMES = ("/logout", "/createUser", "/startScan", "/list", "/", "/item/<int:id>",
 
 
 def counted_app(*rules: str, pages: dict[str, str] | None = None) -> tuple[Any, Counter[str]]:
-    """A Flask app that counts its calls. Some of its views are pages."""
+    """Return a Flask app that counts its calls. Some of its views are pages."""
     app, calls = flask.Flask(__name__, static_folder=None), Counter[str]()
 
     def view(**given: str) -> str:
@@ -290,7 +290,7 @@ READS: dict[str, Any] = {"responses": {"200": JSON_ITEMS}}
         ({"get": {**READS, "requestBody": {}}}, False),
         ({"get": {**READS, "parameters": [{"in": "body", "name": "x"}]}}, False),
         ({"get": {"responses": {"200": JSON_ITEMS, "202": {"description": ""}}}}, False),
-        # The same operation by two methods, as Subsonic's createUser.
+        # The same operation by two methods, like Subsonic's createUser.
         ({"get": {**READS, "summary": "New user"}, "post": {"summary": "New user"}}, False),
         ({"post": READS}, False),
         ({"delete": READS}, False),
@@ -322,7 +322,7 @@ def report():
 
 
 def on_a_terminal(folder: Path, response: bytes, *arguments: str) -> tuple[int, str]:
-    """The doctor's output to a terminal, where a person answers."""
+    """Run the doctor on a terminal where a user answers."""
     primary, secondary = open_terminal(columns=100)
     (folder / "shop.py").write_text(APP)
     (folder / "static").mkdir(exist_ok=True)

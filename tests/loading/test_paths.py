@@ -1,4 +1,4 @@
-"""Which paths of an app are free for health checks, by the URLs of its framework."""
+"""Paths that an app leaves free for health checks, by the URLs of its framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app is the same as its server's own command would serve, with all that says where it is."""
+"""`wsgifast run` finds the same app as the server's own command, with all options for its place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wsgifast.commands.loading.servers import _COUNTERPARTS, load_for
 pytestmark = pytest.mark.long
 
 BIN = Path(sys.executable).parent
-# It answers with values that a server may have changed.
+# It responds with values that a server may have changed.
 _TEXT = """\
 import os, sys
 HERE = {name!r}
@@ -59,7 +59,9 @@ def app_text(name: str, interface: str, more: str = "[]") -> str:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """The same module here and below, so that the wrong one shows, and one that is only below."""
+    """The same module here and in a subfolder, so that a wrong choice shows, and one in the
+    subfolder only.
+    """
     for folder, name in (("", "here"), ("src", "below")):
         (tmp_path / folder).mkdir(exist_ok=True)
         for interface in ("WSGI", "ASGI"):
@@ -91,7 +93,7 @@ def served(command: Sequence[str], place: Path, env: Mapping[str, str]) -> str:
 
 
 def run(place: Path, target: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """`wsgifast run`, which is to end by itself."""
+    """Run `wsgifast run` with arguments that make it end by itself."""
     command = [str(BIN / "wsgifast"), "run", f"--bind=127.0.0.1:{free_port()}", target]
     return subprocess.run(
         [*command, "--", *options],
@@ -228,7 +230,7 @@ def test_asynchronous_factory_runs_in_the_serving_loop(options: list[str], place
 
 
 def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
-    """Only in the worker, so that the check before the start is passed."""
+    """The module fails only in the worker, so that the check before the start passes."""
     (place / "factory.py").write_text(
         "import sys\n"
         "async def create_app():\n"

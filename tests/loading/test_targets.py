@@ -1,4 +1,4 @@
-"""Which app a target names, and the error where it names none."""
+"""The app that a target names, and the error if it names none."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def loaded(target: str) -> Loaded:
 @pytest.mark.parametrize(
     "name",
     [
-        "calendar.py",  # imported by others of Python's own modules
+        "calendar.py",  # imported by other modules of Python's own
         "site.py",  # imported before any other
         "string.py",
         "sys.py",  # built into Python
-        "tabnanny.py",  # Python's own, and imported by nobody
-        "gunicorn.py",  # a package that a server has
+        "tabnanny.py",  # Python's own, and not imported by any module
+        "gunicorn.py",  # a package that a server has imported
         "app.v2.py",
         "2024-app.py",
         "my app.py",
@@ -144,7 +144,8 @@ def test_asynchronous_factory_makes_the_app(name: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        # A package that is missing is not the app's, though the app's name begins with its own.
+        # The missing package is not the app's, although the app's name begins with that of the
+        # package.
         ("shopfront:app", "importing shopfront failed: ModuleNotFoundError: No module named 'sho"),
         ("shopfront.py", "importing shopfront failed: ModuleNotFoundError: No module named 'sho"),
         ("shop:app", "shop:app: No module named 'shop' (did you mean 'shopfront'?); run this in "),

@@ -98,7 +98,7 @@ def test_head_may_omit_headers_that_a_coding_changes(codings: str, missing: str)
             ("/", "HEAD browser"): without(compressed_headers, missing),
         }
         assert bool(compare(raw, raw, ours).worse) is not may_omit
-        # No header of the uncompressed body may stand in the compressed response.
+        # The compressed response must contain no header that belongs to the uncompressed body.
         ours["/", "HEAD browser"] = without(received, "Content-Encoding", "gzip")
         assert len(compare(raw, raw, ours).worse) == 3
 

@@ -1,4 +1,4 @@
-"""Every module of the load tests that can be run says how, and refuses unknown arguments."""
+"""Every load test command has a --help, and rejects unknown arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# All in one process, which imports common modules once, as `python -m` would run each.
+# All of them run in one process, which imports common modules once, in place of `python -m` for
+# each.
 _RUN_ALL = """
 import contextlib, io, json, runpy, sys
 for module in sys.argv[1:]:
@@ -32,7 +33,7 @@ def test_loadtest_command_has_help_and_refusals() -> None:
     folders = (ROOT / "loadtests", ROOT / "docs" / "benchmarks")
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         source = path.read_text()
-        # A parent starts Locust's process.
+        # A parent process starts Locust's.
         if 'if __name__ == "__main__":' in source and path.parent.name != "harness":
             parts = path.relative_to(ROOT).with_suffix("").parts
             module = ".".join(part for part in parts if part != "__main__")

@@ -1,4 +1,4 @@
-"""make demo: its rows, one of them measured, and the text and the page of the results."""
+"""make demo: its rows, of which one is measured, and the text and page of results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BESIDE, *_ = [each.row.key for each in demo.COMPARISONS]
 
 
 def result(key: str, before: float, after: float) -> Result:
-    """A row of servers with these responses per second."""
+    """Return a row of servers with these responses per second."""
     (row,) = (each.row for each in demo.COMPARISONS if each.row.key == key)
     rates = {demo.BEFORE: before, demo.AFTER: after}
     runs = {name: [Load(round(rate), 0, 1, 1.0, server_cpu_s=0.5)] for name, rate in rates.items()}
@@ -42,13 +42,13 @@ def test_demo_shows_the_promise_first_in_14_rows() -> None:
     assert keys[:6] == ["slow-downloads", "file", "rows", "json", "flask", "asgi-file"]
     assert len(keys) <= 14
     gains = [each.gains for each in demo.COMPARISONS]
-    assert gains == sorted(gains, reverse=True)  # those without are the last
+    assert gains == sorted(gains, reverse=True)  # the rows without a gain are the last
 
 
 @pytest.mark.parametrize("width", [None, 80, 60])
 def test_demo_text_groups_explains_and_concludes(width: int | None) -> None:
     text = demo.as_text(RESULTS, width)
-    # A narrow terminal has the columns in several tables.
+    # A narrow terminal splits the columns into several tables.
     heading, faster, unchanged, *_ = re.split(r"^ *(?:Faster|Unchanged): *$", text, flags=re.M)
     assert "before" in heading
     assert "no response" in text

@@ -24,7 +24,7 @@ FIRST = Count(
     "contender", [c for row in TABLE.rows for c in row.contenders], ids=lambda c: c.name
 )
 def test_abandoned_connections_leave_nothing_behind(contender: Contender, tmp_path: Path) -> None:
-    """Few of them, but in every state, and more that leave at once."""
+    """Few connections, but in every state, and more that leave at once."""
     server = contender.server
     assert server is not None
     files(tmp_path)

@@ -1,4 +1,4 @@
-"""The load tests' rows: each has a key, and a sample of them gives its figures."""
+"""The rows of the load tests: each has a key, and a sample of them is measured."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TRIES = 5
 
 
 def _measured(key: str, *contenders: int, seconds: float | None = None) -> Result:
-    """The row of a key, with some of its contenders or all, as shortly as can be."""
+    """Measure the row of a key, with some of its contenders or all, as quickly as possible."""
     (table,) = chosen([*tables(), *APART, *UNPUBLISHED], [key])
     (row,) = table.rows
     selected = tuple(row.contenders[number] for number in contenders) or row.contenders
     row = replace(row, contenders=selected, seconds=seconds or row.seconds)
-    for _ in range(TRIES):  # a machine that stalls may let no request through
+    for _ in range(TRIES):  # a machine that stalls may complete no request
         (result,) = run(replace(table, rows=[row]), SHORT)
         if all(each.requests for runs in result.runs.values() for each in runs):
             break
@@ -207,7 +207,7 @@ def test_jit_is_on_in_one_server_only() -> None:
 
 
 def test_large_file_of_the_worker_is_measured() -> None:
-    """With a client that is always installed, not wrk. It reports its own CPU time too."""
+    """The client is one that is always installed, not wrk. It reports its own CPU time too."""
     result = _measured("worker.files.64KiB", 0, 1)
     assert result.median("FastWorker", BYTES.rate)
     assert result.facts("FastWorker")["client's CPU s/GB"] > 0

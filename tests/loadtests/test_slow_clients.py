@@ -1,4 +1,4 @@
-"""The crowd of slow clients does its work and ends, and the slow disk is slow."""
+"""The crowd of slow clients works and ends, and the slow disk is slow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """Accepts all clients, records their bytes, and can answer each complete request."""
+    """Accept all clients, record their bytes, and respond to complete requests if told to."""
 
     daemon_threads = True
     request_queue_size = 200
@@ -104,7 +104,7 @@ def test_crowd_keeps_its_pace() -> None:
             assert (b"1\r\nx\r\n" * len(chunks)).startswith(chunks)
         return counted
 
-    # On a machine that stalls they are late for once.
+    # On a machine that stalls they are late once.
     wait_for(lambda: pace() == pytest.approx(17_000, rel=0.3), "they keep their pace")
 
 
@@ -132,7 +132,7 @@ def test_crowd_and_others_speak_tls() -> None:
 
 
 def test_silent_crowd_under_tls_stays() -> None:
-    """It has a look whether it was dropped, which TLS does not have a flag for."""
+    """The client checks whether it was disconnected, since TLS has no flag for it."""
     with listening(tls=server_context()) as listener:
         with slow_clients("silent connections", listener.port, clients=2, tls=True) as crowd:
             wait_for(lambda: len(listener.received) == 2, "both have come")
@@ -155,7 +155,7 @@ def test_crowd_ends_at_its_time() -> None:
         listening() as listener,
         slow_clients("idle", listener.port, clients=1, seconds=0.2) as crowd,
     ):
-        crowd.process.wait(PATIENCE_S)  # its own time, if it gets none
+        crowd.process.wait(PATIENCE_S)  # its own time, if it receives none
 
 
 def test_failures_of_others_are_counted() -> None:

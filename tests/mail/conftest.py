@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the SMTP client."""
+"""Fixtures for the tests of the SMTP client."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def connect(server: ScriptedSMTP, client_class: type[smtplib.SMTP] = SMTP) -> An
 
 
 def delivered(message: bytes, *, chunked: bool) -> bytes:
-    """The bytes that the server receives for a message."""
+    """Return the bytes that the server receives for a message."""
     whole = message if message.endswith(b"\r\n") else message + b"\r\n"
     if chunked:
         return whole
@@ -38,7 +38,7 @@ def delivered(message: bytes, *, chunked: bool) -> bytes:
 
 
 class ScriptedSMTP:
-    """Serves one connection after the other, in a thread.
+    """Serve one connection after the other, in a thread.
 
     :param features: EHLO's lines. None: EHLO is refused, only HELO is known.
     :param scripted: verb -> replies, used in turn. After the last one the reply is 250, or 354 to
@@ -81,7 +81,7 @@ class ScriptedSMTP:
         assert not self._thread.is_alive(), f"the server hangs; it was sent {self.commands}"
 
     def verbs(self) -> list[str]:
-        """The commands without their arguments, in lower case."""
+        """Return the commands without their arguments, in lower case."""
         return [command.split(" ")[0].lower() for command in self.commands]
 
     def _serve(self) -> None:

@@ -1,4 +1,4 @@
-"""A mail server of ours for tests, and a client that says commands line by line."""
+"""Our mail server for tests, and a client that sends commands line by line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGE = b"Subject: large\r\n\r\n" + (b".x" * 38 + b"\r\n") * 40_000  # 3 MB
 
 
 class Handler:
-    """Remembers the content of each message. Refuses some recipients."""
+    """Store the content of each message. Reject some recipients."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -55,7 +55,10 @@ class Handler:
 def serving(
     controller_class: type[Any] = fast.Controller, *, handler: Any = None, **options: Any
 ) -> Iterator[tuple[int, Handler]]:
-    """Serve until all clients have left: aiosmtpd's controllers leave open connections unclosed."""
+    """Serve until all clients have left.
+
+    aiosmtpd's controllers would not close their connections.
+    """
     connections: list[Any] = []
 
     class Watched(controller_class):  # type: ignore[misc]
@@ -74,7 +77,7 @@ def serving(
 
 
 class Line:
-    """A bare connection that says commands and reads replies."""
+    """A plain connection that sends commands and reads replies."""
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), 20)

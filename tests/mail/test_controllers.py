@@ -1,4 +1,4 @@
-"""Controllers and TLS, handlers of older kinds, options, and the names used of aiosmtpd."""
+"""Controllers and TLS, older kinds of handlers, options, and the names of aiosmtpd in use."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_controller_of_each_kind_runs_our_server(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
     for controller_class in (fast.UnixSocketController, fast.UnixSocketUnthreadedController):
         made: Any = controller_class(handler, path)
-        asyncio.set_event_loop(made.loop)  # else the server makes one, which is never closed
+        asyncio.set_event_loop(made.loop)  # otherwise the server makes one that is never closed
         try:
             assert isinstance(made.factory(), fast.SMTPServer)
         finally:
@@ -138,7 +138,7 @@ def test_server_with_invalid_option_is_refused(options: dict[str, Any]) -> None:
         fast.Controller(Handler(), **options)
 
 
-# Limits that are none, and limits that no call of the system takes as they are.
+# Limits that mean no limit, and limits that no system call accepts as they are.
 UNLIMITED = [math.inf, 1e300, 10**400, 1e8]
 WRONG_LIMITS = [math.nan, -1, -math.inf, "5", True, [5]]
 WRONG_TEXT = r"timeout=.*: seconds from 0 on; math\.inf or None for no limit"

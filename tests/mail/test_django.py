@@ -1,4 +1,4 @@
-"""Django's mail functions through the backend, in processes of their own: settings are global."""
+"""Django's mail functions through the backend. Each runs in a process, as settings are global."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ REPAIRED = b"Subject: hello\r\n\r\nbare LF\r\nbare CR\r\n"
 
 
 class Sends:
-    """A socket that remembers the bytes of each send."""
+    """A socket that records the bytes of each send."""
 
     def __init__(self, sock: Any) -> None:
         self._sock = sock
@@ -119,7 +119,7 @@ def test_mailbox_after_append_is_as_with_imaplib(mailbox: Dovecot) -> None:
 def test_append_literal_and_line_end_leave_together() -> None:
     with dovecot() as server, IMAP4("localhost", server.port, timeout=60) as client:
         client.login(USER, PASSWORD)
-        client.capabilities = ("IMAP4REV1",)  # as if it had announced no more
+        client.capabilities = ("IMAP4REV1",)  # as if it had announced no more capabilities
         sends = watched(client)
         for _ in range(3):
             assert client.append("INBOX", None, None, MESSAGE)[0] == "OK"
@@ -131,13 +131,13 @@ def test_append_literal_and_line_end_leave_together() -> None:
 
 
 class ScriptedIMAP:
-    """Accepts any login, and answers each other line with the next of some replies."""
+    """Accept any login, and answer each other line with the next of some replies."""
 
     def __init__(self, capability: bytes, replies: list[bytes]) -> None:
         self.received = b""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._prologue = {  # not in one order: newer imaplibs ask again after the login
+        self._prologue = {  # in any order, since newer imaplibs ask again after the login
             b"CAPABILITY": b"* CAPABILITY IMAP4rev1 " + capability + b"\r\nTAG OK done\r\n",
             b"LOGIN": b"TAG OK in\r\n",
         }
@@ -234,7 +234,7 @@ def test_long_message_is_appended_without_a_copy(
         assert client.append("INBOX", None, None, message)[0] == "OK"
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        # The command waits for its leave where it must.
+        # The command waits for permission where it must.
         assert len(sends.sent) == 1 + (capability != "LITERAL+")
         assert fetched(client) == [message]
     assert most < size + 500_000  # the bytes in `sends`

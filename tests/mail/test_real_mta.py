@@ -1,4 +1,4 @@
-"""The client against Exim, which insists on the rules of pipelining."""
+"""The client with Exim, which enforces the rules of pipelining."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def arrived(mta: Exim, sent: bytes) -> bool:
     subject, expected = sent.partition(b"\r\n")[0], sent.replace(b"\r\n", b"\n")
     for path in mta.delivered.glob("new/*"):
         with path.open("rb") as file:
-            beginning = file.read(4096)  # the others, of megabytes, are not read again and again
+            beginning = file.read(4096)  # the other messages, of megabytes, are not read again
             if subject + b"\n" in beginning and (beginning + file.read()).endswith(expected):
                 return True
     return False

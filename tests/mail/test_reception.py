@@ -1,4 +1,4 @@
-"""The decoder of DATA against a plain one that goes line by line, wherever the blocks are cut."""
+"""The decoder of DATA, compared with a simple one that reads lines, for any split into blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from wsgifast.mail.reception import ChunkDecoder, DataDecoder, Decoder, Refusal, SmugglingCheck
 
 END = b".\r\n"
-LINE_LIMIT = 20  # octets, the CR LF included. The real limit is 1001.
+LINE_LIMIT = 20  # octets, including CR LF. The real limit is 1001.
 PIECES = st.sampled_from(
     [b"\r", b"\n", b"\r\n", b".", b"a", b"\r\n.", b"\n.\r\n", b"\r.\r", b"b" * 7, b"c" * 19]
 )
@@ -19,7 +19,7 @@ DATA = st.lists(PIECES, max_size=30).map(b"".join)
 
 
 def plain(data: bytes, size_limit: int | None) -> tuple[bytes, Refusal | None, bytes]:
-    """Content, refusal and rest, as RFC 5321 says it: one line after the other."""
+    """Return the content, the error and the remaining bytes by RFC 5321, line by line."""
     content: list[bytes] = []
     taken = 0
     refusal: Refusal | None = None
@@ -110,7 +110,7 @@ def test_chunk_has_the_announced_octets(data: bytes, cuts: list[int], size: int)
 
 
 def smuggles(message: bytes) -> bool:
-    """Whether a dot stands between two line ends (CR LF is one) that are not both CR LF."""
+    """Return whether a dot is between two line ends (CR LF is one) that are not both CR LF."""
     signs = b"\r\n" + message
     ends = ("\r\n", "\r", "\n")
     text = signs.decode("latin-1")
@@ -124,7 +124,7 @@ def smuggles(message: bytes) -> bool:
         and dot == "."
         and after in ends
         and (before, after) != ("\r\n", "\r\n")
-        # A CR at the very end may become a CR LF: nothing is known of it.
+        # A CR at the very end may become a CR LF: the result is not known yet.
         and not (after == "\r" and before == "\r\n" and number == len(tokens) - 3)
         for number, (before, dot, after) in enumerate(
             zip(tokens, tokens[1:], tokens[2:], strict=False)

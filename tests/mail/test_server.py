@@ -1,4 +1,4 @@
-"""The server: aiosmtpd's commands and replies, the fast way through data, and BDAT."""
+"""The server: aiosmtpd's commands and replies, the fast path for data, and BDAT."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CONVERSATIONS: list[tuple[str, bytes, dict[str, Any]]] = [
     ("extended", b"EHLO x\r\nMAIL FROM:<a@b.c> SIZE=5 BODY=8BITMIME\r\nRCPT TO:<a@b> X=1\r\n", {}),
     ("too long for mail", b"EHLO x\r\nMAIL FROM:<a@b.c> SIZE=9\r\n", {"data_size_limit": 8}),
 ]
-OFFERED = b"250-PIPELINING\r\n250-CHUNKING\r\n"  # by our EHLO alone
+OFFERED = b"250-PIPELINING\r\n250-CHUNKING\r\n"  # only in our EHLO
 ENVELOPE = b"HELO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<a@b.c>\r\nDATA\r\n"
 BODIES: list[tuple[str, bytes, dict[str, Any]]] = [
     ("plain", TEXT.replace(b"\r\n.", b"\r\n.."), {}),
@@ -104,7 +104,7 @@ def test_plain_addresses_are_read_like_aiosmtpd(address: str, rest: str) -> None
         server = fast.SMTPServer(object(), loop=loop, hostname="x")
         try:
             expected = stock_smtp.SMTP._getaddr(server, address + rest)
-        except (AttributeError, IndexError) as error:  # its parser stumbles over some: "<1@[>"
+        except (AttributeError, IndexError) as error:  # its parser fails for some: "<1@[>"
             with pytest.raises(type(error)):
                 server._getaddr(address + rest)
         else:
@@ -130,7 +130,7 @@ def test_many_waiting_replies_are_sent_before_the_last() -> None:
 
 @contextlib.asynccontextmanager
 async def connected(handler: object, **options: Any) -> AsyncIterator[tuple[Any, socket.socket]]:
-    """A server's end of a connection in this event loop, and the client's."""
+    """The server's end of a connection in this event loop, and the client's."""
     loop = asyncio.get_running_loop()
     server = fast.SMTPServer(handler, hostname="server", loop=loop, **options)
     ours, theirs = socket.socketpair()
@@ -176,7 +176,7 @@ async def test_client_reading_no_replies_pauses_commands() -> None:
 
 
 async def test_input_after_a_message_is_read_though_paused() -> None:
-    """An event loop may pass on earlier input."""
+    """An event loop may deliver input that arrived earlier."""
     handler = Handler()
     async with connected(handler) as (server, client):
         begin = b"HELO x\r\nMAIL FROM:<a@b.c>\r\nRCPT TO:<d@e.f>\r\nDATA\r\n"
@@ -193,7 +193,7 @@ async def test_input_after_a_message_is_read_though_paused() -> None:
 
 @pytest.mark.parametrize("smtputf8", [True, False])
 async def test_non_ascii_reply_needs_smtputf8(smtputf8: bool) -> None:
-    """Without SMTPUTF8 it is the handler's mistake, as in aiosmtpd."""
+    """Without SMTPUTF8 it is an error of the handler, like in aiosmtpd."""
 
     class Umlauts(Handler):
         async def handle_RCPT(self, *args: Any) -> str:
@@ -345,7 +345,7 @@ def test_smuggled_end_is_content_or_refused(end: bytes) -> None:
             assert [line.reply()[:3] for _ in range(4)] == [b"250", b"250", b"250", b"354"]
             assert line.reply().startswith(reply)
             assert line.say(b"NOOP") == b"250 OK"
-        # A dot behind CR LF is doubled by honest clients, so the one here is taken off.
+        # Honest clients double a dot after CR LF, so the server removes the one here.
         content = (b"a" + end + b"RSET\r\n").replace(b"\r\n.", b"\r\n")
         assert handler.received == ([] if refuse else [content])
 

@@ -1,4 +1,4 @@
-"""A client under CHUNKING and a server that reads slowly: the timeout is for each block."""
+"""A client with CHUNKING and a server that reads slowly: each block has the whole timeout."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.mail.serving import RECIPIENT, SENDER, serving
 from wsgifast.mail import SMTP
 
 TIMEOUT_S = 1.0
-# The link's rate: at this one the message takes three times the timeout.
+# The link's rate. At this rate the message takes three times the timeout.
 BYTES_PER_S = 1 << 20
 MESSAGE = b"Subject: slow\r\n\r\n" + (b"a" * 78 + b"\r\n") * 40_000
 
 
 class SlowLink:
-    """Passes the bytes of a client on to a server at a rate, and the replies at once."""
+    """Pass the bytes of a client on to a server at a rate, and the replies at once."""
 
     def __init__(self, port: int, *, stops: bool = False) -> None:
         self._port, self._stops = port, stops
         self._listener = socket.create_server(("127.0.0.1", 0))
-        # Little is on its way: the client waits for the server.
+        # Few bytes are on their way: the client waits for the server.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * 1024)
         self.port: int = self._listener.getsockname()[1]
         self._over = threading.Event()
@@ -98,7 +98,7 @@ def test_message_over_a_slow_link_arrives(message: Any, chunking: bool) -> None:
         assert client.sendmail(SENDER, [RECIPIENT], message) == {}
         took_s = time.monotonic() - began
     assert handler.received == [MESSAGE]
-    assert took_s > TIMEOUT_S  # of one timeout for all it would have failed
+    assert took_s > TIMEOUT_S  # with one timeout for all blocks it would have failed
 
 
 def test_message_to_a_link_that_stops_times_out(message: Any) -> None:

@@ -1,4 +1,4 @@
-"""The client: how it sends messages, files and iterables, and when it refuses to."""
+"""The client: how it sends messages, files and iterables, and its errors."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_smtputf8_without_extension_is_refused_unsent() -> None:
 
 
 def test_command_with_line_end_is_refused_unsent() -> None:
-    bad = "\r\n"  # most others are stripped by smtplib.quoteaddr
+    bad = "\r\n"  # smtplib.quoteaddr strips most others
     with ScriptedSMTP() as server, connect(server) as client:
         for sender, recipients in ((bad, RECIPIENTS), (SENDER, [SENDER, bad])):
             with pytest.raises(ValueError, match="line end"):
@@ -223,7 +223,7 @@ def test_failed_source_delivers_nothing(features: tuple[str, ...]) -> None:
         client = connect(server)
         with pytest.raises(LookupError):
             client.sendmail(SENDER, RECIPIENTS, failing_after(b"a" * 300_000, b"b"))
-        if "CHUNKING" in features:  # chunks can be taken back
+        if "CHUNKING" in features:  # chunks can be withdrawn
             assert server.verbs()[-1] == "rset"
             assert client.sendmail(SENDER, RECIPIENTS, TEXT) == {}
         else:
@@ -308,7 +308,8 @@ def test_refused_chunk_ends_an_endless_message() -> None:
 
 @pytest.mark.parametrize("offered", ["chunking", "both"])
 def test_binary_message_of_unknown_size_needs_bdat(offered: str) -> None:
-    message = b"\0" * 300_000 + b"\n.\r\n"  # RFC 3030, 3: BINARYMIME cannot be used with DATA
+    # BINARYMIME cannot be used with DATA (RFC 3030, section 3)
+    message = b"\0" * 300_000 + b"\n.\r\n"
     with ScriptedSMTP([*FEATURES[offered], "BINARYMIME"]) as server, connect(server) as client:
         client.sendmail(SENDER, RECIPIENTS, blocks_of(message), mail_options=["BODY=BINARYMIME"])
     assert "data" not in server.verbs()

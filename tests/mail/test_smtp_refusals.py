@@ -1,4 +1,4 @@
-"""Refusals, and replies out of step: the errors of the client, and its state after them."""
+"""Rejections, and replies out of order: the client's errors, and its state after them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.mail.scripted import (
 from tests.support.effort import effort
 from wsgifast.mail import SMTP
 
-# The server's replies. Each is run with smtplib's client, which sets the outcome, and ours.
+# The server's replies. smtplib's client gives the expected outcome for ours.
 REFUSALS: dict[str, dict[str, Sequence[str | None]]] = {
     "nothing": {},
     "sender": {"mail": ["550 not you"]},
@@ -53,7 +53,7 @@ def test_outcome_of_a_message_is_smtplibs(features: tuple[str, ...], refusal: st
                 result = (type(error), error.args)
             reset = server.verbs().count("rset")
             connected = client.sock is not None
-            if connected:  # and the next message goes through
+            if connected:  # and the next message is accepted
                 assert client.sendmail(SENDER, RECIPIENTS, TEXT) == {}
             client.close()
             return result, reset, connected
@@ -72,19 +72,19 @@ def test_refused_data_command_resets_the_transaction(offered: str) -> None:
 
 
 OUT_OF_STEP: list[tuple[str, Any, type[Exception]]] = [
-    # A reply to DATA that is neither 354 nor a refusal: as after a server that has answered the
-    # last message once for each recipient, as in LMTP.
+    # A reply to DATA that is neither 354 nor an error, for instance from a server that has answered
+    # the last message once for each recipient, like LMTP.
     *[
         (offered, {"data": [reply]}, smtplib.SMTPDataError)
         for offered in ("plain", "pipelining")
         for reply in ("250 fine", "252 perhaps", "334 what", "what?")
     ],
-    # 354 although it is not certain that every recipient was refused.
+    # 354 although perhaps every recipient was rejected.
     *[
         ("pipelining", {"rcpt": rcpt, "data": ["354 go on"]}, smtplib.SMTPRecipientsRefused)
         for rcpt in (["354 what", "550 no"], ["what?", "550 no"], ["334 ", "450 no"])
     ],
-    # 354 after a refused sender, by a server that accepts recipients all the same.
+    # 354 after a rejected sender, by a server that accepts recipients nevertheless.
     ("pipelining", {"mail": ["550 not you"]}, smtplib.SMTPSenderRefused),
 ]
 

@@ -1,4 +1,4 @@
-"""The data of messages: in memory, in temporary files, and when their client or disk fails."""
+"""The data of messages: in memory, in temporary files, and if the client or the disk fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from wsgifast.mail.reception import Content
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files are made."""
+    """The folder in which temporary files are made."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -79,7 +79,10 @@ def test_full_disk_refuses_a_message_for_now(monkeypatch: Any, chunking: bool) -
 
 
 def test_disk_that_fills_up_refuses_messages(monkeypatch: Any) -> None:
-    """Bytes that the disk did not take stay in the file's buffer. Closing it fails once more."""
+    """Bytes that the disk did not accept stay in the file's buffer.
+
+    Closing the file fails once more.
+    """
 
     def full(**options: Any) -> Any:
         return open("/dev/full", "w+b")
@@ -103,7 +106,7 @@ def test_many_chunks_are_in_memory_once() -> None:
     tracemalloc.start()
     try:
         for _ in range(100):
-            content.add(bytes(bytearray(block)))  # a block of its own each time
+            content.add(bytes(bytearray(block)))  # a separate block each time
         joined = content.joined()
         most = tracemalloc.get_traced_memory()[1]
     finally:
@@ -155,7 +158,7 @@ def test_client_that_leaves_in_its_data_leaves_no_file(folder: Path, command: by
         with Line(port) as line:
             line.begin()
             line.send(command + b"\r\n" + LARGE)
-        send(port, TEXT)  # the server goes on
+        send(port, TEXT)  # the server continues
         wait_for(lambda: not open_files_in(folder), "the spool file is closed")
     assert handler.received == [TEXT]
 
@@ -177,7 +180,7 @@ def test_slow_disk_pauses_the_client(monkeypatch: Any) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", slow)
     with serving(Watching, spool_bytes=0) as (port, handler), Line(port) as line:
         line.begin()
-        size = 30_000_000  # more than the buffers of a connection over loopback
+        size = 30_000_000  # more than the buffers of a loopback connection
         sender = threading.Thread(
             target=line.send, args=(b"BDAT %d LAST\r\n" % size + b"x" * size,)
         )
@@ -214,5 +217,5 @@ def test_piece_of_a_message_restarts_the_timeout(command: bytes) -> None:
 
 
 def open_files_in(folder: Path) -> list[str]:
-    """Files of this process in a folder, deleted ones too."""
+    """Return this process's files in a folder, also deleted ones."""
     return [name for _, name in open_descriptors() if name.startswith(str(folder))]

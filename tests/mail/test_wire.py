@@ -1,4 +1,4 @@
-"""Quoting and line ends: the same bytes as by smtplib's regular expressions."""
+"""Quoting and line ends: the same bytes as with smtplib's regular expressions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wsgifast.mail import wire
 
-# Only octets that matter, so that short examples meet every case.
+# Only octets with a meaning, so that short examples contain every case.
 WIRE_TEXT = st.lists(st.sampled_from(["\r", "\n", "\r\n", ".", "a", "\r\n.", "b" * 40])).map(
     "".join
 )

@@ -1,4 +1,7 @@
-"""The files of several processes, added up as by prometheus_client. Those of dead ones last."""
+"""The files of several processes, added up like by prometheus_client.
+
+Those of dead processes come last.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ class Killed(BaseException):
 
 
 class Mortal:
-    """A module os that kills its caller at one of its renames and removals.
+    """A replacement of os that kills its caller at one of its renames and removals.
 
     :param behind: the caller is killed after the call, not before it.
     """
@@ -129,8 +132,8 @@ def test_exporter_killed_anywhere_counts_nothing_twice(
         assert found["wsgifast_timeouts_total", (("kind", "head"),)] == 2 * deaths
         assert found["wsgifast_thread_wait_seconds_count", ()] == 15 * deaths
         assert {file.name for file in path.iterdir()} >= {"counter_wsgifast-dead.db"}
-    # A plan, a file, the file that it replaces and the plan's removal, of both kinds, and the
-    # gauges' files.
+    # The steps: a plan, a file, the file that it replaces and the plan's removal, for both kinds,
+    # and the gauges' files.
     assert steps == 2 * 4 + 2
     assert not list(path.glob("*.tmp"))
 
@@ -190,7 +193,7 @@ def test_app_metrics_are_removed_in_own_directory_only(path: Path, own: bool) ->
 def test_unfinished_file_is_skipped(path: Path) -> None:
     directory = Directory(str(path), own=True)
     in_a_child(report)
-    (path / "counter_wsgifast-1-1.db").touch()  # killed as it made it
+    (path / "counter_wsgifast-1-1.db").touch()  # killed while it made the file
     assert samples(directory)["wsgifast_timeouts_total", (("kind", "head"),)] == 2
     (path / "counter_wsgifast-1-2.db").write_bytes(b"\xff\x01\0\0" + bytes(20))
     directory.clean()
@@ -232,7 +235,7 @@ def test_invalid_name_is_no_live_process(name: Any) -> None:
 
 
 def process(name: str) -> Write:
-    """Writes values as that process."""
+    """Write values like that process."""
     make_class: Any = MultiProcessValue
     value_class = make_class(lambda: name)
     values: dict[Any, Any] = {}

@@ -26,7 +26,7 @@ from wsgifast.sockets.options import Address
 
 @contextlib.contextmanager
 def serving(folder: Path, log: Callable[[str], object] = print) -> Iterator[Address]:
-    """The address of an exporter's server. Its threads end with it."""
+    """Return the address of an exporter's server. Its threads end with the server."""
     before = set(threading.enumerate())
     address = Address("127.0.0.1", free_port())
     server = _Server(address, _app(Directory(str(folder), own=True), log))
@@ -66,7 +66,7 @@ def test_client_beyond_the_limit_replaces_the_oldest(
         clients = []
         for _ in range(_MOST_CLIENTS + 5):
             client = socket.create_connection((address.host, address.port), timeout=20)
-            client.send(b"G")  # and no more
+            client.send(b"G")  # and no more bytes
             clients.append(silent.enter_context(client))
         assert fetched(address, "/livez")[0] == 200
         for client in clients[:6]:
@@ -136,7 +136,7 @@ def test_full_disk_fails_the_scrape(
     assert status == 500
     assert body.startswith(b"The workers cannot write their metrics: ")
     assert b"bytes are free for metrics" in body
-    assert not logged  # the workers do so
+    assert not logged  # the workers do the same
 
 
 def test_file_without_values_is_named_in_the_error(tmp_path: Path) -> None:

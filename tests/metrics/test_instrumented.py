@@ -1,4 +1,4 @@
-"""The values that WSGIFast records of a request, which it does not change."""
+"""The values that WSGIFast records for a request. It does not change the request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Failing(Notes):
 
 
 def ask(app: WSGIApplication, environ: dict[str, Any] | None = None, **options: Any) -> Notes:
-    """One request, answered whole."""
+    """Send one request, and read the whole response."""
     notes = Notes()
     Server(WSGIFast(app, metrics=notes, **options), environ).finish()
     return notes
@@ -193,7 +193,7 @@ def test_list_is_active_while_the_app_runs(pattern: str | None) -> None:
         return [b"a", b"b"]
 
     instrumented = WSGIFast(app, metrics=metrics)
-    for _ in range(3):  # the first, and those that find its labels
+    for _ in range(3):  # the first one, and those that find its labels
         Server(instrumented).finish()
     assert seen == [{("GET", "http"): 1}] * 3
     assert active(metrics) == {("GET", "http"): 0}
@@ -223,7 +223,7 @@ def test_request_whose_app_raises_is_no_longer_active() -> None:
 def test_request_recorded_outside_is_recorded_once() -> None:
     metrics = RequestMetrics()
     inner = WSGIFast(returning([b"abc"]), metrics=metrics)
-    environ = new_environ("GET", "/", **{RECORDER: metrics})  # a server's
+    environ = new_environ("GET", "/", **{RECORDER: metrics})  # a server's own key
     Server(inner, environ).finish()
     Server(WSGIFast(inner, metrics=metrics)).finish()
     assert [*values_of(metrics, "wsgifast_responses_total").values()] == [1]
@@ -235,8 +235,8 @@ def test_request_leaves_no_garbage(body: Any) -> None:
     app = WSGIFast(returning(body([b"abc"])), metrics=Notes())
     gc.disable()
     try:
-        # A handler of wsgiref's refers to the environ, which refers to its objects, and drops the
-        # body at its end.
+        # A handler of wsgiref refers to the environ, which refers to its objects. It drops the body
+        # at its end.
         server = Server(app, new_environ("GET", "/", **{"server.socket": Notes()}))
         closed = weakref.ref(server.environ["server.socket"])
         server.finish()

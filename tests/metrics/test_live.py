@@ -1,4 +1,4 @@
-"""Metrics of several workers: the middleware's on gthread, and FastWorker's own."""
+"""Metrics of several workers, by the middleware on gthread, and by FastWorker itself."""
 
 from __future__ import annotations
 
@@ -59,6 +59,6 @@ def test_fast_worker_counts_each_request_once() -> None:
             ("http_server_request_duration_seconds_count", 4, {"http_route": PAGE}),
             ("wsgifast_responses_total", 4, as_is),
             ("wsgifast_responses_repaired_total", 1, {"http_route": "/crumbs"}),
-            ("orders_total", 4, {}),  # the app's own are served too
+            ("orders_total", 4, {}),  # the app's own are served, too
         ):
             scraped_until(metrics, name, value, **labels)

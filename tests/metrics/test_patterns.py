@@ -85,7 +85,7 @@ async def _show(request: Request) -> PlainTextResponse:
 
 
 def test_pattern_of_fastapi() -> None:
-    from fastapi import APIRouter, FastAPI  # a third of a second, of each process that runs tests
+    from fastapi import APIRouter, FastAPI  # a third of a second, in each process that runs tests
 
     app = FastAPI()
     router = APIRouter(prefix="/shop")

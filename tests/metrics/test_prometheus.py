@@ -1,4 +1,4 @@
-"""The catalogue's names, and points as prometheus_client's metrics, scraped and parsed."""
+"""The names of the catalogue, and metrics of prometheus_client that are scraped and parsed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_single_process_is_scraped() -> None:
 
 def test_threads_that_begin_at_once_share_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> RequestMetrics:
-        sleep(0.05)  # the others come meanwhile
+        sleep(0.05)  # the others arrive meanwhile
         return RequestMetrics()
 
     monkeypatch.delenv(setup.DIRECTORY, raising=False)
@@ -203,7 +203,7 @@ def test_full_directory_is_logged_once(
         full.setattr(setup, "_MIN_FREE_BYTES", 1 << 60)
         for _ in range(3):
             periodic.call()
-        periodic.call([reporter.report])  # as a worker does when it ends
+        periodic.call([reporter.report])  # like a worker at its end
     assert len(caplog.records) == 1
     assert "Traceback" not in caplog.text
     assert f"bytes are free for metrics: '{directory}'" in caplog.text
