@@ -1,4 +1,4 @@
-"""Servers of the behaviour suites, and the rule for programs that are not installed."""
+"""Servers of the behaviour suites, and the rule for missing programs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.support.servers import ROOT, LiveServer, live_server
 from wsgifast.commands.bench import processes
 from wsgifast.commands.loading.servers import START
 
-# No test asserts a time: a busy machine must not fail one.
+# No test asserts a time, since a busy machine must not fail a test.
 settings.register_profile("wsgifast", deadline=None, max_examples=effort(50))
 settings.load_profile("wsgifast")
 
-# A shell starts background commands with SIGINT ignored. All their children inherit that, but those
-# of the tests must end by SIGINT.
+# A shell starts background commands with SIGINT ignored, and all their children inherit that. The
+# children of the tests must end by SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -58,7 +58,7 @@ LOOPS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine on an event loop of its own: asyncio's, or that of `loop`."""
+    """Run a coroutine test on a new event loop: asyncio's, or that of `loop`."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     given = pyfuncitem.funcargs
@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Thousands of tests live to the end: no collection of garbage is to look at them."""
+    """Exclude the tests from garbage collections, since thousands of them live to the end."""
     gc.disable()
     try:
         return (yield)
@@ -104,7 +104,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @contextlib.contextmanager
 def _skipping_where_a_program_is_missing() -> Iterator[None]:
-    """Skip a test for want of a program, with one line in the summary for each. Fail it in CI."""
+    """Skip a test whose program is missing, with one line of the summary. In CI, fail it."""
     try:
         yield
     except ProgramMissing as missing:
@@ -116,7 +116,7 @@ def _skipping_where_a_program_is_missing() -> Iterator[None]:
 @pytest.fixture
 def forked_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the fork server run the servers of benchmarks, except in benchmark/test_parts.py."""
-    # Which has the real one for clients.
+    # That file starts real processes.
     importlib.import_module("wsgifast.commands.bench.comparison")
     monkeypatch.setattr(processes, "started", _started_in_a_fork)
 
@@ -131,13 +131,13 @@ def _started_in_a_fork(
     **others: object,
 ) -> Iterator[Popen[bytes] | forkserver.ForkedProcess]:
     if [*command[1:3]] == ["-c", START]:
-        command = [command[0], "-m", *command[3:]]  # which it knows
+        command = [command[0], "-m", *command[3:]]  # the servers that it knows
     process = forkserver.start(command, cwd=Path.cwd(), env=env, output=stdout)
     try:
         yield process
     finally:
         for _ in range(round(stop_s)):
-            process.terminate()  # and again: wsgiref swallows an exception during a request
+            process.terminate()  # and again, since wsgiref swallows an exception during a request
             with contextlib.suppress(TimeoutExpired):
                 process.wait(1.0)
                 break
@@ -145,7 +145,7 @@ def _started_in_a_fork(
         process.wait()
 
 
-# How each WSGI server is started: given an app, the command, for :func:`live_server`.
+# Each WSGI server's command for :func:`live_server`, given an app.
 WSGI_SERVERS: dict[str, Callable[[str], list[str]]] = {
     "gunicorn-sync": lambda app: gunicorn("sync", app),
     "gunicorn-gthread": lambda app: gunicorn("gthread", app, "--threads=4"),
@@ -182,11 +182,11 @@ def uwsgi(app: str) -> list[str]:
         command, "--http-socket", "127.0.0.1:{port}", "--threads", "4",
         "--pythonpath", str(ROOT), "--pythonpath", packages,
         "--module", app, "--need-app", "--disable-logging",
-        # Room for a request's headers, in which a path stands twice. Without it, 4096 bytes.
+        # Room for a request's headers, in which a path occurs twice. The default is 4096 bytes.
         "--buffer-size", "32768",
-        # It may never end, if a thread of it is in the app when TERM comes.
+        # It may never end if one of its threads is in the app when TERM arrives.
         "--die-on-term", "--no-threads-wait", "--skip-atexit", "--skip-atexit-teardown",
-        "--add-header", "Connection: close",  # which it does, and does not say
+        "--add-header", "Connection: close",  # it does so without saying it
     ]  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def mod_wsgi(app: str) -> list[str]:
         "APACHE_PYTHONPATH": f"{ROOT}:{_packages_for_debians_python()}",
         "APACHE_SCRIPT": support / "mod_wsgi_script.py", "MOD_WSGI_APP": app,
     }  # fmt: skip
-    # It refuses to serve as root, so it is another user with the same access to files.
+    # Apache refuses to serve as root, so it runs as another user with the same access to files.
     as_nobody: list[str] = []
     if os.geteuid() == 0:
         powers = "-all,+dac_override"
@@ -234,7 +234,7 @@ def wsgi_server(
 def servers_with(
     app: str, names: Iterable[str] = tuple(WSGI_SERVERS), *, started_anew: Collection[str] = ()
 ) -> Any:
-    """A fixture for a module: an app on one of these servers after the other.
+    """Return a fixture for a module: an app on each of these servers, one after the other.
 
     :param started_anew: those that are not forked from a process that has imported everything.
     """

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md tells of the tree as it is."""
+"""ARCHITECTURE.md describes the current tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 
 
 def test_each_module_that_it_names_is_there() -> None:
-    """A name without its folder is in one that its row names before it."""
+    """A name without its folder is in the folder that its row names before it."""
     missing = []
     for row in re.findall(r"^\|.*\|$", TEXT, re.MULTILINE):
         folders = [ROOT / "wsgifast", ROOT]

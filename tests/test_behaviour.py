@@ -1,4 +1,4 @@
-"""WSGIFast as clients see it: one suite, live, over every WSGI server."""
+"""WSGIFast from the side of clients: one suite, live, over every WSGI server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from wsgifast.compression.codings import available_codings
 
 pytestmark = pytest.mark.long
 
-# By their commands: a fork of a process that has imported everything does not show a late import.
+# Servers that are started by their commands: a fork of a process that has imported everything does
+# not show a late import.
 STARTED_ANEW = ("gunicorn-gthread", "gunicorn-fastworker")
 APPS_NAME = "the app tests.support.shapes.raw"
 
 
-# Live servers with the wrapped app of every shape, and with the same app by its options.
+# Live servers with the wrapped app of every shape, and the same app with other options.
 server = servers_with("tests.support.shapes:app", started_anew=STARTED_ANEW)
 coalescing_server = servers_with(
     "tests.support.shapes:coalescing_app", ["gunicorn-gthread", "wsgiref", "waitress"]
@@ -68,7 +69,8 @@ def test_every_shape_compressed_decodes_to_the_same(compressing_server: LiveServ
         compressed.add(name)
         assert response.header("Vary") == "Accept-Encoding", name
         received = compressing_server.get(f"/{name}", method="HEAD", headers=accepted)
-        # It has GET's coding where that is known, and never a length of other bytes.
+        # The length is GET's with content coding if that is known, and never a length of other
+        # bytes.
         assert received.header("Content-Encoding") in (None, used), f"{name}: {received}"
         if (length := received.header("Content-Length")) is None:
             continue
@@ -126,8 +128,9 @@ def test_response_poisons_no_next_one(server: LiveServer) -> None:
                     check(response, name)
                 else:
                     assert response.status == 200
-                    # No body to HEAD may also mean that the app did not make one. Apache sends the
-                    # length of a file in mod_wsgi's wrapper only with the file itself.
+                    # A response to HEAD without a body may also mean that the app did not make one.
+                    # Apache sends the length of a file in mod_wsgi's wrapper only with the file
+                    # itself.
                     theirs = name == "servers-own-wrapper" and runs(server, "mod_wsgi")
                     if SHAPES[name].sized and SHAPES[name].expected and not theirs:
                         length = response.header("Content-Length")
@@ -137,7 +140,7 @@ def test_response_poisons_no_next_one(server: LiveServer) -> None:
                     connection.close()
                     connection = Connection(server.address)
                 elif not response.keep_alive:
-                    # Nothing may follow a response that closes its connection.
+                    # No byte may follow a response that closes its connection.
                     assert connection.read_to_end() == b"", f"{method} {name}"
                     connection.close()
                     connection = Connection(server.address)
@@ -146,18 +149,18 @@ def test_response_poisons_no_next_one(server: LiveServer) -> None:
 
 
 def ends_headers_with_a_last_chunk(server: LiveServer, response: Response) -> bool:
-    """waitress's and pywsgi's own mistake, if the app sets no Content-Length."""
+    """waitress and pywsgi have this fault if the app sets no Content-Length."""
     unsized = response.header("Transfer-Encoding") == "chunked"
     return unsized and runs(server, "waitress", "pywsgi")
 
 
 def leaving(server: LiveServer) -> list[tuple[str, str]]:
-    """Apache keeps a connection for 5 s behind a body that broke off, if its client would stay."""
+    """Apache waits for 5 s before it closes a connection after a body that broke off."""
     return [("Connection", "close")] if runs(server, "mod_wsgi") else []
 
 
 def runs(server: LiveServer, *names: str) -> bool:
-    """Whether the server is one of these."""
+    """Return whether the server is one of these."""
     return any(name in str(server.process.args) for name in names)
 
 
@@ -178,14 +181,14 @@ def test_body_that_cannot_be_repaired_is_a_500(server: LiveServer) -> None:
     bare_lf = may_end_headers_with_bare_lf(server)
     for name in BROKEN_NAMES:
         logged = server.log().count(APPS_NAME)
-        if runs(server, "uwsgi"):  # where an app raises, it closes the connection
+        if runs(server, "uwsgi"):  # if an app raises, it closes the connection
             with Connection(server.address) as connection:
                 connection.send_request(f"/broken/{name}")
                 assert connection.read_to_end()[:12] in (b"", b"HTTP/1.1 500"), name
         else:
             response = server.get(f"/broken/{name}", bare_lf=bare_lf)
             assert response.status == 500, f"{name}: {response}"
-        # The log names the app, so that its author finds it.
+        # The log names the app, so that its author finds the cause.
         if name != "raises":
             wait_for(
                 lambda logged=logged: server.log().count(APPS_NAME) > logged,  # type: ignore[misc]
@@ -200,7 +203,7 @@ def test_body_that_breaks_off_never_looks_whole(server: LiveServer) -> None:
             received = connection.read_headers()
             if received.status == 500:
                 continue  # the server had not sent the headers yet
-            rest = connection.read_to_end()  # hangs, and times out, if the connection stays open
+            rest = connection.read_to_end()  # this waits and times out if the connection stays open
             if received.header("Content-Length") is not None:
                 assert len(rest) < 1000, f"{name}: {received}"
             elif received.header("Transfer-Encoding") is not None:
@@ -221,11 +224,11 @@ def test_close_is_called_once_for_each_body(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         connection.send_request("/closing/endless")
         connection.read_headers()
-        connection.read(100_000)  # and then the client is gone
+        connection.read(100_000)  # and then the client has left
     wait_for(
         lambda: counts() == [opened + 4, closed + 4],
         "four more bodies were opened and closed",
-        30,  # waitress hears of it between the blocks of the endless one
+        30,  # waitress notices it between the blocks of the endless body
     )
 
 
@@ -251,7 +254,7 @@ def test_request_body_arrives(server: LiveServer) -> None:
 
 
 def test_nodelay_is_on_if_the_socket_is_reachable(server: LiveServer) -> None:
-    # The first two set it without our help. uWSGI and Apache show their sockets to no app.
+    # The first two set it without our help. uWSGI and Apache pass their sockets to no app.
     unreachable = runs(server, "waitress", "fast-wsgiref", "uwsgi", "mod_wsgi")
     expected = b"out of reach" if unreachable else b"True"
     with Connection(server.address) as connection:

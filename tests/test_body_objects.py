@@ -1,4 +1,4 @@
-"""Bodies of random classes, raw on wsgiref's own handler and wrapped: the same bytes."""
+"""Bodies of random classes, raw on wsgiref's own handler and wrapped: the bytes are equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.servers import LiveServer
 from tests.support.wsgi import by_wsgiref, new_environ
 from wsgifast import WSGIFast
 
-# Python 3.12 and later: the close() of a body that has one of its own does not close the file.
+# On Python 3.12 and later, a body's own close() does not close the file.
 pytestmark = pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")
 
 few_methods = st.lists(st.sampled_from(METHODS), max_size=3, unique=True).map(tuple)
@@ -112,12 +112,12 @@ def check(spec: Spec, method: str, range_: str | None, tagged: bool) -> None:
         assert response.body == raw.body[int(first) : int(last) + 1], details
         assert int(size) == len(raw.body), details
     elif method == "HEAD" and spec.wrap == "response":
-        pass  # Werkzeug leaves the body out by itself
+        pass  # Werkzeug omits the body by itself
     elif method == "HEAD":
-        # The same headers as to GET.
+        # The same headers as for GET.
         assert (response.status, response.body) == (200, b""), details
         for name in whole.headers.keys() - {"date"}:
-            # A body that is empty for HEAD may be another one for GET.
+            # A body that is empty for HEAD may differ for GET.
             unknown = name == "content-length" and whole.body == b""
             assert unknown or response.headers.get(name) == whole.headers[name], details
     else:

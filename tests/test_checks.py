@@ -1,4 +1,4 @@
-"""Objects that can never be apps are refused when they are wrapped. All others are accepted."""
+"""Wrapping rejects objects that cannot be apps, and accepts all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as such: the rules of all commands."""
+"""The command line: rules for all commands."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_path_after_an_option_is_requested(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_progress_line_fits_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is a narrow one here, and stdout none at all."""
+    """stderr is a narrow terminal here, and stdout is none."""
     primary, secondary = open_terminal(columns=40)
     with open(secondary, "w") as terminal, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", terminal)
@@ -142,7 +142,7 @@ def test_output_file_is_checked_first(tmp_path: Path, monkeypatch: pytest.Monkey
     for path in (tmp_path, tmp_path / "missing" / "new", taken / "new"):
         with pytest.raises(ConfigurationError, match=f"--html {path}: no file can be written"):
             check_writable("--html", str(path))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for any user but root
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # like for any user but root
     for path in (taken, tmp_path / "new"):
         with pytest.raises(ConfigurationError, match=f"--html {path}: no file can be written"):
             check_writable("--html", str(path))

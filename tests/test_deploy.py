@@ -1,4 +1,4 @@
-"""examples/deploy: its files are read by the programs that they are for, and its parts run here."""
+"""examples/deploy: its files are read by their programs, and its parts run here."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_dockerfile_and_procfile_serve_the_shop(tmp_path: Path) -> None:
     container = json.loads(last.removeprefix("CMD "))
     here = {"/srv/shop/shop.py:app": "shop.py:app"}
     container = [here.get(word, word) for word in container]
-    # This Python may be readable to root alone.
+    # Only root may be able to read this Python.
     container = [word for word in container if not word.startswith(("--user", "--group"))]
     web = shlex.split((FOLDER / "Procfile").read_text().removeprefix("web: "))
     for words in (container, web):
@@ -91,7 +91,7 @@ def test_kubernetes_names_agree() -> None:
 
 
 def test_visitors_get_pages_exports_and_files() -> None:
-    """The app with its configuration file, as the container starts it."""
+    """Run the app with its configuration file, as the container starts it."""
     argv = ["python", "-m", "gunicorn", "--bind", "127.0.0.1:{port}", "--no-control-socket"]
     argv += ["--config", "gunicorn.conf.py", "--workers", "1", "shop:app"]
     with live_server(argv, cwd=FOLDER) as server:
@@ -102,7 +102,7 @@ def test_visitors_get_pages_exports_and_files() -> None:
         assert (part.status, len(part.body)) == (206, 2**20)
         upload = server.get("/upload", method="POST", body=b"x" * 100_000)
         assert upload.body == b"100000\n"
-        # A line is written once the client has all.
+        # A line is written after the client has received all.
         for line in (
             r'"GET /orders HTTP/1.1" 200 \d+ joined',
             r'"GET /orders.csv HTTP/1.1" 200 \d+ coalesced',

@@ -1,7 +1,7 @@
-"""The same app raw and wrapped: a client sees the same, or the intended response of the raw app.
+"""The same app raw and wrapped: a client gets the same response, or the one that the app intended.
 
-Hypothesis writes the apps. A server that is PEP 3333 and nothing else serves the lawful form of
-each as it is, and the app itself wrapped.
+Hypothesis writes the apps. A minimal server for PEP 3333 serves the corrected form of each raw, and
+the app itself wrapped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Serve = Callable[["WSGIApplication", str], bytes]
 # The error that an app or wsgifast raises so that the server closes the connection.
 EXPECTED = (AppError, BodyError, BodyTooShort)
 
-# Not beside Script: a server with an app that plays one need not import Hypothesis.
+# This is not beside Script: a server with an app that plays a script need not import Hypothesis.
 texts = st.text("aé ", max_size=6).map(str.encode)
 scripts = st.builds(
     Script,
@@ -56,7 +56,7 @@ scripts = st.builds(
         ["200 OK", "206 Part", "204 None", "304 Same", "404 Not Found", "500 Oh"]
     ),
     shape=st.sampled_from([*WHOLE, *FILES, *RUNNING, "iterator"]),
-    # More than a stream needs to count as quick.
+    # More chunks than a stream needs to count as quick.
     pieces=st.lists(texts, max_size=14).map(tuple),
     type_=st.sampled_from([*TYPES, "bytes"]),
     length=st.sampled_from([None, None, "right", "short", "long"]),
@@ -72,7 +72,7 @@ def environ_with(file_wrapper: type, method: str) -> dict[str, Any]:
 
 
 class Server:
-    """One request, served by the letter of PEP 3333. wsgiref.validate checks its other rules.
+    """One request, served exactly by PEP 3333. wsgiref.validate checks the other rules.
 
     :ivar status: as sent, or None if the app failed before its headers were sent.
     :ivar error: the error of the app or its iterator.
@@ -114,7 +114,7 @@ class Server:
 
     @property
     def complete(self) -> bool:
-        """Return whether a client takes the received bytes for the whole response."""
+        """Return whether a client accepts the received bytes as a complete response."""
         if self.status is None:
             return False
         if self.bodiless:
@@ -152,7 +152,7 @@ class Server:
 
 
 def over_gunicorn(app: WSGIApplication, method: str, version: tuple[int, int] = (1, 1)) -> bytes:
-    """Serve one request as gunicorn's workers do. Return the bytes that a client receives."""
+    """Serve one request like gunicorn's workers. Return the bytes that a client receives."""
     request = SimpleNamespace(method=method, version=version, should_close=lambda: False)
     settings = SimpleNamespace(is_ssl=False, sendfile=None, protocol="http")
     environ = environ_with(gunicorn.http.wsgi.FileWrapper, method)
@@ -179,17 +179,17 @@ def over_gunicorn(app: WSGIApplication, method: str, version: tuple[int, int] = 
 
 
 def over_old_gunicorn(app: WSGIApplication, method: str) -> bytes:
-    """The same for a client that speaks HTTP/1.0."""
+    """Do the same for a client that speaks HTTP/1.0."""
     return over_gunicorn(app, method, (1, 0))
 
 
 def over_wsgiref(app: WSGIApplication, method: str) -> bytes:
-    """Serve one request as wsgiref does. Return the bytes that a client receives."""
+    """Serve one request like wsgiref. Return the bytes that a client receives."""
     return by_wsgiref(app, environ_with(wsgiref.util.FileWrapper, method))[0]
 
 
 class Received(io.BytesIO):
-    """An object that http.client takes for a socket. Remaining bytes can be read afterwards."""
+    """An object that http.client uses as a socket. Remaining bytes can be read afterwards."""
 
     def makefile(self, mode: str) -> Received:
         return self
@@ -216,7 +216,7 @@ def test_client_sees_what_the_app_meant(script: Script, coalesce: bool, nested: 
     details = f"{vars(seen)}\nwas meant to be\n{vars(meant)}"
     assert seen.body == meant.body, details
     if isinstance(seen.error, BodyTooShort) and not meant.body:
-        # The server can still answer 500 instead of half a response.
+        # The server can still send a 500 in place of half a response.
         assert seen.status is None, details
         return
     assert seen.status == meant.status, details
@@ -232,17 +232,17 @@ def test_client_sees_what_the_app_meant(script: Script, coalesce: bool, nested: 
 
 
 def without_empty_chunks(script: Script) -> Script:
-    """Real servers send the headers with one. PEP 3333 lets them."""
+    """Real servers send the headers with an empty first chunk. PEP 3333 allows it."""
     pieces, written = tuple(filter(None, script.pieces)), tuple(filter(None, script.written))
     return replace(script, pieces=pieces, written=written)
 
 
 def is_for_real_servers(script: Script) -> bool:
-    """Leave out mistakes of the servers."""
+    """Leave out mistakes that the servers themselves make."""
     return (
         # gunicorn also sends headers that were replaced from inside the iterator.
         script.restart not in ("before", "empty")
-        # wsgiref loses its environ when close() raises, and trips over that.
+        # wsgiref loses its environ when close() raises, and fails because of that.
         and script.close != "raises"
     )
 

@@ -17,12 +17,12 @@ from tests.test_differential import Server, is_for_real_servers, scripts, withou
 
 pytestmark = pytest.mark.long
 
-# They end a response to HEAD, or with 204, by a last chunk where the app gave no Content-Length.
+# They end a response to HEAD, or with 204, by a last chunk if the app gave no Content-Length.
 ENDS_HEADERS_WITH_A_CHUNK = ("waitress", "pywsgi")
 
 
 class Client:
-    """Keeps its connection from one request to the next, as long as the server does."""
+    """A client with one connection for as many requests as the server allows."""
 
     def __init__(self, server: LiveServer, name: str) -> None:
         self.server_name = name
@@ -31,7 +31,7 @@ class Client:
         self._connection: Connection | None = None
 
     def check(self, script: Script) -> None:
-        """Request a script. Compare the response with that of its lawful form."""
+        """Request a script. Compare the response with that of its corrected form."""
         meant = Server(ScriptedApp(lawful(script)), script.method)
         if self.server_name in ENDS_HEADERS_WITH_A_CHUNK and meant.bodiless:
             return
@@ -58,7 +58,7 @@ class Client:
         assert response.body == meant.body, f"{response}\n{details}"
 
     def _leaving(self, meant: Server) -> list[tuple[str, str]]:
-        """Apache keeps a connection for 5 s behind a body that broke off."""
+        """Apache waits for 5 s before it closes a connection after a body that broke off."""
         breaks_off = not meant.complete and self.server_name == "mod_wsgi"
         return [("Connection", "close")] if breaks_off else []
 
@@ -67,8 +67,8 @@ class Client:
             self._connection.close()
 
 
-# Where an app replaces its headers, uWSGI leaves exc_info's error pending, and the app fails with a
-# SystemError, without a middleware too.
+# If an app replaces its headers, uWSGI leaves exc_info's error pending. The app then fails with a
+# SystemError, without middleware too.
 @pytest.fixture(scope="module", params=[name for name in WSGI_SERVERS if name != "uwsgi"])
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     with wsgi_server(request.param, "tests.support.scripts:app") as server:

@@ -1,4 +1,4 @@
-"""Every example, live on the gunicorn command that it shows, every byte compared."""
+"""Every example, live on the gunicorn command that it shows, with every byte compared."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ EXPECTED: dict[str, dict[str, bytes]] = {
 
 
 def command_in(example: str) -> list[str]:
-    """The gunicorn command that an example's docstring shows."""
+    """Return the gunicorn command in an example's docstring."""
     found = re.search(r"^gunicorn .*$", source(example).decode(), re.MULTILINE)
     assert found is not None, f"examples/{example}.py shows no gunicorn command"
     return shlex.split(found[0])

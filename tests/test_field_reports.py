@@ -24,7 +24,7 @@ MESSAGES = 2000
 
 @pytest.fixture
 def echo_server() -> Iterator[tuple[str, int]]:
-    """Accepts one connection."""
+    """Accept one connection."""
 
     def serve() -> None:
         sock, _ = listener.accept()
@@ -53,7 +53,7 @@ def test_every_sender_gets_a_response_to_each_message(
 
 @pytest.mark.parametrize("sender", SENDERS)
 def test_sender_ends_where_no_more_responses_come(sender: str) -> None:
-    """With all of its threads."""
+    """Run the server with all of its threads."""
     before = threading.active_count()
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
         sent = pool.submit(SENDERS[sender], listener.getsockname(), "no_delay", MESSAGES)

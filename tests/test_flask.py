@@ -1,4 +1,4 @@
-"""Flask: its command line, its static folders, and the promises of docs/how-to/flask.md."""
+"""Flask: its command line, static folders, and the promises of docs/how-to/flask.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wrap_alone(app: flask.Flask) -> None:
 
 @pytest.fixture(params=[wrap, wrap_alone])
 def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., flask.Flask]:
-    """Make an app with three static folders: its own, a blueprint's, and that of one inside it."""
+    """Make an app with three static folders: its own, a blueprint's, and a nested blueprint's."""
     for folder in ("own", "shop", "inner"):
         (tmp_path / folder / "static").mkdir(parents=True)
         (tmp_path / folder / "static" / "style.css").write_bytes(folder.encode() + STYLE)

@@ -1,4 +1,4 @@
-"""The table of host packages: its names, the private ones, and those of provisional packages."""
+"""The table of host packages: its names, private names, and names of provisional packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wsgifast.hosts import HOSTS, Host
 
 @pytest.mark.parametrize("host", HOSTS.values(), ids=list(HOSTS))
 def test_installed_host_has_every_name_of_the_table(host: Host) -> None:
-    # Looked for, and not imported: Locust has gevent replace the threads of its process.
+    # It is searched for and not imported: Locust has gevent replace the threads of its process.
     if importlib.util.find_spec(host.name) is None:
         pytest.skip(f"{host.name} is not installed: pip install {host.name}")
     code = f"from wsgifast.hosts import HOSTS; print(HOSTS[{host.name!r}].missing())"
@@ -25,7 +25,7 @@ def test_installed_host_has_every_name_of_the_table(host: Host) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-# A new one needs a reason: it ends the server, or HTTP/2, when its package gives it another name.
+# A new name needs a reason: it ends the server, or HTTP/2, when its package renames it.
 PRIVATE = {"gunicorn": 0, "uvicorn": 3, "h2": 10, "starlette": 0, "django": 2, "locust": 0}
 
 
@@ -79,7 +79,7 @@ def test_each_private_name_in_the_code_is_in_the_table() -> None:
     assert private - ours - known == OF_OTHERS
 
 
-# Of Python and of other packages. Those of named tuples are documented.
+# Names of Python and of other packages. Those of named tuples are documented.
 OF_OTHERS = {
     "_asdict", "_replace",  # named tuples
     "_actions", "_current_frames", "_exit", "_fmt", "_style",  # argparse, sys, os, logging

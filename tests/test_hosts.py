@@ -1,4 +1,4 @@
-"""gunicorn, uvicorn and h2 as later versions might be: a copy of each with one thing changed."""
+"""Possible later versions of gunicorn, uvicorn and h2: a copy of each with one change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 WSGI_APP, ASGI_APP = "tests.workers.app:app", "tests.asgi.app:app"
 HIGH_BYTE = b"GET /small HTTP/1.1\r\nHost: x\r\nX-Name: \xe9\r\nConnection: close\r\n\r\n"
-# Where a parser would refuse more than today's.
+# A parser that rejects more than today's.
 STRICTER = (
     "gunicorn/http/message.py",
     "        if name in RFC9110_5_3_SINGLETON_FIELDS:",
@@ -39,14 +39,14 @@ TERM = (
     "signal.signal(s, self.signal)",
     "signal.signal(s, lambda number, frame: self.signal(number, frame))",
 )
-# FastWorker uses no private name of gunicorn. These are public ones: of a function that it calls, a
-# method that it overrides, an attribute that it reads, and a class.
+# FastWorker uses no private name of gunicorn. These are public: the parameter of a function that it
+# calls, a method that it overrides, an attribute that it reads, and a class.
 NAMES_OF_GUNICORN = ("parse_headers", "spawn_worker", "must_close", "SafeAtoms")
 Change = tuple[str, str, str]
 
 
 def numbered(version: str) -> Change:
-    """gunicorn under another number."""
+    """Copy gunicorn with another version number."""
     return "gunicorn/__init__.py", '".".join([str(v) for v in version_info])', repr(version)
 
 
@@ -307,7 +307,7 @@ def test_h2_without_a_private_name_leaves_http1(
 
 
 def protocol_of(server: LiveServer) -> str | None:
-    """Return the protocol that ALPN has chosen, after one request if it is not HTTP/2."""
+    """Return the protocol that ALPN has chosen. Without HTTP/2, send one request first."""
     assert isinstance(server.address, tuple)
     context = client_context("h2", "http/1.1")
     with (

@@ -1,4 +1,4 @@
-"""The entries for HttpArena, on the servers of their Dockerfiles: its validator's requests."""
+"""The entries for HttpArena, on the servers of their Dockerfiles, with its validator's requests."""
 
 from __future__ import annotations
 

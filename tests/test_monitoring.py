@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 FOLDER = ROOT / "examples" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana-dashboard.json").read_text())
 ALERTS = (FOLDER / "wsgifast-alerts.yml").read_text()
-# Prometheus's own words among the names in its queries.
+# Words of Prometheus itself among the names in its queries.
 _NAME = re.compile(r"\b((?:http|wsgifast)_[a-z0-9_]+)\b")
 _SELECTED = re.compile(r"\{([^}]*)\}")
 _LABEL = re.compile(r"([a-z_]+)\s*(?:=~|!~|!=|=)")
@@ -103,7 +103,9 @@ def test_dashboard_is_of_grafanas_own_types() -> None:
 
 
 def lost(given: Any, known: Any, path: str = "") -> Iterator[str]:
-    """Parts of one value that are missing or differ in a second one, which may have more."""
+    """Return the parts of one value that are missing or differ in a second one, which may have
+    more.
+    """
     if isinstance(given, dict) and isinstance(known, dict):
         for key, value in given.items():
             yield from lost(value, known.get(key), f"{path}/{key}")
@@ -184,7 +186,7 @@ def api(prometheus: LiveServer, path: str, **query: str) -> Any:
 
 
 def result(prometheus: LiveServer, query: str) -> list[Any]:
-    # As Grafana puts the dashboard's variables in.
+    # Grafana inserts the dashboard's variables like this.
     for name, value in (("$__rate_interval", "1m"), ("$job", ".*"), ("$instance", ".*")):
         query = query.replace(name, value)
     found: list[Any] = api(prometheus, "query", query=query)["result"]

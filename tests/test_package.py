@@ -81,7 +81,7 @@ def test_import_loads_no_package_it_does_not_need(statement: str, spared: set[st
 
 
 def test_extras_are_those_that_pip_knows() -> None:
-    """Extras that an ImportError advises to install stand in pyproject.toml."""
+    """Extras that an ImportError tells users to install are in pyproject.toml."""
     extras = {
         "gunicorn": ["gunicorn"],
         "fast": ["gunicorn", "httptools"],
@@ -161,10 +161,10 @@ print("imported")
 
 
 def test_importing_a_module_never_exits() -> None:
-    """With any settings of metrics in the environment, and in an event loop as well."""
+    """The import works with any settings of metrics in the environment, and in an event loop."""
     for metrics in ("nonsense", "127.0.0.1:1"):
         environment = {**os.environ, "WSGIFAST_METRICS": metrics}
-        environment.pop("DJANGO_SETTINGS_MODULE", None)  # another test's
+        environment.pop("DJANGO_SETTINGS_MODULE", None)  # set by another test
         run = subprocess.run(
             [sys.executable, "-c", _IMPORT_ALL],
             env=environment,
@@ -176,7 +176,7 @@ def test_importing_a_module_never_exits() -> None:
 
 
 def test_module_that_a_package_lacks_is_named(tmp_path: Path) -> None:
-    """A newer version without a module is not taken for a package that is not installed."""
+    """A newer version without a module is not mistaken for a package that is not installed."""
     (tmp_path / "starlette").mkdir()
     (tmp_path / "starlette/__init__.py").touch()
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from asgifast import FileResponse"

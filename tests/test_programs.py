@@ -1,4 +1,4 @@
-"""A test is skipped if its server is missing, and says how to get it. In CI it fails."""
+"""A test without its server is skipped, and says how to get the server. In CI it fails."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_tests_of_missing_server_skip_or_fail_in_ci(tmp_path: Path, ci: str) -> 
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine on which one program is missing: the file with the commands that installed it."""
+    """A machine without one program. Return the file with the commands that installed it."""
     written = tmp_path / "commands"
     written.touch()
     for name in ("apt-get", "sudo"):

@@ -1,7 +1,7 @@
-"""Random apps with mistakes, raw and wrapped, on live servers: a client gets the same from both.
+"""Random apps with mistakes, raw and wrapped, on live servers: clients get the same responses.
 
-Hypothesis writes the apps: lengths that are declared wrongly, messages behind the last one, bodies
-where none may be, errors at any point. One server process for each stack serves all of them.
+Hypothesis writes the apps: wrong lengths, messages after the last one, bodies where none is
+allowed, and errors at any point. One server process for each stack serves all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.scripts import Script, may_write, without_repairs
 from tests.support.seen import Seen, ask, differences
 from tests.support.servers import LiveServer, live_server
 
-# A server, and the server of the raw app with whose responses its own are compared.
+# A server, and the server of the raw app whose responses are the reference.
 WSGI_STACKS = {
     "gunicorn-gthread": "gunicorn-gthread",
     "gunicorn-fastworker": "gunicorn-gthread",
@@ -40,7 +40,7 @@ ASGI_STACKS = {
 if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     ASGI_STACKS["asgifast.uvicorn:ZttpProtocol"] = "httptools"
 
-# Nothing follows the last message: if the raw app is not cancelled, the wrapped one is not.
+# No message follows the last one: if the raw app is not cancelled, the wrapped app is not.
 ENDINGS = ("last", "empty", "none")
 
 _limits = settings(
@@ -59,7 +59,7 @@ def uvicorn(http: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[dict[str, LiveServer]]:
-    """Servers by their names. :func:`started` adds missing ones."""
+    """Return servers by their names. :func:`started` adds missing ones."""
     with contextlib.ExitStack() as stack:
         yield _Servers(stack)
 
@@ -78,7 +78,7 @@ texts = st.text("aé ", max_size=6).map(str.encode)
 wsgi_scripts = st.builds(
     Script,
     method=st.sampled_from(["GET", "GET", "GET", "POST", "HEAD"]),
-    # gunicorn also sends headers that were replaced. Other tests look at that.
+    # gunicorn also sends headers that were replaced. Other tests check that.
     status=st.sampled_from(
         ["200 OK", "200 OK", "200 OK", "200 OK", "204 None", "304 Same", "404 Not Found"]
     ),
@@ -148,7 +148,7 @@ def test_wsgi_app_raw_and_wrapped_is_the_same(
         seen["raw"] = ask_for(server, right, "raw")
     if stack == "waitress" and script.method == "HEAD":
         for each in seen.values():
-            each.surplus = each.surplus.removeprefix(b"0\r\n\r\n")  # its own
+            each.surplus = each.surplus.removeprefix(b"0\r\n\r\n")  # the server's own
     fails = script.error_at is not None or script.restart is not None
     check(
         raw, script, seen,
@@ -170,7 +170,7 @@ def test_wsgi_app_raw_and_wrapped_is_the_same(
 def test_asgi_app_raw_and_wrapped_is_the_same(
     running: dict[str, LiveServer], stack: str, script: MessageScript, coding: str
 ) -> None:
-    if "h11" in stack.lower():  # uvicorn's leaves the client waiting if the app goes on
+    if "h11" in stack.lower():  # uvicorn's lets the client wait if the app continues
         script = replace(script, catches=False)
     server, reference = running[stack], running[ASGI_STACKS[stack]]
     accepted = [("Accept-Encoding", coding)]
@@ -179,7 +179,7 @@ def test_asgi_app_raw_and_wrapped_is_the_same(
         number = next(_numbers)
         target = asgi_scripts.target_of(script, way, number)
         seen = ask(on.address, target, script.method, accepted)
-        requested = script.listens  # else nothing cancels it
+        requested = script.listens  # otherwise nothing cancels it
         return seen, ask(on.address, f"/outcome?{number}", "GET").body if requested else b""
 
     raw, outcome = play(reference, "raw")

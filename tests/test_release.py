@@ -38,7 +38,9 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_source_archive_has_all_sources(archive: Path) -> None:
-    """All that its tests, its documentation and its load tests need, and nothing that is made."""
+    """The archive has all files that its tests, documentation and load tests need, and no generated
+    ones.
+    """
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
     for folder in ("wsgifast", "asgi/asgifast", "tests", "loadtests", "examples", "docs"):
@@ -75,7 +77,7 @@ def test_metadata_fits_its_schema(schema: str, files: list[Path]) -> None:
 @OF_THE_REPOSITORY
 @pytest.mark.parametrize(("lint", "lints"), [(None, True), ("yes", True), ("no", False)])
 def test_ci_run_without_lint_still_tests(lint: str | None, lints: bool, tmp_path: Path) -> None:
-    """The script in a folder of programs that only report how they were called."""
+    """Run the script in a folder of programs that only report how they were called."""
     script = tmp_path / ".ci" / "run"
     script.parent.mkdir()
     shutil.copy(ROOT / ".ci" / "run", script)

@@ -1,4 +1,4 @@
-"""A client that reads nothing costs little memory: of the kernel, and of the server."""
+"""A client that reads nothing costs little memory of the kernel and of the server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def unsent_bytes(server: LiveServer) -> list[int]:
 def readers(
     server: LiveServer, target: str, *, tls: bool = False, count: int = READERS
 ) -> Iterator[None]:
-    """Clients that request a large body, and read nothing of it."""
+    """Clients that request a large body, and read none of it."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             connection = stack.enter_context(
@@ -59,7 +59,7 @@ def readers(
         def stands_still() -> bool:
             nonlocal known
             before, known = known, sorted(unsent_bytes(server))[-count:]
-            time.sleep(0.1)  # between two looks
+            time.sleep(0.1)  # between two checks
             return len(known) == count and known == before and known[0] > 0
 
         wait_for(stands_still, lambda: f"all are sent to: {known}")
@@ -70,7 +70,7 @@ def readers(
 def worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LiveServer, bool]]:
-    """FastWorker, and whether it has TLS."""
+    """Start FastWorker. Return it, and whether it has TLS."""
     options = []
     if request.param == "HTTPS":
         options = ["--certfile", write_certificate(tmp_path_factory.mktemp("tls") / "both.pem")]
@@ -172,7 +172,7 @@ def test_slow_readers_share_one_bound_of_memory(kind: str, over: str, tmp_path: 
             if over == "HTTP/2"
             else readers(server, f"/{kind}", tls=bool(options), count=count)
         )
-        # Over TLS, freed blocks leave fragments of the heap.
+        # Over TLS, freed blocks leave fragments in the heap.
         fragments = SIZE if (kind, over) == ("own-blocks", "HTTPS") else 0
         with reading:
             wait_for(

@@ -1,4 +1,4 @@
-"""Text that reaches a terminal or a page: nothing of somebody else's that either would act on."""
+"""Text for a terminal or a page: foreign text contains nothing that either would interpret."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ NAME = "a\x1b]0;pwn\x07\u202e.txt"
 @pytest.mark.skipif(sys.platform != "linux", reason="file names of any bytes")
 @pytest.mark.parametrize("command", ["compress", "files", "doctor", "run", "bench", "top"])
 def test_argument_in_an_error_is_escaped(command: str) -> None:
-    """In an error, whether it is the command's own or argparse's."""
+    """The text is in an error, of the command or of argparse."""
     for argument in (NAME, f"--{NAME}", os.fsdecode(b"\xff\x1b[2J")):
         ended = forkserver.run([sys.executable, "-m", "wsgifast", command, argument], cwd=ROOT)
         assert ended.returncode
         said = ended.stdout + ended.stderr
         assert said.replace("\n", "").isprintable(), said
-        # run writes a line of JSON, as its server would.
+        # `run` writes a line of JSON, like its server.
         escaped = "\\u001b" if said.startswith("{") else "\\x1b"
         assert escaped in said or "required: DIR" in said or "ADDRESS=''" in said
 

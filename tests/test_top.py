@@ -27,7 +27,7 @@ from wsgifast.metrics.top import Scrape, View, quantile, view
 
 
 def parsed(text: str, at: float) -> Scrape:
-    """A scrape of Prometheus's text."""
+    """Return a scrape in Prometheus's text format."""
     return Scrape.of(at, text_string_to_metric_families(text))
 
 
@@ -39,7 +39,7 @@ BOUNDS = ("0.01", "0.1", "1.0", "+Inf")
 
 
 def histogram(name: str, labels: str, counts: tuple[int, ...], total: float) -> str:
-    """One series of a histogram as a server writes it. `counts` are of each bucket alone."""
+    """Return one series of a histogram as a server writes it. `counts` are of each bucket alone."""
     text = ""
     for number, bound in enumerate(BOUNDS):
         text += f'{name}_bucket{{{labels}le="{bound}"}} {sum(counts[: number + 1])}\n'
@@ -48,7 +48,7 @@ def histogram(name: str, labels: str, counts: tuple[int, ...], total: float) -> 
 
 
 def exposition(*, quick: int, slow: int, failed: int, cpu: float) -> str:
-    """The report of a server with two workers. The numbers are requests since its start."""
+    """Return the report of a server with two workers. The numbers are requests since its start."""
     name = "http_server_request_duration_seconds"
     size = "http_server_response_body_size_bytes"
     common = 'http_request_method="GET",url_scheme="http",'
@@ -98,7 +98,7 @@ def test_rates_are_those_between_two_scrapes() -> None:
     assert slowest.pattern == "/report/<int:year>"
     assert (slowest.requests_per_s, slowest.errors_per_s) == (12, 2)
     assert slowest.p50_s == pytest.approx(0.1 + 0.9 * 12 / 20)
-    assert slowest.p99_s == 1.0  # the last bound that is known
+    assert slowest.p99_s == 1.0  # the last known bound
     assert (quick.pattern, quick.requests_per_s) == ("/page", 100)
 
 
@@ -197,7 +197,7 @@ SLOW = SlowClient("192.0.2.1:50000", "/movie", 300_000, 12.5, 800.0)
 
 
 class Metrics(http.server.BaseHTTPRequestHandler):
-    """A metrics address of a server that answers ten requests more in each view."""
+    """A metrics address of a server that answers ten more requests in each view."""
 
     def do_GET(self) -> None:
         assert self.path in ("/top?seconds=0.1", "/top?seconds=0.05")

@@ -17,7 +17,7 @@ from wsgifast.workers.gunicorn_version import SUPPORTED
 
 
 def _minor(version: str) -> str:
-    """0.54 for 0.54.0."""
+    """Return 0.54 for 0.54.0."""
     return ".".join(version.split(".")[:2])
 
 
@@ -27,7 +27,7 @@ _GUNICORN = _minor(GUNICORN.oldest)
 
 
 def _texts() -> Iterator[Path]:
-    """Pages and code. Measurements and the changelog are about versions of their day."""
+    """Return pages and code. Measurements and the changelog are about versions of their time."""
     yield from (ROOT / name for name in ("README.md", "SECURITY.md", "ARCHITECTURE.md", "Makefile"))
     for folder, pattern in (("docs", "*.md"), ("asgi", "*.py"), ("wsgifast", "*.py")):
         for path in sorted((ROOT / folder).rglob(pattern)):
@@ -39,7 +39,7 @@ def _texts() -> Iterator[Path]:
 
 
 def _requirements(package: str) -> list[tuple[str, Requirement]]:
-    """The versions of a package that each extra requires."""
+    """Return the versions of a package that each extra requires."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return [
         (extra, requirement)
@@ -83,7 +83,7 @@ def test_pages_name_the_supported_range() -> None:
     ("package", "version", "known"),
     [
         ("uvicorn", r"0\.\d\d+", _UVICORNS),
-        # Those before, and their settings, are named as well.
+        # Older versions, and their settings, are named as well.
         ("gunicorn", r"2[5-9]\.\d+ (?:to|or newer)", {f"{_GUNICORN} to", f"{_GUNICORN} or newer"}),
     ],
 )

@@ -1,4 +1,4 @@
-"""The wheel in an empty environment: it brings no other package, and its core does without."""
+"""The wheel in an empty environment: it requires no other package, and its core works alone."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ PYTHONS = os.environ.get("WSGIFAST_TEST_PYTHONS", sys.executable).split()
 def python(
     request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """A Python of an environment in which pip has installed the wheel, and nothing else."""
+    """Return a Python of an environment in which pip has installed the wheel, and nothing else."""
     folder = tmp_path_factory.mktemp("empty")
     _run(request.param, "-m", "venv", "--without-pip", str(folder))
     python = str(folder / "bin" / "python")
-    # Without an index it fails if the wheel asks for any other package.
+    # Without an index, pip fails if the wheel requires another package.
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     _run(*pip, "install", "--quiet", "--no-index", f"--find-links={wheel.parent}", "wsgifast")
     return python
@@ -130,13 +130,13 @@ def test_installed_command_serves_files(python: str, tmp_path: Path) -> None:
 
 
 def test_every_command_starts(python: str, tmp_path: Path) -> None:
-    """From the script that pip has made. Commands that need an extra name it."""
+    """Run the script that pip has made. Commands that need an extra name it."""
     script = str(Path(python).with_name("wsgifast"))
     commands = re.findall(r"^    (\w+) ", _run(script, "--help"), re.MULTILINE)
     assert commands == ["doctor", "bench", "run", "top", "files", "compress"]  # files: see above
     assert _run(script, "--version") == f"wsgifast {__version__}\n"
     (tmp_path / "page.html").write_text("a page " * 1_000)
-    written = 2 if sys.version_info >= (3, 14) else 1  # which has zstd of its own
+    written = 2 if sys.version_info >= (3, 14) else 1  # it has its own zstd
     assert f"{written} written" in _run(script, "compress", str(tmp_path))
     (tmp_path / "shop.py").write_text(
         "def app(environ, start_response):\n"
@@ -185,7 +185,7 @@ def test_links_of_first_page_are_absolute_on_index(wheel: Path) -> None:
 
 
 def _status(*command: str, cwd: Path | None = None) -> tuple[int, str]:
-    """How a command ends that may fail, and all that it says."""
+    """Return the exit status of a command that may fail, and all its output."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout + done.stderr
 

@@ -173,7 +173,7 @@ def test_own_deployment_is_checked_and_not_served(
     report = json.loads(capsys.readouterr().out)
     found = {finding["id"] for finding in report["findings"]}
     assert status == bool({f["severity"] for f in report["findings"]} & {"wrong", "slow"})
-    assert not {"WF101", "WF109", "WF110", "WF111"} & found  # its own defaults
+    assert not {"WF101", "WF109", "WF110", "WF111"} & found  # the server's own defaults
     assert not {"WF108", "WF113"} & found
     assert main(["run", "--check", app, "--reload"]) == 1
     assert "WF105  wrong  a reloader in production: --reload\n" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`wsgifast run`: all that its servers write is JSON, or in the format that the user gave."""
+"""`wsgifast run`: all output of its servers is JSON, or in the user's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wsgifast run`: the server's command that it decides on, with its reasons."""
+"""`wsgifast run`: the command of the server that it chooses, with the reasons."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ON_BOTH = pytest.mark.parametrize("app", [WSGI, ASGI])
 
 @pytest.fixture(autouse=True)
 def _container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with 3 CPUs and half a gigabyte, and an environment that configures nothing."""
+    """A machine with 3 CPUs and half a gigabyte, and an environment without configuration."""
     for name in ("WEB_CONCURRENCY", "PORT", "FORWARDED_ALLOW_IPS", "GUNICORN_CMD_ARGS"):
         monkeypatch.delenv(name, raising=False)
     found = Container(3.0, "quota", 512 * 2**20)
@@ -53,7 +53,7 @@ def plan(arguments: str) -> Plan:
 
 
 def values(words: Sequence[str], option: str) -> list[str]:
-    """The values of an option on a command line."""
+    """Return the values of an option on a command line."""
     return [word.partition("=")[2] for word in words if word.partition("=")[0] == option]
 
 
@@ -70,7 +70,7 @@ def values(words: Sequence[str], option: str) -> list[str]:
                 (f"{app} --reload", {}, "--workers", []),
             )
         ),
-        # Where it listens: the same on both servers.
+        # The address is the same on both servers.
         (f"{WSGI} --bind 8123", {}, "--bind", ["127.0.0.1:8123"]),
         (f"{WSGI} --bind :8123", {}, "--bind", ["127.0.0.1:8123"]),
         (f"{WSGI} --bind 127.0.0.1:8123", {}, "--bind", ["127.0.0.1:8123"]),
@@ -84,7 +84,7 @@ def values(words: Sequence[str], option: str) -> list[str]:
         (f"{ASGI} --bind=unix:app.sock", {}, TRUSTED, ["*"]),
         (ASGI, {}, TRUSTED, []),
         (f"{ASGI} --bind=unix:app.sock", {"FORWARDED_ALLOW_IPS": "10.0.0.1"}, TRUSTED, []),
-        # The end: before Kubernetes kills.
+        # The server ends before Kubernetes kills it.
         (ASGI, {}, GRACEFUL, ["20"]),
         (f"{ASGI} -- {GRACEFUL}=7", {}, GRACEFUL, ["7"]),
         (ASGI, {"UVICORN_TIMEOUT_GRACEFUL_SHUTDOWN": "7"}, GRACEFUL, []),
@@ -95,13 +95,13 @@ def values(words: Sequence[str], option: str) -> list[str]:
         (f"{ASGI} -- --reload", {}, GRACEFUL, ["1"]),
         (f"{WSGI} -- --graceful-timeout=7", {}, "--graceful-timeout", ["7"]),
         (WSGI, {"GUNICORN_CMD_ARGS": "--graceful-timeout=7"}, "--graceful-timeout", []),
-        # Idle connections: longer than by a proxy, where they occupy no thread.
+        # Idle connections stay longer than the proxy's, where they occupy no thread.
         (WSGI, {}, "--keep-alive", ["75"]),
         (f"{WSGI} -- --keep-alive=5", {}, "--keep-alive", ["5"]),
         (f"{WSGI} -- -k gthread", {}, "--keep-alive", []),
         (ASGI, {}, "--timeout-keep-alive", ["75"]),
         (f"{ASGI} -- --timeout-keep-alive=9", {}, "--timeout-keep-alive", ["9"]),
-        # JSON in a log that is not a terminal.
+        # The log is JSON if it is not written to a terminal.
         (WSGI, {}, "--logger-class", ["wsgifast.workers.JSONLogger"]),
         (f"{WSGI} --access-log=off", {}, "--logger-class", []),
         (f"{WSGI} --access-log=text", {}, "--logger-class", []),
@@ -307,7 +307,7 @@ def test_gunicorn_configuration_replaces_defaults(
 
 
 def test_encrypted_key_is_left_to_the_server(tmp_path: Path) -> None:
-    """Which asks for the password."""
+    """The key asks for a password."""
     pem = tmp_path / "server.pem"
     write_certificate(pem)
     key = serialization.load_pem_private_key(pem.read_bytes(), None)
@@ -337,7 +337,7 @@ def test_app_arguments_come_from_the_environment(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("words", ["--bind=:9", "-- --bind=:9", "-- --port=9"])
 def test_bad_port_that_nobody_uses_is_ignored(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PORT", "tcp://10.0.0.1:80")  # as Kubernetes sets it for a service "port"
+    monkeypatch.setenv("PORT", "tcp://10.0.0.1:80")  # Kubernetes sets it for a service "port"
     assert plan(f"{ASGI if 'port' in words else WSGI} {words}").command
 
 
@@ -448,7 +448,7 @@ def test_gunicorn_conf_is_named_without_gunicorn(
      ("stream.py", "_expected_content_length"), ("connection.py", "_receive_headers_frame")],
 )  # fmt: skip
 def test_h2_that_does_not_fit_leaves_http1(file: str, attribute: str, tmp_path: Path) -> None:
-    """With a copy of h2 in which an attribute has another name, as in another version."""
+    """A copy of h2 has another name for an attribute, like another version."""
     shutil.copytree(Path(h2.__file__).parent, tmp_path / "h2")
     path = tmp_path / "h2" / file
     path.write_text(path.read_text().replace(attribute, f"{attribute}_of_old"))

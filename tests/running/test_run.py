@@ -1,4 +1,4 @@
-"""`wsgifast run`: the responses and logs of its servers, and its errors where none can start."""
+"""`wsgifast run`: the responses and logs of its servers, and errors if no server can start."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ ASGI = "examples.starlette_app"
 @contextmanager
 def running(*arguments: str) -> Iterator[LiveServer]:
     command = ["python", "-m", "wsgifast", "run", "--bind", "127.0.0.1:{port}", *arguments]
-    env = {"WEB_CONCURRENCY": "1"}  # a worker starts in half a second of the machine's
+    env = {"WEB_CONCURRENCY": "1"}  # a worker starts in half a second of CPU time
     with live_server(command, env=env) as server:
         yield server
 
 
 def logged(server: LiveServer, field: str) -> list[dict[str, Any]]:
-    """The lines in JSON that have a field."""
+    """Return the lines in JSON that have a field."""
     lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
     return [line for line in lines if field in line]
 
@@ -51,7 +51,7 @@ def test_wsgi_app_has_files_and_a_json_access_log(tmp_path: Path) -> None:
         assert "Using worker: wsgifast.workers.FastWorker" in server.log()
         assert "--max-requests=100" in server.log()
         wait_for(lambda: len(logged(server, "url.path")) == 2, "both requests are logged")
-        # By two threads, in either order.
+        # Two threads write them, in either order.
         page, file = sorted(logged(server, "url.path"), key=lambda line: line["url.path"])
         assert (page["url.path"], file["url.path"]) == ("/bare-text", "/files/a.txt")
         assert page["wsgifast.sent_as"] == "rescued"
@@ -251,7 +251,7 @@ def test_printed_command_starts_the_same_server() -> None:
 
 @pytest.mark.parametrize("place", ["app", "part"])
 def test_syntax_error_ends_no_reloading_server(tmp_path: Path, place: str) -> None:
-    """As under gunicorn alone: it answers 500 until the file is fixed."""
+    """Like under gunicorn alone, the server responds with 500 until the file is fixed."""
     (tmp_path / "part.py").write_text(_page("old"))
     (tmp_path / "app.py").write_text("import part\n\n\ndef create_app():\n    return part.app\n")
     file = tmp_path / f"{place}.py"
@@ -260,8 +260,9 @@ def test_syntax_error_ends_no_reloading_server(tmp_path: Path, place: str) -> No
         assert server.get().body == b"old", server.log()
 
         def becomes(text: str, expected: int) -> bool:
-            # Written again each time: the reloader may look at it for the first time just now.
-            # Put in place whole: a worker that starts meanwhile must not read an empty file.
+            # The file is written again each time, since the reloader may look at it for the first
+            # time just now. It is replaced as a whole: a worker that starts meanwhile must not read
+            # an empty file.
             (tmp_path / "new").write_text(text)
             (tmp_path / "new").replace(file)
             assert server.process.poll() is None, server.log()

@@ -1,4 +1,4 @@
-"""How many workers a container bears. Its limits are files that a test writes."""
+"""The number of workers for a container. Its limits are files that a test writes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lay_out(root: Path, files: Mapping[str, str]) -> Path:
             },
             Container(1.5, "quota", 512 * MIB),
         ),
-        # In a container the limits stand in the mount itself, for any path.
+        # In a container, the mount itself has the limits, for any path.
         (
             {"proc/self/cgroup": "0::/../../kubepods/pod1\n"}
             | {"sys/fs/cgroup/cpu.max": "200000 100000", "sys/fs/cgroup/memory.max": str(MIB)},

@@ -1,4 +1,4 @@
-"""`wsgifast run` of an ASGI app, with one worker as with two: signals, failures, addresses."""
+"""`wsgifast run` of an ASGI app, with one worker and with two: signals, failures, addresses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def app(scope, receive, send):
     await receive()
     await send({"type": "lifespan.startup.failed", "message": "no database"})
 """
-# The first import, which chooses the server, works. The worker's import fails.
+# The first import chooses the server, and works. The worker's import fails.
 IMPORT_FAILS = """\
 import os
 
@@ -81,7 +81,7 @@ def run(
 
 @contextlib.contextmanager
 def notified_at(address: str) -> Iterator[tuple[socket.socket, dict[str, str]]]:
-    """A socket as systemd's, and the environment of a service that notifies it."""
+    """Return a socket like systemd's, and the environment of a service that notifies systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(address)
         systemd.settimeout(PATIENCE_S)
@@ -127,7 +127,7 @@ def test_systemd_is_notified_after_startup(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     with (
         notified_at(str(tmp_path / "notify")) as (systemd, env),
-        # It does not listen before its startup is over.
+        # The server does not listen before its startup is over.
         run(tmp_path, STARTUP_WAITS, "--workers=1", env=env, fails=True) as server,
     ):
         server.wait_for_log("Waiting for application startup")

@@ -1,4 +1,4 @@
-"""What the tests of coalescing share."""
+"""Fixtures for the tests of coalescing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.sockets.support import FakeSocket
 
 @pytest.fixture
 def fake() -> Iterator[Callable[..., FakeSocket]]:
-    """Makes fake sockets, closed at the end."""
+    """Make fake sockets that are closed at the end."""
     with contextlib.ExitStack() as stack:
         yield lambda *takes: stack.enter_context(FakeSocket(takes or (1 << 40,)))

@@ -17,14 +17,17 @@ from typing import Any, NamedTuple
 from tests.support.tls import client_context, server_context
 from wsgifast.sockets import CoalescingWriter, recv_exactly
 
-# A test that waits for longer hangs.
+# A test that waits longer than this has failed.
 TIMEOUT_S = 60.0
 NEVER_US = 1e6  # a window that does not end within a test
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 
 
 class Pair(NamedTuple):
-    """Both ends of one connection, blocking. The sender has a timeout, so that no test hangs."""
+    """Return both ends of a blocking connection.
+
+    The sender has a timeout, so that no test hangs.
+    """
 
     near: socket.socket
     far: socket.socket
@@ -50,7 +53,7 @@ def unix_pair() -> Iterator[Pair]:
 
 @contextlib.contextmanager
 def tls_pair() -> Iterator[Pair]:
-    """TLS over TCP. `near` is the server."""
+    """Return a connection with TLS over TCP. `near` is the server."""
     server_side, client_side = tls_contexts()
     with tcp_pair() as pair:
         shaken: list[socket.socket] = []
@@ -69,7 +72,7 @@ def tls_pair() -> Iterator[Pair]:
 
 @contextlib.contextmanager
 def sending(sock: socket.socket, *parts: bytes) -> Iterator[None]:
-    """Send from another thread, part after part."""
+    """Send the parts one by one from another thread."""
 
     def send() -> None:
         for part in parts:
@@ -85,7 +88,7 @@ def sending(sock: socket.socket, *parts: bytes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def receiving(sock: socket.socket, size: int) -> Iterator[list[bytes]]:
-    """Receive so many bytes in another thread. They are in the list after the block."""
+    """Receive this number of bytes in another thread. They are in the list after the block."""
     received: list[bytes] = []
     thread = threading.Thread(target=lambda: received.append(recv_exactly(sock, size)))
     thread.start()
@@ -97,12 +100,12 @@ def receiving(sock: socket.socket, size: int) -> Iterator[list[bytes]]:
 
 @functools.cache
 def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's and a client's side that trust each other."""
+    """Return the contexts of a server and of a client that trust each other."""
     return server_context(), client_context()
 
 
 class FakeSocket(socket.socket):
-    """Takes a limited number of bytes a call, and remembers each call."""
+    """A socket that accepts a limited number of bytes a call, and records each call."""
 
     def __init__(self, takes: Sequence[int | Exception] = (1 << 40,)) -> None:
         super().__init__(socket.AF_UNIX)
@@ -127,7 +130,7 @@ class FakeSocket(socket.socket):
 
 
 class Foreground(CoalescingWriter):
-    """Without the flusher, the time of each send depends on the calls alone."""
+    """Switch the flusher off, so that the time of each send depends on the calls alone."""
 
     def __init__(self, sock: socket.socket, **options: Any) -> None:
         super().__init__(sock, background=False, **options)
@@ -140,7 +143,7 @@ def run_python(code: str, *arguments: str) -> None:
 
 
 def arrived(sock: socket.socket) -> bytes:
-    """What a receive would give at this moment."""
+    """Return the result of a receive at this moment."""
     with contextlib.suppress(BlockingIOError):
         return sock.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     return b""

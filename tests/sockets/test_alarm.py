@@ -1,4 +1,4 @@
-"""An alarm goes off once, when it was last set to, and wakes nobody before."""
+"""An alarm goes off once, at the time of its last set(), and wakes no thread before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from wsgifast.sockets import alarm as module
 from wsgifast.sockets.alarm import KernelAlarm, PlainAlarm, WakeEvent, make_alarm
 
-# A wait that is expected to end. One that hangs fails the test instead of the run.
+# The limit of a wait that ends. A wait that hangs fails the test and not the run.
 PATIENCE_S = 60.0
 
 

@@ -17,7 +17,7 @@ from wsgifast.sockets import (
 
 
 class Sink(asyncio.WriteTransport):
-    """A transport that remembers each write."""
+    """A transport that records each write."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""async_recv_exactly and its kin, on asyncio's event loop and on uvloop's."""
+"""async_recv_exactly and similar functions, on asyncio's event loop and on uvloop's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from wsgifast.sockets import (
     recv_exactly,
 )
 
-DATA = bytes(range(256)) * 4096  # 1 MiB: larger than a socket's buffer at the start
+DATA = bytes(range(256)) * 4096  # 1 MiB: larger than the initial size of a socket's buffer
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -30,7 +30,7 @@ def loop(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def pair(loop: str) -> Iterator[Pair]:
-    """A pair with a non-blocking far end."""
+    """Return a pair of sockets, of which the far one is non-blocking."""
     with tcp_pair() as pair:
         pair.far.setblocking(False)
         yield pair
@@ -127,7 +127,7 @@ async def test_second_async_receive_is_an_error(
     assert await task == b"abcd"
     task = asyncio.create_task(second(pair.far, 4))
     await asyncio.sleep(0)
-    task.cancel()  # which frees the socket, with or without received bytes
+    task.cancel()  # this frees the socket, with or without received bytes
     with contextlib.suppress(asyncio.CancelledError):
         await task
     pair.near.sendall(b"gh")

@@ -38,7 +38,7 @@ from wsgifast.sockets import (
 
 @pytest.fixture(params=[Foreground, SharedCoalescingWriter])
 def kind(request: pytest.FixtureRequest) -> type[Foreground]:
-    """Each writer of blocking sockets, without the flusher."""
+    """Each writer for blocking sockets, without the flusher."""
     chosen: type[Foreground] = request.param
     return chosen
 
@@ -139,7 +139,7 @@ def test_failed_send_raises_then_and_later(
 def test_interrupted_send_breaks_the_writer(
     kind: type[Foreground], monkeypatch: pytest.MonkeyPatch, fake: Callable[..., FakeSocket]
 ) -> None:
-    """The number of sent bytes is unknown, so going on would corrupt the stream."""
+    """The number of sent bytes is unknown, so another send would corrupt the stream."""
     sock = fake()
     writer = kind(sock)
 
@@ -157,7 +157,7 @@ def test_interrupted_send_breaks_the_writer(
 def test_write_while_another_sends_is_an_error(background: bool) -> None:
     with tcp_pair() as pair:
         writer = CoalescingWriter(pair.near, background=background)
-        large = b"x" * (32 << 20)  # more than the buffers between both ends hold
+        large = b"x" * (32 << 20)  # more than the buffers of both ends contain
 
         def send() -> None:
             writer.write(large)
@@ -223,7 +223,7 @@ def test_message_that_is_not_bytes_is_refused(
     message: Any,
     fake: Callable[..., FakeSocket],
 ) -> None:
-    """bytes(5) would be five zeros, bytes([1, 2]) two bytes."""
+    """bytes(5) would be five zeros, and bytes([1, 2]) two bytes."""
     sock = fake()
     with kind(sock) as writer, pytest.raises(TypeError, match="bytes-like object is required"):
         writer.write(message)
@@ -288,7 +288,7 @@ def test_messages_of_threads_stay_whole_and_in_order() -> None:
 
 
 def waiting(writer: SharedCoalescingWriter) -> int:
-    """How many threads wait for it."""
+    """Return how many threads wait for the lock."""
     condition: Any = writer._changed
     return len(condition._waiters)
 
@@ -318,7 +318,7 @@ def test_writes_to_a_full_queue_wait_and_raise() -> None:
         waiter.start()
         wait_for(lambda: waiting(writer) == 1, "the third message waits for room")
         assert writer._size == 900
-        pair.far.close()  # with unread data: a reset
+        pair.far.close()  # with unread data, so close() is a reset
         sender.join()
         waiter.join()
         assert sorted(outcomes) == ["an earlier send failed", "failed", "written"]

@@ -1,4 +1,4 @@
-"""One thread's writer: a window, and the flusher for the remaining messages."""
+"""The writer of one thread: its window, and the flusher, which sends the remaining messages."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_end_of_a_burst_is_sent_without_another_call(
     with make() as pair:
         pair.near.settimeout(timeout)
         writer = kind(pair.near)
-        for _ in range(50):  # the flusher has lost sight of the writer, or not
+        for _ in range(50):  # whether the flusher has removed the writer or not
             for message in (b"one,", b"two,", b"three"):
                 writer.write(message)
             assert recv_exactly(pair.far, 13, timeout=20) == b"one,two,three"
@@ -112,7 +112,7 @@ def test_end_of_a_burst_is_sent_after_its_window() -> None:
         with CoalescingWriter(pair.far) as other:
             patient.write(b"first")
             patient.write(b"second")
-            # The long wait for this writer does not delay the other one's last message.
+            # The long wait for this writer does not delay the last message of the other one.
             burst(other, pair.near)
         assert recv_exactly(pair.far, 5, timeout=20) == b"first"
         assert arrived(pair.far) == b""
@@ -133,7 +133,7 @@ def test_burst_end_without_flusher_waits_for_a_call() -> None:
         with CoalescingWriter(pair.far) as other:
             writer.write(b"first")
             writer.write(b"tail")
-            burst(other, pair.near)  # the flusher has been here
+            burst(other, pair.near)  # the flusher has run
         assert recv_exactly(pair.far, 5, timeout=20) == b"first"
         assert arrived(pair.far) == b""
         writer.flush()
@@ -141,7 +141,7 @@ def test_burst_end_without_flusher_waits_for_a_call() -> None:
 
 
 def test_flusher_and_owner_together_keep_the_order() -> None:
-    """Bursts of all lengths with and without pauses, against a window that ends at once."""
+    """Send bursts of all lengths with and without pauses, while the window ends at once."""
     messages = [b"%05d;" % number for number in range(40_000)]
     with tcp_pair() as pair:
         received, sent = bytearray(), 0
@@ -203,7 +203,7 @@ def test_error_in_the_flusher_raises_at_the_next_call() -> None:
             with pytest.raises(SendFailed) as caught:
                 call()
             assert isinstance(caught.value.__cause__, BrokenPipeError)
-        other = CoalescingWriter(pair.far)  # the flusher has survived it
+        other = CoalescingWriter(pair.far)  # the flusher has survived the error
         burst(other, pair.near)
 
 
@@ -245,7 +245,7 @@ def test_writers_share_one_flusher_thread() -> None:
 
 
 def test_flusher_sleeps_while_writers_are_empty() -> None:
-    """The flusher looks at none of them, and a sender's thread ends."""
+    """The flusher examines none of them, and the thread of a sender ends."""
     with tcp_pair() as pair:
         single, shared = CoalescingWriter(pair.near), SharedCoalescingWriter(pair.near)
         for writer in (single, shared):
@@ -298,7 +298,7 @@ writer.write(b"b")
 
 
 def test_forked_child_drops_burst_and_has_own_flusher() -> None:
-    """In a process of its own, as pytest has threads that a fork would lose."""
+    """The test runs in another process, since a fork would lose pytest's threads."""
     run_python(
         """
 import os, socket
@@ -336,7 +336,7 @@ def test_writer_written_to_on_leaving_stays_watched() -> None:
             return None
 
         def stop_watching(self) -> bool:
-            return self.checks < 2  # True: something came since the check
+            return self.checks < 2  # True: a message was written since the check
 
     watching, writer = Flusher(), Busy()
     watching._watched[writer] = None  # type: ignore[index]  # only its behaviour counts

@@ -1,4 +1,4 @@
-"""The limit of connections by the client's address: the count, and every server that has it."""
+"""The limit of connections by the client's address: its count, and each server with the limit."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_connections_beyond_limit_wait_for_others(server: LiveServer) -> None:
     with ExitStack() as stack:
         allowed = [stack.enter_context(closing(connect(server, CLIENT))) for _ in range(LIMIT)]
         assert all(is_answered(server, each) for each in allowed)
-        for _ in range(3):  # a refused one leaves nothing behind
+        for _ in range(3):  # a refused connection leaves no resource behind
             with closing(connect(server, CLIENT)) as refused:
                 assert not is_answered(server, refused)
         assert all(is_answered(server, each) for each in allowed)
@@ -92,7 +92,7 @@ def test_connections_that_send_nothing_count(server: LiveServer) -> None:
         idle = [stack.enter_context(closing(connect(server, OTHER))) for _ in range(LIMIT + 1)]
         assert idle[-1].recv(1) == b""
         idle[0].setblocking(False)
-        with pytest.raises(BlockingIOError):  # and that was no timeout
+        with pytest.raises(BlockingIOError):  # that was not a timeout
             idle[0].recv(1)
 
 

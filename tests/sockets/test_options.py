@@ -62,7 +62,7 @@ def talking_server(lines: dict[bytes, bytes], greeting: bytes) -> Iterator[int]:
             while not line.endswith(b"\n"):
                 try:
                     byte = sock.recv(1)
-                except ConnectionError:  # closed with TLS session tickets unread, or unsent
+                except ConnectionError:  # closed with TLS session tickets that are unread or unsent
                     byte = b""
                 if not byte:
                     sock.close()
@@ -276,7 +276,7 @@ def test_near_peer_has_small_send_buffer_until_release() -> None:
 
 
 class Kernel:
-    """A TCP socket with a stand-in for the kernel's reports.
+    """A TCP socket whose kernel reports are replaced.
 
     :param info: the result for TCP_INFO.
     :param refused: an option that cannot be set, and its error.
@@ -313,7 +313,7 @@ def test_send_buffer_is_released_by_size_on_old_kernel() -> None:
 
 
 def measured(smoothed: int, least: int, known: int = 256) -> Kernel:
-    """With round-trip times in microseconds. An older kernel returns fewer bytes."""
+    """A report with round-trip times in microseconds. An older kernel returns fewer bytes."""
     return Kernel(struct.pack("=68xI76xI104x", smoothed, least)[:known])
 
 
@@ -327,9 +327,9 @@ def test_kernel_without_round_trip_limits_no_buffer() -> None:
 @pytest.mark.parametrize(
     ("peer", "round_trip", "near"),
     [
-        (measured(smoothed=20_000, least=15), 15, True),  # this host, and busy
+        (measured(smoothed=20_000, least=15), 15, True),  # this host, which is busy
         (measured(smoothed=20_000, least=18_000), 18_000, False),
-        (measured(smoothed=300, least=0xFFFFFFFF), 300, True),  # no least yet
+        (measured(smoothed=300, least=0xFFFFFFFF), 300, True),  # no minimum yet
     ],
 )
 def test_busy_peer_is_still_near(peer: Kernel, round_trip: int, near: bool) -> None:

@@ -1,4 +1,4 @@
-"""recv_exactly and its kin: every kind of socket, every way a receive can end."""
+"""recv_exactly and similar functions: every kind of socket, and every end of a receive."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from wsgifast.sockets import (
 )
 from wsgifast.sockets import receive as receive_module
 
-DATA = bytes(range(256)) * 4096  # 1 MiB: larger than a socket's buffer at the start
+DATA = bytes(range(256)) * 4096  # 1 MiB: larger than the initial size of a socket's buffer
 
 
 @pytest.fixture(params=["tcp", "unix", "tls", "tcp with timeout", "tls with timeout"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Two ends of a connection: we send on `near` and receive on `far`."""
+    """The two ends of a connection: the test sends on `near` and receives on `far`."""
     kind, _, timeout = request.param.partition(" with ")
     make = {"tcp": tcp_pair, "unix": unix_pair, "tls": tls_pair}[kind]
     with make() as made:
@@ -55,7 +55,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def reset(sock: socket.socket) -> None:
-    """Close with a reset instead of an end."""
+    """Close with a reset."""
     reset_on_close(sock)
     sock.close()
 
@@ -93,7 +93,7 @@ def test_early_close_leaves_what_came_in_the_buffer(pair: Pair) -> None:
 
 
 def test_time_limit_is_for_the_whole_receive(pair: Pair) -> None:
-    """A peer that sends a byte now and then does not prolong it."""
+    """A peer that sends a byte now and then does not extend the limit."""
     stop = threading.Event()
 
     def trickle() -> None:
@@ -150,7 +150,7 @@ def test_negative_size_is_refused() -> None:
 
 
 def test_receive_of_size_0_makes_no_call() -> None:
-    """Size 0 does not even notice a connection that has ended."""
+    """With size 0, a receive does not even notice that the connection has ended."""
     count = ReceiveCount()
     with tcp_pair() as pair:
         pair.near.close()
@@ -174,7 +174,7 @@ def test_receive_on_a_blocking_socket_takes_one_call(
 
 @pytest.mark.parametrize("end", [socket.socket.close, reset])
 def test_large_receive_that_ends_early_raises(end: Callable[[socket.socket], None]) -> None:
-    """The kernel waits for all of it, and the peer is gone."""
+    """The kernel waits for all bytes, and the peer has left."""
     with tcp_pair() as pair:
         timer = threading.Timer(0.1, end, [pair.near])
         pair.near.sendall(b"half")
@@ -207,7 +207,10 @@ def test_reset_connection_is_an_early_close() -> None:
 
 
 def test_signal_does_not_end_the_receive() -> None:
-    """The kernel returns early from MSG_WAITALL at a signal. A second call requests the rest."""
+    """At a signal, the kernel returns early from MSG_WAITALL.
+
+    A second call requests the remaining bytes.
+    """
     count = ReceiveCount()
     code = (
         "import os, signal, sys, time\n"
@@ -283,7 +286,7 @@ def test_buffer_after_an_error_can_be_resized() -> None:
 
 
 def test_receive_of_more_than_two_gib_returns_them() -> None:
-    """The kernel moves 2 GiB less a page in one call at most: there must be a second one.
+    """The kernel moves at most 2 GiB minus a page in one call, so there must be a second call.
 
     The buffer is never touched as a whole: a fake socket only says that it was filled.
     """
@@ -315,7 +318,10 @@ def test_receive_of_more_than_two_gib_returns_them() -> None:
 
 
 def test_split_tls_records_are_received_whole() -> None:
-    """A readable socket is not a readable record: half of one must not block past the limit."""
+    """A readable socket may contain half a TLS record.
+
+    Waiting for the other half must not exceed the limit.
+    """
     with tls_pair() as pair:
         pair.near.sendall(b"whole")
         assert recv_exactly(pair.far, 5, timeout=20) == b"whole"
@@ -354,7 +360,7 @@ def test_receive_on_a_gevent_socket_lets_others_run(patch: str) -> None:
     run_python(GEVENT.format(patch=patch))
 
 
-# Limits that are none, and limits that no call of the system takes as they are.
+# Limits that mean no limit, and limits that no system call accepts as they are.
 UNLIMITED = [math.inf, 1e300, 10**400, 2**31, 1e7]
 WRONG_LIMITS = [math.nan, -1, -0.001, -math.inf, -(10**400), "5", b"5", True, [5]]
 

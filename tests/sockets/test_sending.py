@@ -1,4 +1,4 @@
-"""Files by sendfile, and how much of them is in the page cache."""
+"""Files by sendfile, and which part of them is in the page cache."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_segment_of_a_file_begins_at_its_position(path: Path, mode: str, bufferi
     with path.open(mode, buffering=buffering) as file:
         file.seek(0)
         assert file_segment(file) == FileSegment(file.fileno(), 0, len(DATA))
-        file.read(10)  # a buffered file's descriptor is far ahead now
+        file.read(10)  # the descriptor of a buffered file is far ahead now
         assert file_segment(file) == FileSegment(file.fileno(), 10, len(DATA) - 10)
         file.seek(0, io.SEEK_END)
         assert file_segment(file) == FileSegment(file.fileno(), len(DATA), 0)
@@ -157,7 +157,7 @@ def test_empty_file_has_nothing_to_send(tmp_path: Path) -> None:
 
 
 def test_file_with_a_wrong_size_has_no_segment() -> None:
-    """As /sys does. Reading such a file to its end returns all of it."""
+    """Files in /sys are like this. Reading such a file to its end returns all of it."""
     path = Path("/sys/class/net/lo/mtu")
     if not path.exists():
         pytest.skip("no /sys here")
@@ -192,7 +192,7 @@ MakePair = Callable[[], AbstractContextManager[Pair]]
 
 @pytest.fixture
 def large() -> Iterator[IO[bytes]]:
-    """8 MiB that differ from block to block: more than any socket's buffer at the start."""
+    """8 MiB that differ from block to block: more than the initial size of any socket's buffer."""
     with tempfile.TemporaryFile() as file:
         for number in range(2048):
             file.write(number.to_bytes(4, "big") * 1024)
@@ -276,7 +276,7 @@ def test_partial_sends_of_a_file_send_all(monkeypatch: pytest.MonkeyPatch, path:
 
 
 def test_signals_cut_nothing_off(tmp_path: Path) -> None:
-    """EINTR, while the peer does not read."""
+    """A signal (EINTR) arrives while the peer does not read."""
     size = 32 << 20
     arrived: list[int] = []
     enough = threading.Event()
@@ -309,7 +309,7 @@ def test_signals_cut_nothing_off(tmp_path: Path) -> None:
 
 
 def test_offset_beyond_four_gib_is_sent(tmp_path: Path) -> None:
-    """A sparse file: its end lies where 32-bit offsets do not reach."""
+    """A sparse file: its end is beyond 32-bit offsets."""
     at = (5 << 30) - 3
     with (tmp_path / "sparse").open("w+b") as file, tcp_pair() as pair:
         file.seek(at)
@@ -339,7 +339,7 @@ def test_file_over_two_gib_takes_several_calls(
 
 
 def test_send_on_a_gevent_socket_lets_others_run(tmp_path: Path) -> None:
-    """Also where only the socket module is patched, so that waiting in poll() would stop all."""
+    """The same applies if only the socket module is patched: waiting in poll() would stop all."""
     code = """
 import gevent.monkey
 gevent.monkey.patch_socket()
@@ -361,7 +361,7 @@ with open(sys.argv[1], "w+b") as file:
 
 
 def test_subclass_of_socket_sends_by_its_own_method(path: Path) -> None:
-    """Each call has the timeout for itself: sendall() would have it for a whole block."""
+    """Each call has the whole timeout. sendall() would apply it to a whole block."""
 
     class Narrow(socket.socket):
         def send(self, data: bytes, flags: int = 0) -> int:  # type: ignore[override]
@@ -388,7 +388,7 @@ def fd(tmp_path: Path) -> Iterator[int]:
 def test_file_just_written_is_cached(fd: int) -> None:
     for offset, size in ((0, 1), (0, len(PAGES)), (7, STEP_BYTES), (len(PAGES) - 1, 1)):
         assert cached_bytes(fd, offset, size) == size
-    # Nothing is waited for behind the end.
+    # At the end there is nothing to wait for.
     assert cached_bytes(fd, len(PAGES) - 5, 100) == 100
 
 

@@ -1,6 +1,6 @@
-"""ASGI apps as data: any sequence of messages, with mistakes, served raw and wrapped.
+"""ASGI apps as data: any sequence of messages, also with mistakes, served raw and wrapped.
 
-A live server's `app` plays the script that its request brings, in the way that its path names.
+On a live server, `app` plays the script in its request, in the way that its path names.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class MessageScript:
 
 
 def target_of(script: MessageScript, way: str, number: int = 0) -> str:
-    """The URL at which :data:`app` plays a script."""
+    """Return the URL at which :data:`app` plays a script."""
     return f"/{way}?{number}&" + quote(json.dumps(asdict(script)))
 
 
@@ -97,7 +97,7 @@ _outcomes: dict[str, asyncio.Future[str]] = {}
 
 
 async def raw(scope: Scope, receive: Receive, send: Send) -> None:
-    """Play the request's script, and note how that ended."""
+    """Play the script of the request, and record how that ended."""
     number, _, query = scope["query_string"].decode().partition("&")
     fields = json.loads(unquote(query))
     script = MessageScript(**{**fields, "sizes": tuple(fields["sizes"])})
@@ -148,7 +148,7 @@ async def _play(script: MessageScript, scope: Scope, send: Send) -> None:
 
 
 def _inside(wrapped: ASGIApp) -> ASGIApp:
-    """Wrap an app in a middleware of functions, with a send() that is not the server's."""
+    """Wrap an app in a middleware function, which has its own send()."""
 
     async def outer(scope: Scope, receive: Receive, send: Send) -> None:
         async def passed_on(message: Message) -> None:
@@ -173,7 +173,10 @@ WAYS: dict[str, ASGIApp] = {
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """The path is one of WAYS, or /outcome for how the app of a number has ended."""
+    """Play the script of the request in one of WAYS.
+
+    /outcome returns how the app of a number has ended.
+    """
     if scope["type"] != "http":
         return
     way = scope["path"].strip("/")

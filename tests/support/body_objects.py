@@ -1,6 +1,6 @@
-"""Bodies of random classes: standard files with methods of their own, wrapped in any way, as data.
+"""Bodies of random classes as data: standard files with overridden methods, in any wrapper.
 
-`app` answers with the body that its query string describes. `wrapped` is the same in WSGIFast.
+`app` responds with the body that its query string describes. `wrapped` is the same in WSGIFast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 LINES = b"name;amount\n" * 1_000
-# As large as several blocks of wsgiref's, and too large to be read instead of sent by sendfile.
+# As large as several blocks of wsgiref's, and too large to be read in place of sendfile.
 BLOCKS = bytes(range(1, 12)) * 7_000
 CONTENTS = {"lines": LINES, "blocks": BLOCKS, "short": b"ab\ncd", "empty": b""}
 
@@ -40,7 +40,7 @@ TRANSFORMS: dict[str, Callable[[bytes], bytes]] = {
     "shorter": lambda data: data[:1],
     "the same": bytes,
 }
-# The methods that a class, or an instance, may have of its own.
+# The methods that a class or an instance may override.
 METHODS = (
     "read", "read without size", "read1", "readinto", "readline", "readlines", "__iter__",
     "__next__", "seek", "tell", "fileno", "getvalue", "getbuffer", "close", "name", "peek",
@@ -64,8 +64,8 @@ WRAPS = (
 class Spec:
     """A body, as data.
 
-    :ivar on_class: the methods that its class has of its own.
-    :ivar on_instance: those that only the object has.
+    :ivar on_class: the methods that its class overrides.
+    :ivar on_instance: the methods that only the object overrides.
     :ivar position: how much of it was read before it was returned.
     :ivar lengths: whether the app sends a Content-Length, which `size` is.
     """
@@ -91,12 +91,14 @@ class Spec:
 
     @property
     def is_plain_file(self) -> bool:
-        """Return whether it may be sent in parts: a file on disk, read as its class says."""
+        """Return whether the body may be sent in parts: a file on a disk that its class reads
+        unchanged.
+        """
         wraps = ("bare", "server", "werkzeug", "closing", "response", "inner")
         silent = {"close", "name", "write", "__len__", "__getitem__", "getvalue", "getbuffer"}
-        if self.wrap == "server":  # which reads the file, and never iterates it
+        if self.wrap == "server":  # it reads the file, and never iterates over it
             silent |= {"readline", "readlines", "__iter__", "__next__"}
-        # Python looks for these in classes alone.
+        # Python looks these up in classes alone.
         on_instance = {name for name in self.on_instance if not name.startswith("__")}
         if self.kind not in BASES:
             on_instance = set()
@@ -111,7 +113,7 @@ _folder = tempfile.TemporaryDirectory(prefix="wsgifast-bodies-")
 
 
 def path_of(content: str) -> str:
-    """A file that is older than any request."""
+    """Return a file that is older than any request."""
     path = Path(_folder.name, content)
     if not path.exists():
         write_old(path, CONTENTS[content])
@@ -124,7 +126,7 @@ def _other_descriptor() -> int:
 
 
 def _own_methods(base: Any, names: tuple[str, ...], spec: Spec, closed: list[int]) -> Any:
-    """The methods of a class, by their names."""
+    """Return the methods of a class, by their names."""
     change = TRANSFORMS[spec.transform]
 
     def read_all(self: Any) -> bytes:
@@ -182,7 +184,7 @@ def _own_methods(base: Any, names: tuple[str, ...], spec: Spec, closed: list[int
 
 
 class _Seeker:
-    """The operations that use the bases, for those that have no such method in their class."""
+    """The operations that use the base classes, for classes without such a method."""
 
     def __init__(self, get: Callable[[Any], Any]) -> None:
         self._get = get
@@ -198,7 +200,7 @@ def _filled(file: Any, content: bytes) -> Any:
 
 
 def _give(file: Any, methods: dict[str, Any]) -> Any:
-    """Set methods of an object alone, where that is possible."""
+    """Set methods of one object, if that is possible."""
     for name, value in methods.items():
         with contextlib.suppress(AttributeError, TypeError):  # a property
             setattr(file, name, value.__get__(file) if callable(value) else value)
@@ -206,7 +208,7 @@ def _give(file: Any, methods: dict[str, Any]) -> Any:
 
 
 def _standard(spec: Spec, closed: list[int]) -> Any:
-    """A file of a class that inherits from one of Python's, or of that class itself."""
+    """Return a file of a class that inherits from one of Python's, or of that class itself."""
     content, path = CONTENTS[spec.content], path_of(spec.content)
     kind = base = BASES[spec.kind]
     if spec.on_class:
@@ -228,7 +230,7 @@ def _standard(spec: Spec, closed: list[int]) -> Any:
 
 
 class Delegating:
-    """A file behind __getattr__, which is iterated in its own way."""
+    """A file behind __getattr__, with its own iteration."""
 
     def __init__(self, file: Any, change: Callable[[bytes], bytes]) -> None:
         self._file, self._change = file, change
@@ -241,7 +243,7 @@ class Delegating:
 
 
 class Decoding(io.IOBase):
-    """As urllib3's responses: decodes when it is iterated, and not when it is read."""
+    """A body like urllib3's responses: it decodes when it is iterated, and not when it is read."""
 
     def __init__(self, data: bytes, change: Callable[[bytes], bytes]) -> None:
         self._stream, self._change = io.BytesIO(data), change
@@ -333,7 +335,7 @@ def _in_wrapper(spec: Spec, file: Any, environ: WSGIEnvironment) -> Any:
     if spec.wrap == "werkzeug":
         return werkzeug.wsgi.FileWrapper(file)
     if spec.wrap == "renamed":
-        # A release of Werkzeug's with another private attribute.
+        # A release of Werkzeug with another private attribute.
         methods = {"__iter__": lambda self: iter(self.renamed), "close": _close_renamed}
         names = {"__module__": "werkzeug.wsgi", "__qualname__": "ClosingIterator"}
         renamed = type("ClosingIterator", (), {**methods, **names})()
@@ -363,7 +365,7 @@ _wrapped = WSGIFast(app)
 
 
 def both(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    """The app at /raw, and wrapped elsewhere."""
+    """Serve the app at /raw, and the wrapped app at all other paths."""
     if environ["PATH_INFO"] == "/raw":
         return app(environ, start_response)
     return _wrapped(environ, start_response)

@@ -16,7 +16,7 @@ from typing import Any
 from tests.support.programs import program
 
 _TIMEOUT_S = 100
-# The protocol's are the descriptors 3 and 4.
+# The descriptors of the protocol are 3 and 4.
 _START = """
 import fcntl, os, sys
 read, write = (fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, 10) for fd in sys.argv[1:3])
@@ -33,7 +33,7 @@ _OPTIONS = [
 
 @dataclass
 class Fetched:
-    """One request as seen on the network, with header names in lower case."""
+    """One request on the network, with header names in lower case."""
 
     url: str
     request: dict[str, str]
@@ -66,11 +66,11 @@ class Chromium:
         return self.fetched()
 
     def forget(self) -> None:
-        """Forget the requests so far."""
+        """Forget all earlier requests."""
         self._events.clear()
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript, or the outcome of a promise."""
+        """Return the value of an expression of JavaScript, or the result of a promise."""
         done = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -78,7 +78,7 @@ class Chromium:
         return done["result"].get("value")
 
     def fetched(self) -> dict[str, Fetched]:
-        """The responses that came over the network since the last visit began, by URL."""
+        """Return the responses since the last visit began, by URL."""
         by_id: dict[str, Fetched] = {}
         for event in self._events:
             params = event["params"]

@@ -2,8 +2,8 @@
 
     python -m tests.support.crowds
 
-A crowd is one process with one thread. It is bounded in clients and in seconds, and ends when the
-process that started it does. A kind of client defines its first bytes, the bytes that follow and
+A crowd is one process with one thread. Its clients and its seconds are limited, and it ends with
+the process that started it. A kind of client defines its first bytes, the bytes that follow and
 their rate, and the rate at which it reads.
 """
 
@@ -29,14 +29,15 @@ from tests.support.servers import ROOT
 from wsgifast.commands.bench.processes import Address, started
 from wsgifast.commands.client import unverified_tls
 
-# So small that the kernel's buffers do not hide a slow client. With a smaller buffer, the packets
-# of a large file fill it badly and no client reaches its rate.
+# This size is so small that the kernel's buffers do not hide a slow client. With a smaller buffer,
+# the packets of a large file fill it badly and no client reaches its rate.
 RECEIVE_BUFFER_BYTES = 32 * 1024
-# One turn over all clients: as short as this process can keep up with, a system call for each.
+# The time of one turn over all clients. Each client takes a system call, so this is as short as
+# this process can keep up with.
 TURN_S, TURN_S_PER_CLIENT = 0.02, 25e-6
-# Whom the server has dropped comes back after this time.
+# A client that the server has dropped comes back after this time.
 RETURN_S = 1.0
-# A crowd of which not all could send their requests after this time begins without the others.
+# A crowd begins after this time, even if some clients could not send their requests.
 GATHER_S = 15.0
 # The longest life of a crowd.
 MOST_SECONDS = 300.0
@@ -47,8 +48,8 @@ _TLS_WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class Kind:
     """The behaviour of one client of a crowd.
 
-    :ivar opening: sent as fast as the server receives it.
-    :ivar then: sent after it, again and again.
+    :ivar opening: bytes that are sent as fast as the server receives them.
+    :ivar then: bytes that are sent after them, repeatedly.
     :ivar send_bytes_per_s: the rate of `then`.
     :ivar receive_bytes_per_s: the rate at which the response is read. 0: it is not read.
     :ivar leaves: the client closes as soon as the opening is sent and, if it reads, a byte has
@@ -79,7 +80,7 @@ class _Client:
 
 @dataclass
 class Crowd:
-    """Clients of one kind. Call :meth:`turn` again and again.
+    """Clients of one kind. Call :meth:`turn` repeatedly.
 
     :ivar seen: the number of events by name: "opened", "ended" (by the server), "reset", ...
     """
@@ -96,7 +97,7 @@ class Crowd:
         self._then = memoryview(self.kind.then * (1 + 65_536 // max(1, len(self.kind.then))))
         self._buffer = bytearray(1 << 18)
         self._present: list[_Client] = []
-        self._away: list[float] = [0.0] * self.clients  # when each may come back
+        self._away: list[float] = [0.0] * self.clients  # when each client may come back
         self._owed = [0.0, 0.0]  # bytes to send and to receive, fractions of a turn before
         self._before = time.monotonic()
         self._tls = unverified_tls() if self.kind.tls else None
@@ -105,12 +106,12 @@ class Crowd:
 
     @property
     def gathered(self) -> int:
-        """How many clients are there and have sent their opening."""
+        """Return how many clients are connected and have sent their opening."""
         return sum(client.sent >= len(self._opening) for client in self._present)
 
     @property
     def is_gathered(self) -> bool:
-        """Whether all of them are, if they stay at all."""
+        """Return whether all clients are connected, if they stay at all."""
         return self.kind.leaves or self.gathered >= self.clients
 
     def turn(self) -> None:
@@ -157,7 +158,7 @@ class Crowd:
         if self._tls is not None:
             sock.setblocking(True)
             sock.connect(self.address)
-            # Its first send makes the handshake.
+            # The first send makes the handshake.
             sock = self._tls.wrap_socket(sock, do_handshake_on_connect=False)
             sock.setblocking(False)
         else:
@@ -192,7 +193,7 @@ class Crowd:
         reads = self.kind.receive_bytes_per_s > 0
         if receive or not reads:  # a client that does not read checks whether it was disconnected
             size = min(receive, len(self._buffer)) or 1
-            flags = 0 if reads or self.kind.tls else socket.MSG_PEEK  # which TLS does not have
+            flags = 0 if reads or self.kind.tls else socket.MSG_PEEK  # TLS has no such flag
             received = client.sock.recv_into(self._buffer, size, flags)
             if not received:
                 raise OSError("ended")
@@ -201,7 +202,7 @@ class Crowd:
 
 
 class SlowClients:
-    """A crowd in a process of its own, as :func:`slow_clients` gives it.
+    """A crowd in another process, from :func:`slow_clients`.
 
     :ivar gathered: how many clients had sent their requests at the beginning.
     """
@@ -251,7 +252,7 @@ def raise_open_files() -> int:
 
 
 def main() -> None:
-    """Be the crowd that the input orders."""
+    """Be the crowd that the input describes."""
     facts, address, clients, seconds = pickle.load(sys.stdin.buffer)
     kind = Kind(**facts)
     crowd = Crowd(kind, address, min(clients, raise_open_files() - 50))

@@ -17,7 +17,7 @@ zstd: Any = import_module("compression.zstd" if sys.version_info >= (3, 14) else
 
 
 def decoded(coding: str | None, data: bytes) -> bytes:
-    """Decode a whole body. It must be complete, and nothing may follow it."""
+    """Decode a whole body. It must be complete, and no byte may follow it."""
     if coding == "gzip":
         decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
         content = decoder.decompress(data) + decoder.flush()
@@ -34,7 +34,7 @@ def decoded(coding: str | None, data: bytes) -> bytes:
 
 
 def decoded_delta(data: bytes, dictionary: bytes) -> bytes:
-    """Decode a whole body in the coding dcz, with no larger window than the client has."""
+    """Decode a whole body in the content coding dcz, with a window no larger than the client's."""
     assert data[:8] == bytes.fromhex("5e2a4d1820000000")
     assert data[8:40] == hashlib.sha256(dictionary).digest()
     window = max(1 << 23, len(dictionary) * 5 // 4)
@@ -53,12 +53,12 @@ def decoded_delta(data: bytes, dictionary: bytes) -> bytes:
 
 
 def available(dictionary: bytes) -> str:
-    """Return the Available-Dictionary header of a client that has it."""
+    """Return the Available-Dictionary header of a client that has this dictionary."""
     return f":{base64.b64encode(hashlib.sha256(dictionary).digest()).decode()}:"
 
 
 class Decoder:
-    """Decodes a body as it arrives. The result has to contain all sent bytes."""
+    """Decode a body as it arrives. The result must contain all sent bytes."""
 
     def __init__(self, coding: str) -> None:
         self._data = b""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 @functools.cache
 def set_up() -> Path:
-    """Set Django up once, with a database and static files. Return the folder of the project.
+    """Set up Django once, with a database and static files. Return the folder of the project.
 
     The admin's static files are left out, because it takes seconds to hash and compress them.
     """

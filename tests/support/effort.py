@@ -1,4 +1,4 @@
-"""How much random testing there is: a moderate amount in `make test`, twenty times in the long run.
+"""The amount of random testing: moderate in `make test`, and twenty times as much in the long run.
 
 `make test-long` sets WSGIFAST_TEST_LONG=1.
 """
@@ -12,5 +12,5 @@ _TIMES = 20
 
 
 def effort(count: int) -> int:
-    """Return how many random cases to try, where `make test` is to try `count`."""
+    """Return how many random cases to try. `make test` tries `count`."""
     return count * _TIMES if LONG else count

@@ -1,4 +1,4 @@
-"""A file with its bytes on the disk and nowhere else."""
+"""Files whose bytes are on the disk and not in the page cache."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _BLOCK_BYTES = 1 << 20
 
 
 def wait_until_missed(fd: int, missed: Callable[[], bool]) -> None:
-    """Evict a file and look whether it is missing in the page cache, until it is.
+    """Evict a file from the page cache, until a check finds it missing there.
 
     A read that must not wait makes the kernel begin to read the disk, and the kernel looks again
     before it returns. With a quick disk, or on a machine that was stopped meanwhile, the bytes have
-    then arrived. So one result proves nothing. If the bytes are always there, the read does wait.
+    arrived by then. So one result proves nothing. If the bytes are always there, the read waits.
     """
 
     def is_missed() -> bool:
@@ -32,7 +32,7 @@ def wait_until_missed(fd: int, missed: Callable[[], bool]) -> None:
 
 
 def _evict(fd: int) -> None:
-    """Make the kernel drop a file from its page cache. Skip the test where that fails."""
+    """Make the kernel drop a file from its page cache. Skip the test if that fails."""
     if not sys.platform.startswith("linux"):
         pytest.skip("only Linux tells what is in memory")
     try:
@@ -44,10 +44,10 @@ def _evict(fd: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         os.fsync(fd)
-        # Pages that are being read ahead, after the read above or one of a test, are not reported
-        # and cannot be dropped before they have arrived.
+        # The kernel does not report pages that it is reading ahead, and cannot drop them before
+        # they have arrived. The read above or a test's read has caused them.
         _read_all(fd)
-        # Which the kernel need not heed, while it has the pages in hand itself.
+        # The kernel may ignore it while it uses the pages.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         if not _resident_pages(fd):
             return
@@ -62,9 +62,9 @@ def _read_all(fd: int) -> None:
 
 
 def _resident_pages(fd: int) -> int:
-    """How many pages of a file are in memory: mincore(2), which has none of them read.
+    """Return how many pages of a file are in memory. mincore(2) does not cause a read of them.
 
-    preadv's RWF_NOWAIT would do so: it answers at once, and has the kernel read ahead.
+    preadv with RWF_NOWAIT would cause one: it returns at once, and the kernel reads ahead.
     """
     size = os.fstat(fd).st_size
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""The extras of wsgifast, and the packages that they ask for.
+"""The extras of wsgifast, and the packages that they require.
 
 python -m tests.support.extras             the extras of users, for pip: asgi,bench,...
 python -m tests.support.extras packages    the names of the packages, without versions
@@ -13,12 +13,14 @@ from packaging.requirements import Requirement
 
 
 def extras() -> list[str]:
-    """All but the one for developers."""
+    """All extras but the one for developers."""
     return sorted({*(metadata("wsgifast").get_all("Provides-Extra") or ())} - {"dev"})
 
 
 def packages() -> list[str]:
-    """The requirements of these on this Python, with the extras of the packages themselves."""
+    """Return the requirements of these extras on this Python, with the extras of the packages
+    themselves.
+    """
     wanted = set()
     for requirement in map(Requirement, requires("wsgifast") or ()):
         marker = requirement.marker

@@ -1,4 +1,4 @@
-"""One file, as an app and frameworks send it: each under its own name, in WSGIFast."""
+"""One file that an app and frameworks send, each under its own name, in WSGIFast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = os.environ.get("FILES_ROOT", "/nonexistent")
 
 
 def plain(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    """Answer without a framework. See there for the effect of a query."""
+    """Respond without a framework. See tests.support.files for the effect of a query."""
     shift_path_info(environ)
     return files.raw(environ, start_response)
 
@@ -48,7 +48,7 @@ def _falcon() -> Any:
 
 
 def _django() -> Any:
-    # Imported here: gevent cannot patch a process that has Django's settings in it.
+    # The import is late, since gevent cannot patch a process that has Django's settings.
     import django
     from django.conf import settings
     from django.core.handlers.wsgi import WSGIHandler

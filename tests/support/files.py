@@ -1,4 +1,4 @@
-"""An app that serves the folder FILES_ROOT and knows nothing of ranges or conditions."""
+"""An app that serves the folder FILES_ROOT, without support for ranges or preconditions."""
 
 from __future__ import annotations
 
@@ -22,20 +22,24 @@ DATE = "Sun, 06 Nov 1994 08:49:37 GMT"
 
 
 def write_old(path: Path, content: bytes = b"") -> None:
-    """Write a file that is older than any request: only of such a file are ranges offered."""
+    """Write a file that is older than any request, since only such files are offered in ranges."""
     path.write_bytes(content)
     os.utime(path, (1.7e9, 1.7e9))
     wait_until_old(path)
 
 
 def wait_until_old(path: str | os.PathLike[str]) -> None:
-    """Wait until a file's inode was changed before any request, by the kernel's clock too."""
+    """Wait until the change of a file's inode is older than any request, also by the kernel's
+    clock.
+    """
     while time.time_ns() < os.stat(path).st_ctime_ns + 2 * _TICK_NS:
         time.sleep(_TICK_NS / 1e9)
 
 
 class WholeFileWrapper:
-    """As uWSGI's, with its fault: of a descriptor it sends all of the file, wherever it stands."""
+    """A file wrapper with uWSGI's fault: it sends the whole file, whatever the descriptor's
+    position is.
+    """
 
     def __init__(self, file: Any, block_size: int = 8192) -> None:
         self.file = file
@@ -101,14 +105,14 @@ app = WSGIFast(raw)
 
 
 def shrinking_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    """Answer with a file that is cut to 1,000 bytes between the plan and the sending."""
+    """Respond with a file that is cut to 1,000 bytes between the plan and the sending."""
     body = app(environ, start_response)
     os.truncate(ROOT + environ["PATH_INFO"], 1000)
     return body
 
 
 def front_served_app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    """The files of two folders are nginx's to send."""
+    """nginx sends the files of two folders."""
     return _front_served()(environ, start_response)
 
 
@@ -119,7 +123,7 @@ def _front_served() -> WSGIFast:
 
 
 def write_settled(path: Path, content: bytes) -> Path:
-    """Write a file, and wait until its times would show a further change."""
+    """Write a file, and wait until its times would show another change."""
     path.write_bytes(content)
     settle(path)
     return path

@@ -1,4 +1,4 @@
-"""Servers and commands of tests run in forks of a process that has imported their modules.
+"""Run servers and commands of tests in forks of a process that has imported their modules.
 
 The start of Python and the imports take most of a server's start. A fork of multiprocessing's fork
 server, which has done both (tests/support/preloaded.py), saves them. The child then runs the own
@@ -45,7 +45,7 @@ def _received(passed: Any) -> int:
 
 
 class ForkedProcess:
-    """A child of the fork server, to be used as a subprocess.Popen is."""
+    """A child of the fork server, with the interface of subprocess.Popen."""
 
     def __init__(self, args: Sequence[str], *how: object) -> None:
         self.args = args
@@ -82,7 +82,7 @@ class ForkedProcess:
 def start(
     command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: IO[Any]
 ) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Run a command, its output in a file: in a fork if it is for this Python, else anew."""
+    """Run a command with its output in a file: in a fork if it is for this Python, else anew."""
     if not _can_run(command, env):
         return start_anew(command, cwd=cwd, env=env, output=output)
     return _fork(command, cwd, env, output, output)
@@ -95,7 +95,7 @@ def run(
     env: Mapping[str, str] = os.environ,
     timeout: float = 200,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command until it ends, as subprocess.run does with its output captured."""
+    """Run a command until it ends, like subprocess.run with captured output."""
     if not _can_run(command, env):
         return subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env
@@ -114,7 +114,7 @@ def run(
 def start_anew(
     command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: IO[Any]
 ) -> subprocess.Popen[bytes]:
-    """Run a command, its output in a file."""
+    """Run a command with its output in a file."""
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, env=env
     )
@@ -124,7 +124,7 @@ def _fork(
     command: Sequence[str], cwd: Path, env: Mapping[str, str], output: IO[Any], errors: IO[Any]
 ) -> ForkedProcess:
     here = os.getcwd()
-    os.chdir(_ROOT)  # from where it imports
+    os.chdir(_ROOT)  # it imports from there
     forkserver.ensure_running()
     os.chdir(here)
     return ForkedProcess(command, str(cwd), dict(env), _Passed(output), _Passed(errors))
@@ -157,30 +157,30 @@ def _script(name: str) -> str:
 
 
 def _of_the_interpreter(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that an interpreter reads when it starts."""
+    """Return the variables that an interpreter reads when it starts."""
     read_later = ("PYTHONASYNCIODEBUG", "PYTHONUNBUFFERED")
     return {k: v for k, v in env.items() if k.startswith("PYTHON") and k not in read_later}
 
 
-# In the child.
+# Functions that run in the child
 
 
 def _run_and_exit(
     command: list[str], cwd: str, env: dict[str, str], output: int, errors: int
 ) -> None:
-    """Run a command. End without the interpreter's clean-up, which copies all of its memory."""
+    """Run a command. End without the interpreter's clean-up, which would copy its memory."""
     for fd, stream in ((output, sys.stdout), (errors, sys.stderr)):
         os.dup2(fd, stream.fileno())
         os.close(fd)
         stream.reconfigure(write_through=True)  # type: ignore[union-attr]
-    # The null device. Servers' own workers inherit it by its number.
+    # The null device. The workers of servers inherit it by its number.
     sys.stdin = open(0, encoding="utf-8", closefd=False)
     multiprocessing.set_start_method(None, force=True)
     try:
         _run(command, cwd, env)
     except SystemExit as error:
         if error.code is not None and not isinstance(error.code, int):
-            raise  # it is to be printed
+            raise  # it must be printed
         status = error.code or 0
     else:
         status = 0
@@ -195,7 +195,7 @@ def _run(command: list[str], cwd: str, env: dict[str, str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    tempfile.tempdir = None  # TMPDIR is another
+    tempfile.tempdir = None  # TMPDIR differs
     if "gunicorn.config" in sys.modules:  # it has read the folder at its import
         importlib.import_module("gunicorn.config").Chdir.default = cwd
     if command[:2] == [sys.executable, "-m"]:

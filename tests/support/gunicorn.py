@@ -1,4 +1,4 @@
-"""A fault of gunicorn's own, which tests allow its workers and no server of ours."""
+"""A fault of gunicorn that tests allow its own workers, but not FastWorker."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _OWN_WORKERS = ("sync", "gthread", "gevent")
 def may_end_headers_with_bare_lf(server: LiveServer) -> bool:
     """Return whether a server's error pages are gunicorn's own, with headers ended by a bare LF.
 
-    This is so on Python 3.14 and newer. There textwrap.dedent() takes the CR of the empty line in
-    gunicorn's template (gunicorn.util.write_error) for white space to be removed.
+    This happens on Python 3.14 and newer. There textwrap.dedent() removes the CR of the empty line
+    in gunicorn's template (gunicorn.util.write_error) as white space.
     """
     is_its_own = any(f"'{worker}'" in str(server.process.args) for worker in _OWN_WORKERS)
     return is_its_own and _has_the_fault()

@@ -14,7 +14,7 @@ from typing import Any
 
 # (host, port), or the path of a Unix socket.
 Address = tuple[str, int] | str
-# No response of a test takes this long. A hung server fails the test instead of the run.
+# No response of a test takes this long. A server that hangs fails the test, and not the run.
 TIMEOUT_S = 60.0
 
 
@@ -27,7 +27,7 @@ class Response:
     headers: list[tuple[str, str]]
     body: bytes
     version: str = "HTTP/1.1"
-    # Whether the server said that the connection stays open.
+    # Whether the server has announced that the connection stays open.
     keep_alive: bool = True
     trailers: list[tuple[str, str]] = field(default_factory=list)
 
@@ -45,7 +45,7 @@ class Response:
 class ResponseReader:
     """Reads the bytes of a server, one response at a time.
 
-    :param bare_lf: let a bare LF end the headers. tests.support.gunicorn says for which servers.
+    :param bare_lf: allow a bare LF at the end of headers. tests.support.gunicorn names the servers.
     """
 
     def __init__(self, stream: BufferedReader, *, bare_lf: bool = False) -> None:
@@ -111,11 +111,14 @@ class ResponseReader:
         return self.stream.read()
 
     def read_to_end_of_chunks(self) -> bytes:
-        """Read the rest of a chunked body, from the next chunk on."""
+        """Read the remaining chunks of a chunked body."""
         return self._read_chunks(Response(0, "", [], b""))
 
     def read_chunk(self) -> bytes:
-        """Read the next chunk of a chunked body, as soon as it is there, but not the last one."""
+        """Read the next chunk of a chunked body as soon as it is there.
+
+        The last chunk is not read.
+        """
         size = int(self._line().partition(";")[0], 16)
         assert size, "the body is at its end"
         return self._chunk(size)
@@ -160,7 +163,7 @@ class Connection(ResponseReader):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout)
-            if receive_buffer is not None:  # before connect: the window is agreed there
+            if receive_buffer is not None:  # before connect, where the window is negotiated
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
             sock.connect(address)
             if tls is not None:
@@ -226,7 +229,7 @@ def get(
     bare_lf: bool = False,
     **options: Any,
 ) -> Response:
-    """Send one request on a connection of its own. See :meth:`Connection.send_request`."""
+    """Send one request on a new connection. See :meth:`Connection.send_request`."""
     with Connection(address, tls=tls, bare_lf=bare_lf) as connection:
         return connection.request(target, headers=[*headers, ("Connection", "close")], **options)
 
@@ -238,7 +241,7 @@ def reset_on_close(sock: socket.socket) -> None:
 
 @contextlib.contextmanager
 def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
-    """A server. Each of its connections gives these responses, one a request, and is closed."""
+    """A server. Each connection gets these responses, one a request, and is closed."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -252,7 +255,7 @@ def answering(*connections: list[bytes]) -> Iterator[tuple[str, int]]:
                             break
                         sock.sendall(response)
 
-        # A test that fails leaves it in accept().
+        # A test that fails leaves the server in accept().
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield listener.getsockname()

@@ -21,7 +21,7 @@ class Response:
 
     headers: dict[str, str] = field(default_factory=dict)
     received: bytearray = field(default_factory=bytearray)
-    frames: int = field(default=0, compare=False)  # of DATA
+    frames: int = field(default=0, compare=False)  # the content of DATA
     early: list[dict[str, str]] = field(default_factory=list)
     trailers: dict[str, str] = field(default_factory=dict)
     ended: bool = False
@@ -37,7 +37,7 @@ class Response:
 
 
 class Client:
-    """An HTTP/2 client without a socket. It turns requests into bytes, and bytes into responses.
+    """An HTTP/2 client without a socket. It converts requests to bytes, and bytes to responses.
 
     :param window: bytes of a stream that the server may send at first.
     :param reads: whether to reopen windows by the number of received bytes.
@@ -50,7 +50,7 @@ class Client:
         self.state = h2.connection.H2Connection(config)
         self.reads = reads
         self.responses: dict[int, Response] = {}
-        self.goaways: list[tuple[int, int]] = []  # last stream, error code
+        self.goaways: list[tuple[int, int]] = []  # the last stream and the error code
         self._window = window
 
     def begin(self) -> None:
@@ -69,7 +69,7 @@ class Client:
         trailers: Fields | None = None,
         ends: bool = True,
     ) -> int:
-        """Make the frames of a request, and of its body, which must fit into the window.
+        """Make the frames of a request and of its body, which must fit into the window.
 
         :param body: None for a request without a body.
         :param ends: whether this is the end of the request.
@@ -121,7 +121,7 @@ class Client:
 
 
 class Connected(Client):
-    """A client on a socket on which HTTP/2 is agreed."""
+    """A client on a socket that speaks HTTP/2."""
 
     def __init__(self, sock: socket.socket, **options: Any) -> None:
         super().__init__(**options)

@@ -13,17 +13,17 @@ from werkzeug.wsgi import ClosingIterator
 from wsgifast import WSGIFast
 
 SIZE = 8_000_000
-# It shrinks to a half.
+# Compression reduces it to a half.
 _PAGE = os.urandom(SIZE // 2).hex().encode()
 _BLOCKS = [_PAGE[at : at + 1000] for at in range(0, SIZE, 1000)]
-_path = tempfile.NamedTemporaryFile()  # for as long as the process
+_path = tempfile.NamedTemporaryFile()  # open for as long as the process runs
 _path.write(_PAGE)
 _path.flush()
 
 
 def _page(environ: dict[str, Any]) -> Iterable[bytes]:
-    """A framework's response, which has the bytes until its close()."""
-    page = [bytes(memoryview(_PAGE))]  # of its own, as a framework renders it
+    """A framework's response, which refers to its bytes until close()."""
+    page = [bytes(memoryview(_PAGE))]  # a separate copy, as a framework renders it
     return ClosingIterator(page, page.clear)
 
 
@@ -50,7 +50,7 @@ _compressed = WSGIFast(_app, compress=True)
 
 def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     if environ["PATH_INFO"].startswith("/compressed-"):
-        environ["HTTP_ACCEPT_ENCODING"] = "gzip"  # which a crowd of slow clients does not send
+        environ["HTTP_ACCEPT_ENCODING"] = "gzip"  # a crowd of slow clients does not send it
     served = _compressed if environ["PATH_INFO"].startswith("/compressed-") else _app
     return served(environ, start_response)
 

@@ -44,7 +44,7 @@ def unread() -> str:
 
 
 def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-    """Reads to the end, and catches nothing."""
+    """Read to the end, and catch no exception."""
     if environ["PATH_INFO"] != "/raw":
         return web.wsgi_app(environ, start_response)
     size, most = 0, int(environ.get("CONTENT_LENGTH") or sys.maxsize)

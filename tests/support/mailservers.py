@@ -1,7 +1,7 @@
-"""Mail servers that are not ours, each started from a configuration of its own.
+"""Mail servers of others, each started with a configuration for the test.
 
-Debian's packages are enough. The system's configuration, spool and mailboxes are not touched. Run
-by root the servers change to another user for mail, as they refuse to handle it as root.
+Debian's packages are enough. The system's configuration, spool and mailboxes are not touched. If
+root runs them, the servers change to another user, because they handle no mail as root.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .programs import program
 from .servers import LiveServer, free_port, live_server, wait_for
 
 USER, PASSWORD = "anne", "secret"
-# Deliveries by exim to 250 recipients took more than 10 s on a machine that was busy otherwise.
+# Deliveries by Exim to 250 recipients took more than 10 s on a busy machine.
 DELIVERIES_S = 60.0
 
 
 @dataclass
 class Dovecot:
-    """A running Dovecot with a mailbox for anybody who knows the password."""
+    """A running Dovecot with a mailbox for every user who knows the password."""
 
     server: LiveServer
     port: int
@@ -72,7 +72,8 @@ def dovecot(*, certificate: tuple[Path, Path] | None = None) -> Iterator[Dovecot
     """
     path = program("dovecot")
     port, tls_port = free_port(), free_port() if certificate else 0
-    # Not a test's own folder: the path of a Unix socket must be shorter than 108 octets.
+    # This is not the test's own folder, since the path of a Unix socket must be shorter than 108
+    # octets.
     with _mail_folder("wsgifast-imap-", "nobody") as (folder, owner):
         version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
         is_2_3 = version.stdout.startswith("2.3")
@@ -117,7 +118,7 @@ service anvil {{
 
 @dataclass
 class Exim:
-    """A running Exim that delivers all mail into one folder, but none to refused@...
+    """A running Exim that delivers all mail into one folder. It rejects refused@...
 
     :ivar delivered: a Maildir. It stores lines with LF.
     """
@@ -182,7 +183,9 @@ folder:
 
 @contextlib.contextmanager
 def _mail_folder(prefix: str, user: str) -> Iterator[tuple[Path, pwd.struct_passwd]]:
-    """A short-named folder, and the user who handles mail in its part `mail`.
+    """Make a folder with a short name.
+
+    Return it, and the user who handles mail in its folder `mail`.
 
     :param user: that user, if this process is root's.
     """
@@ -196,14 +199,14 @@ def _mail_folder(prefix: str, user: str) -> Iterator[tuple[Path, pwd.struct_pass
             os.chown(mail, owner.pw_uid, owner.pw_gid)
         yield folder, owner
     finally:
-        # A delivery under way outlives the server, and would make the folder anew.
+        # A running delivery outlives the server, and would create the folder again.
         what = f"no process uses {folder}"
         wait_for(lambda: not _used_by_processes(folder), what, DELIVERIES_S, interval=0.1)
         shutil.rmtree(folder)
 
 
 def _used_by_processes(folder: Path) -> list[str]:
-    """The command lines that name a folder, as those of all our mail servers do."""
+    """Return the command lines that name a folder. Those of all our mail servers do."""
     lines = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended meanwhile

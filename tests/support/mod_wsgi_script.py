@@ -1,4 +1,4 @@
-"""The script in which mod_wsgi finds its `application`: the app that the environment names."""
+"""The script in which mod_wsgi finds its `application`, an app that the environment names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Flask app with metrics of its own, and something for each panel of a dashboard."""
+"""A Flask app with its own metrics, and with data for each panel of a dashboard."""
 
 from __future__ import annotations
 

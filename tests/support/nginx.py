@@ -1,4 +1,4 @@
-"""A real nginx in front of a server of the tests."""
+"""A real nginx in front of a server in the tests."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ http {{
 
 @contextmanager
 def nginx_before(backend: LiveServer, folder: Path, locations: str) -> Iterator[LiveServer]:
-    """nginx in front of a server at a port of this host.
+    """Run nginx in front of a server at a port of this host.
 
     :param folder: for its own files.
-    :param locations: further ones, as its configuration has them.
+    :param locations: more location blocks, in the syntax of its configuration.
     :raises ProgramMissing: if it is not installed.
     """
     nginx = program("nginx")

@@ -33,5 +33,5 @@ class Notes:
 
 
 def values_of(metrics: RequestMetrics, name: str) -> dict[tuple[str, ...], Any]:
-    """The values of one metric, by their labels."""
+    """Return the values of one metric, by their labels."""
     return {each.labels: each.value for each in metrics.collect() if each.metric.name == name}

@@ -11,7 +11,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-# No module of an app under test, and no module that checks at its import for gevent.
+# No module of an app under test, and no module that looks for gevent when it is imported.
 _PRELOADED = """
     anyio._backends._asyncio asgifast.middleware asgifast.responses asgifast.static
     asgifast.uvicorn asgifast.workers cheroot.wsgi ctypes django.contrib.staticfiles.finders
@@ -26,15 +26,14 @@ _PRELOADED = """
     wsgifast.commands.doctor.command wsgifast.middleware wsgifast.commands.run.command
     wsgifast.static wsgifast.workers.worker wsgiref.simple_server zttp
 """
-# How long gunicorn's arbiter sleeps between two looks at its workers, in place of 0.1 s. And how
-# long servers on asyncio sleep between two looks at whether they must end, in place of 0.1 s and
-# 1 s.
+# How long gunicorn's arbiter sleeps between two checks of its workers, in place of 0.1 s. Also how
+# long servers on asyncio sleep between two checks for their end, in place of 0.1 s and 1 s.
 _LOOK_S, _ASYNCIO_LOOK_S = 0.01, 0.02
 _ON_ASYNCIO = ("uvicorn.server", "gunicorn.workers.gasgi")
 
 
 def _look_often() -> None:
-    """Have servers notice an end at once. Otherwise it takes up to a second."""
+    """Have servers notice a request to end at once. Otherwise it takes up to a second."""
     if "gunicorn.arbiter" in sys.modules:
         arbiter: Any = sys.modules["gunicorn.arbiter"]
         arbiter.time = SimpleNamespace(**vars(time))
@@ -46,7 +45,7 @@ def _look_often() -> None:
             server.asyncio.sleep = lambda seconds: asyncio.sleep(min(seconds, _ASYNCIO_LOOK_S))
 
 
-gc.disable()  # modules are no garbage
+gc.disable()  # modules are not garbage
 for _name in _PRELOADED.split():
     with contextlib.suppress(ImportError):  # an extra that is not installed
         importlib.import_module(_name)

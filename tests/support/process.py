@@ -34,13 +34,13 @@ def open_descriptors() -> set[tuple[str, str]]:
         try:
             path = os.readlink(f"/proc/self/fd/{name}")
         except FileNotFoundError:
-            continue  # that of the listing itself
+            continue  # the descriptor of the listing itself
         found.add((name, path.removesuffix(" (deleted)")))
     return found
 
 
 def send_buffer_is_limited(sock: Any) -> bool:
-    """Whether a program has set the size, so that the kernel does not (SOCK_SNDBUF_LOCK)."""
+    """Return whether a program has set the size, so that the kernel does not (SOCK_SNDBUF_LOCK)."""
     try:
         return bool(sock.getsockopt(socket.SOL_SOCKET, 72) & 1)  # SO_BUF_LOCK
     except OSError:  # a kernel before 5.14
@@ -49,7 +49,7 @@ def send_buffer_is_limited(sock: Any) -> bool:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Objects that are freed at the end of the block were in no cycle of references."""
+    """Require that objects that are freed at the end of the block were in no reference cycle."""
     gc.collect()
     gc.disable()
     try:
@@ -61,7 +61,7 @@ def uncollected() -> Iterator[None]:
 def in_a_child(function: Callable[[], object]) -> int:
     """Call a function in a fork of this process. Return the pid after the child's success."""
     with warnings.catch_warnings():
-        # Python warns of threads, which tests before have left: the child waits for none of them.
+        # Python warns about threads that earlier tests have left: the child waits for none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -77,7 +77,7 @@ def in_a_child(function: Callable[[], object]) -> int:
 
 @contextlib.contextmanager
 def another_user(reaching: Path) -> Iterator[None]:
-    """Become one who may search this folder and those above it."""
+    """Change to a user who may search this folder and those above it."""
     for place in (reaching, *reaching.parents):
         if place.stat().st_uid == 0 and place != Path("/tmp"):
             place.chmod(place.stat().st_mode | 0o011)
@@ -89,7 +89,10 @@ def another_user(reaching: Path) -> Iterator[None]:
 
 
 def open_terminal(*, columns: int) -> tuple[int, int]:
-    """Open a terminal of 24 lines. Return the descriptors of its user's and a program's side."""
+    """Open a terminal of 24 lines.
+
+    Return the descriptors of the user's side and the program's side.
+    """
     try:
         user, program = pty.openpty()
     except OSError as error:

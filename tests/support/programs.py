@@ -1,7 +1,7 @@
-"""Programs that tests talk to: the source of each, and `make servers`.
+"""The programs that tests use: the package of each, and `make servers`.
 
-Run as a script, with any Python and without an environment, it installs the missing programs that
-apt-get and Go have. `make release` installs those of pip.
+As a script, it installs the missing programs from apt-get and Go. It needs any Python and no
+environment. `make release` installs the programs from pip.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-# Where Debian and Ubuntu have them.
+# Where Debian and Ubuntu install them.
 APACHE_MODULES = Path("/usr/lib/apache2/modules")
-# Each program, and the package that has it in Debian and Ubuntu.
+# Each program, and its package in Debian and Ubuntu.
 PACKAGES = {
     "nginx": "nginx-light",
     "dovecot": "dovecot-imapd",
@@ -28,26 +28,27 @@ PACKAGES = {
     "promtool": "prometheus",
     "apache2": "apache2-bin",
     "mod_wsgi.so": "libapache2-mod-wsgi-py3",  # for Debian's own Python
-    "setpriv": "util-linux",  # starts Apache as somebody else
+    "setpriv": "util-linux",  # starts Apache as another user
     "caddy": "caddy",
     "haproxy": "haproxy",
     "systemd-analyze": "systemd",
     "uwsgi_python3": "uwsgi-plugin-python3",  # for Debian's own Python, with uwsgi-core
-    "wrk": "wrk",  # the load tests' client
-    "h2load": "nghttp2-client",  # and over HTTP/2
+    "wrk": "wrk",  # the client of the load tests
+    "h2load": "nghttp2-client",  # the same over HTTP/2
     "openssl": "openssl",
     "ip": "iproute2",  # makes links between network namespaces
     "valgrind": "valgrind",  # counts instructions
     "gcc": "gcc",  # builds gunicorn's C parser, with Python's headers
 }
-# Programs that do as well. Ubuntu has no package of Chromium. GitHub's machines have Chrome.
+# Programs that can replace others. Ubuntu has no package of Chromium. GitHub's machines have
+# Chrome.
 _OTHER_NAMES = {"chromium": ["google-chrome", "chromium-browser"]}
-# Programs that no package index has, and their modules for `go install`.
+# Programs that are in no package index, and their modules for `go install`.
 MODULES = {
     "actionlint": "github.com/rhysd/actionlint/cmd/actionlint@v1.7.12",
     "h2spec": "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible",
 }
-# Those of the dependency group "release".
+# The programs of the dependency group "release".
 WHEELS = ("check-jsonschema", "hadolint", "kubernetes-validate", "twine")
 # Its requirements have no version for Python 3.15.
 _NOT_ON_3_15 = "kubernetes-validate" if sys.version_info >= (3, 15) else None
@@ -55,13 +56,14 @@ _NOT_ON_3_15 = "kubernetes-validate" if sys.version_info >= (3, 15) else None
 _GO_BIN = Path.home() / "go" / "bin"
 _PYTHON_H = Path(sysconfig.get_path("include"), "Python.h")
 _ONLY_PACKAGES = "packages"
-# invoke-rc.d asks it whether a package may start its service (/usr/share/doc/init-system-helpers).
+# invoke-rc.d asks this script whether a package may start its service
+# (/usr/share/doc/init-system-helpers).
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _NO_SERVICE_STARTS = "#!/bin/sh\nexit 101\n"
 
 
 class ProgramMissing(Exception):
-    """A program is not installed. The message says how to install it.
+    """A program is missing. The message says how to install it.
 
     :ivar fatal: CI has it. A test without it fails there.
     """
@@ -90,7 +92,7 @@ def program(name: str) -> str:
 
 
 def check(name: str, *arguments: str | Path) -> None:
-    """Run one of them that checks files, and have it find nothing.
+    """Run a program that checks files, and require that it finds nothing.
 
     :raises ProgramMissing: as :func:`program`.
     """
@@ -103,7 +105,7 @@ def install_missing() -> int:
     """Install the packages of all missing programs, by apt-get. Return the exit status."""
     missing = [package for name, package in PACKAGES.items() if _find(name) is None]
     packages = list(dict.fromkeys(missing))
-    if importlib.util.find_spec("ensurepip") is None:  # Debian has parted it from Python
+    if importlib.util.find_spec("ensurepip") is None:  # a separate package in Debian
         packages.append("python3-venv")
     if not _PYTHON_H.exists():
         packages.append("python3-dev")
@@ -125,7 +127,7 @@ def install_missing() -> int:
 
 
 def make_modules() -> None:
-    """Build the missing programs of MODULES, where Go is installed and its proxy has them."""
+    """Build the missing programs of MODULES, if Go is installed and its proxy has them."""
     missing = [name for name in MODULES if _find(name) is None]
     go = shutil.which("go", path=f"{os.environ.get('PATH', '')}:/usr/local/go/bin")
     if missing and go is None:
@@ -139,7 +141,7 @@ def make_modules() -> None:
 
 
 def _apt_get_install(packages: Sequence[str]) -> int:
-    # The services themselves stay off: each test starts its own with its own configuration.
+    # The services stay off: each test starts its own server with its own configuration.
     made = not _POLICY.exists()
     if made:
         _POLICY.write_text(_NO_SERVICE_STARTS)
@@ -167,8 +169,8 @@ def _apt_get_install(packages: Sequence[str]) -> int:
 
 
 def _find(name: str) -> str | None:
-    # Debian installs servers where only root's PATH leads. pip installs programs beside this
-    # Python.
+    # Debian installs servers in folders that only root's PATH has. pip installs programs beside
+    # this Python.
     folders = (Path(sys.executable).parent, os.environ.get("PATH", ""), "/usr/sbin:/sbin", _GO_BIN)
     if name.endswith(".so"):
         return shutil.which(name, mode=os.F_OK, path=str(APACHE_MODULES))

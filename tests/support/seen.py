@@ -1,4 +1,4 @@
-"""One response as a client sees it on the wire, and whether another one is as good."""
+"""One response as a client sees it on the wire, and its comparison with another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from wsgifast.compression.policy import compressed_tag
 
 from .http import Address, Connection, Response
 
-# One that fails for want of a response is tried several times, while Hypothesis makes it smaller.
+# A case that fails without a response is tried several times, while Hypothesis makes it smaller.
 _TIMEOUT_S = 20.0
-# A response has no body with these, despite its headers (RFC 9110, section 6.4.1).
+# A response with one of these statuses has no body, despite its headers (RFC 9110, section 6.4.1).
 _WITHOUT_BODY = (204, 304)
 
 
@@ -53,7 +53,7 @@ def ask(
     *,
     bare_lf: bool = False,
 ) -> Seen:
-    """Send a request on a connection of its own, and read all that comes.
+    """Send a request on a new connection, and read all bytes.
 
     :param bare_lf: as :class:`.Connection` takes it.
     """
@@ -90,7 +90,10 @@ def _read(connection: Connection, method: str) -> Seen:
 
 
 def _framed(received: Response, rest: bytes) -> tuple[bytes, bool, bytes]:
-    """Split the bytes after the headers into content, whether it is complete, and surplus."""
+    """Split the bytes after the headers.
+
+    Return the content, whether it is complete, and the surplus.
+    """
     if received.header("Transfer-Encoding") is None:
         length = received.header("Content-Length")
         if length is None:
@@ -118,16 +121,17 @@ def _framed(received: Response, rest: bytes) -> tuple[bytes, bool, bytes]:
 def differences(
     raw: Seen, other: Seen, *, has_file: bool = False, fails: bool = False, declares: bool = True
 ) -> list[str]:
-    """Return how a response is worse than the raw app's, or differs from it.
+    """Return how a response is worse than the raw app's, or how it differs.
 
     :param fails: the app raises an error.
     :param declares: the app sends a Content-Length. A server may add one.
     :param has_file: the body is a file, to which a middleware may add validators.
     """
     found = []
-    if other.surplus and other.surplus != raw.surplus:  # waitress ends a HEAD by a last chunk
+    # Waitress ends a response to HEAD by a last chunk
+    if other.surplus and other.surplus != raw.surplus:
         found.append("bytes follow the response")
-    # The server can still answer 500 in place of a response that breaks off at once.
+    # The server can still send a 500 in place of a response that breaks off at once.
     if (fails or not raw.is_complete) and not raw.body and other.status in (0, 500):
         return found
     if raw.status != other.status:

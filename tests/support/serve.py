@@ -1,4 +1,4 @@
-"""Serve a WSGI app on a server that has no command line of its own.
+"""Serve a WSGI app on a server without a command line.
 
 python -m tests.support.serve SERVER PORT MODULE:APP
 """

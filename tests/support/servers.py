@@ -1,4 +1,4 @@
-"""Live servers: each is a process of its own, ended by its own id when the test is over."""
+"""Live servers. Each is a separate process, which is ended by its id after the test."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from . import forkserver
 from .http import Address, Response, get
 
 ROOT = Path(__file__).resolve().parents[2]
-# The time that a correct server may take on a machine that stalls. gunicorn loses a TERM that
-# comes while it forks a worker. It kills that worker graceful_timeout (30 s) later.
+# The time that a correct server may need on a machine that stalls. gunicorn loses a TERM that
+# arrives while it forks a worker. It kills that worker graceful_timeout (30 s) later.
 START_S = STOP_S = PATIENCE_S = 60.0
-# A server opens its port only some time after it has been chosen: others that run tests on this
-# machine must not choose the same one until then.
+# A server opens its port some time after the port has been chosen. Until then no other process that
+# runs tests on this machine may choose the same port.
 _PORTS = processes.UNASSIGNED_PORTS
 _BLOCK = 250
 
@@ -56,7 +56,7 @@ class LiveServer:
         return self.log_path.read_text(errors="replace")
 
     def wait_for_log(self, text: str, times: int = 1) -> None:
-        """Wait until the process has written a text so many times."""
+        """Wait until the process has written a text this number of times."""
         wait_for(
             lambda: self.log().count(text) >= times,
             lambda: f"{text!r} is logged {times} times\n{self.log()}",
@@ -73,7 +73,7 @@ class LiveServer:
         return fnmatch.filter(files, pattern)
 
     def get(self, target: str = "/", **options: Any) -> Response:
-        """Send one request on a connection of its own. See tests.support.http.get."""
+        """Send one request on a new connection. See tests.support.http.get."""
         return get(self.address, target, **options)
 
     def stop(self, signal_number: int = signal.SIGTERM) -> int:
@@ -100,9 +100,9 @@ def live_server(
     forked: bool = True,
     fails: bool = False,
 ) -> Iterator[LiveServer]:
-    """Start a server and wait until it accepts connections. Stop it at the end of the block.
+    """Start a server and wait until it accepts connections. End it at the end of the block.
 
-    :param argv: the command. A first item of "python" is this interpreter.
+    :param argv: the command. A first item "python" means this interpreter.
     :param address: the address where the command listens. See :func:`free_port`. None for a free
         port of 127.0.0.1, which replaces {port} in the command.
     :param forked: let the fork server run the command if it can. Otherwise it is started anew.
@@ -161,7 +161,7 @@ def _wait_until_listening(server: LiveServer) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing has, and that no other call returns for a while."""
+    """Return a TCP port of 127.0.0.1 that is unused, and that no other call returns for a while."""
     claimed = _claimed()
     if claimed is None:
         return processes.free_port()
@@ -177,13 +177,13 @@ def free_port() -> int:
 
 @functools.cache
 def _claimed() -> Iterator[int] | None:
-    """Return the ports of this process, again and again, or None if all are in use."""
+    """Yield the ports of this process repeatedly, or None if all are in use."""
     if sys.platform != "linux":
         return None
     for start in range(_PORTS.start, _PORTS.stop, _BLOCK):
         claim = socket.socket(socket.AF_UNIX)
         try:
-            # An abstract address: one process alone can have it, and it goes with that process.
+            # An abstract address: only one process can have it, and it ends with that process.
             claim.bind(f"\0wsgifast-test-ports-{start}")
         except OSError:
             claim.close()

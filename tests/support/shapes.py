@@ -1,4 +1,4 @@
-"""An app with every kind of body under its own URL, and the response that a client must receive.
+"""An app with a URL for every kind of body, and the response that a client must receive.
 
 The behaviour suite serves `app` (wrapped) on every server. `raw` is the same without wsgifast.
 """
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 
 TEXT = "Grüße, 世界! " * 300
 CRUMBS = [b"%06d|" % number for number in range(20_000)]
-# How many of them a generator yields: each is a system call of the server, and two of the client.
+# The number of chunks of a generator. Each takes one system call of the server, and two of the
+# client.
 STREAMED_CRUMBS = 2_000
-# Not a multiple of any block size, larger than a socket's buffers want to be.
+# Not a multiple of any block size, and more than the initial size of a socket's buffers.
 FILE_BYTES = bytes(range(256)) * 4_099 + b"the end"
 
 MIXED = ["zwölf", b"bytes", bytearray(b"array"), memoryview(b"view")]
@@ -45,17 +46,17 @@ View = Callable[["WSGIEnvironment", "StartResponse"], Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """One URL: the app's view, and the body that a GET has to receive."""
+    """One URL: the app's view, and the body in response to GET."""
 
     view: View
     expected: bytes
     content_type: str = "text/plain"
-    # Whether the length is known before the body is sent, so that Content-Length must be there.
+    # Whether the length is known before the body is sent, so that there must be a Content-Length.
     sized: bool = True
 
 
 def file_path() -> str:
-    """A file with FILE_BYTES. It is made once in each process and removed with it."""
+    """Return a file with FILE_BYTES. It is made once in each process and removed with it."""
     return os.path.join(_folder().name, "file.bin")
 
 
@@ -75,14 +76,14 @@ def neighbour(name: str) -> str:
 
 
 def opened(at: int = 0, whence: int = os.SEEK_SET, **how: Any) -> Any:
-    """The file, from an offset on."""
+    """Return the file, from an offset on."""
     file = open(file_path(), "rb", **how)
     file.seek(at, whence)
     return file
 
 
 def filled(file: Any, at: int = 0) -> Any:
-    """Another file with the same bytes, from an offset on."""
+    """Return another file with the same bytes, from an offset on."""
     file.write(FILE_BYTES)
     file.seek(at)
     return file
@@ -95,7 +96,7 @@ def partly_read() -> Any:
 
 
 class CommandOutput:
-    """The output of a command, as a file that is read once and has no size."""
+    """Return the output of a command, as a file that is read once and has no size."""
 
     def __init__(self, *command: str) -> None:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -113,7 +114,7 @@ class CommandOutput:
 
 
 class OnlyRead:
-    """The least that can be called a file."""
+    """An object with the fewest methods of a file."""
 
     def __init__(self, data: bytes) -> None:
         self._stream = io.BytesIO(data)
@@ -123,7 +124,7 @@ class OnlyRead:
 
 
 class Lines:
-    """An iterable that is neither a list nor an iterator, and knows how many chunks it has."""
+    """An iterable that is neither a list nor an iterator, and has a len()."""
 
     def __len__(self) -> int:
         return 1
@@ -132,8 +133,8 @@ class Lines:
         yield b"one line"
 
 
-# The body that an app returns after a 200: how it is made, the received bytes, whether its length
-# is known, and its type.
+# The body that an app returns after a 200: the function that makes it, the received bytes, whether
+# its length is known, and its type.
 _OCTETS = "application/octet-stream"
 _MADE: dict[str, tuple[Callable[[], Any], bytes, bool, str]] = {
     "text": (lambda: TEXT, TEXT.encode(), True, "text/plain; charset=utf-8"),
@@ -201,7 +202,7 @@ if KERNEL_FILE.exists():
 
 
 def returning(make: Callable[[], Any], content_type: str, *headers: tuple[str, str]) -> View:
-    """A view that answers 200 with a body made for it."""
+    """Return a view that responds with 200 and a body made by a function."""
 
     def view(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
         start_response("200 OK", [("Content-Type", content_type), *headers])
@@ -214,7 +215,7 @@ SHAPES = {
     name: Shape(returning(make, kind), expected, kind, sized)
     for name, (make, expected, sized, kind) in _MADE.items()
 }
-# The same with a Content-Length, right or wrong.
+# Do the same with a Content-Length, right or wrong.
 _DECLARED: dict[str, tuple[Callable[[], Any], bytes, tuple[str, str]]] = {
     "run-of-a-file": (lambda: opened(100), FILE_BYTES[100:300], ("Content-Length", "200")),
     "declared-length": (lambda: iter([b"decl", b"ared"]), b"declared", ("content-length", "8")),
@@ -230,7 +231,7 @@ SHAPES |= {
 
 
 def view(expected: bytes, *, sized: bool = True) -> Callable[[View], View]:
-    """Register a whole WSGI app under a URL of its own."""
+    """Register a whole WSGI app under its own URL."""
 
     def register(function: View) -> View:
         name = function.__name__.replace("_", "-")
@@ -292,7 +293,7 @@ def post(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
     return f"echo of {len(data) or 5}"
 
 
-# Bodies that nothing can repair: a 500, at once.
+# Bodies that nothing can repair: the response is a 500 at once.
 BROKEN: dict[str, Any] = {
     "none": lambda: None,
     "number": lambda: 42,
@@ -337,7 +338,7 @@ BROKEN_NAMES = [
 ]  # fmt: skip
 
 
-# Responses that break off: the connection has to be closed, and nothing may look whole.
+# Responses that break off: the connection must be closed, and no response may look complete.
 FAILING: dict[str, Callable[[], Any]] = {
     "raises-midway": lambda: _raising(),
     "raises-midway-unsized": lambda: _raising(),
@@ -362,7 +363,7 @@ def _raising() -> Iterator[bytes]:
 
 
 def status(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    """Any status with a body, whether the status allows one or not."""
+    """Respond with any status and a body, whether the status allows one or not."""
     code = environ["PATH_INFO"].rpartition("/")[2]
     body = b"a body that 204 and 304 must not have"
     headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
@@ -372,7 +373,7 @@ def status(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
 
 
 def nodelay(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
-    """Whether TCP_NODELAY is on for the connection of this request."""
+    """Return whether TCP_NODELAY is on for the connection of this request."""
     sock = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
     sock = sock or owned_socket(environ["wsgi.input"])
     start_response("200 OK", [("Content-Type", "text/plain")])
@@ -382,7 +383,7 @@ def nodelay(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
 
 
 class Closings:
-    """Counts how often close() was called on the bodies of /closing, in the thread of their app."""
+    """Count the calls of close() on the bodies of /closing, in the thread of their app."""
 
     opened = 0
     closed = 0
@@ -401,8 +402,8 @@ class ClosingBody:
         if self._kind == "endless":
             while True:
                 yield b"x" * 10_000
-                # waitress's thread that sends, and notices, gets hardly a turn beside one that
-                # never waits.
+                # The thread of waitress that sends and detects a disconnect hardly runs beside a
+                # thread that never waits.
                 time.sleep(0.001)
 
     def close(self) -> None:
@@ -434,6 +435,6 @@ def raw(environ: WSGIEnvironment, start_response: StartResponse) -> Any:
 
 app = WSGIFast(raw)
 coalescing_app = WSGIFast(raw, coalesce=True)
-# Most shapes say that they are of this type, which is left alone by default.
+# Most shapes have this type, which is not compressed by default.
 _EVERYTHING = Compression(content_types=["application/octet-stream"], min_bytes=1)
 compressing_app = WSGIFast(raw, compress=_EVERYTHING)

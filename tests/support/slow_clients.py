@@ -1,4 +1,4 @@
-"""The kinds of slow clients, as crowds of tests.support.crowds, and ordinary clients beside them.
+"""The kinds of slow clients in crowds (tests.support.crowds), and ordinary clients beside them.
 
 The load tests and the attacks measure the response times of an ordinary client beside a crowd.
 """
@@ -19,7 +19,7 @@ from tests.support import crowds
 from tests.support.crowds import Kind
 from wsgifast.commands.bench.processes import HOST
 
-# An ordinary client beside a crowd stops waiting after this time, and counts a failure.
+# An ordinary client beside a crowd gives up after this time, and counts a failure.
 GIVE_UP_S = 5.0
 
 
@@ -29,28 +29,30 @@ def _kind(clients: int, opening: bytes, path: str = "/small", **more: Any) -> Ki
 
 _GET = b"GET {path} HTTP/1.1\r\nHost: a\r\n"
 _POST = b"POST {path} HTTP/1.1\r\nHost: a\r\n"
-# 99 fields, each just below the 8,190 bytes that gunicorn allows: 790 kB.
+# 99 fields, each a little shorter than the 8,190 bytes that gunicorn allows: 790 kB.
 _LARGE_FIELDS = b"".join(b"X-%02d: %s\r\n" % (n, b"a" * 7970) for n in range(99))
 _KIB_CHUNK = b"400\r\n" + bytes(1024) + b"\r\n"
 _TWO_BYTE_CHUNK = b"2\r\nxx\r\n"
 
 
 def _chunks(chunk: bytes, count: int, bytes_per_s: int) -> Kind:
-    """Clients that send so many chunks at once, and then go on at a rate."""
+    """Return clients that send this number of chunks at once, and then continue at a rate."""
     opening = _POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * count
     return _kind(20, opening, "/upload", then=chunk, send_bytes_per_s=bytes_per_s)
 
 
-# Over HTTP/2: so many requests at once.
+# Over HTTP/2: the number of requests at once.
 _HTTP2, _IDLE_HTTP2 = b"{http2}", b"{http2 once}"
-# Readers of HTTP/2 streams: the first window of a stream, and the size of each update.
+# For readers of HTTP/2 streams: the first window of a stream, and the size of each update.
 _STREAMS = 100
 _WINDOW_BYTES = 16 * 1024
 _STEP_BYTES = 4096
 
 
 def _readers_of_streams(clients: int, bytes_per_s: int) -> Kind:
-    """Clients that read 100 streams each, at a rate each: by their windows, not by the socket."""
+    """Return clients that read 100 streams each, at a rate each: by their windows, not by the
+    socket.
+    """
     updates = b"".join(
         WindowUpdateFrame(number, window_increment=_STEP_BYTES).serialize() for number in _numbers()
     )
@@ -70,7 +72,7 @@ def _numbers(streams: int = _STREAMS) -> range:
 
 
 def _http2_requests(path: str, streams: int) -> bytes:
-    """A preface, a window for the connection that is never in the way, and the requests."""
+    """Return a preface, a window for the connection that is never exhausted, and the requests."""
     encode = Encoder().encode
     fields = [(":method", "GET"), (":scheme", "http"), (":authority", "a"), (":path", path)]
     frames = [
@@ -106,7 +108,7 @@ KINDS = {
     ),
     "two-byte chunks": _chunks(_TWO_BYTE_CHUNK, 200_000, 130_000),
     "1 KiB chunks": _chunks(_KIB_CHUNK, 390, 130_000),
-    # Only those of their body: 400 kB of content, and its end never comes.
+    # The fields of their body: 400 kB of content, and its end never arrives.
     "a beginning of two-byte chunks": _chunks(_TWO_BYTE_CHUNK, 200_000, 0),
     "a beginning of 1 KiB chunks": _chunks(_KIB_CHUNK, 390, 0),
     "500 kB trailers": _kind(
@@ -122,7 +124,7 @@ KINDS = {
     "readers of HTTP/2 streams": _readers_of_streams(20, 4096),
     "idle HTTP/2 connections": _kind(500, _IDLE_HTTP2, receive_bytes_per_s=1 << 20),
     "silent bodies": _kind(100, _POST + b"Content-Length: 500000\r\n\r\n", "/upload"),
-    # Less than the 500 bytes a second that slow clients are expected to send.
+    # Less than the 500 bytes a second that slow clients must send.
     "dribblers": _kind(
         200,
         _POST + b"Content-Length: 1000000\r\n\r\n",
@@ -164,7 +166,7 @@ def slow_clients(
 
 
 def opening(kind: str, path: str) -> bytes:
-    """The bytes that a client of one of KINDS sends at once."""
+    """Return the bytes that a client of one of KINDS sends at once."""
     template = KINDS[kind].opening
     if template in (_HTTP2, _IDLE_HTTP2):
         return _http2_requests(path, _STREAMS if template == _HTTP2 else 1)
@@ -192,7 +194,7 @@ def others(
     tls: bool = False,
     host: str = HOST,
 ) -> Others:
-    """Send requests, every tenth one on a new connection, as ordinary clients do beside a crowd.
+    """Send requests like ordinary clients beside a crowd, every tenth one on a new connection.
 
     :param pause_s: between a response and the next request.
     """

@@ -3,9 +3,9 @@
     python -m tests.support.slow_disk FOLDER SIZE BYTES_PER_S
 
 It speaks FUSE 7.31 with the kernel, and needs only Linux and root. To servers the file is like one
-on a real disk. stat() and open() return at once, reads outside the page cache wait, and each open()
-begins with an empty cache. The file's bytes are zeros. It is unmounted when the process that
-mounted it ends, however that happens.
+on a real disk: reads that are not in the page cache wait. stat() and open() return at once, and
+each open() begins with an empty cache. The file's bytes are zeros. It is unmounted when the process
+that mounted it ends, even if that process is killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 1, 2, 4, 2
 
 
 def has_slow_disk() -> bool:
-    """Whether this process may mount one: on Linux, as root, where /dev/fuse is."""
+    """Return whether this process may mount one: on Linux, as root, with /dev/fuse."""
     return sys.platform == "linux" and os.geteuid() == 0 and os.access("/dev/fuse", os.R_OK)
 
 
@@ -68,7 +68,7 @@ def slow_disk(folder: Path, *, size: int, bytes_per_s: int) -> Iterator[Path]:
 
 
 class _Disk:
-    """Answers the kernel's requests one after the other, and reads in a thread of their own."""
+    """Answer the kernel's requests one after the other, and read in a separate thread."""
 
     def __init__(self, fd: int, size: int, bytes_per_s: int) -> None:
         self._fd = fd
@@ -78,7 +78,7 @@ class _Disk:
         threading.Thread(target=self._read_slowly, daemon=True).start()
 
     def serve_one(self) -> bool:
-        """Answer one request. Return False if the file system has been unmounted."""
+        """Respond to one request. Return False if the file system has been unmounted."""
         try:
             request = os.read(self._fd, _REQUEST_BYTES)
         except OSError as error:
@@ -131,7 +131,7 @@ class _Disk:
 
 
 def _initial(body: bytes) -> bytes:
-    """The response to INIT: our version, and as much read-ahead as a disk gets."""
+    """Return the response to INIT: our version, and as much read-ahead as a disk has."""
     _, _, _, flags = struct.unpack_from("=4I", body)
     flags &= _ASYNC_READ
     return struct.pack(

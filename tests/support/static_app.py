@@ -1,4 +1,4 @@
-"""StaticFiles over the directory that STATIC_ROOT names, for servers that are processes."""
+"""StaticFiles over the directory in STATIC_ROOT, for servers in separate processes."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ def _certificate() -> trustme.LeafCert:
 
 
 def server_context() -> ssl.SSLContext:
-    """A new context with the server's certificate."""
+    """Return a new context with the server's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _certificate().configure_cert(context)
     return context
 
 
 def client_context(*protocols: str) -> ssl.SSLContext:
-    """A new context that trusts the server.
+    """Return a new context that trusts the server.
 
     :param protocols: for ALPN.
     """

@@ -1,8 +1,9 @@
-"""Try the wsgifast that is installed: does FastWorker serve with it?
+"""Test whether FastWorker of the installed wsgifast can serve.
 
     python -I tests/support/try_wheel.py
 
-It needs gunicorn. With -I, as modules in this folder have the names of Python's own.
+It needs gunicorn. The option -I is needed because modules in this folder have names of Python's
+modules.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import urllib.request
 from pathlib import Path
 
 _START_S = 60.0
-# Answers where its server's modules are from.
+# An app that responds with the place of its server's modules.
 _APP = """
 from wsgifast.server import server
 

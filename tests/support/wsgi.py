@@ -1,4 +1,4 @@
-"""A WSGI server in process, with its input and output as data."""
+"""A WSGI server in this process, with its input and output as data."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Closing:
 
 
 def exc_info(error: Exception | None = None) -> Any:
-    """That of an error which an app catches."""
+    """Return the exc_info of an error which an app catches."""
     try:
         raise error or ValueError("the app's own")
     except Exception:  # noqa: BLE001 - the one above
@@ -107,7 +107,7 @@ def answering(
     *,
     written: bytes | None = None,
 ) -> WSGIApplication:
-    """An app that returns `body(environ)`, made before it calls start_response().
+    """Return an app that returns `body(environ)`, made before it calls start_response().
 
     :param written: the argument of write(), or None for no call.
     """
@@ -124,7 +124,7 @@ def answering(
 
 
 def returning(body: object, *headers: tuple[str, str], status: str = "200 OK") -> WSGIApplication:
-    """An app that returns one given body."""
+    """Return an app that returns one given body."""
     return answering(lambda _: body, status, [*TEXT, *headers])
 
 
@@ -149,7 +149,7 @@ def ask_compressed(
 
 
 def classified(body: Any, server_wrapper: object = None) -> tuple[type[Body], Any]:
-    """Return the kind of a body and its content, or the advice for a refused one."""
+    """Return the kind of a body and its content, or the advice for a rejected one."""
     found = classify(body, server_wrapper)
     if isinstance(found, Refusal):
         return Refusal, found.advice
