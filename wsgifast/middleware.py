@@ -240,12 +240,15 @@ class WSGIFast:
             return send_segments(response, body.content)
         if isinstance(body, Passed):
             return self._pass_on(response, body)
-        if not isinstance(body, Bare):
-            return self._send_stream(response, body.iterate())
-        chunks = [response.convert(body.content)]  # alone it would be an iterable of its elements
-        if response.forwarded:  # write() was used, and may have sent a part
-            return self._send_stream(response, chunks)
-        return self._send_whole(response, chunks, "rescued")
+        if isinstance(body, Bare):
+            chunks = [response.convert(body.content)]  # alone, its elements would be iterated
+            if response.forwarded:  # write() was used, and may have sent a part
+                return self._send_stream(response, chunks)
+            return self._send_whole(response, chunks, "rescued")
+        # Any other kind, and a list after write().
+        if response.length is None and not response.forwarded:
+            response.set_length(body.length)
+        return self._send_stream(response, ClosedWith(body.iterate(), body.owner))
 
     def _send_whole(
         self,

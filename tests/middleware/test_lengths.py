@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.wsgi import Server, new_environ, serve
-from wsgifast import BodyError, WSGIFast
+from tests.support.wsgi import Closing, Server, new_environ, returning, serve
+from wsgifast import BodyError, WSGIFast, middleware
+from wsgifast.bodies.body import Body
 from wsgifast.errors import BodyTooShort
 
 if TYPE_CHECKING:
@@ -37,6 +38,29 @@ def test_status_without_a_body_has_no_length_either(
     assert server.header("Content-Length") is None
     assert server.finish() == b""
     assert not hasattr(server.result, "__len__"), "wsgiref would make a Content-Length of it"
+
+
+class Repeated(Body):
+    """A kind of body that WSGIFast does not know: the same line over and over."""
+
+    @property
+    def length(self) -> int:
+        return len(self.content) * 1000
+
+    def iterate(self, file_wrapper: object = None) -> Iterable[bytes]:
+        return (self.content for _ in range(1000))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_new_kind_of_body_has_length_and_is_closed(
+    compress: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Closing([])
+    monkeypatch.setattr(middleware, "classify", lambda body, wrapper: Repeated(b"a line\n", body))
+    server = Server(WSGIFast(returning(owner), compress=compress), new_environ())
+    assert server.header("Content-Length") == "7000"
+    assert server.finish() == b"a line\n" * 1000
+    assert owner.closed == 1
 
 
 def test_wrong_length_of_a_whole_body_is_corrected(caplog: pytest.LogCaptureFixture) -> None:
