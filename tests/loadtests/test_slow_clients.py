@@ -31,7 +31,7 @@ RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """Accept all clients, record their bytes, and respond to complete requests if told to."""
+    """Accept all clients, record their bytes, and perhaps respond to complete requests."""
 
     daemon_threads = True
     request_queue_size = 200

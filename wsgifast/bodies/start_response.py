@@ -52,7 +52,7 @@ class AppResponse:
     :param compression: how bodies are compressed, if the request, the response and the app allow
         it. None where WSGIFast does not compress.
     :ivar method: of the request. It, `accept_encoding`, `wish` and :meth:`header` make this object
-        a :class:`~..compression.response.CodedRequest`.
+        a :class:`~..compression.response.CompressionRequest`.
     :ivar status: None until the app has called start_response.
     :ivar headers: a copy of the app's list.
     :ivar length: the Content-Length among them. None without one.
@@ -301,13 +301,13 @@ class AppResponse:
         if compression is None:
             return None
         content_type = self._deciding_type
-        is_asked: str | bool | None = True
+        is_compressible: str | bool | None = True
         if content_type is not None and not self.wish:
             # As decide() decides. Most responses that are not compressed are recognised here.
             if size < compression.min_bytes or not compression.shrinks[content_type]:
                 return None
-            is_asked = self.accept_encoding
-        if is_asked:
+            is_compressible = self.accept_encoding
+        if is_compressible:
             decision = self._decide(size, pages)
             if decision is not ADDS_VARY:
                 return decision

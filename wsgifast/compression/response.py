@@ -103,7 +103,7 @@ ADDS_VARY = Decision(None)
 _UNSURE = Decision(None, is_unsure=True)
 
 
-class CodedRequest(Protocol):
+class CompressionRequest(Protocol):
     """A request, as far as the coding of its response depends on it.
 
     :ivar method: in upper case.
@@ -122,7 +122,7 @@ class CodedRequest(Protocol):
 class ResponseCoding:
     """The coding of the response to one request. Each half compresses the body in its own way.
 
-    It is a :class:`CodedRequest` too.
+    It is a :class:`CompressionRequest` too.
 
     :param method: of the request.
     :param accept_encoding: of the request. None or "" without one.
@@ -276,7 +276,7 @@ class ResponseCoding:
 
 def decide(
     compression: Compression,
-    request: CodedRequest,
+    request: CompressionRequest,
     code: int,
     headers: Sequence[Header],
     size: int | None = None,

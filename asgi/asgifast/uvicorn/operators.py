@@ -154,9 +154,9 @@ class OperatedApp:
             server.main_loop = partial(self._serve_and_drain, serve)  # type: ignore[method-assign]
 
     def tcp_socket(self, transport: asyncio.Transport) -> Any:
-        """Return a connection's socket, to be asked how long its last bytes have waited.
+        """Return a connection's socket, from which the age of its last bytes can be read.
 
-        :returns: None if nobody asks, or the kernel does not know: of a Unix socket.
+        :returns: None without `queue_timeout_s`, and for a Unix socket, whose kernel has no age.
         """
         if not self._sheds or not isinstance(transport.get_extra_info("peername"), tuple):
             return None

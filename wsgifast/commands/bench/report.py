@@ -103,8 +103,8 @@ def contender_cells(name: str, contenders: Mapping[str, Any]) -> dict[str, objec
     if body := figures.get("body"):
         sent, whole = body["bytes"], body["decoded bytes"]
         size = "unknown" if whole is None else f"{whole:,}"
-        coded = f" ({body['coding']} of {size})" if body["coding"] else ""
-        cells["body bytes"] = f"{sent:,}{coded}"
+        sizes = f" ({body['coding']} of {size})" if body["coding"] else ""
+        cells["body bytes"] = f"{sent:,}{sizes}"
         cells |= {f"ms at {rate}": ms for rate, ms in body["link"].items()}
     return {
         **cells,
