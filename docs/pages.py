@@ -37,9 +37,9 @@ def command_line() -> str:
 
 
 _SEVERITIES = {
-    "wrong": "broken on some server.",
-    "slow": "costs more than necessary.",
-    "info": "worth knowing.",
+    "wrong": "an error, a wrong response or a security problem.",
+    "slow": "costs more time, memory or traffic than necessary.",
+    "info": "no error, but good to know.",
 }
 
 
@@ -53,8 +53,8 @@ def findings() -> str:
     lists = "\n\n".join(parts)
     return f"""# Findings of `wsgifast doctor`
 
-This page explains each finding of `wsgifast doctor`, and of `wsgifast run --check` (WF101 and on),
-and how to fix it. The ids never change.
+This page explains each finding of `wsgifast doctor`, and how to fix it. The findings from WF101 on
+are those of `wsgifast run --check`. The ids never change.
 
 {lists}
 
@@ -146,19 +146,19 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "This page lists every metric that wsgifast reports, in Prometheus's spelling. Names are "
-        "those of OpenTelemetry's semantic conventions, if they define one. [Watch a "
-        "server](../how-to/monitor.md) shows how to collect them.",
+        "This page lists every metric that wsgifast reports, in Prometheus's spelling. If "
+        "OpenTelemetry's semantic conventions define a metric, it has the name that they define. "
+        "[Watch a server](../how-to/monitor.md) shows how to collect metrics.",
         "",
-        "Clients cannot invent values of labels:",
+        "Labels have a limited number of values, so that clients cannot create new ones:",
         "",
         "| label | values |",
         "|---|---|",
-        f"| `http_route` | the framework's URL pattern, `{metrics.UNKNOWN}` without a pattern, "
-        f"`{metrics.OTHER}` beyond a limit of distinct patterns |",
-        "| `http_request_method` | the methods of RFC 9110 and PATCH, otherwise "
+        "| `http_route` | the framework's URL pattern. If a request has no pattern: "
+        f"`{metrics.UNKNOWN}`. If there are too many patterns: `{metrics.OTHER}` |",
+        "| `http_request_method` | the methods of RFC 9110 and PATCH. For all other methods: "
         f"`{metrics.OTHER}` |",
-        f"| `url_scheme` | `http`, `https`, otherwise `{metrics.OTHER}` |",
+        f"| `url_scheme` | `http` or `https`. For all other schemes: `{metrics.OTHER}` |",
     ]
     for title, reported_by in _METRICS_BY:
         lines += ["", f"## {title}", "", "| metric | type | meaning |", "|---|---|---|"]
@@ -173,13 +173,13 @@ def metrics_page() -> str:
         "",
         'With `metrics="opentelemetry"`, the metrics have these names:',
         "",
-        "- The first three are `http.server.request.duration`, `http.server.response.body.size` "
-        "and `http.server.active_requests`.",
-        "- The others have a dot after `wsgifast`, and no unit or `total` at the end. "
-        "`wsgifast_thread_wait_seconds` is `wsgifast.thread_wait`.",
+        "- The first three metrics are `http.server.request.duration`, "
+        "`http.server.response.body.size` and `http.server.active_requests`.",
+        "- The other metrics have a dot after `wsgifast`, and no unit or `total` at the end. For "
+        "instance, `wsgifast_thread_wait_seconds` becomes `wsgifast.thread_wait`.",
         "- The units are `s` for seconds and `By` for bytes.",
-        "- The histogram `wsgifast.thread_wait` has only the requests that have waited. In "
-        "Prometheus, it also has requests that found a free thread.",
+        "- The histogram `wsgifast.thread_wait` counts only requests that have waited. In "
+        "Prometheus, it also counts requests for which a thread was free at once.",
     ]
     return "\n".join([*lines, _METRICS_NAMES])
 

@@ -179,57 +179,59 @@ _ROWS = (
     # Requests
     Option(
         "buffer_bodies", True, FLAG, "requests",
-        "Receive request bodies before the app is called, so that slow uploads occupy no thread.",
-        note="With `False` the app's thread reads them from the client, as with gthread.",
+        "Receive the whole body of a request before the app is called, so that slow uploads do "
+        "not occupy threads.",
+        note="With `False`, the app's thread reads the body from the client, like gthread.",
     ),
     Option(
         "body_limit_bytes", 2**30, BYTES, "requests",
-        "Respond with 413 to a longer request body.",
+        "Respond with 413 to a request with a longer body.",
         note="Has no effect with `buffer_bodies = False`.",
         at_limit=_refused(413),
         is_shared=True,
         asgi_default=None,
-        asgi_note="With a Content-Length, this happens before the app is called. `None`: no limit. "
-        "The app receives the body while it arrives, so that the server stores none of it.",
+        asgi_note="If the request has a Content-Length, the app is not called. `None`: no limit, "
+        "because the app reads the body while it arrives, and the server does not store it.",
     ),
     Option(
         "bodies_on_disk_bytes", 16 * 2**30, BYTES, "requests",
-        "Limit for all request bodies of a worker in temporary files. Beyond it, or if the disk is "
-        "full, a request gets 503.",
+        "Limit for all request bodies of a worker in temporary files. If a body exceeds the "
+        "limit, or the disk is full, the client gets 503.",
         at_limit=_refused(503, _NOT_SERVED),
     ),
     Option(
         "head_limit_bytes", 64 * 2**10, SOME_BYTES, "requests",
-        "Respond with 431 to a longer request line and headers.",
+        "Respond with 431 if the request line and the headers are longer together.",
         note="gunicorn's `limit_request_line`, `limit_request_fields` and "
-        "`limit_request_field_size` hold too.",
+        "`limit_request_field_size` apply, too.",
         at_limit=_refused(431, _INVALID),
         is_shared=True,
-        asgi_note="The parser's own limits hold too: h11 accepts 16 KiB by default "
+        asgi_note="The parser's own limits apply, too: h11 accepts 16 KiB by default "
         "(`--h11-max-incomplete-event-size`).",
     ),
     Option(
         "input_memory_bytes", 64 * 2**20, BYTES, "requests",
-        "Limit for all requests of a worker in memory that are incomplete or wait for a thread. "
-        "Bodies beyond it go to temporary files. A request whose headers exceed 4 KiB and have no "
-        "room gets 503.",
+        "Limit for the memory of all requests of a worker that are incomplete or wait for a "
+        "thread. Bodies beyond the limit go to temporary files. If the headers of a request have "
+        "more than 4 KiB and exceed the limit, the client gets 503.",
         at_limit=_refused(503, _NOT_SERVED),
     ),
     Option(
         "head_timeout_s", 20.0, SECONDS, "requests",
-        "Respond with 408 if the headers of a request take longer, from the first byte on. A new "
-        "connection without any byte is closed after this time.",
+        "Respond with 408 if a client takes longer to send the headers of a request. The time "
+        "begins with their first byte. A new connection that sends no byte is closed after this "
+        "time.",
         at_limit=_too_slow("a response with 408", "head"),
         is_shared=True,
     ),
     Option(
         "body_timeout_s", 30.0, SECONDS, "requests",
-        "Respond with 408 if no byte of a request body arrives for this time. Later, also below "
-        f"{LEAST_BYTES_PER_S:.0f} bytes/s on average.",
+        "Respond with 408 if no byte of a request body arrives for this time. After this time, "
+        f"also if the body arrives at fewer than {LEAST_BYTES_PER_S:.0f} bytes/s on average.",
         at_limit=_too_slow("a response with 408", "body"),
         is_shared=True,
         asgi_default=math.inf,
-        asgi_note="This counts only while the app waits for the body.",
+        asgi_note="Only the time in which the app waits for the body counts.",
     ),
     Option(
         "check_host", True, FLAG, "requests",
@@ -239,8 +241,8 @@ _ROWS = (
     ),
     Option(
         "connections_per_address", math.inf, CONNECTIONS, "requests",
-        "Close further connections from one client address to a worker, except from trusted "
-        "proxies.",
+        "Limit for the open connections from one client address to a worker. Further connections "
+        "are closed. Trusted proxies have no limit.",
         at_limit=AtLimit(
             "a closed connection", "... has ... connections: further ones are closed",
             "wsgifast_connections_refused_total",
@@ -250,14 +252,14 @@ _ROWS = (
     # Responses
     Option(
         "send_timeout_s", 60.0, SECONDS, "responses",
-        "Disconnect a client that accepts no byte of a response for this time. Later, also below "
-        f"{LEAST_BYTES_PER_S:.0f} bytes/s on average.",
-        at_limit=_too_slow("the end of its connection, or of its HTTP/2 stream", "send"),
+        "Disconnect a client that accepts no byte of a response for this time. After this time, "
+        f"also if the client accepts fewer than {LEAST_BYTES_PER_S:.0f} bytes/s on average.",
+        at_limit=_too_slow("a closed connection, or a reset HTTP/2 stream", "send"),
     ),
     Option(
         "output_memory_bytes", 64 * 2**20, BYTES, "responses",
-        "Limit for all output of a worker that waits for slow clients in memory. Output beyond it "
-        "waits in temporary files.",
+        "Limit for the memory of all output of a worker that waits for slow clients. Output "
+        "beyond the limit waits in temporary files.",
         at_limit=AtLimit(
             "the whole response", "Slow clients leave more than ... bytes waiting in memory",
             "wsgifast_output_spooled_bytes",
@@ -265,7 +267,8 @@ _ROWS = (
     ),
     Option(
         "responses_on_disk_bytes", 16 * 2**30, BYTES, "responses",
-        "Limit for all output of a worker that waits for slow clients in temporary files.",
+        "Limit for the temporary files of all output of a worker that waits for slow clients. "
+        "Output beyond the limit waits in memory.",
         at_limit=AtLimit(
             "the whole response", "Output stays in memory", "wsgifast_output_spooled_bytes"
         ),
@@ -273,28 +276,30 @@ _ROWS = (
     # Replacing workers
     Option(
         "kill_stuck_after_s", math.inf, SECONDS, "workers",
-        "End a worker if none of its threads has finished a request for this time. The arbiter "
-        "starts another one. Endless streams count as stuck.",
+        "End a worker if none of its threads finishes a request for this time. gunicorn's "
+        "arbiter (its main process) then starts another worker. A thread with an endless stream "
+        "counts as stuck.",
         at_limit=AtLimit(
-            "the end of its connection", "All threads are stuck for ... s",
+            "a closed connection", "All threads are stuck for ... s",
             'wsgifast_worker_ends_total{reason="stuck"}',
         ),
     ),
     Option(
         "end_old_worker_first", False, FLAG, "workers",
-        "End each worker before the next one is started. Meanwhile one worker fewer serves: with "
-        "one worker, requests wait.",
+        "When workers are replaced, end each worker before its replacement starts. Meanwhile one "
+        "worker fewer serves. If there is only one worker, requests wait.",
     ),
     Option(
         "max_rss_bytes", math.inf, MEMORY, "workers",
-        "Replace a worker with more resident memory than this, shared pages included.",
+        "Replace a worker that uses more resident memory (RSS). Pages that it shares with other "
+        "processes count.",
         at_limit=AtLimit(
             "its response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_rss_bytes"}'
         ),
     ),
     Option(
         "max_lifetime_s", math.inf, SECONDS, "workers",
-        "Replace a worker after this time, or up to a tenth earlier, so that workers are not all "
+        "Replace a worker after this time, or up to a tenth earlier, so that not all workers are "
         "replaced at once.",
         at_limit=AtLimit(
             "its response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_lifetime_s"}'
@@ -303,36 +308,36 @@ _ROWS = (
     # Operators
     Option(
         "health_path", None, PATH, "operators",
-        "Respond to GET and HEAD at this path with 200, without the app.",
-        note="No thread is needed.",
+        "Respond to GET and HEAD at this path with 200, without calling the app.",
+        note="This does not need a thread.",
         is_shared=True,
     ),
     Option(
         "ready_path", None, PATH, "operators",
-        "Respond to GET and HEAD at this path with 200 if the worker is ready, else with 503. It "
-        "is 503 from SIGTERM on.",
+        "Respond to GET and HEAD at this path with 200 if the worker is ready, else with 503. "
+        "After SIGTERM the response is 503.",
         is_shared=True,
     ),
     Option(
         "access_log_skip", (), PATHS, "operators",
-        "Leave requests for these paths out of the access log, as those for `health_path` and "
-        "`ready_path`.",
-        note="The environment variable separates paths by spaces.",
-        asgi_note="The environment variable separates paths by spaces.",
+        "Do not write requests for these paths to the access log. Requests for `health_path` and "
+        "`ready_path` are never written.",
+        note="In the environment variable, separate paths by spaces.",
+        asgi_note="In the environment variable, separate paths by spaces.",
         is_shared=True,
     ),
     Option(
         "drain_delay_s", 0, SECONDS_OR_NONE, "operators",
-        "After SIGTERM, serve for this time while `ready_path` responds with 503. Then the stop "
-        "begins.",
+        "After SIGTERM, serve for this time as before, while `ready_path` responds with 503. "
+        "Then the server stops.",
         is_shared=True,
     ),
     Option(
         "queue_timeout_s", math.inf, SECONDS, "operators",
-        "Respond with 503 and Retry-After to a request that has waited longer for the app. The "
-        "time counts from its arrival, or from X-Request-Start of a trusted proxy.",
-        note="It ends when a thread takes the request.",
-        asgi_note="It ends when the app is called. It does not count for WebSockets.",
+        "Respond with 503 and Retry-After to a request that waits longer for the app. The wait "
+        "begins when the request arrives, or at the time in X-Request-Start of a trusted proxy.",
+        note="The wait ends when a thread starts to process the request.",
+        asgi_note="The wait ends when the app is called. WebSockets have no limit.",
         at_limit=AtLimit(
             "a response with 503", "Requests have waited longer than queue_timeout_s",
             'wsgifast_requests_shed_total{reason="queue_timeout"}',
@@ -341,13 +346,13 @@ _ROWS = (
     ),
     Option(
         "request_timeout_s", math.inf, SECONDS, "operators",
-        "Respond with 503 if the app takes longer. If the response has begun, disconnect the "
-        "client. The log has the stack of the app.",
-        note="If all threads of a worker are past this time, the worker is replaced.",
-        asgi_note="The task of the app is cancelled. The time does not count while the app waits "
-        "for its client. It ends with the response.",
+        "Respond with 503 if the app takes longer. If the response has begun, close the "
+        "connection instead. The error log shows the stack of the app.",
+        note="If the requests in all threads of a worker take longer, the worker is replaced.",
+        asgi_note="The task of the app is cancelled. The time in which the app waits for its "
+        "client does not count. The time after the response does not count.",
         at_limit=AtLimit(
-            "a response with 503, or the end of its connection",
+            "a response with 503, or a closed connection",
             "... has taken longer than request_timeout_s", "wsgifast_request_timeouts_total",
         ),
         is_shared=True,

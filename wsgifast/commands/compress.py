@@ -30,7 +30,7 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "compress",
-        help="write compressed copies of files beside them (.gz, .br, .zst), or a dictionary",
+        help="write a compressed copy of each file next to it (.gz, .br, .zst), or a dictionary",
         examples="""
         wsgifast compress site
         wsgifast compress build --codings gzip,br --jobs 2

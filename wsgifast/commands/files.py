@@ -35,7 +35,7 @@ def add_command(commands: Any) -> None:
     option(parser, "--hidden-files", help="also serve names that begin with a dot")
     option(parser, "--follow-symlinks", help="also follow links that lead out of DIR")
     option(
-        parser, "--dictionaries", help="send browsers only the difference to their cached release"
+        parser, "--dictionaries", help="send browsers only the differences from their cached files"
     )
     missing = "serve this file for paths that do not exist (single-page apps)"
     option(parser, "--fallback", "FILE", missing)

@@ -36,8 +36,9 @@ def add_command(commands: Any) -> None:
         commands,
         "top",
         help="show threads, rates, memory, slow endpoints and slow clients of a running server",
-        description="Show the activity of a running server. Start it with `wsgifast run --metrics "
-        "HOST:PORT`. Or set WSGIFAST_METRICS=HOST:PORT for FastWorker and asgifast's protocols.",
+        description="Show the activity of a running server. Start the server with `wsgifast run "
+        "--metrics HOST:PORT`. For FastWorker and asgifast's protocols, you can also set "
+        "WSGIFAST_METRICS=HOST:PORT.",
         examples=_EXAMPLES,
     )
     parser.add_argument(
@@ -46,7 +47,7 @@ def add_command(commands: Any) -> None:
         metavar="ADDRESS",
         help=f"HOST:PORT (default: ${VARIABLE}, or {_DEFAULT_ADDRESS})",
     )
-    again = f"show a new view at this interval (default: one view, of {_INTERVAL_S:g} s)"
+    again = f"show a new view at this interval (default: one view, over {_INTERVAL_S:g} s)"
     option(parser, "--every", "SECONDS", again, type=seconds)
     option(parser, "--json", help="print one JSON object for each view")
     option(parser, "--most", "N", "number of endpoints and clients to show", default=20, type=count)

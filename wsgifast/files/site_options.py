@@ -107,22 +107,22 @@ _ROWS = (
         None,
         "app or None",
         "files",
-        "The app that gets every request without a file here. `None`: such a request gets "
-        "404, with the directory's own `404.html` if there is one.",
+        "The app that gets every request for which there is no file. `None`: respond to such "
+        "a request with 404, and with the directory's `404.html` if it exists.",
     ),
     Option(
         "directory",
         REQUIRED,
         "path, or a list of paths",
         "files",
-        "The directories. The first one that has a file wins.",
+        "The directory with the files. If several directories have a file, the first one is used.",
     ),
     Option(
         "prefix",
         "/",
         "str",
         "files",
-        "The URL path of the directory.",
+        "The URL path at which the directory is served.",
         _is_url_path,
         "a URL path that begins with '/'",
         whitenoise="STATIC_PREFIX",
@@ -132,7 +132,7 @@ _ROWS = (
         "index.html",
         "str or None",
         "files",
-        "The file that is served for its directory. `None`: no index.",
+        "The name of the file that is served for the URL of a directory. `None`: no such file.",
         _is_file_name_or_none,
         "a file's name, or None",
         whitenoise="INDEX_FILE",
@@ -143,8 +143,8 @@ _ROWS = (
         None,
         "str or None",
         "files",
-        "An existing file that is served with 200 for each path without a file and without a "
-        "dot in its last segment. It is for the routes of a single-page app.",
+        "A file that is served with 200 for the routes of a single-page app: for each path "
+        "without a file whose last segment has no dot. The file must exist.",
         _is_path_or_none,
         "a file's path relative to the directory, or None",
     ),
@@ -153,14 +153,14 @@ _ROWS = (
         False,
         "bool",
         "files",
-        "Serve a page of links for a directory without an index.",
+        "If a directory has no index file, serve a page with links to its files.",
     ),
     Option(
         "follow_symlinks",
         False,
         "bool",
         "files",
-        "Follow links that lead out of the directory. Links that stay inside always work.",
+        "Follow symbolic links to files outside the directory. Links to files inside always work.",
         whitenoise="ALLOW_UNSAFE_SYMLINKS",
     ),
     Option(
@@ -168,14 +168,14 @@ _ROWS = (
         False,
         "bool",
         "files",
-        "Serve names that begin with a dot. `/.well-known/` is never hidden.",
+        "Serve files and folders whose names begin with a dot. `/.well-known/` is always served.",
     ),
     Option(
         "max_age",
         60,
         "int or None",
         "headers",
-        "Seconds for which caches may use a file without revalidation. `None`: no Cache-Control.",
+        "How many seconds caches may use a file without revalidation. `None`: no Cache-Control.",
         _is_count_or_none,
         "whole seconds from 0 on, or None",
         whitenoise="MAX_AGE",
@@ -185,8 +185,9 @@ _ROWS = (
         None,
         "regular expression, function or None",
         "headers",
-        "Which files never change under their name. Caches may store these files for a year. "
-        "A regular expression is searched in the URL path. A function gets `(path, url)`.",
+        "Selects the files that never change under their name. Caches may store them for a year. "
+        "A regular expression is searched in the URL path. A function is called with "
+        "`(path, url)`.",
         whitenoise="IMMUTABLE_FILE_TEST",
     ),
     Option(
@@ -194,8 +195,8 @@ _ROWS = (
         None,
         "dict or None",
         "headers",
-        'Types by extension (`".js"`) or by whole file name. They take precedence over the '
-        "built-in ones.",
+        'Content types for file extensions (`".js"`) or whole file names. They take precedence '
+        "over the built-in content types.",
         whitenoise="MIMETYPES",
     ),
     Option(
@@ -203,7 +204,7 @@ _ROWS = (
         "utf-8",
         "str or None",
         "headers",
-        "The charset of `text/` types. `None`: no charset.",
+        "The charset in the Content-Type of text files. `None`: no charset.",
         _is_charset_or_none,
         "a name such as 'utf-8', or None",
         whitenoise="CHARSET",
@@ -213,9 +214,9 @@ _ROWS = (
         None,
         "function or None",
         "headers",
-        "Called as `add_headers(headers, path, url)` when a file is looked up, to change the "
-        "headers of its responses. `headers` is a `wsgiref.headers.Headers`. If it raises, "
-        "the request fails.",
+        "A function that changes the headers of a file's responses. It is called as "
+        "`add_headers(headers, path, url)` when a file is looked up. `headers` is a "
+        "`wsgiref.headers.Headers`. If the function raises an exception, the request fails.",
         _is_function_or_none,
         "a function of (headers, path, url), or None",
         whitenoise="ADD_HEADERS_FUNCTION",
@@ -234,9 +235,9 @@ _ROWS = (
         "stat",
         "str or None",
         "headers",
-        'How entity tags are made. `"stat"`: from size and modification time. `"content"`: '
-        "from the bytes, which are read at each lookup. Use it if copies on several hosts "
-        "have different times. `None`: no tag.",
+        'How entity tags are made. `"stat"`: from the size and the modification time of the file. '
+        '`"content"`: from its bytes, which are read at each lookup. Use `"content"` if a file has '
+        "different modification times on your hosts. `None`: no entity tags.",
         _is_kind_of_tag,
         "'stat', 'content' or None",
     ),
@@ -245,7 +246,7 @@ _ROWS = (
         32 * 1024 * 1024,
         "int",
         "memory",
-        "Limit of the memory for cached files and metadata. `0`: no cache.",
+        "Limit for the memory of cached files and their metadata. `0`: no cache.",
         is_count,
         "bytes, from 0 on",
     ),
@@ -254,17 +255,17 @@ _ROWS = (
         False,
         "bool or `Compression`",
         "memory",
-        "Compress a file when it is first requested, if it has at most 16 MiB and no "
-        "precompressed file. From a `Compression`, only the content codings, `min_bytes` and "
-        "the types are used. The copies use up to 64 MiB of memory.",
+        "Compress a file when it is first requested, if it has at most 16 MiB and there is no "
+        "precompressed file. Of a `Compression` object, only the content codings, `min_bytes` and "
+        "the content types are used. The compressed copies use up to 64 MiB of memory.",
     ),
     Option(
         "dictionaries",
         False,
         "bool",
         "memory",
-        "Send [deltas](#deltas) to browsers that have an earlier release. Needs zstd "
-        "(`wsgifast[compress]`).",
+        "Send [deltas](#deltas) to browsers that have cached files of an earlier release. This "
+        "needs zstd (`wsgifast[compress]`).",
     ),
 )
 OPTIONS = {option.name: option for option in _ROWS}

@@ -32,10 +32,10 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "bench",
-        help="compare an unwrapped and a wrapped app on gunicorn or uvicorn",
-        description="Serve an app unwrapped and wrapped on this machine, load each server in turn "
-        "with Locust, and print the ratios. The decoded bodies are compared byte by byte. Options "
-        "after -- are passed to the server.",
+        help="measure an app on gunicorn or uvicorn, with and without wsgifast",
+        description="Serve an app on this machine, with and without wsgifast. Send requests to "
+        "each server in turn with Locust, and print the ratios of their rates. The decompressed "
+        "bodies are compared byte by byte. Options after -- are passed to the server.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
@@ -43,12 +43,12 @@ def add_command(commands: Any) -> None:
 
     serving = parser.add_argument_group("servers")
     classes = (
-        "a worker class of gunicorn (repeatable, default: gthread and FastWorker). The first one "
-        "also runs the unwrapped app"
+        "a worker class of gunicorn (repeatable, default: gthread and FastWorker). The first class "
+        "also serves the app without wsgifast"
     )
     option(serving, "--worker-class", "NAME", classes, action="append")
-    option(serving, "--coalesce", help="wrap with WSGIFast(app, coalesce=True)")
-    option(serving, "--compress", help="wrap with compress=True, like wsgifast run")
+    option(serving, "--coalesce", help="wrap the app in WSGIFast(app, coalesce=True)")
+    option(serving, "--compress", help="wrap the app with compress=True, like wsgifast run")
 
     load = parser.add_argument_group("load")
     option(load, "--users", "N", "concurrent requests", default=4, type=count)
@@ -60,8 +60,8 @@ def add_command(commands: Any) -> None:
     link = "also compute how long the bodies take on a link of this rate, such as 20mbit"
     option(result, "--link", "RATE", link, type=_mbit)
     limits = (
-        "exit with status 1 if the wrapped app misses a limit, as in 'p99=50ms,ratio>=1'. The "
-        "limits are ratio, cpu-ratio, requests, p50, p95 and p99"
+        "exit with status 1 if the app with wsgifast misses a limit, as in 'p99=50ms,ratio>=1'. "
+        "The limits are ratio, cpu-ratio, requests, p50, p95 and p99"
     )
     option(result, "--budget", "LIMITS", limits)
     option(result, "--report", "NAME", "write NAME.json and NAME.html", default="wsgifast-bench")

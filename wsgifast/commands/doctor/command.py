@@ -56,8 +56,8 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "doctor",
-        help="find endpoints that return slow, wrong or fragile bodies",
-        description="Find slow, wrong and fragile response bodies. The doctor runs your app in "
+        help="find endpoints with slow or wrong responses",
+        description="Find slow and wrong responses of an app. The doctor runs your app in "
         "this process, and requests each endpoint up to sixty times, with and without wsgifast. It "
         "asks you before it requests endpoints that may change data.",
         examples=_EXAMPLES,
@@ -77,7 +77,8 @@ def add_command(commands: Any) -> None:
         source,
         "--access-log",
         "FILE",
-        "a log whose paths are examined: common, combined, uvicorn's, or wsgifast's JSON",
+        "an access log whose paths are examined. It can have the common format, the combined "
+        "format, uvicorn's format or wsgifast's JSON format",
     )
     described = "an OpenAPI document in JSON, or its path in the app"
     option(source, "--openapi", "FILE|/PATH", described)
@@ -89,16 +90,16 @@ def add_command(commands: Any) -> None:
     rest = "also request endpoints that may change data (default: ask on a terminal)"
     option(requests, "--all", help=rest)
     option(requests, "--unsafe", help="like --all, and also use methods other than GET and HEAD")
-    https = "request by https, for an app that redirects http to it"
+    https = "send requests with the scheme https, for an app that redirects http to https"
     option(requests, "--https", help=https)
     option(requests, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
 
     result = parser.add_argument_group("result")
     option(result, "--format", "", "format of the report", default="text", choices=FORMATS)
     option(result, "--html", "FILE", "also write a self-contained page")
-    bad = "exit with status 1 if a finding is this severe, or more"
+    bad = "exit with status 1 if a finding has this severity or a higher one"
     option(result, "--fail-level", "", bad, default="slow", choices=SEVERITIES)
-    option(result, "--baseline", "FILE", "ignore findings of this earlier JSON report")
+    option(result, "--baseline", "FILE", "ignore findings that are in this earlier JSON report")
     option(result, "--silence", "ID", "ignore a finding, such as WF010", repeated=True)
     parser.usage = "wsgifast doctor [OPTION ...] [APP] [/PATH ...]"
     parser.set_defaults(run=_run)

@@ -57,10 +57,11 @@ def add_command(commands: Any) -> None:
     parser = add_parser(
         commands,
         "run",
-        help="wrap an app, and serve it on gunicorn with FastWorker or on uvicorn",
-        description="Wrap an app and serve it: a WSGI app on gunicorn with FastWorker, an ASGI app "
-        "on uvicorn with asgifast's protocol. Options after -- are passed to that server. The "
-        "server's options, configuration and environment also decide where your app is found.",
+        help="serve an app with wsgifast, on gunicorn or uvicorn",
+        description="Serve an app with wsgifast's middleware: a WSGI app on gunicorn with "
+        "FastWorker, an ASGI app on uvicorn with asgifast's protocol. Options after -- are passed "
+        "to the server. If the server's options, configuration or environment name a directory for "
+        "imports, your app is imported from there.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
@@ -71,8 +72,8 @@ def add_command(commands: Any) -> None:
     )
     option(server, "--bind", "HOST:PORT", bind)
     workers = (
-        "number of processes (default: $WEB_CONCURRENCY, or else auto: as many as the CPUs and the "
-        "memory of the container allow)"
+        "number of processes, or auto: as many as the CPUs and the memory of the container allow "
+        "(default: $WEB_CONCURRENCY, or auto)"
     )
     option(server, "--workers", "N", workers, type=_workers)
     threads = (
@@ -81,34 +82,34 @@ def add_command(commands: Any) -> None:
     )
     option(server, "--threads", "N", threads, type=count)
     certfile = (
-        "certificate for TLS. With h2 installed, a WSGI app is also served over HTTP/2. If h2 "
-        "does not fit, only over HTTP/1.1"
+        "certificate for TLS. If a supported version of h2 is installed, a WSGI app is also "
+        "served over HTTP/2"
     )
     option(server, "--certfile", "FILE", certfile)
     option(server, "--keyfile", "FILE", "private key of the certificate")
     option(server, "--reload", help="restart when code changes, for development")
-    config = "gunicorn's configuration file. Its settings take precedence over our defaults"
+    config = "gunicorn's configuration file. Its settings replace the defaults of wsgifast run"
     option(server, "--config", "FILE", config)
 
     responses = parser.add_argument_group("responses")
     static = "also serve a directory, as in /static/=build"
     option(responses, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
     conventional = (
-        "do not serve Django's STATIC_ROOT or Flask's static folder. By default they are served, "
-        "unless the app has its own way for them"
+        "do not serve Django's STATIC_ROOT or Flask's static folder. By default wsgifast run "
+        "serves them, unless the app does"
     )
     option(responses, "--no-static", help=conventional)
     option(responses, "--no-compress", help="do not compress responses and files")
-    tags = "add an ETag to responses in memory, and respond to it with 304 (default)"
+    tags = "add an ETag to responses in memory, and respond to If-None-Match with 304 (default)"
     either = responses.add_mutually_exclusive_group()
     option(either, "--etag", help=tags)
     option(either, "--no-etag", help="add no ETag to responses in memory")
     ids = (
-        "give each request an id, from X-Request-ID or a new one, for the app, the response and a "
-        "JSON access log"
+        "give each request an id, from X-Request-ID or a new id. The app, the response and a JSON "
+        "access log contain it"
     )
     option(responses, "--request-id", help=ids)
-    times = "add a Server-Timing header: the times of the queue, the app and compression"
+    times = "add a Server-Timing header with the times of the queue, the app and compression"
     option(responses, "--server-timing", help=times)
 
     limits = parser.add_argument_group("limits")
@@ -129,10 +130,15 @@ def add_command(commands: Any) -> None:
     option(watching, "--metrics", "HOST:PORT", metrics)
 
     checks = parser.add_argument_group("checks")
-    check = "check the deployment and exit. You can name a gunicorn or uvicorn command after --"
+    check = (
+        "list mistakes in the deployment. To check a gunicorn or uvicorn command, add it after --"
+    )
     option(checks, "--check", help=check)
     option(checks, "--json", help="with --check: print the findings as JSON")
-    bad = "with --check: exit with status 1 if a finding is this severe, or more (default: slow)"
+    bad = (
+        "with --check: exit with status 1 if a finding has this severity or a higher one "
+        "(default: slow)"
+    )
     option(checks, "--fail-level", "", bad, choices=SEVERITIES)
     silence = "with --check: ignore a finding, such as WF113"
     option(checks, "--silence", "ID", silence, repeated=True)
