@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ...files.site import StaticFilesBase
+from ..loading.frameworks import is_a
 from .endpoints import filled
 from .model import OF_A_FILE, OF_FASTAPI, Endpoint, Found, Unreached
 
@@ -298,13 +299,6 @@ _MOST_SEEN = 5000
 
 # The files of a folder: their URL paths, each with the path of the file.
 Files = Mapping[str, str]
-
-
-def is_a(app: Any, module: str, name: str) -> bool:
-    """Return whether an app is of a class. It is not imported, because the app has done so."""
-    loaded = sys.modules.get(module)
-    kind = getattr(loaded, name, None)
-    return isinstance(kind, type) and isinstance(app, kind)
 
 
 def files_served_by(app: Any) -> Files | None:

@@ -29,7 +29,7 @@ def configured_static(app: Any) -> dict[str, str]:
         if "django.contrib.staticfiles" in settings.INSTALLED_APPS and not serves:
             found[settings.STATIC_URL] = settings.STATIC_ROOT
     app = _framework_of(app)
-    if _is_a(app, "flask", "Flask") and app.has_static_folder:
+    if is_a(app, "flask", "Flask") and app.has_static_folder:
         around = (app.before_request_funcs, app.after_request_funcs, app.teardown_request_funcs)
         if not any(any(functions.values()) for functions in around):
             found[f"{app.static_url_path}/"] = app.static_folder
@@ -82,7 +82,7 @@ def _is_matched(app: Any, path: str, django: bool) -> bool:
             resolve(path)
             return True
         return False
-    if _is_a(app, "flask", "Flask"):
+    if is_a(app, "flask", "Flask"):
         from werkzeug.exceptions import HTTPException, NotFound
 
         try:
@@ -90,7 +90,7 @@ def _is_matched(app: Any, path: str, django: bool) -> bool:
         except HTTPException as error:  # others are a redirect, or another method
             return not isinstance(error, NotFound)
         return True
-    if _is_a(app, "starlette.applications", "Starlette"):
+    if is_a(app, "starlette.applications", "Starlette"):
         from starlette.routing import Match
 
         scope = {
@@ -106,6 +106,7 @@ def _framework_of(app: Any) -> Any:
     return getattr(app, "__self__", app)
 
 
-def _is_a(app: Any, module: str, name: str) -> bool:
+def is_a(app: Any, module: str, name: str) -> bool:
+    """Return whether an object is of a class. Nothing is imported: the app has imported it."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(app, kind)

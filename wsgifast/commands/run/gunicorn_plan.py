@@ -22,7 +22,7 @@ from .plan import (
     gunicorn_options,
     log_kind,
     sizing,
-    wanted_options,
+    wrapper_arguments,
 )
 
 # Of an app that computes, and of one that waits for databases and other servers: while it waits,
@@ -51,17 +51,13 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
         )
     logs, logs_json = _logs(options, loaded)
     command = gunicorn_options(options)
-    arguments = [json.dumps(options.app)]
-    if static:
-        arguments.append(f"static={json.dumps(static)}")
-    if options.no_compress:
-        arguments.append("compress=False")
-    if options.no_etag:
-        arguments.append("etag=False")
-    for name in wanted_options(options, loaded):
-        arguments.append(f"{name}=True")
+    given = wrapper_arguments(options, loaded, static)
     if logs_json:
-        arguments.append("json_log=True")
+        given["json_log"] = True
+    arguments = [json.dumps(options.app)]
+    for name, value in given.items():
+        # Double quotes need no escapes in a shell's single quotes.
+        arguments.append(f"{name}={json.dumps(value) if name == 'static' else value}")
     command += [*options.rest, f"wsgifast.commands.run:wrapped({', '.join(arguments)})"]
     bind = options.bind
     if "bind" not in found and not has_sockets():

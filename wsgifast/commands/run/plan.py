@@ -6,9 +6,10 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...errors import ConfigurationError
 from ..arguments import address_of, unix_path
@@ -89,11 +90,16 @@ def given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
     return [f"{prefix}{name}={value}" for name, value in values.items() if value is not None]
 
 
-def wanted_options(options: argparse.Namespace, loaded: Loaded) -> list[str]:
-    """Return the options of WSGIFast and ASGIFast that are set here, and off by default.
+def wrapper_arguments(
+    options: argparse.Namespace, loaded: Loaded, static: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the arguments of :func:`wsgifast.commands.run.wrapped` that differ from its defaults.
 
-    :raises ConfigurationError: if the app is wrapped already. It names the way out.
+    :param static: directories to serve, by prefixes.
+    :raises ConfigurationError: for an option that an app which is wrapped already cannot have.
     """
+    found: dict[str, Any] = {"static": static} if static else {}
+    found |= {name: False for name in ("compress", "etag") if getattr(options, f"no_{name}")}
     wanted = [name for name in ("request_id", "server_timing") if getattr(options, name)]
     # This one is on by default, so that it matters only for an app that is wrapped already.
     requested = wanted + ["etag"] * options.etag
@@ -104,7 +110,7 @@ def wanted_options(options: argparse.Namespace, loaded: Loaded) -> list[str]:
             f"--{option.replace('_', '-')}: {loaded.target} is wrapped in {name} already. Write "
             f"{name}(app, {option}=True) there, and leave the option out"
         )
-    return wanted
+    return found | dict.fromkeys(wanted, True)
 
 
 def gunicorn_options(options: argparse.Namespace) -> list[str]:

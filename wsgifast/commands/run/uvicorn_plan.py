@@ -18,7 +18,7 @@ from ..loading import AppNotLoaded
 from ..loading.servers import NO_APP, Loaded, check_installed, load_as
 from . import ARGUMENTS
 from .environment import default_bind, has_sockets
-from .plan import KEEP_ALIVE_S, Plan, given, graceful_s, log_kind, sizing, wanted_options
+from .plan import KEEP_ALIVE_S, Plan, given, graceful_s, log_kind, sizing, wrapper_arguments
 
 # SD_LISTEN_FDS_START of sd_listen_fds(3).
 _FIRST_SOCKET = 3
@@ -91,15 +91,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
         command.append(f"--timeout-keep-alive={KEEP_ALIVE_S}")
     if "timeout_graceful_shutdown" not in loaded.settings:
         command.append(f"--timeout-graceful-shutdown={graceful_s(options, loaded)}")
-    arguments: dict[str, Any] = {"target": options.app}
-    if static:
-        arguments["static"] = static
-    if options.no_compress:
-        arguments["compress"] = False
-    if options.no_etag:
-        arguments["etag"] = False
-    for name in wanted_options(options, loaded):
-        arguments[name] = True
+    arguments = {"target": options.app, **wrapper_arguments(options, loaded, static)}
     logs = log_kind(options)
     logs_json = logs == "json" and "log_config" not in loaded.settings
     if logs_json:  # in text it is uvicorn's default
