@@ -290,7 +290,13 @@ class WSGIFast:
         """Send a list or tuple that is in wrappers with a close() of their own."""
         wrapped = body.owner
         chunks = body.content
-        if response.no_body or not _is_one_block(chunks, response.length):
+        is_one_block = (
+            (type(chunks) is list or type(chunks) is tuple)
+            and len(chunks) == 1
+            and type(chunks[0]) is bytes
+            and len(chunks[0]) == response.length
+        )
+        if response.no_body or not is_one_block:
             # By the wrappers' own iteration, which may encode or count each chunk.
             chunks = list(wrapped)
         sent = self._send_whole(response, chunks)
@@ -338,16 +344,6 @@ class WSGIFast:
         except OSError:
             return  # the client has gone. The server will notice when it writes
         done[key] = weakref.ref(sock, lambda ref: done.pop(key, None))
-
-
-def _is_one_block(chunks: Any, length: int | None) -> bool:
-    """Whether a body is one block of bytes, as long as its Content-Length."""
-    return (
-        (type(chunks) is list or type(chunks) is tuple)
-        and len(chunks) == 1
-        and type(chunks[0]) is bytes
-        and len(chunks[0]) == length
-    )
 
 
 def _refuse(

@@ -16,32 +16,6 @@ from .files import FileReader, FileSlice, SegmentedBody, close_body, in_file_wra
 from .wrappers import is_whole, iterated
 
 
-class Writer:
-    """Sends the body of one response on one of our own servers."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
-        """Send a body that exists already."""
-
-    @abstractmethod
-    def write_file(self, file: Any, segment: FileSegment | None, body: Iterable[Any]) -> None:
-        """Send a file: a part of it by sendfile, from memory, or the blocks of `body`."""
-
-    @abstractmethod
-    def write_segments(self, segments: Any) -> None:
-        """Send byte strings and parts of files."""
-
-    @abstractmethod
-    def write_stream(self, body: Iterable[Any]) -> None:
-        """Send blocks as they come."""
-
-    @abstractmethod
-    def write_unsuited(self, body: Any, advice: str) -> None:
-        """Send a body that no server can send, or refuse it."""
-
-
 class Sendable:
     """An iterable that WSGIFast makes, and that our own servers send in a cheaper way."""
 
@@ -99,8 +73,11 @@ class Body:
         owner: Iterable[bytes] = self.owner
         return owner
 
-    def send_to(self, writer: Writer) -> None:
-        """Send the body. The caller calls close()."""
+    def send_to(self, writer: Any) -> None:
+        """Send the body. The caller calls close().
+
+        :param writer: a :class:`~.writer.ResponseWriter`.
+        """
         writer.write_stream(self.owner)
 
     def close(self) -> None:
@@ -113,7 +90,7 @@ class Whole(Body):
 
     __slots__ = ()
 
-    def send_to(self, writer: Writer) -> None:
+    def send_to(self, writer: Any) -> None:
         # By the wrappers' own iteration, which may encode or count each chunk.
         writer.write_all(self.content if self.owner is self.content else list(self.owner))
 
@@ -123,7 +100,7 @@ class Bare(Body):
 
     __slots__ = ()
 
-    def send_to(self, writer: Writer) -> None:
+    def send_to(self, writer: Any) -> None:
         writer.write_unsuited(self.content, "return it as bytes in a list")
 
 
@@ -151,7 +128,7 @@ class File(Body):
             return in_file_wrapper(FileReader(self.content, None, bytes, self.closed), file_wrapper)
         return in_file_wrapper(FileSlice(self.segment, self.closed), file_wrapper)
 
-    def send_to(self, writer: Writer) -> None:
+    def send_to(self, writer: Any) -> None:
         writer.write_file(self.content, self.segment, self.owner)
 
 
@@ -170,7 +147,7 @@ class Segments(Body):
     def iterate(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
         return self.content
 
-    def send_to(self, writer: Writer) -> None:
+    def send_to(self, writer: Any) -> None:
         writer.write_segments(self.content.segments)
 
 
@@ -185,7 +162,7 @@ class Stream(Body):
 
     __slots__ = ()
 
-    def send_to(self, writer: Writer) -> None:
+    def send_to(self, writer: Any) -> None:
         content = self.content
         if isinstance(content, Sendable):
             content.send_to(writer)
@@ -207,5 +184,5 @@ class Refusal(Body):
         super().__init__(content, owner)
         self.advice = advice
 
-    def send_to(self, writer: Writer) -> None:
+    def send_to(self, writer: Any) -> None:
         writer.write_unsuited(self.owner, self.advice)

@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..compression.response import Decision
-from ..files.app_files import FrontServer, describe_file_body, is_made_for_one_response
+from ..files.app_files import (
+    FrontServer,
+    describe_file_body,
+    is_made_for_one_response,
+    plan_file_body,
+)
 from ..files.compressed_copies import COPIES, MAX_FILE_BYTES
 from ..files.plan import UNCONDITIONAL, Plan
 from ..http.headers import Headers
@@ -43,21 +48,6 @@ class _Request:
     :ivar coding: to compress the file in. None to send it as it is.
     """
 
-    __slots__ = (
-        "coding",
-        "conditions",
-        "decision",
-        "file",
-        "is_part",
-        "may_plan",
-        "owner",
-        "response",
-        "segment",
-    )
-
-    decision: Decision | None
-    coding: str | None
-
     def __init__(self, response: AppResponse, file: Any, segment: FileSegment, owner: Any) -> None:
         self.response = response
         self.file = file
@@ -66,7 +56,8 @@ class _Request:
         self.conditions = conditions = request_conditions(response.environ)
         self.may_plan = response.code == 200 and conditions.method in ("GET", "HEAD")
         self.is_part = type(file) is FileSlice
-        self.decision = self.coding = None
+        self.decision: Decision | None = None
+        self.coding: str | None = None
 
     def is_single_use(self) -> bool:
         """Return whether the file exists for this response only."""
@@ -122,10 +113,7 @@ class FileResponses:
             response.set_length(body.length)
         if response.no_body:
             return send_nothing(response, owner)
-        response.forward()
-        wrapper = response.environ.get("wsgi.file_wrapper")
-        response.environ[SENT_AS] = "blocks" if wrapper is None else "file"
-        return body.iterate(wrapper)
+        return body.iterate(_forwarded(response))
 
     def _by_front_server(self, request: _Request) -> Iterable[bytes] | None:
         """Name the file in a header, and let the server in front of this one send it."""
@@ -171,12 +159,11 @@ class FileResponses:
         conditions = request.conditions._replace(
             if_none_match=coding.if_none_match, if_match=coding.if_match
         )
-        described = describe_file_body(
+        plan = plan_file_body(
             conditions, headers, request.file, segment, copy=copy, **self._options
         )
-        if described is None:
+        if plan is None:
             return None
-        plan = described.plan()
         if plan.segments:
             coding.note(decision.coding, segment.size, sum(map(len, plan.segments)))
         return _send_plan(request, plan)
@@ -259,7 +246,7 @@ def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
     body = file_body(parts, request.owner)
     if isinstance(body, SegmentedBody):
         return send_segments(response, body)
-    return _wrap(response, body)
+    return in_file_wrapper(body, _forwarded(response))
 
 
 def _send_read(response: AppResponse, body: File) -> Iterable[bytes]:
@@ -279,7 +266,7 @@ def _send_read(response: AppResponse, body: File) -> Iterable[bytes]:
         return _send_compressed(response, reader, None, None)
     if response.no_body:
         return send_nothing(response, owner)
-    return _wrap(response, reader)
+    return in_file_wrapper(reader, _forwarded(response))
 
 
 def _send_compressed(
@@ -305,15 +292,15 @@ def _send_compressed(
     if response.no_body:
         return send_nothing(response, reader)
     if blocks is reader:
-        return _wrap(response, reader)
+        return in_file_wrapper(reader, _forwarded(response))
     response.forward()
     response.environ[SENT_AS] = "blocks"
     return ClosedWith(blocks, reader)
 
 
-def _wrap(response: AppResponse, reader: FileSlice | FileReader) -> Iterable[bytes]:
-    """Put a file into the server's own wrapper, if it has one."""
+def _forwarded(response: AppResponse) -> Callable[..., Any] | None:
+    """Forward the headers of a file. Return the server's `wsgi.file_wrapper`, if it has one."""
     response.forward()
-    wrapper = response.environ.get("wsgi.file_wrapper")
+    wrapper: Callable[..., Any] | None = response.environ.get("wsgi.file_wrapper")
     response.environ[SENT_AS] = "blocks" if wrapper is None else "file"
-    return in_file_wrapper(reader, wrapper)
+    return wrapper

@@ -20,11 +20,10 @@ from ..http.fields import ResponseStart, known_start, no_pairs, read_headers, st
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.headers import LOWER, Headers
 from .access_log import LENGTH_ERROR
-from .body import Writer
 from .chunks import charset_of, to_bytes
 from .content_coding import ContentCoding
 from .files import header_of
-from .writer import check_second_start
+from .writer import ResponseWriter, check_second_start
 
 if TYPE_CHECKING:
     from _typeshed import OptExcInfo
@@ -141,7 +140,9 @@ class AppResponse:
             check_second_start(None, sent=False, app=self.app_name)
         server_start = self.server_start
         try:
-            if type(server_start) is MethodType and isinstance(server_start.__self__, Writer):
+            if type(server_start) is MethodType and isinstance(
+                server_start.__self__, ResponseWriter
+            ):
                 self._checked = checked = known_start(status, headers)
                 code, length = checked.code, checked.content_length
                 deciding_type = checked.deciding_type

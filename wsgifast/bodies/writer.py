@@ -17,7 +17,6 @@ from ..http.fields import ResponseStart, known_start
 from ..http.framing import LAST_CHUNK, BodyCounter, Framing, chunk, chunk_size_line
 from ..sockets.sending import SMALL_FILE_BYTES, FileSegment, FileTruncated
 from .access_log import COMPRESSED_BYTES
-from .body import Writer
 from .chunks import is_event_stream
 from .classify import classify
 from .content_coding import ContentCoding
@@ -72,7 +71,7 @@ class Output(Protocol):
         """
 
 
-class ResponseWriter(Writer, BodyCounter):
+class ResponseWriter(BodyCounter):
     """The response to one request. It counts its body, and limits it to its Content-Length.
 
     gunicorn's hooks and loggers may set any attribute on it.
