@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import time
 from collections.abc import AsyncIterator
 
 import asgifast
@@ -31,6 +32,8 @@ from .payloads import FIELD, FILE_BYTES, PAYLOADS, chunks, payload
 # 100,000 messages of 100 bytes.
 CRUMBS_BYTES, CRUMB_BYTES = 10_000_000, 100
 STREAM_BLOCK_BYTES = 64 * 1024
+# As much work as that of the WSGI app, divided by its four threads
+BLOCKED_S = 0.0125
 # About 10 kB of JSON.
 _ITEMS = [{"id": number, "name": f"item {number}", "price": number / 10} for number in range(200)]
 
@@ -153,7 +156,10 @@ def __getattr__(name: str) -> ASGIApp:
 
 
 async def bare(scope: Scope, receive: Receive, send: Send) -> None:
-    """/upload, /blocks, /stream and /server-wrapper as in the WSGI app, and the payload files."""
+    """/upload, /blocks, /stream and /server-wrapper as in the WSGI app, and the payload files.
+
+    /work blocks the event loop.
+    """
     if scope["type"] != "http":
         return  # no lifespan
     name = scope["path"].rpartition("/")[2]
@@ -168,6 +174,8 @@ async def bare(scope: Scope, receive: Receive, send: Send) -> None:
     if name == "upload":
         while (message := await receive())["type"] == "http.request" and message.get("more_body"):
             pass
+    elif name == "work":
+        time.sleep(BLOCKED_S)
     elif name == "blocks":
         gc.collect()
         body = b"%d" % sys.getallocatedblocks()

@@ -2,7 +2,8 @@
 
 Requests come at a constant rate, whatever the server does (an open loop), each on a connection of
 its own. A client gives up after a second. The app sleeps for 50 ms, and four threads run it. So the
-server can serve 80 requests a second.
+server can serve 80 requests a second. The ASGI app blocks the event loop for a quarter of this
+time, so that the capacity is the same.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import Counter
 
 from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import gunicorn
+from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .app import WORK_S
 from .bench import FAST, row, table
@@ -21,7 +22,7 @@ from .clients import percentiles
 from .harness.tables import Client, Row, Task, Unit
 from .servers import granian
 
-APP = "loadtests.app:app"
+APP, ASGI_APP = "loadtests.app:app", "loadtests.asgi_app:bare"
 PATH = "/work"
 THREADS, GIVE_UP_S = 4, 1.0
 CAPACITY = THREADS / WORK_S
@@ -103,11 +104,23 @@ def _servers() -> dict[str, Server]:
     }
 
 
-def _row(key: str, capacities: float) -> Row:
+def _asgi_servers() -> dict[str, Server]:
+    timeout = {"WSGIFAST_QUEUE_TIMEOUT_S": str(QUEUE_TIMEOUT_S)}
+    return {
+        f"our protocol, queue_timeout_s={QUEUE_TIMEOUT_S}": uvicorn(
+            ASGI_APP, ours=True, env=timeout
+        ),
+        "our protocol": uvicorn(ASGI_APP, ours=True),
+        "uvicorn": uvicorn(ASGI_APP),
+        "granian, backpressure 16": granian(ASGI_APP, "--backpressure=16"),
+    }
+
+
+def _row(key: str, capacities: float, servers: dict[str, Server], kind: str = "") -> Row:
     return row(
         f"goodput.{key}",
-        f"{capacities:g} times the capacity",
-        _servers(),
+        f"{capacities:g} times the capacity{kind}",
+        servers,
         PATH,
         GOODPUT,
         _client(capacities),
@@ -119,5 +132,11 @@ def _row(key: str, capacities: float) -> Row:
 TABLE = table(
     "goodput",
     "Responses in time under overload",
-    [_row(key, capacities) for key, capacities in LOADS.items()],
+    [
+        *(_row(key, capacities, _servers()) for key, capacities in LOADS.items()),
+        *(
+            _row(f"asgi.{key}", capacities, _asgi_servers(), ", ASGI")
+            for key, capacities in LOADS.items()
+        ),
+    ],
 )
