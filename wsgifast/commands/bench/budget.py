@@ -12,7 +12,7 @@ from ..terminal import number_text
 from .results import Ratio, Result
 
 _LIMIT = re.compile(r"([a-z0-9-]+) *(<=|>=|=) *([0-9]+(?:\.[0-9]+)?) *(ms|)", re.ASCII)
-# The figures, their units, and the sign of a limit: with ">=" more is better.
+# The figures with their units and the sign of their limits. With ">=" more is better.
 _FIGURES = {
     "ratio": ("", ">="),
     "cpu-ratio": ("", "<="),
@@ -30,7 +30,7 @@ class Limit(NamedTuple):
     value: float
 
     def missed(self, result: Result, contender: str) -> tuple[str, bool] | None:
-        """Return a sentence if a contender misses it, and whether the noise leaves no doubt."""
+        """Return a sentence if a contender misses it, and whether that is certain despite noise."""
         unit, sign = _FIGURES[self.name]
         found = _figure(self.name, result, contender)
         value = found.median if isinstance(found, Ratio) else found
@@ -52,7 +52,7 @@ def _figure(name: str, result: Result, contender: str) -> float | Ratio | None:
         return result.ratio(contender, result.cost)
     if name == "ratio":
         ratio = result.ratio(contender, result.rate)
-        # The unwrapped app may have no success. Then any success of the wrapped app is better.
+        # If the unwrapped app never succeeded, any success of the wrapped app is better.
         return inf if ratio is None and result.median(contender, result.rate) else ratio
     return result.latency_ms(contender, int(name.removeprefix("p")))
 
@@ -78,7 +78,7 @@ def _limit(text: str) -> Limit:
 
 
 def over_budget(limits: Sequence[Limit], results: Iterable[Result]) -> Iterator[tuple[str, bool]]:
-    """Yield a sentence for each limit that the last contender misses, and whether it is sure."""
+    """Yield a sentence for each limit that the last contender misses, and whether it is certain."""
     for result in results:
         for limit in limits:
             if (missed := limit.missed(result, list(result.runs)[-1])) is not None:

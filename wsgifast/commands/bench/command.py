@@ -80,7 +80,7 @@ def add_command(commands: Any) -> None:
 
 
 def _mbit(text: str) -> float:
-    """The type of an option: a rate, in Mbit/s."""
+    """Parse the rate of --link, and return Mbit/s."""
     found = _RATE.fullmatch(text)
     rate = float(found[1]) * _MBIT[found[2].lower()] if found else 0.0
     if not rate:
@@ -91,7 +91,7 @@ def _mbit(text: str) -> float:
 def _run(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("locust") is None:
         raise MissingExtra("wsgifast bench", "locust", "bench")
-    # These need the extra, and are slow to import.
+    # These modules need the extra, and are slow to import.
     from .comparison import compare
     from .locust_client import worker_command
 

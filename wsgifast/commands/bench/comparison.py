@@ -1,4 +1,4 @@
-"""Compares an unwrapped and a wrapped app: the command `wsgifast bench`."""
+"""Carries out `wsgifast bench`: a comparison of an unwrapped and a wrapped app."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .results import Result
 from .runner import Servers, all_results, at, one_run, sized, take_turns
 from .serving import FAST_WORKER, found_app, sides
 
-# The shortest time after which no further round of a path starts.
+# Rounds of a path start for this time, or longer if the user wants long runs.
 _MIN_PATH_S = 120.0
 
 
@@ -149,7 +149,7 @@ def _results(
     :param host: the address that the servers listen on.
     :raises ServerFailed: if a server does not start, or ends. The message has its log.
     """
-    # A server that hangs ends the rounds.
+    # If a server hangs, the rounds end after this time.
     limit_s = max(_MIN_PATH_S, float(10 * options.rounds * options.seconds))
     with temporary_folder("bench") as folder, contextlib.ExitStack() as stack:
         running = Servers(host, folder, stack)

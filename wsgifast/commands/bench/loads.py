@@ -1,4 +1,4 @@
-"""One run of a client against a server, and one plain request to compare the responses."""
+"""Runs of a client against a server, and single requests to compare the responses."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Load:
 
     @property
     def cpu_us_per_request(self) -> float:
-        """The server's CPU time."""
+        """The server's CPU time in microseconds."""
         return self.server_cpu_s * 1e6 / self.requests if self.requests else 0.0
 
 
-# Makes one run.
+# A function that makes one run.
 Client = Callable[[Task], Load]
 
 
@@ -129,7 +129,7 @@ def look(task: Task, *, tls: bool = False) -> Seen:
                 f"{task.path}: the response did not end within {LOOK_S:.0f} s. Name a path whose "
                 "responses end"
             ) from None
-    # gzip stores a time, so two compressed bodies may differ.
+    # gzip stores a time, so compressed bodies may differ although the decoded bodies are equal.
     if coding and len(stored) == size and (body := decoded(bytes(stored), coding)) is not None:
         return Seen(size, hashlib.sha256(body).hexdigest(), ok, coding, len(body))
     return Seen(size, digest.hexdigest(), ok, coding, None if coding else size)

@@ -53,13 +53,13 @@ class Run:
 
 @dataclass
 class Locust:
-    """Locust. It starts when it is first needed, and the context manager ends it.
+    """The processes of Locust. They start with the first run, and end with the context manager.
 
     :cvar module: the module that its processes run.
     :ivar processes: workers to start on this machine. With 0, one process has all users.
     :ivar expect_workers: workers on other machines, started by :func:`worker_command`.
     :ivar master: the address of the master for these workers.
-    :ivar within: the beginning of its command, such as "ip netns exec NAME".
+    :ivar within: the beginning of Locust's command, such as "ip netns exec NAME".
     """
 
     module: ClassVar[str] = "wsgifast.commands.bench.locust_process"
@@ -88,7 +88,7 @@ class Locust:
         return lambda task: self.load(self.run(task, users))
 
     def run(self, task: Task, users: int) -> Run:
-        """Return the run of a task."""
+        """Return the run for a task, with a new number."""
         self._runs += 1
         host, port = task.address
         return Run(

@@ -65,8 +65,8 @@ class DownloadUser(FastHttpUser):
 
         def client_for(url: Any) -> Any:
             client = get_client(url)
-            # geventhttpclient repeats a failed request as often as this says, and once more. A
-            # repeated request would hide that the server did not respond to the first.
+            # geventhttpclient sends a failed request again, one time more often than this number.
+            # A second request would hide that the server did not respond to the first one.
             client._connection_pool.size = -1
             return client
 
@@ -97,7 +97,7 @@ class DownloadUser(FastHttpUser):
         with self.client.request(
             "GET" if body is None else "POST",
             path,
-            # geventhttpclient 2.4 makes two writes of None, which wait for each other.
+            # With None, geventhttpclient 2.4 makes two writes, which wait for each other.
             data=body or b"",  # type: ignore[arg-type]
             name=name,
             stream=True,
@@ -167,7 +167,7 @@ class _Progress:
 
     @property
     def is_open(self) -> bool:
-        """Whether another request starts."""
+        """Whether this process starts further requests."""
         fails = not self.good and self.failed >= MAX_FAILURES
         return not fails and time.perf_counter() < self.ends
 
@@ -226,7 +226,7 @@ def main(
     """
 
     def begin(environment: Environment, msg: Any) -> None:
-        """Receive the master's message. Locust starts the users after it."""
+        """Receive the run from the master. Locust starts the users after this message."""
         run = make_run(**msg.data)
         Visitor.progress = _Progress(run, time.perf_counter() + run.seconds)
 
@@ -256,7 +256,7 @@ def main(
     output = sys.stdout
     sys.stdout = sys.stderr  # Locust's own output is not a response
     print("{}", file=output, flush=True)
-    # A thread reads, because Locust runs on meanwhile.
+    # A thread reads the input, because a blocking read here would stop Locust.
     while line := gevent.get_hub().threadpool.apply(sys.stdin.readline):
         run = make_run(**json.loads(line))
         response = master.carry_out(run)
@@ -266,7 +266,7 @@ def main(
 
 
 class _Master:
-    """Has Locust do one run after another.
+    """Makes one run after another with Locust.
 
     :param workers: 0 if the users are in this process.
     """
@@ -320,7 +320,7 @@ class _Master:
         }
 
     def _wait_until(self, condition: Callable[[], object], seconds: float) -> None:
-        """End this process if a worker has sent no heartbeat for some seconds."""
+        """Wait for a condition. End this process if a worker sends no heartbeat for seconds."""
 
         def is_lost() -> bool:
             return bool(self._workers and self._runner.clients.missing)
@@ -338,7 +338,7 @@ class _Master:
 
 
 def _error_text(text: str) -> str:
-    """Remove the URL, which has another port each time."""
+    """Return the reason in an error of Locust, without the URL and its port."""
     reason = text.partition("original=")[2].removesuffix(")") or text.strip("\"'")
     return f"no byte for {GIVE_UP_S:g} s" if reason == "timed out" else reason
 

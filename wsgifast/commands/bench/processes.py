@@ -1,7 +1,7 @@
 """The processes of a benchmark: real servers that end with it.
 
 Each process leads a process group. The benchmark ends the group by its id, with everything that the
-process has started. If the benchmark is killed, another process ends the groups, the guard.
+process has started. If the benchmark is killed, a guard (another process) ends the groups.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 Address = tuple[str, int]
 # Importing a large app takes seconds on a busy machine. A server that takes longer hangs.
 START_S = 30.0
-# gunicorn's workers finish their requests before they end. Later the benchmark kills them.
+# gunicorn's workers may finish their requests for this time. Then the benchmark kills them.
 STOP_S = 10.0
 # Systems give higher ports to clients (Linux from 32768 on, by IANA from 49152 on).
 UNASSIGNED_PORTS = range(10_000, 32_000)
@@ -165,8 +165,8 @@ def started(
 ) -> Iterator[subprocess.Popen[Any]]:
     """Start a process that ends with the block, with everything that it has started.
 
-    It leads a process group, so Ctrl-C reaches only this process. It also ends if this process is
-    killed.
+    The process leads a process group, so Ctrl-C reaches only the benchmark. The guard ends the
+    process if the benchmark is killed.
 
     :param stop_s: the time that it has to end after SIGTERM.
     :param options: as for `subprocess.Popen`.
@@ -228,7 +228,7 @@ def temporary_folder(name: str) -> Iterator[Path]:
 def orderly_end() -> Iterator[None]:
     """End this process on SIGTERM and SIGHUP by an exception, which runs every `finally`.
 
-    It does not replace handlers of the program, and has no effect outside of the main thread.
+    Existing handlers of these signals stay. In another thread than the main one, nothing changes.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGTERM, signal.SIGHUP) if in_main_thread else ()

@@ -27,7 +27,7 @@ READING = (
     "MB are 10^6 bytes. Clients and servers share this machine, over loopback. Trust the ratios, "
     "not the absolute figures."
 )
-# Shown as the ratio to a contender that never succeeded.
+# The text in place of a ratio to a contender that never succeeded.
 RESPONDS = "responds"
 # A contender's cells by the titles of their columns.
 Cells = Callable[[str, Mapping[str, Any]], Mapping[str, object]]

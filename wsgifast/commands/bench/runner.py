@@ -68,14 +68,14 @@ class Servers:
         again = look(tasks[first], tls=servers[first].tls)
         differ = len({one.digest for one in seen.values() if one.ok}) > 1
         if differ and again.digest == seen[first].digest:
-            # Some apps put a token of their process into each page, so ask another process.
+            # Some apps put a token of their process into each page, so request another process.
             with self.started(servers[first], first) as other:
                 again = look(at(tasks[first], other), tls=servers[first].tls)
         return seen, again.ok and again.digest != seen[first].digest
 
 
 def at(task: _Task, server: RunningServer, path: str | None = None) -> _Task:
-    """Return the task for this server, and for another path if one is named."""
+    """Return the task for this server, and for this path if it is given."""
     return replace(task, path=path or task.path, address=server.address, pid=server.pid)
 
 

@@ -100,7 +100,7 @@ def gunicorn(
     tls: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> Server:
-    """Return gunicorn's command, by default with one worker, so the client has a core too.
+    """Return gunicorn's command. With one worker, the client has a core of a small machine too.
 
     :param app: "module:app", or "module:factory('argument')".
     :param options: added at the end, such as "--no-sendfile".
@@ -111,7 +111,8 @@ def gunicorn(
         (
             *("python", "-m", "gunicorn", app, "--bind", "{host}:{port}"),
             *("--worker-class", worker_class, "--threads", str(threads), "--workers", str(workers)),
-            # The defaults are 2 s and 30 s. A client may pause, and an unwrapped app be slow.
+            # With its defaults (2 s and 30 s), gunicorn would disconnect clients that pause, and
+            # kill workers of slow unwrapped apps.
             *("--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3"),
             # Several servers would use one socket in the user's home directory.
             "--no-control-socket",

@@ -1,6 +1,6 @@
 """Loads an app by its name, like gunicorn, uvicorn and Flask, and wraps and unwraps it.
 
-`servers` loads it in a process of its own, as a server would with its options and configuration.
+This process imports the app. The module `servers` has another process import it, as a server would.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class AwaitedApp:
         except AppNotLoaded as error:
             if scope["type"] != "lifespan":
                 raise
-            # uvicorn takes an exception for an app without a lifespan.
+            # After an exception, uvicorn would serve the app without a lifespan.
             await receive()
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
@@ -122,11 +122,11 @@ def load_app(target: str, server: ServerName | None = None) -> LoadedApp:
 
     :param target: "module:app", "module:factory()" (arguments are literals), "module" if the app
         is called application or app, a Django settings module, or the path of a .py file, alone or
-        with ":app". The working directory is searched first, like by `python -m`.
-    :param server: the server whose worker this process is. It has set the search path, and its
-        rules find the app: uvicorn calls an object that needs no arguments, unless it is an app.
-        The app of an asynchronous factory is an :class:`AwaitedApp`. Without a server, a separate
-        loop awaits it.
+        with ":app".
+    :param server: the server whose worker this process is. The server has set the search path.
+        With "uvicorn", an object that is not an app is called if it needs no arguments, and the app
+        of an asynchronous factory is an :class:`AwaitedApp`. Without a server, imports look in the
+        working directory first.
     :raises AppNotLoaded: if it does not exist, raises, or is not an app.
     """
     if server is None:

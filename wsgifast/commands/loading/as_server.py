@@ -134,7 +134,7 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
         if os.path.abspath(path) not in sys.path:
             sys.path.insert(0, os.path.abspath(path))
     os.environ.update(cfg.env)
-    # Values that differ from the given ones, or that JSON does not have.
+    # These values differ from the configured ones, or have another type than those of JSON.
     shown = {
         "worker_class": cfg.worker_class_str,
         "logger_class": str(cfg.logger_class),
@@ -167,7 +167,7 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
 
 
 def _problem_of_worker(cfg: Any) -> str:
-    """Return why FastWorker would refuse its options. It is "" for no reason, or another worker."""
+    """Return why FastWorker would refuse its options, or "" if it accepts them or does not run."""
     if cfg.worker_class_str not in _PERHAPS_FAST_WORKER:
         return ""
     try:
@@ -183,9 +183,9 @@ def _problem_of_worker(cfg: Any) -> str:
 
 
 def _operators(load: Callable[[], Any]) -> dict[str, Any]:
-    """Return the options for health checks and the drain of FastWorker or asgifast's protocol.
+    """Return the options for health checks and the drain.
 
-    :param load: returns the class.
+    :param load: returns the class of the worker, or of uvicorn's protocol.
     """
     try:
         kind = load()
@@ -200,7 +200,7 @@ def _operators(load: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting's value for JSON. It is None for others, such as functions."""
+    """Return the value of a setting, or None for a type that JSON does not have."""
     if isinstance(value, list):
         return [each for each in value if isinstance(each, str)]
     return value if isinstance(value, (str, int, float)) else None

@@ -14,8 +14,8 @@ from . import django_settings
 def configured_static(app: Any) -> dict[str, str]:
     """Return directories of static files that may be served beside an app, by URL prefixes.
 
-    It has no STATIC_ROOT of Django if Django's middleware or one of its URLs serves these files. It
-    has no static folder of Flask if functions around each request may restrict it or add headers.
+    STATIC_ROOT is left out if Django's middleware or one of its URLs serves the files. Flask's
+    static folder is left out if functions around each request may restrict it or add headers.
     """
     found: dict[str, Any] = {}
     settings = django_settings()
@@ -41,12 +41,12 @@ def configured_static(app: Any) -> dict[str, str]:
 
 
 def _has_url(prefix: str | None) -> bool:
-    """Return whether one of Django's URLs begins with a prefix. A URL that matches all does not."""
+    """Return whether a URL of Django begins with a prefix. A URL for all paths does not."""
     from django.urls import resolve
 
     if not prefix:
         return False
-    with contextlib.suppress(Exception):  # the app's own, of its URLs
+    with contextlib.suppress(Exception):  # the app's own URLs may raise any exception
         route: str = resolve(f"/{prefix.strip('/')}/x").route
         return route.lstrip("^/").startswith(prefix.strip("/"))
     return False
@@ -70,7 +70,7 @@ def free_paths(app: Any, paths: Iterable[str], django: bool) -> list[str]:
     app = _framework_of(app)
     try:
         return [path for path in paths if not _is_matched(app, path, django)]
-    except Exception:  # noqa: BLE001 - of the app's own URLs
+    except Exception:  # noqa: BLE001 - the app's own URLs may raise any exception
         return []
 
 

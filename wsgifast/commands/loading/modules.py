@@ -25,7 +25,7 @@ class AppNotLoaded(WSGIFastError, RuntimeError):
 
 
 def search_here() -> None:
-    """Have imports look in the working directory first, like `python -m`."""
+    """Look in the working directory first during imports, like `python -m`."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
 
@@ -152,7 +152,7 @@ def _executed(name: str, file: Path) -> ModuleType:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message: the most similar known name, if one is similar."""
+    """Return a hint with the most similar known name, or "" if no name is similar."""
     similar = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {similar[0]!r}?)" if similar else ""
 

@@ -1,7 +1,7 @@
-"""Decides which server an app needs, and loads the app as that one would, in its own process.
+"""Decides which server an app needs, and loads the app as that server would.
 
-The import of the app and the configuration does not change the calling process: its working
-directory, variables, threads and classes stay. `as_server` is the process that imports them.
+A process of its own imports the app and the configuration (`as_server`). So the directory, the
+variables, the threads and the classes of the calling process do not change.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ def load_as(
 ) -> Loaded:
     """Load an app in a process of its own.
 
-    :param server: None: one without a way of its own.
+    :param server: None to find the app without the rules of a server.
     :param target: "" for the app that the arguments or the configuration name. NO_APP for none.
     :param arguments: of the server's command, without the target.
     :param environment: variables to add to those of this process.
-    :raises AppNotLoaded: if the import ends Python, or has no end.
+    :raises AppNotLoaded: if the import ends Python, or takes too long.
     """
     command = [sys.executable, "-c", START, _PROCESS, server or "", target, *arguments]
     named = target or "the app"
@@ -203,7 +203,7 @@ def check_one_app(loaded: Loaded, target: str) -> None:
         )
 
 
-# gunicorn's options, and those of uvicorn for the same.
+# Options of gunicorn, each with the options of uvicorn for the same purpose.
 _COUNTERPARTS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
     (("--bind", "-b"), ("--host", "--port", "--uds")),
     (("--workers", "-w"), ("--workers",)),
@@ -220,14 +220,15 @@ _COUNTERPARTS: Sequence[tuple[Sequence[str], Sequence[str]]] = (
 
 
 def _with_counterpart(server: ServerName, arguments: Sequence[str], refusal: str) -> str:
-    """A server's refusal of an option, with its own for the same if that is the other server's."""
+    """Add to the refusal of an option how this server names it, if the other server has it."""
     for word in arguments:
         name = word.partition("=")[0]
         for gunicorns, uvicorns in _COUNTERPARTS:
             others, own = (uvicorns, gunicorns) if server == "gunicorn" else (gunicorns, uvicorns)
             if name in others and name in refusal:
                 names = " or ".join(each for each in own if each.startswith("--"))
-                refusal = refusal.partition("Did you mean")[0].rstrip("( .")  # by its spelling
+                # click guesses another option by its spelling.
+                refusal = refusal.partition("Did you mean")[0].rstrip("( .")
                 return f"{refusal}; {server} has {names} for it"
     return refusal
 
