@@ -266,6 +266,7 @@ def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
         ("wsgi_below:app", "--chdir src --nope", "--nope"),
         ("nowhere:app", "--chdir src", "No module named 'nowhere'"),
         ("nowhere:app", "--app-dir src", "No module named 'nowhere'"),
+        ("asgi_app:app", "--app-dir nowhere", "No module named 'asgi_app'; run this in the"),
     ],
 )
 def test_option_that_cannot_count_is_named(

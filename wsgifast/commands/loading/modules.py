@@ -154,7 +154,8 @@ def _executed(name: str, file: Path) -> ModuleType:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint with the most similar known name, or "" if no name is similar."""
     similar = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {similar[0]!r}?)" if similar else ""
+    # A module of this very name may be in a directory that the server does not search.
+    return f" (did you mean {similar[0]!r}?)" if similar and similar[0] != name else ""
 
 
 def described(error: BaseException) -> str:
