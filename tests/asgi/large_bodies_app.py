@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+
+from asgifast.protocols import large_bodies
+
+if place := os.environ.get("TEST_PLACE"):
+    large_bodies.memory.count(large_bodies.MEMORY_BYTES)
+    if place == "full disk":
+        large_bodies.disk.count(large_bodies.DISK_BYTES)
 
 SIZE = 3_000_000
 BODY = b"".join([b"%7d " % number for number in range(SIZE // 8 + 1)])

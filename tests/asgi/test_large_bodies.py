@@ -20,18 +20,21 @@ from .large_bodies_app import BODY, SHAPES, SIZE, WRONG
 
 pytestmark = pytest.mark.long
 
-# The protocol, the event loop and the HTTP version.
+# The protocol, the event loop, the HTTP version, and where large bodies wait.
 STACKS = [
-    ("HttpToolsProtocol", "asyncio", "HTTP/1.1"),
-    ("HttpToolsProtocol", "uvloop", "HTTP/1.1"),
-    ("H11Protocol", "asyncio", "HTTP/1.1"),
+    ("HttpToolsProtocol", "asyncio", "HTTP/1.1", "memory"),
+    ("HttpToolsProtocol", "uvloop", "HTTP/1.1", "memory"),
+    ("HttpToolsProtocol", "uvloop", "HTTP/1.1", "disk"),
+    ("HttpToolsProtocol", "uvloop", "HTTP/1.1", "full disk"),
+    ("H11Protocol", "asyncio", "HTTP/1.1", "memory"),
+    ("H11Protocol", "asyncio", "HTTP/1.1", "disk"),
 ]
 if find_spec("zttp") and find_spec("uvicorn.protocols.http.zttp_impl"):
     STACKS += [
-        ("AutoZttpProtocol", loop, version)
-        for loop in ("asyncio", "uvloop")
+        ("AutoZttpProtocol", loop, version, place)
+        for loop, place in (("asyncio", "memory"), ("uvloop", "memory"), ("asyncio", "disk"))
         for version in ("HTTP/1.1", "HTTP/2")
-    ]
+    ] + [("AutoZttpProtocol", "uvloop", "HTTP/2", "full disk")]
 
 
 @pytest.fixture(scope="module", params=STACKS, ids=" ".join)
@@ -39,13 +42,15 @@ def stack(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LiveServer, str]]:
     """A server over TLS, and the HTTP version of its client."""
-    protocol, loop, version = request.param
+    protocol, loop, version, place = request.param
     certificate = str(write_certificate(tmp_path_factory.mktemp("tls") / "both.pem"))
     argv = ["python", "-m", "uvicorn", "--no-access-log", "--port", "{port}", "--loop", loop]
     argv += ["--http", f"asgifast.uvicorn:{protocol}", "--ssl-certfile", certificate]
     argv += ["--ssl-keyfile", certificate, "tests.asgi.large_bodies_app:app"]
-    with live_server(argv) as server:
+    env = {} if place == "memory" else {"TEST_PLACE": place}
+    with live_server(argv, env=env) as server:
         yield server, version
+        assert ("Output stays in memory" in server.log()) == (place == "full disk")
 
 
 class Client:

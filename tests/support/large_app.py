@@ -59,11 +59,14 @@ async def _asgi(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] != "http":
         return
     kind = scope["path"].strip("/").removeprefix("compressed-")
-    size = SIZE if kind in KINDS else 0
+    size = SIZE if kind in (*KINDS, "own-page") else 0
     headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % size)]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     if kind == "page":
         await send({"type": "http.response.body", "body": _PAGE})
+        return
+    if kind == "own-page":  # as a framework renders it
+        await send({"type": "http.response.body", "body": bytes(memoryview(_PAGE))})
         return
     for block in _BLOCKS if size else ():
         await send({"type": "http.response.body", "body": block, "more_body": True})

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 # A file up to this size is read, and leaves in one write with the headers. For a larger one
 # sendfile's own system calls cost less than the copy that they save.
 SMALL_FILE_BYTES = 64 * 1024
-# Longer bytes are sent block by block, where the output would copy all of them.
-LARGE_BYTES = 256 * 1024
+# Longer bytes are sent block by block, where the output would copy all of them. For fewer bytes a
+# transport over TLS has no less memory then.
+LARGE_BYTES = 512 * 1024
 
 
 class BodyOutput(DelayedOutput):
@@ -168,7 +169,7 @@ class FileBody:
             before, self._after = response.frame_for(self._unsent)
             queue.write(before)
             if not (
-                queue.write_bytes(segment, self._on_sent)
+                queue.write_bytes(segment, self._on_sent, self._is_whole)
                 if isinstance(segment, bytes)
                 else queue.write_file(FileSegment(self._fd, *segment), self._on_sent)
             ):

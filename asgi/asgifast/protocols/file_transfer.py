@@ -16,8 +16,6 @@ file's descriptor stays the caller's, and open until the transfer has ended.
   timer waits instead.
 - A :class:`FileReader` writes blocks of the file to the loop's transport: over TLS, and where the
   kernel cannot send a file. It waits while the loop's transport has paused its protocol.
-- A :class:`BytesWriter` does the same with bytes. Over TLS a transport would encrypt all of a large
-  body at once, and keep two copies of the rest until a slow client has it.
 """
 
 from __future__ import annotations
@@ -359,25 +357,6 @@ class FileReader(FileOutput):
 
     def _stop_waiting(self) -> None:
         pass
-
-
-class BytesWriter(FileReader):
-    """Writes bytes as a FileReader writes those of a file."""
-
-    __slots__ = ("_data",)
-
-    def __init__(
-        self,
-        owner: FileOwner,
-        loop: asyncio.AbstractEventLoop,
-        data: bytes,
-        on_sent: OnSent,
-    ) -> None:
-        super().__init__(owner, loop, FileSegment(-1, 0, len(data)), on_sent)
-        self._data = memoryview(data)
-
-    def _go_on(self) -> bool:
-        return self._write(lambda: self._data[self._offset :][:BLOCK_BYTES])
 
 
 # Sockets with room. An event loop refuses to watch the descriptor of a transport's socket, and a

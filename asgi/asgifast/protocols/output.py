@@ -35,15 +35,8 @@ from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
 from wsgifast.sockets.sending import SendfileUnavailable
 
 from ..coalescing import COALESCED_BYTES
-from .file_transfer import (
-    HAS_EPOLL,
-    BytesWriter,
-    FileOutput,
-    FileOwner,
-    FileReader,
-    FileTransfer,
-    OnSent,
-)
+from .file_transfer import HAS_EPOLL, FileOutput, FileOwner, FileReader, FileTransfer, OnSent
+from .large_bodies import BytesWriter
 from .receiving import linger
 
 # This much of a large write is copied behind coalesced data, so that both leave in one packet.
@@ -228,9 +221,12 @@ class OutputQueue(FileOwner):
         kind = FileTransfer if self.can_sendfile else FileReader
         return self._send(kind(self, self._loop, segment, on_sent))
 
-    def write_bytes(self, data: bytes, on_sent: OnSent) -> bool:
-        """Send a large body as :meth:`write_file` sends a file: block by block."""
-        return self._send(BytesWriter(self, self._loop, data, on_sent))
+    def write_bytes(self, data: bytes, on_sent: OnSent, may_spill: bool) -> bool:
+        """Send a large body as :meth:`write_file` sends a file: block by block.
+
+        :param may_spill: see BytesWriter.
+        """
+        return self._send(BytesWriter(self, self._loop, data, on_sent, may_spill))
 
     def _send(self, file: FileOutput) -> bool:
         if self.is_closing():

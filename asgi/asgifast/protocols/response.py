@@ -273,8 +273,8 @@ class Response(BodyOutput):
     def _goes_in_blocks(self, message: Message) -> bool:
         """Return whether a large body is handed over in blocks, as its client reads.
 
-        Otherwise the transport, or zttp, would copy all of it at once. The app's own bytes remain
-        until the last block. uvicorn refuses a body of the wrong length.
+        Otherwise the transport, or zttp, would copy all of it at once. uvicorn refuses a body of
+        the wrong length.
         """
         cycle = self.cycle
         if cycle.transport.can_sendfile and self._is_http1:  # not over TLS
@@ -292,7 +292,10 @@ class Response(BodyOutput):
         self.write_delayed()
         self._delayed = None
         body = self._body_class(self, -1, is_whole=not more_body)
-        end = await body.send([data])
+        segments = [data]
+        del data
+        end = await body.send(segments)
+        segments.clear()  # their iterator would refer to the bytes
         if not more_body:
             self.body = end
         elif end is not None:

@@ -11,16 +11,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from wsgifast.files import ByteRange
+from wsgifast.files.temporary import Reservation
 from wsgifast.http.framing import has_body
 from wsgifast.sockets import FileSegment
+from wsgifast.sockets.sending import BLOCK_BYTES
 
 from ..coalescing import DelayedMessages
 from ..files import send_segment
 from ..messages import Message, copied_start, declared_length, response_body
 from ..protocols.file_body import LARGE_BYTES, SMALL_FILE_BYTES, FileBody, count
+from ..protocols.large_bodies import memory, write_to_file
 from ..protocols.response import Response
 
 # A frame's payload, unless SETTINGS_MAX_FRAME_SIZE is raised (RFC 9113, section 6.5.2).
@@ -116,16 +119,13 @@ class _WindowedBody(FileBody):
 
     async def _read(self, segments: list[bytes | ByteRange], is_whole: bool = False) -> None:
         is_disconnected = partial(getattr, self._response.cycle, "disconnected")
-        for segment in segments:
-            if isinstance(segment, bytes) and len(segment) <= LARGE_BYTES:
-                await self._send_block(response_body(segment, more_body=True))
-            elif isinstance(segment, bytes):
-                await self._send_blocks(memoryview(segment), is_disconnected)
+        while segments:
+            if isinstance(segments[0], ByteRange):
+                segment = FileSegment(self._fd, *segments.pop(0))
+                await self._send_range(segment, is_disconnected)
             else:
-                await send_segment(
-                    self._send_block, FileSegment(self._fd, *segment), more_body=True,
-                    is_disconnected=is_disconnected, room=self._room,
-                )  # fmt: skip
+                # Nothing here may refer to the bytes.
+                await self._send_bytes(cast("bytes", segments.pop(0)), is_disconnected)
         if is_whole:
             await self._response.finish()
 
@@ -138,11 +138,34 @@ class _WindowedBody(FileBody):
         await self._response.cycle.send(message)
         self._unsent -= len(message["body"])
 
-    async def _send_blocks(self, data: memoryview, is_disconnected: Callable[[], bool]) -> None:
-        while data and not is_disconnected():
-            size = min(await self._room(), LARGE_BYTES)
-            await self._send_block(response_body(bytes(data[:size]), more_body=True))
-            data = data[size:]
+    async def _send_range(self, segment: FileSegment, is_disconnected: Callable[[], bool]) -> None:
+        await send_segment(
+            self._send_block, segment, more_body=True, is_disconnected=is_disconnected,
+            room=self._room,
+        )  # fmt: skip
+
+    async def _send_bytes(self, data: bytes, is_disconnected: Callable[[], bool]) -> None:
+        if len(data) <= LARGE_BYTES:
+            await self._send_block(response_body(data, more_body=True))
+            return
+        held = Reservation(memory)
+        if self._is_whole and not held.grow_to(len(data)):
+            loop = asyncio.get_running_loop()
+            written = await loop.run_in_executor(None, write_to_file, memoryview(data))
+            if written is not None:
+                del data
+                file, segment = written
+                with file:
+                    await self._send_range(segment, is_disconnected)
+                return
+        try:
+            left = memoryview(data)
+            while left and not is_disconnected():
+                size = min(await self._room(), BLOCK_BYTES)
+                await self._send_block(response_body(bytes(left[:size]), more_body=True))
+                left = left[size:]
+        finally:
+            held.release()
 
     async def _room(self) -> int:
         await self._response.drain(0)

@@ -1,0 +1,99 @@
+"""Large bodies of bytes on their way to slow clients.
+
+Theory of operation. The bytes are handed over block by block, as the client reads. The app may have
+returned by then, so they are referred to from here alone. All bodies that wait share one limit of
+memory. A body beyond the limit is written to an unnamed file by a thread, and the rest of it is
+read from there. If that fails, it stays in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import cache
+
+from wsgifast.files.temporary import Budget, Reservation, TemporaryFile
+from wsgifast.sockets import FileSegment
+from wsgifast.sockets.sending import BLOCK_BYTES
+
+from .file_transfer import FileOwner, FileReader, OnSent
+
+logger = logging.getLogger("uvicorn.error")
+
+# Of a process
+MEMORY_BYTES = 64 * 2**20
+DISK_BYTES = 16 * 2**30
+memory, disk = Budget(MEMORY_BYTES), Budget(DISK_BYTES)
+# Left free on the file system of temporary files
+_LEFT_FREE_BYTES = 256 * 2**20
+
+
+def write_to_file(data: memoryview) -> tuple[TemporaryFile, FileSegment] | None:
+    """Write a body to an unnamed file. Call this in a thread.
+
+    :returns: the file and the part of it that has the body. None if there is no room: this is
+        logged once.
+    """
+    try:
+        file = TemporaryFile(disk, left_free_bytes=_LEFT_FREE_BYTES, buffer_bytes=1)
+        return file, file.append(data)
+    except OSError as error:
+        _log_full_disk(str(error))
+        return None
+
+
+@cache
+def _log_full_disk(text: str) -> None:
+    logger.warning("Output stays in memory, since it cannot be written to the disk: %s", text)
+
+
+class BytesWriter(FileReader):
+    """Writes bytes to the loop's transport as a FileReader writes those of a file.
+
+    Over TLS a transport would encrypt all of a large body at once, and keep two copies of the rest
+    until a slow client has it.
+
+    :param may_spill: nothing else refers to the bytes, so that a file may replace them.
+    """
+
+    __slots__ = ("_data", "_file", "_held", "_may_spill")
+
+    def __init__(
+        self,
+        owner: FileOwner,
+        loop: asyncio.AbstractEventLoop,
+        data: bytes,
+        on_sent: OnSent,
+        may_spill: bool,
+    ) -> None:
+        super().__init__(owner, loop, FileSegment(-1, 0, len(data)), on_sent)
+        self._data: memoryview | None = memoryview(data)
+        self._file: TemporaryFile | None = None
+        self._held = Reservation(memory)
+        self._may_spill = may_spill
+
+    def begin(self, headers: bytes) -> bool:
+        if super().begin(headers):
+            return True
+        if self._may_spill and self._data is not None and not self._held.grow_to(self.unsent):
+            self._call_in_thread(self._spilled, write_to_file, self._data[self._offset :])
+        return False
+
+    def _spilled(self, result: Callable[[], tuple[TemporaryFile, FileSegment] | None]) -> bool:
+        written = result()
+        if written is not None:
+            self._file, (self._fd, self._offset, size) = written
+            self._end = self._offset + size
+            self._data = None
+        return self._go_on()
+
+    def _go_on(self) -> bool:
+        data = self._data
+        if data is None:
+            return super()._go_on()
+        # TLS encrypts the block at once, so that no transport refers to the bytes.
+        return self._write(lambda: data[self._offset :][:BLOCK_BYTES])
+
+    def _stop_waiting(self) -> None:
+        self._held.release()
