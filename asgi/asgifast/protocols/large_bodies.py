@@ -57,7 +57,7 @@ class BytesWriter(FileReader):
     :param may_spill: nothing else refers to the bytes, so that a file may replace them.
     """
 
-    __slots__ = ("_data", "_file", "_held", "_may_spill")
+    __slots__ = ("_data", "_file", "_may_spill", "_reserved")
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class BytesWriter(FileReader):
         super().__init__(owner, loop, FileSegment(-1, 0, len(data)), on_sent)
         self._data: memoryview | None = memoryview(data)
         self._file: TemporaryFile | None = None
-        self._held = Reservation(memory)
+        self._reserved = Reservation(memory)
         self._may_spill = may_spill
 
     def begin(self, headers: bytes) -> bool:
         if super().begin(headers):
             return True
-        if self._may_spill and self._data is not None and not self._held.grow_to(self.unsent):
+        if self._may_spill and self._data is not None and not self._reserved.grow_to(self.unsent):
             self._call_in_thread(self._spilled, write_to_file, self._data[self._offset :])
         return False
 
@@ -96,4 +96,4 @@ class BytesWriter(FileReader):
         return self._write(lambda: data[self._offset :][:BLOCK_BYTES])
 
     def _stop_waiting(self) -> None:
-        self._held.release()
+        self._reserved.release()

@@ -148,8 +148,8 @@ class _WindowedBody(FileBody):
         if len(data) <= LARGE_BYTES:
             await self._send_block(response_body(data, more_body=True))
             return
-        held = Reservation(memory)
-        if self._is_whole and not held.grow_to(len(data)):
+        reserved = Reservation(memory)
+        if self._is_whole and not reserved.grow_to(len(data)):
             loop = asyncio.get_running_loop()
             written = await loop.run_in_executor(None, write_to_file, memoryview(data))
             if written is not None:
@@ -165,7 +165,7 @@ class _WindowedBody(FileBody):
                 await self._send_block(response_body(bytes(left[:size]), more_body=True))
                 left = left[size:]
         finally:
-            held.release()
+            reserved.release()
 
     async def _room(self) -> int:
         await self._response.drain(0)
