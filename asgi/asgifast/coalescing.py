@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from time import monotonic
 
-from .loops import BackgroundTask, Loop, outcome, running_loop
-from .messages import Message, Send, SendOrder, has_to_wait, offer_of, response_body
+from .loops import BackgroundTask, outcome, running_loop
+from .messages import COALESCED_BYTES, Message, SendOrder, response_body
+from .wire import Wire
 
 # A body message up to this size is coalesced. A larger one costs less to pass on than to copy.
 SMALL_MESSAGE_BYTES = 8 * 1024
-# At this size coalesced messages are sent before the loop's turn ends. A transport's default
-# high-water mark is the same.
-COALESCED_BYTES = 64 * 1024
 # After this many turns in a row with one message each, the next message is delayed beyond its turn.
 # A middleware that passes each message from one task to another takes some turns for it.
 LONE_TURNS = 4
@@ -80,32 +78,25 @@ class DelayedMessages:
 
 
 class Coalescer:
-    """Coalesces the small body messages of one response under any server.
+    """Coalesces the small body messages of one response, on either wire.
 
-    A separate task sends the delayed messages, so that they are sent even if the app stops waiting.
-    The app's next send() awaits that task. This preserves the order and the back-pressure, and
-    raises the error of the server's send() to the app.
+    ServerWire has a task send the delayed messages, so that they are sent even if the app stops
+    waiting. The app's next send() awaits that task. This preserves the order and the back-pressure,
+    and raises the error of the server's send() to the app. QueueWire writes them without a task.
 
     :param order: the caller that it lets through calls all methods except :meth:`offer`,
-        :meth:`send_apart` and :meth:`cancel`.
+        :meth:`end_turn`, :meth:`release`, :meth:`send_apart` and :meth:`cancel`.
     :param holds: False to delay nothing: small messages are passed on at once, too.
     :ivar room: remaining bytes of the Content-Length. A message with more is sent apart, so that a
         server that refuses it has sent the messages before.
     """
 
-    __slots__ = (
-        "_delayed", "_loop", "_offer", "_order", "_send", "_task", "_turn_scheduled", "holds",
-        "room",
-    )  # fmt: skip
+    __slots__ = ("_delayed", "_order", "_task", "_wire", "holds", "room")
 
-    def __init__(self, send: Send, order: SendOrder, *, holds: bool) -> None:
-        self._loop: Loop = running_loop()
-        self._send = send
-        # Our own protocols' delay small messages, too.
-        self._offer = offer_of(send)
+    def __init__(self, wire: Wire, order: SendOrder, *, holds: bool) -> None:
+        self._wire = wire
         self._order = order
         self._delayed = DelayedMessages()
-        self._turn_scheduled = False
         self._task: BackgroundTask | None = None
         self.holds = holds
         self.room = math.inf
@@ -118,29 +109,28 @@ class Coalescer:
         """Delay a message's body, if it is small and needs no wait.
 
         :param in_order: the order has let it through.
-        :returns: True if it is delayed, here or by the server. False if the caller should pass the
-            message on at once, and it counts as passed on. None otherwise.
+        :returns: True if it is delayed or written. False if the caller should pass the message on
+            at once, and it counts as passed on. None otherwise.
         """
         if self._task is not None or (self._order.is_taken and not in_order):
             return None
         if not self.holds:
-            offer = self._offer
-            return False if offer is None else offer(body)
+            return False
         delayed = self._delayed
         size = len(body)
-        if size > self.room:
+        if size > self.room or not self._wire.accepts():
             return None
         if delayed.to_pass_on:
             delayed.to_pass_on -= 1
             self.room -= size
-            return False
+            return self._wire.pass_on(body)
         if size > SMALL_MESSAGE_BYTES or delayed.size + size >= COALESCED_BYTES:
             return None
         self.room -= size
+        if not delayed.chunks:
+            self._wire.delay(self)
         delayed.chunks.append(body)
         delayed.size += size
-        if not self._turn_scheduled:
-            self._schedule()
         return True
 
     async def add(self, body: bytes) -> None:
@@ -150,8 +140,10 @@ class Coalescer:
         if is_delayed is None:  # there are many
             await self.flush()
             is_delayed = self.offer(body, in_order=True)
+            if is_delayed is None:
+                self.room -= len(body)
         if not is_delayed:
-            await self._send(response_body(body, more_body=True))
+            await self._wire.send(response_body(body, more_body=True))
 
     async def end(self, message: Message, body: bytes) -> None:
         """Send the body's last message, with the delayed ones before it if it is small.
@@ -163,23 +155,22 @@ class Coalescer:
         """
         size = len(body)
         # A send() that is cancelled while it waits must not lose delayed messages.
-        may_wait = has_to_wait(self._send) is not False
+        may_wait = self._wire.has_to_wait() is not False
         if may_wait or size > COALESCED_BYTES or size > self.room or not self._delayed.chunks:
             await self.flush()
         else:
             # A task that is about to send the delayed messages finds none.
             message = {**message, "body": self._delayed.take(body)}
-        await self._send(message)
+        await self._wire.send(message)
 
     async def flush(self) -> None:
         """Send the delayed messages."""
-        if self._task is None and self._delayed.chunks:
-            self._task = self._loop.create_task(self._send_delayed())
+        self.release()
         await self.sent()
 
     def send_apart(self, message: Message) -> None:
         """Have a task send a message."""
-        self._task = self._loop.create_task(_sending(self._send, message))
+        self._task = running_loop().create_task(_sending(self._wire, message))
 
     async def sent(self) -> None:
         """Wait for the task, if one is sending."""
@@ -197,24 +188,18 @@ class Coalescer:
         if self._task is not None:
             self._task.cancel()
 
-    def _schedule(self) -> None:
-        self._turn_scheduled = True
-        self._loop.call_soon(self._on_turn_end)
+    # The wire calls these two when the loop's turn ends, once it was asked to.
 
-    def _on_turn_end(self) -> None:
-        self._turn_scheduled = False
-        if self._task is not None or not self._delayed.chunks:
-            return
-        if self._delayed.end_turn():
-            self._schedule()
-        else:
-            self._task = self._loop.create_task(self._send_delayed())
+    def end_turn(self) -> bool:
+        """Return whether the delayed messages should wait for another turn."""
+        return self._task is None and bool(self._delayed.chunks) and self._delayed.end_turn()
 
-    async def _send_delayed(self) -> None:
-        if self._delayed.chunks:
-            await self._send(response_body(self._delayed.take(), more_body=True))
+    def release(self) -> None:
+        """Send the delayed messages. The next send() raises an error."""
+        if self._task is None and self._delayed.chunks:
+            self._task = self._wire.write(self._delayed.take)
 
 
-async def _sending(send: Send, message: Message) -> None:
+async def _sending(wire: Wire, message: Message) -> None:
     """A coroutine, which some server's send() is not, for a task."""
-    await send(message)
+    await wire.send(message)

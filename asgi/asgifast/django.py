@@ -30,7 +30,8 @@ from wsgifast.metrics.instrumented import note_django_pattern
 from wsgifast.metrics.requests import Recorder
 from wsgifast.sockets import FileSegment
 
-from .files import FileSender, Received, request_conditions
+from .file_blocks import Received
+from .files import FileSender, request_conditions
 from .instrumented import INSTRUMENTED
 from .messages import Message, Receive, Scope, Send, response_start, text_headers
 from .middleware import ASGIFast

@@ -1,14 +1,15 @@
-"""Files as ASGI messages: how the files of an app and of StaticFiles are sent on any server.
+"""How the files of an app and of StaticFiles are sent on any server.
 
-An app's whole file gets ranges and preconditions here, or goes out as its compressed copy. Reads
-happen on the event loop while the page cache has the bytes, else in a thread.
+An app's whole file gets ranges and preconditions here, or goes out as its compressed copy.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wsgifast.compression.dictionaries import client_dictionary
@@ -17,23 +18,23 @@ from wsgifast.files.app_files import is_made_for_one_response, plan_file_body
 from wsgifast.files.compressed_copies import COPIES, MAX_FILE_BYTES, copy_key
 from wsgifast.files.directory import identity_of
 from wsgifast.files.plan import UNCONDITIONAL
-from wsgifast.sockets import FileSegment, FileTruncated
-from wsgifast.sockets.sending import BLOCK_BYTES, read_cached
+from wsgifast.sockets import FileSegment
+from wsgifast.sockets.sending import BLOCK_BYTES
 
+from .file_blocks import Received, send_segment
 from .instrumented import note_sent_as
-from .loops import ended, in_thread, next_turn, running_loop
+from .loops import ended, in_thread, running_loop
 from .messages import (
     PATHSEND,
     PLANNED,
+    UNKNOWN_PATHSEND,
     ZEROCOPYSEND,
     Message,
     PlannedBody,
-    Receive,
     RequestedPath,
     Scope,
     Send,
     declared_length,
-    forward_start,
     open_for_pathsend,
     parse_pathsend,
     parse_zerocopysend,
@@ -43,64 +44,24 @@ from .messages import (
 
 if TYPE_CHECKING:
     from .content_coding import ContentCoding
+    from .protocols.queue_wire import QueueWire
+
+logger = logging.getLogger("uvicorn.error")
 
 # A path that cannot be opened. With the real one, a server that does not know PLANNED would send
 # the whole file in place of a part.
 _NO_PATH = "/dev/null/asgifast.planned"
 # From this size on the client's disconnect is listened for while a file is read and sent.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
-# How much of a request body is stored while a file is sent. Beyond it the disconnect is not
-# noticed, because to receive more would load an upload of any size into memory.
-_STORED_BYTES = 64 * 1024
-_STORED_MESSAGES = 64
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
-
-
-class Received:
-    """A request's receive(), which also tells the sender of a file about the client's disconnect.
-
-    Messages that the sender receives before that are stored for the app.
-
-    :ivar is_awaited: the app is waiting for a message. Two may not wait at once.
-    """
-
-    __slots__ = ("_receive", "_stored", "is_awaited")
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._stored: Sequence[Message] = ()
-        self.is_awaited = False
-
-    async def receive(self) -> Message:
-        """The receive() that the app is given."""
-        if self._stored:
-            message, *self._stored = self._stored
-            return message
-        self.is_awaited = True
-        try:
-            return await self._receive()
-        finally:
-            self.is_awaited = False
-
-    def has_disconnected(self) -> bool:
-        return bool(self._stored) and self._stored[-1]["type"] == "http.disconnect"
-
-    async def listen_for_disconnect(self) -> None:
-        """Receive until the client disconnects, or until the limit of stored bytes."""
-        while (
-            not self.has_disconnected()
-            and len(self._stored) < _STORED_MESSAGES
-            and sum(len(message.get("body", b"")) for message in self._stored) < _STORED_BYTES
-        ):
-            message = await self._receive()
-            self._stored = (*self._stored, message)  # the app may have taken some meanwhile
 
 
 class FileSender:
     """Sends the body of one response, or a part of it, from a file by the best way the server has.
 
-    The ways, in this order: asgifast's own extension (PLANNED), pathsend or zerocopysend where the
-    server has them, or body messages read from the page cache. Descriptors stay the caller's.
+    The ways, in this order: the output queue of our protocols, asgifast's own extension (PLANNED),
+    pathsend or zerocopysend where the server has them, or body messages read from the page cache.
+    Descriptors stay the caller's.
 
     An app's pathsend and zerocopysend messages are sent by :meth:`send_message`. A whole file then
     answers Range and the preconditions (RFC 9110, sections 13 and 14) where the app has answered
@@ -109,27 +70,41 @@ class FileSender:
     :param received: listens for the client's disconnect while a file is read and sent. Servers
         ignore later messages, and the remaining bytes would be read in vain.
     :param coding: of the response, if it may be compressed.
+    :param queue: of our protocols, if the response passes no other send().
     :param ranges: ASGIFast's option, as `conditional` is.
-    :ivar start: the start message, until it is sent. Ranges, or a 304, may change that of a file.
     """
 
-    __slots__ = ("_coding", "_headers", "_options", "_received", "_scope", "_send", "start")
+    __slots__ = (
+        "_coding", "_forward_start", "_headers", "_options", "_own_queue", "_received", "_scope",
+        "_send", "_start",
+    )  # fmt: skip
 
+    _start: Message | None
     _headers: Sequence[tuple[bytes, bytes]]
+    _forward_start: Callable[..., Awaitable[None]]
 
     def __init__(
         self, scope: Scope, received: Received, send: Send, coding: ContentCoding | None = None,
-        *, ranges: bool = True, conditional: bool = True,
+        *, queue: QueueWire | None = None, ranges: bool = True, conditional: bool = True,
     ) -> None:  # fmt: skip
         self._scope = scope
         self._received = received
         self._send = send
         self._coding = coding
+        # Gets the file, unless it is compressed, with the rest of the body.
+        self._own_queue = queue
         self._options: dict[str, Any] = {"ranges": ranges, "conditional": conditional}
-        self.start: Message | None = None
+
+    @property
+    def _queue(self) -> QueueWire | None:
+        if self._coding is not None and self._coding.compressor is not None:
+            return None
+        return self._own_queue
 
     def offers(self, name: str) -> bool:
-        """Whether the server has an extension, such as http.response.pathsend."""
+        """Whether the server gets files by an extension, such as http.response.pathsend."""
+        if self._own_queue is not None:
+            return False
         if self._coding is not None and self._coding.compressor is not None:
             return False  # it is compressed, with the rest of the body
         return name in (self._scope.get("extensions") or ())
@@ -151,6 +126,11 @@ class FileSender:
         """
         if not segments:
             await self._send(response_body())
+            return
+        queue = self._queue
+        if fd is not None and queue is not None:
+            own = os.dup(fd)
+            await queue.send_file(own, segments, close=partial(os.close, own))
             return
         if fd is not None and self.offers(PLANNED):
             planned = PlannedBody(io.FileIO(os.dup(fd)), segments, path)
@@ -179,7 +159,11 @@ class FileSender:
         await self._send(message)
 
     async def send_file(self, fd: int, offset: int, size: int, *, more_body: bool = False) -> None:
-        """Send a range of a file by the server's zerocopysend, or read it."""
+        """Send a range of a file by the queue, by the server's zerocopysend, or read it."""
+        queue = self._queue
+        if queue is not None:
+            await queue.send_file(fd, [ByteRange(offset, size)], more_body=more_body)
+            return
         if size and self.offers(ZEROCOPYSEND):
             await self._send(
                 {
@@ -208,16 +192,26 @@ class FileSender:
     # An app's messages
 
     async def send_message(
-        self, message: Message, start: Message | None, headers: Sequence[tuple[bytes, bytes]]
+        self,
+        message: Message,
+        start: Message | None,
+        headers: Sequence[tuple[bytes, bytes]],
+        forward_start: Callable[..., Awaitable[None]],
     ) -> None:
         """Send a pathsend or zerocopysend message, and the start message before it.
 
-        :param start: the start message, or None if it has been sent. Afterwards the attribute has
-            it if the file has failed before it was sent.
+        :param start: the start message, or None if it has been sent.
         :param headers: the headers of the start message.
+        :param forward_start: sends it, or the one in `planned`: ranges, or a 304, may change it.
         """
-        self.start = start
+        self._start = start
         self._headers = headers
+        self._forward_start = forward_start
+        if self._own_queue is not None and self._own_queue.is_over():
+            if PLANNED in message:
+                message[PLANNED].file.close()
+            await self._send(message)  # the server raises, or ignores it
+            return
         if self._coding is not None:
             self._coding.expect_file()
         if message["type"] == ZEROCOPYSEND:
@@ -228,11 +222,14 @@ class FileSender:
             await self._send_path(parse_pathsend(message))
 
     async def _send_path(self, requested: RequestedPath) -> None:
-        start, coding = self.start, self._coding
+        start, coding = self._start, self._coding
         if start is None or not requested.is_whole:
             await self._send_as_requested(requested)
             return
         conditions = self._conditions_to_plan(start)
+        if conditions is None and coding is None:
+            await self._send_as_requested(requested)
+            return
         declared = declared_length(self._headers)
         may_code = coding is not None and (
             declared is None or coding.file_coding(start, declared) is not None
@@ -279,7 +276,7 @@ class FileSender:
     ) -> None:
         """Send a plan in place of the app's response."""
         headers = list(plan.raw_headers)
-        await self._forward_start({**start, "status": plan.status, "headers": headers})
+        await self._forward_start(planned={**start, "status": plan.status, "headers": headers})
         if path is not None and plan.status == 200 and plan.segments and self.offers(PATHSEND):
             await self.send_path(path)
         else:
@@ -290,7 +287,7 @@ class FileSender:
 
         Return False to send it uncompressed.
         """
-        start, coding = self.start, self._coding
+        start, coding = self._start, self._coding
         assert start is not None
         assert coding is not None
         name = coding.file_coding(start, segment.size)
@@ -346,26 +343,41 @@ class FileSender:
             await self._forward_start()
             await self._send(response_body())
             return
-        note_sent_as(self._scope, "blocks")
         fd, size = open_for_pathsend(requested.path)
         try:
             await self._forward_start()
-            run = requested.byte_range(size, declared_length(self._headers))
+            queue = self._queue
+            if queue is None:
+                declared = declared_length(self._headers)
+            else:
+                declared = queue.declared() if queue.has_started() else None
+            run = requested.byte_range(size, declared)
+            if queue is not None:
+                if run.offset + run.size > size:
+                    _log_shrunk(requested.path, size, run)
+                own, fd = fd, -1
+                await queue.send_file(own, [run], close=partial(os.close, own))
+                return
+            note_sent_as(self._scope, "blocks")
             await self.send_file(fd, run.offset, run.size)
         finally:
-            os.close(fd)
+            if fd != -1:
+                os.close(fd)
 
     async def _send_planned(self, message: Message) -> None:
         file, segments, path = message[PLANNED]
         try:
-            if self._coding is not None and self.start is not None and len(segments) == 1:
+            if self._coding is not None and self._start is not None and len(segments) == 1:
                 run = segments[0]
                 if isinstance(run, ByteRange) and await self._send_compressed_file(
                     path, FileSegment(file.fileno(), run.offset, run.size)
                 ):
                     return
             await self._forward_start()
-            if self.offers(PLANNED):
+            if (queue := self._queue) is not None:
+                own, file = file, None
+                await queue.send_file(own.fileno(), segments, close=own.close)
+            elif self.offers(PLANNED):
                 await self._send(message)
                 file = None  # the receiver closes it
             else:
@@ -375,7 +387,7 @@ class FileSender:
                 file.close()
 
     async def _send_zero_copy(self, message: Message) -> None:
-        if self.offers(PLANNED):  # asgifast's own middleware or protocol
+        if self.offers(PLANNED):  # asgifast's own middleware
             await self._forward_start()
             await self._send(message)
             return
@@ -385,14 +397,19 @@ class FileSender:
             if not more:
                 await self._send(response_body())
             return
-        note_sent_as(self._scope, "blocks")
+        if self._queue is None:
+            note_sent_as(self._scope, "blocks")
         file = parse_zerocopysend(message)
         await self._forward_start()
         await self.send_file(*file.segment, more_body=more)
         file.advance()
 
-    async def _forward_start(self, planned: Message | None = None) -> None:
-        await forward_start(self, self._send, planned)
+
+def _log_shrunk(path: str, size: int, run: ByteRange) -> None:
+    logger.error(
+        "%s has %d bytes where its headers say %d: it has shrunk, or %s",
+        path, size, run.offset + run.size, UNKNOWN_PATHSEND,
+    )  # fmt: skip
 
 
 class _NamedFile(NamedTuple):
@@ -435,45 +452,3 @@ def request_conditions(scope: Scope) -> RequestFacts:
         return None if value is None else value.decode("latin-1")
 
     return RequestFacts(scope["method"], **found, dictionary=client_dictionary(available, header))
-
-
-async def read_block(fd: int, offset: int, size: int) -> bytes:
-    """Read up to `size` bytes, at most BLOCK_BYTES. Return b"" only at the end of the file."""
-    block = read_cached(fd, offset, size)
-    if block is None:
-        block = await in_thread(os.pread, fd, size, offset)
-    return block
-
-
-async def send_segment(
-    send: Send,
-    segment: FileSegment,
-    *,
-    more_body: bool,
-    is_disconnected: Callable[[], bool] | None = None,
-    room: Callable[[], Awaitable[int]] | None = None,
-) -> None:
-    """Send a range of an open file as body messages.
-
-    :param more_body: of the last message. It is True in all others.
-    :param is_disconnected: called before each block. If it returns True, nothing more is sent.
-    :param room: returns the most bytes of the next block, once the client has room for them.
-    :raises FileTruncated: if the file ends early. The response is then shorter than declared.
-    """
-    fd, offset, size = segment
-    end = offset + size
-    while offset < end:
-        if is_disconnected is not None and is_disconnected():
-            return
-        most = BLOCK_BYTES if room is None else min(await room(), BLOCK_BYTES)
-        block = await read_block(fd, offset, min(most, end - offset))
-        if not block:
-            raise FileTruncated(end - offset, size)
-        offset += len(block)
-        await send(response_body(block, more_body=more_body or offset < end))
-        if offset < end:
-            # Neither the read nor the server's send() need have suspended: let other requests run,
-            # and the disconnect be noticed.
-            await next_turn()
-    if size == 0 and not more_body:
-        await send(response_body())

@@ -20,10 +20,8 @@ from wsgifast.metrics.requests import (
 )
 
 from .messages import (
-    COALESCING,
     PATHSEND,
     PLANNED,
-    RECORDING,
     ZEROCOPYSEND,
     ASGIApp,
     Message,
@@ -183,8 +181,9 @@ class Request:
         elif kind in (PATHSEND, ZEROCOPYSEND):
             self.sent_as = "file"
             self._count_file(message)
-            if kind == PATHSEND and COALESCING in (self.app_scope.get("extensions") or ()):
-                message = {**message, RECORDING: self}  # a server of ours
+            wire: Any = getattr(getattr(self.server_send, "__self__", None), "wire", None)
+            if kind == PATHSEND and hasattr(wire, "recording"):
+                wire.recording = self  # our own protocol's: it sends files after the app's end
         return self.server_send(message)
 
     def returned(self, scope: Scope) -> None:

@@ -11,7 +11,7 @@ import stat
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from wsgifast.errors import BodyError
 from wsgifast.files import ByteRange
@@ -28,6 +28,9 @@ Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# At this size coalesced bytes are sent before the loop's turn ends. A transport's default
+# high-water mark is the same.
+COALESCED_BYTES = 64 * 1024
 STATUSES_WITHOUT_BODY = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -35,16 +38,13 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
 EARLY_HINT = "http.response.early_hint"
-# By this extension asgifast's protocols say that they coalesce small messages themselves.
+# A scope's key: asgifast's protocols coalesce small messages themselves.
 COALESCING = "asgifast.coalescing"
 # By this extension asgifast's middleware and protocols say that a pathsend message may carry a
 # PlannedBody under this key, which then takes precedence over the path. Middleware in between knows
 # pathsend but not zerocopysend: Starlette's BaseHTTPMiddleware fails on that, and its
 # GZipMiddleware drops it.
 PLANNED = "asgifast.planned"
-# Under this key a pathsend message for asgifast's protocols carries the instrumented.Request, which
-# is recorded when its file is sent: that may be long after the app has returned.
-RECORDING = "asgifast.recording"
 # The way out for an app with middleware that breaks its files, on every server with the extension.
 UNKNOWN_PATHSEND = (
     "a middleware does not know http.response.pathsend; if it is one that changes bodies, "
@@ -309,37 +309,3 @@ class SendOrder:
 def flow_of(send: Send) -> Any:
     """Return uvicorn's FlowControl that a send() waits for, or None if it is not uvicorn's."""
     return getattr(getattr(send, "__self__", None), "flow", None)
-
-
-def offer_of(send: Send) -> Callable[[bytes], bool] | None:
-    """Return the offer() of a send() of our protocols, or None."""
-    return getattr(getattr(send, "__self__", None), "offer", None)
-
-
-def has_to_wait(send: Send) -> bool | None:
-    """Return whether send() would wait until the client has read, or None if unknown."""
-    waits: bool | None = getattr(flow_of(send), "write_paused", None)
-    return waits
-
-
-class HoldsStart(Protocol):
-    start: Message | None
-
-
-async def forward_start(holder: HoldsStart, send: Send, planned: Message | None = None) -> None:
-    """Send the delayed start of a response. It stays delayed if send() is cancelled first.
-
-    :param planned: the message to send in its place.
-    """
-    start, holder.start = holder.start, None
-    if start is None:
-        return
-    try:
-        await send(start if planned is None else planned)
-    except Exception:
-        raise
-    except BaseException:
-        # Whether uvicorn has accepted the start. Other servers do not show that.
-        if getattr(getattr(send, "__self__", None), "response_started", None) is False:
-            holder.start = start
-        raise

@@ -77,6 +77,8 @@ _SEND_FILES = frozenset({"starlette.responses.FileResponse", "starlette.staticfi
 # A class of another package may have been replaced, or its methods.
 _PACKAGES = frozenset({"asgifast", "django", "fastapi", "starlette", "uvicorn"})
 
+_NONE: Mapping[str, dict[str, Any]] = MappingProxyType({})
+
 # Routes and mounts of an app that may be unknown without the app being so.
 _MAX_WITHHELD = 16
 
@@ -106,20 +108,13 @@ class Offer:
     :param app: any ASGI app. Starlette makes its middleware at the first request, or at the
         lifespan's start. Before that its classes are examined.
     :param requested: the option `pathsend`, which decides if it is not None.
-    :param always: extensions that the app is offered anyway.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        requested: bool | None = None,
-        always: Mapping[str, dict[str, Any]] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, app: Any, requested: bool | None = None) -> None:
         self._app = app
         self._requested = requested
-        self._always = always
         self._decision: PathsendDecision | None = None
-        self._extensions: Mapping[str, dict[str, Any]] = always
+        self._extensions: Mapping[str, dict[str, Any]] = _NONE
         # Signs that the app has changed: lists and their lengths, apps and their stacks.
         self._lists: Sequence[tuple[list[Any], int]] = ()
         self._stacks: Sequence[tuple[Any, Any]] = ()
@@ -146,7 +141,7 @@ class Offer:
         if decision is None:
             decision = self._decide()
         if decision.withheld and any(part in path for part in decision.withheld):
-            return self._always
+            return _NONE
         return self._extensions
 
     def _decide(self) -> PathsendDecision:
@@ -161,7 +156,7 @@ class Offer:
         extensions = {**FILE_EXTENSIONS} if decision.offered else {}
         if not decision.zerocopy:
             extensions.pop(ZEROCOPYSEND, None)
-        self._extensions = {**extensions, **self._always}
+        self._extensions = extensions
         return decision
 
     def _decided(self, layers: _Layers) -> PathsendDecision:

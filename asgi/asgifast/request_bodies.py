@@ -35,7 +35,7 @@ from wsgifast.http.fields import parse_length, raw_headers
 from wsgifast.sockets.closing import Lingering
 from wsgifast.sockets.sending import BLOCK_BYTES
 
-from .files import read_block
+from .file_blocks import read_block
 from .loops import in_thread, within
 from .messages import (
     COALESCING,
@@ -333,7 +333,7 @@ class _LimitedBody:
         await self._send(response_body(body, more_body=self._lingers()))
 
     def _lingers(self) -> bool:
-        ours = COALESCING in (self._scope.get("extensions") or ())
+        ours = COALESCING in self._scope
         return self.is_unread and self._is_http1() and not ours
 
     def _is_http1(self) -> bool:

@@ -10,7 +10,8 @@ from wsgifast.files import Plan, RequestFacts, describe, stat_etag
 from wsgifast.hosts import STARLETTE
 from wsgifast.sockets.sending import NotAFile, open_regular
 
-from .files import FileSender, Received, request_conditions
+from .file_blocks import Received
+from .files import FileSender, request_conditions
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start, text_headers
 

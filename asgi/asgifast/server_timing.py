@@ -45,6 +45,7 @@ def _queue_s(scope: Scope, send: Send) -> float | None:
     """
     waits = []
     server: Any = getattr(send, "__self__", None)
+    server = getattr(server, "wire", server)  # of our protocols
     transport = getattr(getattr(server, "cycle", server), "transport", None)
     sock = None if transport is None else transport.get_extra_info("socket")
     received = None if sock is None else last_received(sock)

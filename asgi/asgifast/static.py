@@ -6,7 +6,8 @@ import os
 
 from wsgifast.files.site import NOT_ALLOWED, Response, StaticFilesBase
 
-from .files import FileSender, Received, request_conditions
+from .file_blocks import Received
+from .files import FileSender, request_conditions
 from .loops import in_thread
 from .messages import (
     ASGIApp,

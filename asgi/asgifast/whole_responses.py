@@ -26,8 +26,7 @@ from typing import Any
 
 from wsgifast.http.framing import LAST_CHUNK, chunk, has_body
 
-from .coalescing import COALESCED_BYTES
-from .messages import Message, Send
+from .messages import COALESCED_BYTES, Message, Send
 
 # Called as send_whole().
 SendWhole = Callable[[Any, Message, Message], bool]
@@ -69,11 +68,6 @@ def whole_sender_for(send: Send) -> SendWhole | None:
         if len(_known) < _MAX_KNOWN:
             _known[of] = send.__func__, sender
     return sender
-
-
-def add_sender(of: type, send: object, sender: SendWhole) -> None:
-    """Have `sender` used in place of a class's send(), other than uvicorn's."""
-    _known[of] = send, sender
 
 
 def _find(of: type, function: Any) -> SendWhole | None:

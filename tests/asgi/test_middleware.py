@@ -13,7 +13,7 @@ import pytest
 from asgifast import ASGIFast
 from asgifast.coalescing import DELAY_TURNS, LONE_TURNS
 from asgifast.instrumented import Instrumented
-from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
+from asgifast.messages import COALESCING, PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
 from tests.support.notes import Notes
 from tests.support.process import uncollected
@@ -163,13 +163,13 @@ def test_messages_of_20_kb_are_not_coalesced() -> None:
 
 
 def test_server_that_coalesces_gets_every_message() -> None:
-    scope = {**scope_of(), "extensions": {"asgifast.coalescing": {}, "of.the.server": {}}}
+    scope = {**scope_of(), COALESCING: True, "extensions": {"of.the.server": {}}}
     seen: list[Any] = []
     app = noting(seen, "extensions", sending(START, body(b"a"), body(b"b"), body(b"c", False)))
     response = call(ASGIFast(app, pathsend=True), scope)
     assert [m["body"] for m in response.messages[1:]] == [b"a", b"b", b"c"]
     assert {"of.the.server", PATHSEND, ZEROCOPYSEND} <= set(seen[0])
-    assert set(scope["extensions"]) == {"asgifast.coalescing", "of.the.server"}
+    assert set(scope["extensions"]) == {"of.the.server"}
 
 
 def test_app_that_fails_has_sent_its_messages() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast
+from asgifast import files as files_module
 from asgifast.messages import PATHSEND, ASGIApp, Scope
-from asgifast.protocols import response
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
@@ -186,13 +186,13 @@ def test_our_protocols_send_files_of_known_apps(
     protocol: Any, make: Any, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    original = response.open_for_pathsend  # type: ignore[attr-defined]
+    original = files_module.open_for_pathsend  # type: ignore[attr-defined]
 
     def noted(path: str) -> Any:
         opened.append(path)
         return original(path)
 
-    monkeypatch.setattr(response, "open_for_pathsend", noted)
+    monkeypatch.setattr(files_module, "open_for_pathsend", noted)
     middleware = [BEARING["adds_a_header"], BEARING["CORS"]]
     for app, expected in (
         (make(routes=routes(texts)), True),

@@ -15,7 +15,7 @@ from asgifast import ASGIFast
 from asgifast.coalescing import DELAY_TURNS, LONE_TURNS
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.protocols.output import OutputQueue
-from asgifast.protocols.response import Response
+from asgifast.protocols.queue_wire import QueueWire
 
 from .protocols import GET, serving, turns
 from .support import body, length, sending, start_message, zerocopy
@@ -123,14 +123,14 @@ async def test_small_messages_of_asgifast_pass_no_send(
 ) -> None:
     """Only the protocol delays the messages. So a stock protocol is not faster."""
     passed = 0
-    original = Response.send
+    original = QueueWire.send
 
-    async def noted(response: Response, message: Message) -> None:
+    async def noted(wire: QueueWire, message: Message) -> None:
         nonlocal passed
         passed += 1
-        await original(response, message)
+        await original(wire, message)
 
-    monkeypatch.setattr(Response, "send", noted)
+    monkeypatch.setattr(QueueWire, "send", noted)
     sent = [b"<%d>" % number for number in range(1000)]
     app = ASGIFast(sending(start_message(), *map(body, sent), body(b"end", False)))
     async with serving(protocol, app) as client:

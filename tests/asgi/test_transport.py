@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 import pytest
-from asgifast.coalescing import COALESCED_BYTES
+from asgifast.messages import COALESCED_BYTES
 from asgifast.protocols.output import OutputQueue
 
 from tests.support.http import reset_on_close

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import uvicorn
 from asgifast import ASGIFast, whole_responses
+from asgifast.exchange import Exchange
 from asgifast.messages import Message, Receive, Scope, Send, response_body, response_start
-from asgifast.middleware import _Exchange
-from asgifast.protocols.response import Response
+from asgifast.protocols.queue_wire import QueueWire
 from asgifast.uvicorn import HttpToolsProtocol
 from asgifast.whole_responses import KNOWN_SENDS, digest_of_send, send_whole, whole_sender_for
 from hypothesis import example, given
@@ -346,17 +346,15 @@ async def test_headers_and_their_body_leave_in_one_write(
 @pytest.mark.parametrize("app", [two_bytes, _two_bytes_and_an_end])
 async def test_plain_response_is_not_examined(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages are not examined or queued. Both are sent at once."""
-    monkeypatch.setattr(_Exchange, "_examine", pytest.fail)
-    monkeypatch.setattr(Response, "begin", pytest.fail)
+    monkeypatch.setattr(Exchange, "_examine", pytest.fail)
     given: list[str] = []
-    passed_on = Response.send
+    passed_on = QueueWire.send
 
     async def noted(self: Any, message: Message) -> None:
         given.append(message["type"])
         await passed_on(self, message)
 
-    monkeypatch.setattr(Response, "send", noted)
-    monkeypatch.setitem(whole_responses._known, Response, (noted, Response.send_both))
+    monkeypatch.setattr(QueueWire, "send", noted)
 
     async with serving(HttpToolsProtocol, ASGIFast(app)) as client:
         for _ in range(2):
@@ -380,7 +378,6 @@ def test_headers_refused_by_server_are_not_sent_again(monkeypatch: pytest.Monkey
         with pytest.raises(ValueError, match="refused"):
             await body(send, b"ok")
 
-    monkeypatch.setattr(whole_responses, "_known", {})
-    whole_responses.add_sender(Cycle, Cycle.send, Cycle.refuse)
+    monkeypatch.setattr(whole_responses, "_known", {Cycle: (Cycle.send, Cycle.refuse)})
     asyncio.run(ASGIFast(app)(scope_of(), no_body, Cycle().send))
     assert not sent

@@ -357,7 +357,6 @@ async def test_file_that_cannot_be_opened_is_a_500(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     app: ASGIApp = gone_app(tmp_path, base=base)
-    monkeypatch.setattr("asgifast.protocols.response.open_for_pathsend", _open_all_but_large)
     monkeypatch.setattr("asgifast.files.open_for_pathsend", _open_all_but_large)
     async with serving(protocol, ASGIFast(app) if wrapped else app, pathsend=None) as client:
         await client.send(b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n" % why.encode())

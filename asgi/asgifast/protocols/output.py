@@ -34,7 +34,8 @@ from wsgifast.sockets import FileSegment, limit_send_buffer, release_send_buffer
 from wsgifast.sockets.options import FIRST_SEND_BUFFER_BYTES, QUICK_S
 from wsgifast.sockets.sending import SendfileUnavailable
 
-from ..coalescing import COALESCED_BYTES
+from ..messages import COALESCED_BYTES
+from ..wire import DelayedOutput
 from .file_transfer import HAS_EPOLL, FileOutput, FileOwner, FileReader, FileTransfer, OnSent
 from .large_bodies import BytesWriter
 from .receiving import linger
@@ -43,21 +44,6 @@ from .receiving import linger
 _LEAD_BYTES = 16 * 1024
 # A client that reads this much within QUICK_S gets a large send buffer again.
 _QUICK_BYTES = 512 * 1024
-
-
-class DelayedOutput:
-    """Output that waits for the end of the loop's turn, when the transport calls it.
-
-    :ivar end_turn: returns whether the output should wait for another turn.
-    """
-
-    __slots__ = ()
-
-    end_turn: Callable[[], bool]
-
-    def release(self) -> None:
-        """Write the output."""
-        raise NotImplementedError
 
 
 class OutputQueue(FileOwner):

@@ -7,7 +7,7 @@ from typing import Any
 from wsgifast.checks import needs
 
 from ..messages import Message, copied_start, declared_length
-from ..protocols.response import Response
+from ..protocols.queue_wire import QueueWire
 from .protocol import FileSending, check
 
 with needs("asgifast.uvicorn.H11Protocol", "h11", "asgi"):
@@ -17,7 +17,7 @@ from uvicorn.protocols.http import h11_impl
 check("h11")
 
 
-class H11Response(Response):
+class H11Wire(QueueWire):
     __slots__ = ("_content_length",)
 
     async def _send_start(self, message: Message) -> None:
@@ -25,7 +25,7 @@ class H11Response(Response):
         self._content_length = declared_length(headers)
         await super()._send_start(message)
 
-    def _declared(self) -> int | None:
+    def declared(self) -> int | None:
         return self._content_length
 
     def frame(self, data: bytes) -> bytes:
@@ -42,7 +42,7 @@ class H11Response(Response):
 class H11Protocol(FileSending, h11_impl.H11Protocol):
     """uvicorn's H11Protocol with sendfile."""
 
-    _response_class = H11Response
+    _wire_class = H11Wire
 
     def _is_over_limit(self, error: BaseException | None) -> bool:
         return isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == 431

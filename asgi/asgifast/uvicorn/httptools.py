@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wsgifast.checks import needs
 
-from ..protocols.response import Response
+from ..protocols.queue_wire import QueueWire
 from ..whole_responses import digest_of_send
 from .protocol import FileSending, check
 
@@ -24,7 +24,7 @@ _NO_WEBSOCKETS = (
 class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
     """uvicorn's HttpToolsProtocol with sendfile."""
 
-    _response_class = Response
+    _wire_class = QueueWire
 
     def _has_begun_headers(self) -> bool:
         return self.scope is not None and "method" not in self.scope

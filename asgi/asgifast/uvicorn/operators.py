@@ -116,7 +116,7 @@ def operated_app(config: uvicorn.Config, options: OperatorOptions) -> OperatedAp
 
 
 class OperatedApp:
-    """The app of a server with options for operators. A protocol calls it with a Response's send().
+    """The app of a server with options for operators. A protocol passes an Exchange's send().
 
     :param config: of the server. Its app has been loaded.
     :ivar running: the requests whose deadlines count, by their responses. The protocol removes
@@ -167,7 +167,7 @@ class OperatedApp:
 
         Each call of a function counts here, since every request makes it.
         """
-        response: Any = send.__self__  # type: ignore[attr-defined]
+        response: Any = send.__self__.wire  # type: ignore[attr-defined]
         cycle = response.cycle
         path = scope["raw_path"]
         server = self._server

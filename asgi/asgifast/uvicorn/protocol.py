@@ -17,15 +17,18 @@ from wsgifast.hosts import UVICORN
 
 from ..access_line import AccessLogger
 from ..counters import counters
-from ..messages import EARLY_HINT, UNKNOWN_PATHSEND, Receive, Scope, Send
+from ..exchange import Exchange
+from ..messages import COALESCING, EARLY_HINT, UNKNOWN_PATHSEND, Receive, Scope, Send
 from ..protocols.output import OutputQueue
+from ..protocols.queue_wire import QueueWire
 from ..protocols.receiving import ConnectionLoop, Upload, admit, read_plainly, release
-from ..protocols.response import Response, logger
 from ..request_bodies import declared, send_refusal
 from .server import ServerOptions
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
+
+logger = logging.getLogger("uvicorn.error")
 
 _T = TypeVar("_T")
 _ACCEPTED = b"HTTP/1.1 101 "
@@ -67,7 +70,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
     """Mixed into one of uvicorn's protocols.
 
     :ivar _header_bytes: how many bytes of incomplete headers have been received.
-    :ivar app: uvicorn calls it. It calls the app with a Response's send() and an Upload's
+    :ivar app: uvicorn calls it. It calls the app with an Exchange's send() and an Upload's
         receive().
     :ivar transport: an OutputQueue, or the real one once the connection is a WebSocket's.
     :ivar loop: a ConnectionLoop.
@@ -78,7 +81,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
     # of the dictionaries of all protocols.
     __slots__ = ("_header_bytes", "_responding_cycle", "_served", "tcp_socket")
 
-    _response_class: Callable[[], Response]
+    _wire_class: Callable[[], QueueWire]
     # One request at a time.
     _is_http1 = True
     access_logger: Any
@@ -191,47 +194,55 @@ class FileSending(ServerOptions, asyncio.Protocol):
             scope["extensions"] = {EARLY_HINT: {}, **extensions}
         else:
             scope["extensions"] = {**extensions}
+        scope[COALESCING] = True
         # Attribute by attribute: a constructor would be one more call for every request.
-        response = self._response_class()
-        response.cycle = cycle
-        response.start = response.order = response.body = None
+        wire = self._wire_class()
+        wire.cycle = cycle
+        wire.body = wire.recording = None
+        wire.is_empty = False
         upload = result = None
         operated = served.operated
         if is_http1:
             self._responding_cycle = cycle
-        else:  # other streams write to the same transport
-            response.begin()
         if cycle.more_body:
             upload = self._upload(cycle)
             receive = upload.receive
+        exchange = Exchange()
+        exchange.wire = wire
+        exchange.scope = scope
+        exchange.server_receive = receive
+        exchange.repairs = exchange.coding = None
+        exchange.is_examined = False
+        exchange.start = exchange.order = exchange.received = None
         try:
             # Reported by uvicorn, if it is not None.
-            result = await served.app(scope, receive, response.send)  # type: ignore[func-returns-value]
-            if response.start is not None or response.order is not None:
-                await response.returned()
-        except Exception:
-            await response.failed()
+            result = await served.app(scope, receive, exchange.send)  # type: ignore[func-returns-value]
+            if exchange.start is not None or exchange.order is not None:
+                await exchange.finish()
+        except Exception as error:
+            await exchange.failed(error)
+            await wire.ended()
             if upload is not None and upload.error is not None:
                 return None  # the client has its response
             raise
         except asyncio.CancelledError:
-            if operated is None or not operated.has_timed_out(response):
+            if operated is None or not operated.has_timed_out(wire):
                 raise
         finally:
             if operated is not None:
-                operated.running.pop(response, None)
+                operated.running.pop(wire, None)
             if upload is not None:
                 upload.end()
         if not cycle.response_started and not cycle.disconnected:
             # uvicorn then logs that no response was started.
             logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
-        if response.body is not None:
+        if wire.body is not None:
             path = scope["path"]
             if is_http1:
                 _forget_request(self, cycle, scope)
-            del scope, receive, send
+            del scope, receive, send, exchange
             try:
-                await response.body
+                await wire.body
             except asyncio.CancelledError:
                 # uvicorn's shutdown cancels it. It must not raise: uvicorn would log the place of
                 # this wait as an error of the app, which has returned.

@@ -21,7 +21,7 @@ from wsgifast.sockets.client_limits import ConnectionsByAddress
 
 from ..counters import counters
 from ..exporting import begin_under_uvicorn, instrumented
-from ..messages import COALESCING, ASGIApp
+from ..messages import ASGIApp
 from ..pathsend import Offer
 from ..protocols.receiving import counted_by_address
 from .operators import OperatedApp, OperatorOptions, operated_app
@@ -120,7 +120,7 @@ def _served(config: Any, options: Any) -> Served:
     return Served(
         operated or instrumented(app),
         operated,
-        Offer(app, options.pathsend, {COALESCING: {}}),
+        Offer(app, options.pathsend),
         counted_by_address(most, config.forwarded_allow_ips),
         **limits,
     )

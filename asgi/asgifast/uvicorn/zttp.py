@@ -26,7 +26,7 @@ from ..messages import Receive, Scope, Send
 from ..protocols.receiving import Upload, admit, release
 from .protocol import FileSending, check
 from .server import Served, ServerOptions
-from .zttp_responses import ZttpH2Response, ZttpResponse
+from .zttp_responses import ZttpH2Wire, ZttpWire
 
 with needs("asgifast.uvicorn.ZttpProtocol", "zttp", "zttp"):
     import zttp
@@ -55,7 +55,7 @@ _OVER_LIMIT = "message exceeded configured size limit"
 class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
     """uvicorn's ZttpProtocol (HTTP/1.1) with sendfile."""
 
-    _response_class = ZttpResponse
+    _wire_class = ZttpWire
     _has_received = False
 
     def data_received(self, data: bytes) -> None:
@@ -90,7 +90,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # A window of the connection may have opened, or its stream or connection may have ended.
         self._window_updated = asyncio.Event()
-        self._response_class = partial(ZttpH2Response, self._window_updated)
+        self._wire_class = partial(ZttpH2Wire, self._window_updated)
         super().__init__(*args, **kwargs)
 
     @property

@@ -19,12 +19,10 @@ from wsgifast.http.framing import has_body
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import BLOCK_BYTES
 
-from ..coalescing import DelayedMessages
-from ..files import send_segment
+from ..file_blocks import send_segment
 from ..messages import Message, copied_start, declared_length, response_body
-from ..protocols.file_body import LARGE_BYTES, SMALL_FILE_BYTES, FileBody, count
 from ..protocols.large_bodies import memory, write_to_file
-from ..protocols.response import Response
+from ..protocols.queue_wire import LARGE_BYTES, SMALL_FILE_BYTES, FileBody, QueueWire, count
 
 # A frame's payload, unless SETTINGS_MAX_FRAME_SIZE is raised (RFC 9113, section 6.5.2).
 _FRAME_BYTES = 16 * 1024
@@ -66,7 +64,7 @@ class _Uncounted:
         return out
 
 
-class ZttpResponse(Response):
+class ZttpWire(QueueWire):
     """Over HTTP/1.1: uvicorn counts and frames for zttp as it does for httptools."""
 
     __slots__ = ()
@@ -101,7 +99,7 @@ class _WindowedBody(FileBody):
 
     __slots__ = ()
 
-    _response: ZttpH2Response
+    _wire: ZttpH2Wire
 
     async def _begin(self) -> bool:
         segments = list(self._segments)
@@ -118,7 +116,7 @@ class _WindowedBody(FileBody):
         await self.end
 
     async def _read(self, segments: list[bytes | ByteRange], is_whole: bool = False) -> None:
-        is_disconnected = partial(getattr, self._response.cycle, "disconnected")
+        is_disconnected = partial(getattr, self._wire.cycle, "disconnected")
         while segments:
             if isinstance(segments[0], ByteRange):
                 segment = FileSegment(self._fd, *segments.pop(0))
@@ -127,15 +125,15 @@ class _WindowedBody(FileBody):
                 # Nothing here may refer to the bytes.
                 await self._send_bytes(cast("bytes", segments.pop(0)), is_disconnected)
         if is_whole:
-            await self._response.finish()
+            await self._wire.finish()
 
     def _on_read(self, task: asyncio.Future[None]) -> None:
         self._close_file()
         if not task.cancelled() and task.exception() is not None:
-            self._response.cut_off()
+            self._wire.cut_off()
 
     async def _send_block(self, message: Message) -> None:
-        await self._response.cycle.send(message)
+        await self._wire.cycle.send(message)
         self._unsent -= len(message["body"])
 
     async def _send_range(self, segment: FileSegment, is_disconnected: Callable[[], bool]) -> None:
@@ -168,38 +166,42 @@ class _WindowedBody(FileBody):
             reserved.release()
 
     async def _room(self) -> int:
-        await self._response.drain(0)
-        cycle = self._response.cycle
+        await self._wire.drain(0)
+        cycle = self._wire.cycle
         window: int = min(cycle.stream.send_window or 0, cycle.conn.send_window)
         return max(window, _FRAME_BYTES)
 
 
-class ZttpH2Response(Response):
+class ZttpH2Wire(QueueWire):
     """Over HTTP/2: send() waits while too much of the response waits for the client's window."""
 
-    __slots__ = ("_window_updated",)
+    __slots__ = ("_sends", "_window_updated")
 
     _body_class = _WindowedBody
     _is_http1 = False
 
     def __init__(self, window_updated: asyncio.Event) -> None:
         self._window_updated = window_updated
+        self._sends = False
 
     async def send(self, message: Message) -> None:
-        await super().send(message)
-        if message.get("more_body"):
-            await self.drain(_QUEUED_BYTES)
+        self._sends = True
+        try:
+            await super().send(message)
+            if message.get("more_body"):
+                await self.drain(_QUEUED_BYTES)
+        finally:
+            self._sends = False
 
-    def offer(self, body: bytes) -> bool:
-        return False  # send() waits for the client's window
+    async def send_file(self, *args: Any, **options: Any) -> None:
+        self._sends = True
+        try:
+            await super().send_file(*args, **options)
+        finally:
+            self._sends = False
 
-    async def _send_next(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and self.start is None:
-            start, _, is_declared = copied_start(message)
-            if is_declared and not self.cycle.response_started:
-                self.start = start  # until its body, or file, is there
-                return
-        await super()._send_next(message)
+    def accepts(self) -> bool:
+        return super().accepts() and (self.cycle.stream.pending_bytes or 0) <= _QUEUED_BYTES
 
     async def drain(self, queued: int) -> None:
         """Wait until at most `queued` bytes of the stream wait for the client's window."""
@@ -210,8 +212,7 @@ class ZttpH2Response(Response):
 
     def waits_for_client(self) -> bool:
         pending_bytes: int = self.cycle.stream.pending_bytes or 0
-        sends = self.order is not None and self.order.is_taken
-        return pending_bytes > (0 if sends else _QUEUED_BYTES) or super().waits_for_client()
+        return pending_bytes > (0 if self._sends else _QUEUED_BYTES) or super().waits_for_client()
 
     def cut_off(self) -> None:
         """Reset the stream. The connection goes on with the others."""
@@ -220,6 +221,10 @@ class ZttpH2Response(Response):
     def is_bodyless(self) -> bool:
         return bool(self.cycle.bodyless)
 
+    def declared(self) -> int | None:
+        declared: int | None = self.cycle.expected_content_length
+        return declared
+
     def frame(self, data: bytes) -> bytes:
         cycle = self.cycle
         if cycle.expected_content_length is not None:
@@ -227,11 +232,3 @@ class ZttpH2Response(Response):
         cycle.stream.send_data(data)
         framed: bytes = cycle.conn.data_to_send()  # zttp makes the frames
         return framed
-
-    def _declared(self) -> int | None:
-        declared: int | None = self.cycle.expected_content_length
-        return declared
-
-    def _begin_to_delay(self) -> DelayedMessages | None:
-        # Frames must leave in the order in which they are made, so they are not delayed.
-        return super()._begin_to_delay() if self._declared() is None else None

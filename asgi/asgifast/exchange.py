@@ -1,0 +1,424 @@
+"""The receive() and send() of one request: the order of messages, small ones, files and repairs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from time import perf_counter
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wsgifast.bodies.chunks import charset_of, to_bytes
+
+from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
+from .content_coding import ContentCoding
+from .entity_tags import tagged
+from .file_blocks import Received
+from .files import FileSender
+from .instrumented import note_sent_as
+from .loops import running_loop
+from .messages import (
+    COALESCING,
+    PATHSEND,
+    STATUSES_WITHOUT_BODY,
+    ZEROCOPYSEND,
+    ASGIApp,
+    Message,
+    RawHeaders,
+    Receive,
+    Scope,
+    Send,
+    SendOrder,
+    copied_start,
+    declared_length,
+    drops_body,
+    text_headers,
+    whole_body,
+    without_framing,
+)
+from .server_timing import TIMES
+from .wire import ServerWire, Wire
+
+if TYPE_CHECKING:
+    from .protocols.queue_wire import QueueWire
+
+
+class Repairs(NamedTuple):
+    """The options of an ASGIFast for its exchanges.
+
+    :ivar app: gets the warnings about its bodies.
+    """
+
+    app: ASGIApp
+    coalesce: bool
+    ranges: bool
+    conditional: bool
+    etag: bool
+
+
+class Exchange:
+    """The receive() and send() of one request.
+
+    ASGIFast has one for its app. Our uvicorn protocols have one for each request, without repairs.
+    An ASGIFast that is called with the send() of such an exchange adds its repairs to it.
+
+    Most responses are a start message and one message of bytes, and need no change. The start is
+    delayed until that message, and both are passed on. After any other message each one is
+    examined, except those of a stream that should be passed on at once.
+
+    `start` is the start message, delayed until the next message, as servers delay it (ASGI,
+    "Response Start"), because that of a file may still change. Without a Content-Length it may
+    begin a stream, and the first message may take a while. Then it is delayed until the end of the
+    loop's turn. Without repairs it is not delayed.
+
+    Messages that may have to wait for the server are sent in `order`. While one waits, no other is
+    delayed.
+
+    :func:`exchange_for` and our protocols set the attributes: a constructor would be one more call
+    for every request.
+
+    :ivar wire: sends the messages.
+    :ivar server_receive: the server's receive().
+    :ivar is_examined: each message is examined. :meth:`_examine` sets the attributes for it.
+    """
+
+    __slots__ = (
+        "_coalescer", "_drops_body", "_has_text", "_headers", "_holds", "_offer",
+        "_queue", "coding", "is_examined", "order", "received", "repairs", "scope",
+        "server_receive", "start", "wire",
+    )  # fmt: skip
+
+    wire: Wire
+    scope: Scope
+    server_receive: Receive
+    is_examined: bool
+    repairs: Repairs | None
+    coding: ContentCoding | None
+    # None until the app receives, or sends a file.
+    received: Received | None
+    start: Message | None
+    # None until something may have to wait.
+    order: SendOrder | None
+    _headers: list[tuple[bytes, bytes]]
+    # None until a part of a body comes.
+    _coalescer: Coalescer | None
+    _holds: bool
+    # The first wire, if it is our protocols'. Files do not pass the compressor.
+    _queue: QueueWire | None
+    # The response may have no body.
+    _drops_body: bool
+    _has_text: bool
+    # The coalescer's, for the messages of a stream. None where each one is examined.
+    _offer: Callable[[bytes], bool | None] | None
+
+    def add_repairs(
+        self, scope: Scope, receive: Receive, repairs: Repairs, coding: ContentCoding | None
+    ) -> bool:
+        """Repair from now on. Return False if it is too late, or others are made."""
+        if self.repairs is not None or self.start is not None or self.order is not None:
+            return False
+        self.scope = scope
+        self.server_receive = receive
+        self.repairs = repairs
+        self.coding = coding
+        return True
+
+    def receive(self) -> Awaitable[Message]:
+        """The receive() that the app is given."""
+        return self._all_received().receive()
+
+    async def send(self, message: Message) -> None:
+        """The send() that the app is given."""
+        start = self.start
+        if start is not None:
+            if not self.is_examined and message["type"] == "http.response.body":
+                repairs, coding = self.repairs, self.coding
+                if repairs is not None and repairs.etag:
+                    scope = self.scope if coding is None else coding.app_scope
+                    start, message = tagged(scope, start, message)
+                    self.start = start
+                if coding is not None:
+                    uncompressed = coding.uncompressed_start(start, message)
+                    if uncompressed is None:
+                        await self._in_order(self._send_compressed, message)
+                        return
+                    start = uncompressed
+                self.start = None  # whatever the server raises
+                if self.wire.send_whole(start, message):
+                    return
+                self.start = start
+        elif not self.is_examined:
+            if message["type"] == "http.response.start":
+                start, headers, is_declared = copied_start(message)
+                if self.repairs is not None:
+                    self._delay_start(start, headers, is_declared)
+                    return
+                cycle = self.wire.cycle
+                if is_declared and not cycle.response_started:
+                    cycle.waiting_for_100_continue = False
+                    self.start = start
+                    return
+                message = start
+        elif (
+            (offer := self._offer) is not None
+            and "more_body" in message
+            and message["more_body"]
+            and "body" in message
+            and type(body := message["body"]) is bytes
+            and message["type"] == "http.response.body"
+        ):
+            is_delayed = offer(body)
+            if is_delayed:
+                return
+            if is_delayed is not None:
+                await self._in_order(self.wire.send, message)
+                return
+        await self._in_order(self._send_next, message)
+
+    async def _in_order(self, send: Callable[..., Awaitable[None]], *message: Message) -> None:
+        """Call and await `send`, after the earlier messages."""
+        order = self.order or self._begin_order()
+        if order.is_taken:
+            await order.wait()
+        order.is_taken = True
+        try:
+            await send(*message)
+        finally:
+            order.release()
+
+    def _begin_order(self) -> SendOrder:
+        self.order = order = SendOrder()
+        return order
+
+    async def _send_next(self, message: Message) -> None:
+        """Send a message, after the start if that is delayed."""
+        if not self.is_examined:
+            body = whole_body(message)
+            if self.start is None:
+                if body == b"":  # such as the end of a body that was sent whole
+                    await self.wire.send(message)
+                    return
+            elif body is not None and not drops_body(self.scope["method"], self.start):
+                await self._forward_start(message)
+                return
+            self._examine()
+        await self._send_examined(message)
+
+    async def _forward_start(
+        self, whole: Message | None = None, *, planned: Message | None = None
+    ) -> None:
+        """Send the delayed start. It stays delayed if this is cancelled before.
+
+        :param whole: the only message after it, to send with it.
+        :param planned: the start to send in its place.
+        """
+        start, self.start = self.start, None
+        if start is None:
+            return
+        try:
+            if whole is None:
+                await self.wire.send(start if planned is None else planned)
+            else:
+                await self.wire.send_both(start, whole)
+        except Exception:
+            raise
+        except BaseException:
+            if self.wire.has_started() is False:
+                self.start = start
+            raise
+
+    async def _send_compressed(self, message: Message) -> None:
+        """Send a start and the message after it, compressed if they are a whole response."""
+        start = self.start
+        if start is None or self.is_examined or whole_body(message) is None:
+            await self._send_next(message)
+            return
+        assert self.coding is not None
+        self.start = None  # it does not leave while a thread compresses
+        began = perf_counter() if TIMES in self.scope else 0.0
+        start, message = await self.coding.whole(start, message)
+        if began and any(name.lower() == b"content-encoding" for name, _ in start["headers"]):
+            self.scope[TIMES].compressed(began)
+        if not self.wire.send_whole(start, message):
+            if drops_body(self.scope["method"], start):
+                message = {**message, "body": b""}
+            self.start = start
+            await self._forward_start(message)
+
+    def _examine(self) -> None:
+        """From now on examine each message."""
+        self.is_examined = True
+        repairs = self.repairs
+        # Our protocols delay small messages themselves, but behind the compressor.
+        holds = repairs is None or (repairs.coalesce and COALESCING not in self.scope)
+        wire: Any = self.wire
+        self._queue = wire if wire.is_queue else None
+        if self.coding is not None:
+            holds = repairs is not None and repairs.coalesce
+            self.wire = ServerWire(self.coding.stream(wire.send))
+        elif wire.is_queue:
+            holds = True
+        self._headers = self.start["headers"] if self.start is not None else []
+        self._drops_body = drops_body(self.scope["method"], self.start)
+        self._has_text = False
+        self._offer = None
+        self._coalescer = None
+        self._holds = holds and not self._drops_body
+
+    def _begin_to_coalesce(self) -> Coalescer:
+        order = self.order or self._begin_order()
+        self._coalescer = coalescer = Coalescer(self.wire, order, holds=self._holds)
+        coalescer.set_length(declared_length(self._headers))
+        return coalescer
+
+    def _converted(self, body: object, repairs: Repairs) -> bytes:
+        data = to_bytes(
+            body,
+            lambda: charset_of(text_headers(self._headers)),
+            repairs.app,
+            after_text=self._has_text,
+        )
+        if data and isinstance(body, str):
+            self._has_text = True
+        return data
+
+    async def _send_examined(self, message: Message) -> None:
+        kind = message["type"]
+        coalescer = self._coalescer
+        is_body = kind == "http.response.body"
+        if coalescer is not None:
+            await (coalescer.sent() if is_body else coalescer.flush())
+        if is_body:
+            await self._send_body(message)
+        elif kind == "http.response.start":
+            await self._forward_start()  # the server raises for the second one
+            start, headers, is_declared = copied_start(message)
+            if self.repairs is not None:
+                self._delay_start(start, headers, is_declared)
+            else:
+                await self.wire.send(start)
+            self._headers = start["headers"]
+            self._drops_body = drops_body(self.scope["method"], start)
+            if coalescer is not None:
+                coalescer.set_length(declared_length(self._headers))
+        elif kind in (PATHSEND, ZEROCOPYSEND):
+            await self._send_file(message)
+        else:
+            await self._forward_start()
+            await self.wire.send(message)
+
+    async def _send_body(self, message: Message) -> None:
+        coalescer, repairs = self._coalescer or self._begin_to_coalesce(), self.repairs
+        body = message.get("body", b"")
+        if type(body) is not bytes:
+            if repairs is None:
+                if not isinstance(body, (bytearray, memoryview)):
+                    await self._forward_start()
+                    await coalescer.flush()
+                    await self.wire.send(message)  # the server refuses it
+                    return
+                body = bytes(body)
+            elif body is None:  # servers take it for b""
+                body = b""
+            else:
+                note_sent_as(self.scope, "rescued")
+                body = self._converted(body, repairs)
+            message = {**message, "body": body}
+        if body and self._drops_body:
+            body = b""  # some servers would send it
+            message = {**message, "body": body}
+        if self.start is not None:
+            await self._forward_start()
+        if not message.get("more_body"):
+            # The server handles messages after the end.
+            coalescer.holds = False
+            self._offer = None
+            await coalescer.end(message, body)
+        elif coalescer.holds and len(body) <= SMALL_MESSAGE_BYTES:
+            if self._offer is None:
+                self._offer = coalescer.offer
+                note_sent_as(self.scope, "coalesced")
+            await coalescer.add(body)
+        else:
+            if not coalescer.holds and not self._drops_body:
+                self._offer = coalescer.offer
+            await coalescer.flush()
+            coalescer.room -= len(body)
+            await self.wire.send(message)
+
+    async def _send_file(self, message: Message) -> None:
+        repairs = self.repairs
+        # Not kept: it refers to this object.
+        files = FileSender(
+            self.scope, self._all_received(), self.wire.send, self.coding,
+            queue=self._queue,
+            ranges=repairs is not None and repairs.ranges,
+            conditional=repairs is not None and repairs.conditional,
+        )  # fmt: skip
+        await files.send_message(message, self.start, self._headers, self._forward_start)
+
+    def _all_received(self) -> Received:
+        if self.received is None:
+            self.received = Received(self.server_receive)
+        return self.received
+
+    async def finish(self) -> None:
+        """The app has returned: send the delayed messages."""
+        if self.order is None or not self.order.is_taken:  # else nothing is
+            await self._in_order(self._send_delayed)
+
+    async def failed(self, error: BaseException) -> None:
+        """The app has raised: send its delayed messages, unless it was cancelled."""
+        self.start = None
+        if not self.is_examined:
+            return
+        if isinstance(error, Exception):
+            try:
+                await self.finish()
+            except Exception:  # noqa: BLE001 - the app's own is raised
+                pass
+            return
+        if self._coalescer is not None:
+            self._coalescer.cancel()
+
+    async def _send_delayed(self) -> None:
+        if self.is_examined:
+            if self._coalescer is not None:
+                await self._coalescer.flush()
+            if self.coding is not None:
+                await self.coding.end()
+        await self._forward_start()
+
+    def _delay_start(self, start: Message, headers: RawHeaders, is_declared: bool) -> None:
+        """Delay a start message. Without a Content-Length it is sent when the turn ends."""
+        if "status" in start and start["status"] in STATUSES_WITHOUT_BODY:
+            start["headers"] = without_framing(headers)
+        self.start = start
+        if not is_declared:
+            running_loop().call_soon(self._on_turn_end)
+
+    def _on_turn_end(self) -> None:
+        if self.order is not None and self.order.is_taken:
+            return  # a message is being sent, and the start before it
+        if self.start is not None and not self.is_examined:
+            self._examine()
+        start, self.start = self.start, None
+        if start is not None:
+            (self._coalescer or self._begin_to_coalesce()).send_apart(start)
+
+
+def exchange_for(
+    scope: Scope, receive: Receive, send: Send, repairs: Repairs, coding: ContentCoding | None
+) -> Exchange:
+    """Return the exchange for an app with repairs: that of our own protocol, if send() is its."""
+    exchange = send.__self__ if type(send) is MethodType else None
+    if type(exchange) is Exchange and exchange.add_repairs(scope, receive, repairs, coding):
+        return exchange
+    exchange = Exchange()
+    exchange.wire = ServerWire(send)
+    exchange.scope = scope
+    exchange.server_receive = receive
+    exchange.repairs = repairs
+    exchange.coding = coding
+    exchange.is_examined = False
+    exchange.start = exchange.order = exchange.received = None
+    return exchange

@@ -1,0 +1,102 @@
+"""Files read and sent as body messages, while the client's disconnect is listened for.
+
+Reads happen on the event loop while the page cache has the bytes, else in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+from wsgifast.sockets import FileSegment, FileTruncated
+from wsgifast.sockets.sending import BLOCK_BYTES, read_cached
+
+from .loops import in_thread, next_turn
+from .messages import Message, Receive, Send, response_body
+
+# How much of a request body is stored while a file is sent. Beyond it the disconnect is not
+# noticed, because to receive more would load an upload of any size into memory.
+_STORED_BYTES = 64 * 1024
+_STORED_MESSAGES = 64
+
+
+class Received:
+    """A request's receive(), which also tells the sender of a file about the client's disconnect.
+
+    Messages that the sender receives before that are stored for the app.
+
+    :ivar is_awaited: the app is waiting for a message. Two may not wait at once.
+    """
+
+    __slots__ = ("_receive", "_stored", "is_awaited")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._stored: Sequence[Message] = ()
+        self.is_awaited = False
+
+    async def receive(self) -> Message:
+        """The receive() that the app is given."""
+        if self._stored:
+            message, *self._stored = self._stored
+            return message
+        self.is_awaited = True
+        try:
+            return await self._receive()
+        finally:
+            self.is_awaited = False
+
+    def has_disconnected(self) -> bool:
+        return bool(self._stored) and self._stored[-1]["type"] == "http.disconnect"
+
+    async def listen_for_disconnect(self) -> None:
+        """Receive until the client disconnects, or until the limit of stored bytes."""
+        while (
+            not self.has_disconnected()
+            and len(self._stored) < _STORED_MESSAGES
+            and sum(len(message.get("body", b"")) for message in self._stored) < _STORED_BYTES
+        ):
+            message = await self._receive()
+            self._stored = (*self._stored, message)  # the app may have taken some meanwhile
+
+
+async def read_block(fd: int, offset: int, size: int) -> bytes:
+    """Read up to `size` bytes, at most BLOCK_BYTES. Return b"" only at the end of the file."""
+    block = read_cached(fd, offset, size)
+    if block is None:
+        block = await in_thread(os.pread, fd, size, offset)
+    return block
+
+
+async def send_segment(
+    send: Send,
+    segment: FileSegment,
+    *,
+    more_body: bool,
+    is_disconnected: Callable[[], bool] | None = None,
+    room: Callable[[], Awaitable[int]] | None = None,
+) -> None:
+    """Send a range of an open file as body messages.
+
+    :param more_body: of the last message. It is True in all others.
+    :param is_disconnected: called before each block. If it returns True, nothing more is sent.
+    :param room: returns the most bytes of the next block, once the client has room for them.
+    :raises FileTruncated: if the file ends early. The response is then shorter than declared.
+    """
+    fd, offset, size = segment
+    end = offset + size
+    while offset < end:
+        if is_disconnected is not None and is_disconnected():
+            return
+        most = BLOCK_BYTES if room is None else min(await room(), BLOCK_BYTES)
+        block = await read_block(fd, offset, min(most, end - offset))
+        if not block:
+            raise FileTruncated(end - offset, size)
+        offset += len(block)
+        await send(response_body(block, more_body=more_body or offset < end))
+        if offset < end:
+            # Neither the read nor the server's send() need have suspended: let other requests run,
+            # and the disconnect be noticed.
+            await next_turn()
+    if size == 0 and not more_body:
+        await send(response_body())

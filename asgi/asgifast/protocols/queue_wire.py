@@ -1,0 +1,480 @@
+"""The wire of our uvicorn protocols: uvicorn's cycle, and the output queue of its connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from wsgifast.files import ByteRange
+from wsgifast.http.fields import interim_fields
+from wsgifast.http.framing import chunk, chunk_size_line
+from wsgifast.sockets import FileSegment
+from wsgifast.sockets.sending import read_cached
+
+from ..loops import BackgroundTask, over
+from ..messages import (
+    COALESCED_BYTES,
+    EARLY_HINT,
+    PATHSEND,
+    STATUSES_WITHOUT_BODY,
+    ZEROCOPYSEND,
+    Message,
+    copied_start,
+    response_body,
+    without_framing,
+)
+from ..whole_responses import send_whole, whole_sender_for
+from ..wire import DelayedOutput, Wire
+
+if TYPE_CHECKING:
+    from ..instrumented import Request
+
+# A file up to this size is read, and leaves in one write with the headers. For a larger one
+# sendfile's own system calls cost less than the copy that they save.
+SMALL_FILE_BYTES = 64 * 1024
+# Longer bytes are sent block by block, where the output would copy all of them. For fewer bytes a
+# transport over TLS has no less memory then.
+LARGE_BYTES = 512 * 1024
+
+
+class QueueWire(Wire):
+    """Sends a response by uvicorn's cycle. See :class:`~asgifast.wire.Wire`.
+
+    uvicorn gets all messages but these:
+
+    - Headers and body of a small response leave in one write.
+    - Small parts of a body that were delayed are framed, and written into the output queue.
+    - A file is a :class:`FileBody`. Its remaining bytes may be sent after the app has returned.
+      So is a large body over TLS and HTTP/2.
+
+    FileSending sets the attributes.
+
+    :ivar cycle: uvicorn's RequestResponseCycle.
+    :ivar body: the end of a body with remaining bytes. Other messages wait for it.
+    :ivar recording: records the end of the next file.
+    """
+
+    # Lives as long as the slowest download, of which there may be thousands.
+    __slots__ = ("body", "cycle", "is_empty", "recording")
+
+    is_queue = True
+    _body_class: ClassVar[type[FileBody]]
+    # Over HTTP/2 uvicorn sends early hints.
+    _is_http1: ClassVar[bool] = True
+
+    body: asyncio.Future[None] | None
+    recording: Request | None
+    # Whether the response may have no body, by its status.
+    is_empty: bool
+
+    async def send(self, message: Message) -> None:
+        if self.body is not None:
+            await self._body_sent()
+        kind = message["type"]
+        if kind == "http.response.body":
+            if self.is_empty:
+                message = {**message, "body": b""}
+            body = message.get("body", b"")
+            if type(body) is bytes and len(body) > LARGE_BYTES and self._goes_in_blocks(message):
+                await self._send_large(body, bool(message.get("more_body")))
+            elif message.get("more_body"):
+                await self.cycle.send(message)
+            else:
+                await self._send_in_one_write(message)
+        elif kind == "http.response.start":
+            await self._send_start(message)
+        elif kind == EARLY_HINT and self._is_http1:
+            self._send_hints(message)
+        else:
+            await self.cycle.send(message)
+
+    def send_whole(self, start: Message, message: Message) -> bool:
+        cycle = self.cycle
+        if whole_sender_for(cycle.send) is None:
+            return False
+        return send_whole(cycle, start, message, cycle.transport.write_now)
+
+    async def send_both(self, start: Message, message: Message) -> None:
+        if len(message.get("body", b"")) < COALESCED_BYTES:
+            await self._send_in_one_write(start, message)
+        else:
+            await super().send_both(start, message)
+
+    async def _send_in_one_write(self, *messages: Message) -> None:
+        """Have uvicorn send messages, and flush its writes at once."""
+        cycle = self.cycle
+        try:
+            for each in messages:
+                # If it has to wait, others on the connection may write meanwhile.
+                cycle.transport.flush_follows = not cycle.flow.write_paused
+                await cycle.send(each)
+        finally:
+            cycle.transport.flush_follows = False
+            cycle.transport.flush()
+
+    async def _send_start(self, message: Message) -> None:
+        cycle = self.cycle
+        start, headers, _ = copied_start(message)
+        is_empty = start.get("status") in STATUSES_WITHOUT_BODY and not cycle.response_started
+        if is_empty:
+            start["headers"] = without_framing(headers)
+        await cycle.send(start)
+        self.is_empty = is_empty
+
+    def _send_hints(self, message: Message) -> None:
+        """Send a 103 response (RFC 8297). Do nothing after the start message, or for HTTP/1.0.
+
+        :raises BodyError: for a malformed link.
+        """
+        cycle = self.cycle
+        is_late = cycle.response_started or cycle.disconnected
+        if is_late or cycle.scope["http_version"] != "1.1":
+            return
+        fields = interim_fields([(b"link", link) for link in message["links"]])
+        if fields:
+            lines = "".join([f"{name}: {value}\r\n" for name, value in fields])
+            cycle.transport.write_now(f"HTTP/1.1 103 Early Hints\r\n{lines}\r\n".encode("latin-1"))
+
+    def has_started(self) -> bool:
+        return bool(self.cycle.response_started)
+
+    def has_to_wait(self) -> bool:
+        return bool(self.cycle.flow.write_paused)
+
+    def waits_for_client(self) -> bool:
+        """Return whether output waits until the client reads, or the app waits for its body."""
+        cycle = self.cycle
+        awaits_body: bool = getattr(cycle.body, "awaited", False)
+        return bool(cycle.transport.waits_for_client) or awaits_body
+
+    # Small parts of a body
+
+    def accepts(self) -> bool:
+        cycle = self.cycle
+        return (
+            self.body is None
+            and cycle.response_started
+            and not cycle.response_complete
+            and not cycle.flow.write_paused
+            and not cycle.disconnected
+        )
+
+    def delay(self, output: DelayedOutput) -> None:
+        self.cycle.transport.delay(output)
+
+    def write(self, take: Callable[[], bytes]) -> BackgroundTask | None:
+        """Write the bytes. A task that is returned has failed."""
+        body = take()
+        if body and not self.cycle.disconnected:
+            try:
+                self.cycle.transport.write(self.frame(body))
+            except Exception as error:  # noqa: BLE001 - the next send() raises it
+                failed = asyncio.get_running_loop().create_future()
+                failed.set_exception(error)
+                return failed
+        return None
+
+    def pass_on(self, body: bytes) -> bool:
+        if body:
+            self.cycle.transport.write_now(self.frame(body))
+        return True
+
+    # Large bodies
+
+    def _goes_in_blocks(self, message: Message) -> bool:
+        """Return whether a large body is handed over in blocks, as its client reads.
+
+        Otherwise the transport, or zttp, would copy all of it at once. uvicorn refuses a body of
+        the wrong length.
+        """
+        cycle = self.cycle
+        if cycle.transport.can_sendfile and self._is_http1:  # not over TLS
+            return False
+        if not cycle.response_started or self.is_over() or self.is_bodyless():
+            return False
+        declared, size = self.declared(), len(message["body"])
+        if declared is None:
+            return True
+        return size <= declared if message.get("more_body") else size == declared
+
+    async def _send_large(self, data: bytes, more_body: bool) -> None:
+        body = self._body_class(self, -1, is_whole=not more_body)
+        segments = [data]
+        del data
+        end = await body.send(segments)
+        segments.clear()  # their iterator would refer to the bytes
+        if not more_body:
+            self.body = end
+        elif end is not None:
+            await body.sent()
+
+    # Files
+
+    def is_over(self) -> bool:
+        return bool(self.cycle.response_complete or self.cycle.disconnected)
+
+    async def send_file(
+        self,
+        fd: int,
+        segments: Sequence[bytes | ByteRange],
+        *,
+        close: Callable[[], object] | None = None,
+        more_body: bool = False,
+    ) -> None:
+        """See :class:`~asgifast.wire.FileWire`."""
+        recording, self.recording = self.recording, None
+        cycle = self.cycle
+        try:
+            if self.body is not None:
+                await self._body_sent()
+            if self.is_over() or not cycle.response_started:
+                if recording is not None:
+                    recording.ended(None)
+                # uvicorn raises, or ignores it
+                await cycle.send({"type": PATHSEND if close is not None else ZEROCOPYSEND})
+                return
+            if self.is_bodyless():
+                segments = ()
+            is_whole = close is not None
+            body = self._body_class(self, fd, close, recording, is_whole=is_whole)
+            close = None
+            end = await body.send(segments)
+        finally:
+            if close is not None:
+                close()
+        if is_whole:
+            self.body = end
+            return
+        if end is not None:
+            await body.sent()
+        elif cycle.flow.write_paused:
+            await cycle.flow.drain()
+        if not more_body:
+            await self.finish()
+
+    async def ended(self) -> None:
+        """Wait until a body with remaining bytes is sent."""
+        if self.body is not None:
+            await self._body_sent()
+
+    async def _body_sent(self) -> None:
+        assert self.body is not None
+        body = self.body
+        try:
+            await asyncio.shield(body)  # the app may cancel this send()
+        finally:
+            if body.done():
+                self.body = None
+
+    # Framing and end of a body: as over httptools and zttp, where uvicorn's cycle counts and frames
+    # the body itself.
+
+    def declared(self) -> int | None:
+        """The remaining Content-Length of the sent headers."""
+        cycle = self.cycle
+        declared: int = cycle.expected_content_length
+        return declared if cycle.chunked_encoding is False else None
+
+    def is_bodyless(self) -> bool:
+        """Return whether the response has no body. Body bytes of the app are then dropped."""
+        return self.is_empty or bool(self.cycle.scope["method"] == "HEAD")
+
+    async def finish(self, data: bytes = b"") -> None:
+        """Send the end of the body."""
+        await self.cycle.send(response_body(data))
+        self.cycle.transport.flush()
+
+    def cut_off(self) -> None:
+        """Close the connection, and have uvicorn ignore later messages of the app.
+
+        The client would take them for the missing bytes, or for the end of the body.
+        """
+        self.cycle.transport.close()
+        self.cycle.disconnected = True
+
+    def frame(self, data: bytes) -> bytes:
+        """Have the server count body bytes. Return them in their framing."""
+        if self.cycle.chunked_encoding:
+            return chunk(data)
+        count(self.cycle, len(data))
+        return data
+
+    def frame_for(self, size: int) -> tuple[bytes, bytes]:
+        """Have the server count body bytes. Return the framing before and after them."""
+        if self.cycle.chunked_encoding:
+            return chunk_size_line(size), b"\r\n"
+        count(self.cycle, size)
+        return b"", b""
+
+
+def count(cycle: Any, size: int) -> None:
+    """Count body bytes of a response with a Content-Length."""
+    if size > cycle.expected_content_length:
+        raise RuntimeError("Response content longer than Content-Length")
+    cycle.expected_content_length -= size
+
+
+class FileBody:
+    """A body of bytes, and ranges of one open file, or a part of such a body.
+
+    As much as the socket accepts is sent at once, so that the app can end and free its memory long
+    before the client has the last byte. The output queue sends the remaining bytes.
+
+    :param wire: has the framing, and sends the body's end.
+    :param close: called once, when the file is no longer needed.
+    :param recording: records the body's end.
+    :param is_whole: the body's end is sent behind it.
+    :ivar end: done when the remaining bytes are sent. It has the error. None if there are none.
+    """
+
+    # Lives as long as the slowest download, of which there may be thousands.
+    __slots__ = (
+        "_after", "_close", "_fd", "_is_whole", "_recording", "_segments", "_unsent", "_wire",
+        "end",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        wire: QueueWire,
+        fd: int,
+        close: Callable[[], object] | None = None,
+        recording: Request | None = None,
+        *,
+        is_whole: bool = True,
+    ) -> None:
+        self._wire = wire
+        self._fd = fd
+        self._close = close
+        self._recording = recording
+        self._is_whole = is_whole
+        # The next parts of the body.
+        self._segments: Iterator[bytes | ByteRange] = iter(())
+        # The framing behind the range that is being sent, and the bytes of it that were not sent.
+        self._after = b""
+        self._unsent = 0
+        self.end: asyncio.Future[None] | None = None
+
+    async def send(self, segments: Sequence[bytes | ByteRange]) -> asyncio.Future[None] | None:
+        """Send as much as the socket accepts now. Return the end, if bytes remain."""
+        self._segments = iter(segments)
+        is_one = self._is_whole and len(segments) == 1
+        data = self._read_small(segments[0]) if is_one else None
+        try:
+            if data is not None:
+                next(self._segments)
+                await self._wire.finish(data)
+            elif await self._begin():
+                if self._is_whole:
+                    await self._wire.finish()
+            elif self._recording is not None:
+                self._recording.is_handed_over = True
+        except ConnectionError:
+            self._wire.cut_off()  # uvicorn ignores later messages, too
+        except OSError:
+            self._wire.cut_off()
+            raise
+        finally:
+            if self.end is None:
+                self._close_file()
+        return self.end
+
+    async def sent(self) -> None:
+        """Wait for the end. If the caller is cancelled, the file is not used any more."""
+        assert self.end is not None
+        try:
+            await asyncio.shield(self.end)
+        except asyncio.CancelledError:
+            self._wire.cut_off()
+            await over(self.end)
+            raise
+
+    async def _begin(self) -> bool:
+        """Return whether all is sent. If not, `end` is set."""
+        if self._write_segments():
+            return True
+        self.end = asyncio.get_running_loop().create_future()
+        return False
+
+    def _write_segments(self) -> bool:
+        """Write segments, up to a range that takes long. Return whether all were sent."""
+        wire = self._wire
+        queue = wire.cycle.transport
+        queue.write(self._after)
+        for segment in self._segments:
+            small = self._read_small(segment)
+            if small is not None:
+                if small:  # an empty chunk would end the body
+                    queue.write(wire.frame(small))
+                continue
+            self._unsent = _size_of(segment)
+            before, self._after = wire.frame_for(self._unsent)
+            queue.write(before)
+            if not (
+                queue.write_bytes(segment, self._on_sent, self._is_whole)
+                if isinstance(segment, bytes)
+                else queue.write_file(FileSegment(self._fd, *segment), self._on_sent)
+            ):
+                return False
+            queue.write(self._after)
+            self._unsent = 0
+        return True
+
+    def _on_sent(self, unsent: int, error: Exception | None) -> None:
+        """Go on behind a range: called by the queue."""
+        self._unsent = unsent
+        is_whole = self._is_whole
+        if error is None:
+            try:
+                if not self._write_segments():
+                    return
+            except Exception as failure:  # noqa: BLE001 - raised by who awaits the end
+                error = failure
+        self._close_file()
+        end = self.end
+        assert end is not None
+        if error is not None:
+            self._wire.cut_off()
+            is_whole = False
+        if end.done():  # cancelled
+            return
+        if error is not None and not isinstance(error, ConnectionError):
+            end.set_exception(error)
+        elif is_whole:
+            asyncio.get_running_loop().create_task(self._finish(end))
+        else:
+            end.set_result(None)
+
+    async def _finish(self, end: asyncio.Future[None]) -> None:
+        error = None
+        try:
+            await self._wire.finish()
+        except Exception as failure:  # noqa: BLE001 - as above
+            error = failure
+        if not end.done():
+            end.set_exception(error) if error is not None else end.set_result(None)
+
+    def _read_small(self, segment: bytes | ByteRange) -> bytes | None:
+        """A small segment's bytes, if all of them are in memory or the page cache."""
+        if isinstance(segment, bytes):
+            return segment if len(segment) <= LARGE_BYTES else None
+        if segment.size > SMALL_FILE_BYTES:
+            return None
+        if not segment.size:
+            return b""
+        data = read_cached(self._fd, segment.offset, segment.size)
+        return None if data is None or len(data) < segment.size else data
+
+    def _close_file(self) -> None:
+        close, self._close = self._close, None
+        if close is not None:
+            close()
+            if self._recording is not None:
+                self._recording.ended(self._unsent + sum(map(_size_of, self._segments)))
+
+
+def _size_of(segment: bytes | ByteRange) -> int:
+    return len(segment) if isinstance(segment, bytes) else segment.size
+
+
+QueueWire._body_class = FileBody

@@ -1,0 +1,133 @@
+"""The two ways by which an Exchange reaches the client.
+
+:class:`ServerWire` sends ASGI messages to any server. The QueueWire of our protocols
+(protocols/queue_wire.py) writes into the output queue of the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+from .loops import BackgroundTask, Loop, running_loop
+from .messages import Message, Send, flow_of, response_body
+from .whole_responses import whole_sender_for
+
+
+class DelayedOutput(Protocol):
+    """Output that waits for the end of the event loop's turn.
+
+    end_turn() returns whether it should wait for another turn. release() sends it.
+    """
+
+    def end_turn(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+class Wire:
+    """The way of one response to the client. The caller keeps the order of all calls.
+
+    :ivar send: sends a message, and waits for the client if it reads slowly.
+    """
+
+    __slots__ = ()
+
+    # Whether it is a QueueWire, which also sends files, and coalesces more cheaply.
+    is_queue: ClassVar[bool] = False
+    send: Send
+    # uvicorn's, of a QueueWire.
+    cycle: Any
+
+    def send_whole(self, start: Message, message: Message) -> bool:
+        """Send a start message and the one after it at once, if they are plain.
+
+        If the result is False, nothing was sent.
+        """
+        raise NotImplementedError
+
+    async def send_both(self, start: Message, message: Message) -> None:
+        """Send a start message and a whole body."""
+        await self.send(start)
+        await self.send(message)
+
+    def has_started(self) -> bool | None:
+        """Return whether the server has accepted a start message, or None if unknown."""
+        raise NotImplementedError
+
+    def has_to_wait(self) -> bool | None:
+        """Return whether send() would wait until the client has read, or None if unknown."""
+        raise NotImplementedError
+
+    # Small parts of a body, outside of send()
+
+    def accepts(self) -> bool:
+        """Return whether parts of the body may be delayed or written now."""
+        return True
+
+    def pass_on(self, body: bytes) -> bool:
+        """Write a part of the body now. Return False if only send() can."""
+        return False
+
+    def delay(self, output: DelayedOutput) -> None:
+        """Call an output when the loop's turn ends."""
+        raise NotImplementedError
+
+    def write(self, take: Callable[[], bytes]) -> BackgroundTask | None:
+        """Send the bytes that a function returns. Return the task that does it, if there is one."""
+        raise NotImplementedError
+
+
+class ServerWire(Wire):
+    """Sends messages to a server's send(), or a middleware's."""
+
+    __slots__ = ("_delayed", "_loop", "send")
+
+    # With the context of the app, for tasks. Set with the first output.
+    _loop: Loop
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        # To be called when the loop's turn ends.
+        self._delayed: DelayedOutput | None = None
+
+    def send_whole(self, start: Message, message: Message) -> bool:
+        send_whole = whole_sender_for(self.send)
+        return send_whole is not None and send_whole(self._server, start, message)
+
+    def has_started(self) -> bool | None:
+        started: bool | None = getattr(self._server, "response_started", None)  # of uvicorn's cycle
+        return started
+
+    def has_to_wait(self) -> bool | None:
+        waits: bool | None = getattr(flow_of(self.send), "write_paused", None)
+        return waits
+
+    @property
+    def _server(self) -> Any:
+        return getattr(self.send, "__self__", None)
+
+    def delay(self, output: DelayedOutput) -> None:
+        if self._delayed is None:
+            self._loop = running_loop()
+            self._schedule(output)
+
+    def _schedule(self, output: DelayedOutput) -> None:
+        self._delayed = output
+        self._loop.call_soon(self._on_turn_end)
+
+    def _on_turn_end(self) -> None:
+        output, self._delayed = self._delayed, None
+        assert output is not None
+        if output.end_turn():
+            self._schedule(output)
+        else:
+            output.release()
+
+    def write(self, take: Callable[[], bytes]) -> BackgroundTask | None:
+        return self._loop.create_task(self._send_taken(take))
+
+    async def _send_taken(self, take: Callable[[], bytes]) -> None:
+        body = take()
+        if body:  # they may have been sent with another message meanwhile
+            await self.send(response_body(body, more_body=True))
