@@ -188,7 +188,7 @@ class Coalescer:
         if self._task is not None:
             self._task.cancel()
 
-    # The wire calls these two when the loop's turn ends, once it was asked to.
+    # The wire calls these two at the end of the loop's turn, after delay().
 
     def end_turn(self) -> bool:
         """Return whether the delayed messages should wait for another turn."""

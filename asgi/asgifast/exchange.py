@@ -347,7 +347,7 @@ class Exchange:
 
     async def _send_file(self, message: Message) -> None:
         repairs = self.repairs
-        # Not kept: it refers to this object.
+        # A local variable, since it refers to this object.
         files = FileSender(
             self.scope, self._all_received(), self.wire.send, self.coding,
             queue=self._queue,

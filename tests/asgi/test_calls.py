@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 # All of them but the last fill caches.
 REQUESTS = 3
 # Two of the functions write the access log.
-MOST_FILES = 13
+MOST_FILES = 14
 # Of ours, for a small response with httptools.
 MOST_CALLS = 13
 # The most calls that health checks, queue timeouts and deadlines together may add.
