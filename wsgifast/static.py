@@ -1,4 +1,4 @@
-"""StaticFiles: a directory as a WSGI app, or as middleware in front of one."""
+"""StaticFiles for WSGI: serve a directory as an app, or as middleware around an app."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 
 class StaticFiles(StaticFilesBase["WSGIApplication"]):
-    """Serve files: `StaticFiles(directory="site")`, or in front of an app with `StaticFiles(app,
-    directory="site")`.
+    """A WSGI app that serves files: `StaticFiles(directory="site")`.
 
-    Small files are sent from memory, large ones and ranges of them through the server's
-    `wsgi.file_wrapper` (by sendfile, where the server has it), and several ranges as a
-    SegmentedBody. Requests other than GET and HEAD go to the app, or get 405 if there is none.
+    As middleware, it serves files and passes other requests to an app:
+    `StaticFiles(app, directory="site")`.
+
+    Small files are sent from memory. Large files and single ranges are sent by the server's
+    `wsgi.file_wrapper`, which uses sendfile() on many servers. Several ranges are sent as a
+    SegmentedBody. Requests with other methods than GET and HEAD go to the app. Without an app, they
+    get 405.
     """
 
     interface = "WSGI"
@@ -48,19 +51,22 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
         if fd is not None:
             return _send_file(plan, fd, environ, start_response)
         start_response(plan.status_line, list(plan.headers))
-        # Not an empty list or [b""]: wsgiref would add "Content-Length: 0", which is wrong in a 304
-        # for a file that is not empty (RFC 9110, section 8.6).
-        return list(plan.segments) or iter((b"",))  # type: ignore[arg-type]  # no runs
+        # For an empty list or [b""], wsgiref would add "Content-Length: 0". A 304 must not have
+        # that for a file with content (RFC 9110, section 8.6).
+        return list(plan.segments) or iter((b"",))  # type: ignore[arg-type]  # no ranges
 
 
 def _mount_point(environ: WSGIEnvironment) -> str:
-    """Return the path for an empty PATH_INFO: "" where the app is mounted, else "/"."""
+    """Return the path for an empty PATH_INFO: "" if the app is mounted below a path, else "/"."""
     mount = environ.get("SCRIPT_NAME")
     return "" if mount and not mount.endswith("/") else "/"
 
 
 def _decoded(path: str) -> str:
-    """Return a path as UTF-8: PEP 3333 has its bytes as latin-1, but not every server does."""
+    """Return a path decoded as UTF-8.
+
+    PEP 3333 requires bytes decoded as latin-1. Some servers decode the path as UTF-8.
+    """
     if path.isascii() or max(path) > "\xff":
         return path
     return path.encode("latin-1").decode("utf-8", "surrogateescape")
@@ -69,7 +75,7 @@ def _decoded(path: str) -> str:
 def _send_file(
     plan: Plan, fd: int, environ: WSGIEnvironment, start_response: StartResponse
 ) -> Iterable[bytes]:
-    body = file_body(plan.segments_of(fd), io.FileIO(fd))  # the descriptor's owner from here on
+    body = file_body(plan.segments_of(fd), io.FileIO(fd))  # closing the body closes the descriptor
     try:
         start_response(plan.status_line, list(plan.headers))
     except BaseException:

@@ -224,8 +224,8 @@ def test_copy_of_a_large_file_is_not_waited_for(
 def test_copies_go_on_soon_after_process_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    compressed_copies._Pace().rest(7200, 0.01)
-    assert slept == [compressed_copies._MAX_REST_S]
+    compressed_copies._Pace().sleep_after(7200, 0.01)
+    assert slept == [compressed_copies._MAX_SLEEP_S]
 
 
 def test_copy_that_nobody_wants_is_given_up(
@@ -254,5 +254,5 @@ def test_copies_take_a_bounded_share_of_time(monkeypatch: pytest.MonkeyPatch) ->
     pace = compressed_copies._Pace()
     for _ in range(1000):
         now[0] += 0.1
-        pace.rest(0.1, 0.1)
+        pace.sleep_after(0.1, 0.1)
     assert now[0] - 1000 >= (1000 * 0.1 - compressed_copies._BURST_S) / compressed_copies._SHARE

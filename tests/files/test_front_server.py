@@ -55,7 +55,7 @@ def handed(front: FrontServer, path: Any, headers: Any = HEADERS) -> str | None:
     with open(path, "rb") as file:
         segment = file_segment(file)
         assert segment
-        return named(front.hand_over(headers, file, segment))
+        return named(front.delegate(headers, file, segment))
 
 
 def named(headers: list[tuple[str, str]] | None) -> str | None:
@@ -120,12 +120,12 @@ def test_response_that_does_not_fit_is_not_handed_over(folder: Path) -> None:
         assert handed(front, folder / "file", [*HEADERS, header]) is None
     with open(folder / "file", "rb") as file:
         fd = file.fileno()
-        assert named(front.hand_over(HEADERS, file, FileSegment(fd, 0, 5))) == "/internal/file"
-        assert front.hand_over(HEADERS, file, FileSegment(fd, 1, 4)) is None
-        assert front.hand_over(HEADERS, file, FileSegment(fd, 0, 4)) is None
+        assert named(front.delegate(HEADERS, file, FileSegment(fd, 0, 5))) == "/internal/file"
+        assert front.delegate(HEADERS, file, FileSegment(fd, 1, 4)) is None
+        assert front.delegate(HEADERS, file, FileSegment(fd, 0, 4)) is None
         with open(fd, "rb", closefd=False) as nameless:
-            assert front.hand_over(HEADERS, nameless, FileSegment(fd, 0, 5)) is None
-        assert front.hand_over(HEADERS, object(), FileSegment(fd, 0, 5)) is None
+            assert front.delegate(HEADERS, nameless, FileSegment(fd, 0, 5)) is None
+        assert front.delegate(HEADERS, object(), FileSegment(fd, 0, 5)) is None
 
 
 def test_symbolic_link_is_resolved(folder: Path) -> None:
@@ -149,15 +149,15 @@ def test_file_renamed_since_is_not_handed_over(
         segment = FileSegment(file.fileno(), 0, 5)
         Path(folder, "new").write_bytes(b"world")
         os.replace(folder / "new", path)
-        assert front.hand_over(HEADERS, file, segment) is None
+        assert front.delegate(HEADERS, file, segment) is None
         path.unlink()
-        assert front.hand_over(HEADERS, file, segment) is None
+        assert front.delegate(HEADERS, file, segment) is None
     # A relative name would mean another file after a change of the working directory.
     path.write_bytes(b"hello")
     monkeypatch.chdir(folder.parent / "shared-too")
     with open("file", "rb") as file:
         monkeypatch.chdir(folder)
-        assert front.hand_over(HEADERS, file, FileSegment(file.fileno(), 0, 5)) is None
+        assert front.delegate(HEADERS, file, FileSegment(file.fileno(), 0, 5)) is None
 
 
 class Unlinked(io.FileIO):

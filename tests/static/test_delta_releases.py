@@ -173,7 +173,7 @@ def test_folder_of_many_releases_is_read_in_part(
     for name in names:
         (site / name).write_bytes(OLD[:1000] + name.encode())
     settle(*site.iterdir(), site)
-    monkeypatch.setattr(deltas, "_REMEMBERED_BYTES", 100 * deltas._NAME_BYTES)
+    monkeypatch.setattr(deltas, "_CACHE_BYTES", 100 * deltas._NAME_BYTES)
     deltas.DELTAS.reset()
     app = StaticFiles(directory=site, dictionaries=True)
     with monkeypatch.context() as patched:

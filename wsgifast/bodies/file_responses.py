@@ -126,7 +126,7 @@ class FileResponses:
             or not closes_no_more_than(owner, file)
         ):
             return None
-        headers = self._front_server.hand_over(response.headers, file, request.segment)
+        headers = self._front_server.delegate(response.headers, file, request.segment)
         if headers is None:
             return None
         response.headers = headers

@@ -1,4 +1,4 @@
-"""Content codings: which one a client gets, the compressed types, and the compressors."""
+"""Content codings: their selection, the compressed content types, and the compressors."""
 
 from .policy import Compression, compress_response
 

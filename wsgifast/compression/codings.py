@@ -1,7 +1,7 @@
-"""Content codings (RFC 9110, section 8.4.1): packages, levels, compressors, and a client's choice.
+"""Content codings (RFC 9110, section 8.4.1): packages, levels, compressors and selection.
 
-A compressor makes one compressed body. It has no I/O. zlib, libdeflate, brotli and zstd release the
-GIL while they work.
+A compressor makes one compressed body, without I/O. zlib, libdeflate, brotli and zstd release the
+GIL while they compress.
 """
 
 from __future__ import annotations
@@ -23,61 +23,65 @@ from ..checks import list_of_text
 from ..errors import ConfigurationError
 from ..http.fields import TOKEN
 
-# The codings, and the suffix of a precompressed file in each. Of two precompressed files of the
-# same size, and of two codings that a client prefers equally, the first one here is sent.
+# Maps content codings to the suffixes of precompressed files. The order decides between codings
+# that a client prefers equally, and between precompressed files of the same size.
 PRECOMPRESSED_SUFFIXES = {"zstd": ".zst", "br": ".br", "gzip": ".gz"}
 ZSTD_MODULE = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-# The module that a coding needs, and how it is installed. Before Python 3.14 none of them is in the
-# standard library. gzip's zlib always is.
+# Maps content codings to the modules that they need. gzip uses zlib of the standard library.
 _MODULES = {"br": "brotli", "zstd": ZSTD_MODULE}
+# The packages with these modules. From Python 3.14 on, zstd is in the standard library.
 CODING_PACKAGES = {"br": "brotli", "zstd": "backports.zstd"}
 
-# For files that are compressed once and sent often.
+# The levels for files that are compressed once and sent often.
 _BEST_LEVELS = {"zstd": 19, "br": 11, "gzip": 9}
-# The levels while a client waits. A higher level costs more time than it saves on a link of
-# 20 Mbit/s.
+# The levels for responses that are compressed while a client waits. On a link of 20 Mbit/s, a
+# higher level costs more time than it saves.
 DEFAULT_LEVELS = {"zstd": 3, "br": 4, "gzip": 4}
 LEVELS = {"zstd": range(1, 20), "br": range(12), "gzip": range(1, 10)}
-# A decoder of the zstd content coding need not support a larger window than 8 MB (RFC 9659).
+# A decoder of the zstd content coding must support windows of up to 8 MB (RFC 9659).
 MAX_ZSTD_WINDOW_LOG = 23
-# A stream's compressor lives as long as the stream. With these windows and tables one takes at most
-# 310 KiB in zstd, 800 in br and 210 in gzip, measured. Larger ones save some per cent of text at
-# best.
+# Binary logarithms of window sizes for streams. A stream's compressor exists as long as the stream.
+# With these windows and tables, the measured memory of a compressor is at most 310 KiB for zstd,
+# 800 KiB for br, and 210 KiB for gzip. Larger windows save a few per cent of text at most.
 _STREAM_WINDOW_LOGS = {"zstd": 17, "br": 18, "gzip": 15}
-_ZSTD_STREAM_TABLE_LOG = 14  # level 3 has 16 and 17, for half a megabyte more
+# Level 3 uses 16 and 17, which needs half a megabyte more.
+_ZSTD_STREAM_TABLE_LOG = 14
 
-# The most bytes of padding: its length hides how well a secret compressed. Django adds as many.
+# The most random bytes of padding. They hide how well a secret in the body was compressed. Django
+# adds up to 100 bytes too.
 MAX_PADDING_BYTES = 100
-# A gzip member's header (RFC 1952, section 2.3): deflate, no flags, no time, system unknown. zlib
-# writes one of this length, which :class:`_Gzip` replaces by one with a file name.
+# The length of the header of a gzip member without optional fields, as zlib writes it (RFC 1952,
+# section 2.3).
 _GZIP_HEADER_BYTES = 10
+# The header of a member with a file name: deflate, the flag FNAME, no time, system unknown. Padding
+# needs a file name, so :class:`_Gzip` replaces zlib's header by this header.
 _GZIP_HEADER_WITH_NAME = b"\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\xff"
-# libdeflate takes less time than zlib does at the level below, and makes fewer bytes: at 5 about as
-# many as zlib at 6, in half its time. From 10 on it takes ten times as long.
+# The level of libdeflate for each level of zlib. At the next higher level, libdeflate still needs
+# less time than zlib, and its output is smaller. From 10 on, libdeflate needs ten times as long.
 _LIBDEFLATE_LEVELS = {level: min(level + 1, 9) for level in range(1, 10)}
-# RFC 8878, section 3.1.2: the first of the magic numbers of a skippable frame.
+# The first magic number for skippable frames (RFC 8878, section 3.1.2).
 _SKIPPABLE_FRAME = (0x184D2A50).to_bytes(4, "little")
 
-# Parsed headers that are remembered. Browsers send a handful of them. Longer ones are parsed each
-# time, so that a client cannot fill the memory.
-_REMEMBERED_HEADERS = 512
-_REMEMBERED_CHARACTERS = 128
+# The number of parsed Accept-Encoding headers in a cache. Browsers send only a few different ones.
+_CACHED_HEADERS = 512
+# Longer headers are not cached, so that a client cannot fill the memory.
+_MAX_CACHED_CHARACTERS = 128
 
-# A coding or `*` in Accept-Encoding (section 12.5.3), and its weight with up to three decimals.
-# Malformed members are skipped.
+# A content coding or `*` in Accept-Encoding (section 12.5.3), and its weight with up to three
+# decimals. Malformed list elements are ignored.
 _MEMBER = re.compile(rf"({TOKEN})(?:[ \t]*;[ \t]*[qQ]=(0(?:\.[0-9]{{0,3}})?|1(?:\.0{{0,3}})?))?")
 
 
 def available_codings() -> tuple[str, ...]:
-    """Return the content codings that can be made here. gzip always can."""
+    """Return the content codings whose packages are installed. gzip needs no package."""
     return tuple(coding for coding in PRECOMPRESSED_SUFFIXES if _is_available(coding))
 
 
 def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
-    """Return the codings to make, without repetitions.
+    """Check content codings, and return them without repetitions.
 
-    :param codings: None for all that are available.
-    :raises ConfigurationError: for an unknown one, or one without its package.
+    :param codings: the content codings. None for all that are available.
+    :raises ConfigurationError: if a coding is unknown, or its package is not installed.
     """
     if codings is None:
         return available_codings()
@@ -99,19 +103,19 @@ def checked_codings(codings: Sequence[str] | None) -> Sequence[str]:
 
 
 def preferred_coding(accept_encoding: str, available: tuple[str, ...]) -> str | None:
-    """Return the coding that the client prefers, or None to send the file as it is.
+    """Return the content coding that the client prefers, or None to send an uncompressed body.
 
-    A client that refuses identity and every available coding gets identity all the same, as section
-    12.4.1 allows: the file is more useful than a 406.
+    A client that accepts neither identity nor an available coding gets identity. Section 12.4.1
+    allows that, and the body is more useful than a 406.
 
-    :param accept_encoding: the header's value. Without the header any coding is acceptable (section
-        12.5.3), but identity is the safe choice: do not call this.
-    :param available: codings in lower case, those that the server prefers first: they decide
-        between equal weights.
+    :param accept_encoding: the value of the header. Do not call this function for a request without
+        the header: send an uncompressed body.
+    :param available: content codings in lower case. The first ones are preferred if the client
+        gives several the same weight.
     """
-    if len(accept_encoding) > _REMEMBERED_CHARACTERS:
+    if len(accept_encoding) > _MAX_CACHED_CHARACTERS:
         return _preferred(accept_encoding, available)
-    return _remembered(accept_encoding, available)
+    return _cached_preferred(accept_encoding, available)
 
 
 def _preferred(accept_encoding: str, available: Sequence[str]) -> str | None:
@@ -122,19 +126,20 @@ def _preferred(accept_encoding: str, available: Sequence[str]) -> str | None:
             coding = match[1].lower()
             weights["gzip" if coding == "x-gzip" else coding] = float(match[2] or 1)
     others = weights.get("*", 0.0)
-    # At equal weights, a coding that the client names comes before identity, which is larger, and
-    # identity before a coding that only `*` matches: clients that send `*` alone often decode none.
+    # max() returns the first choice with the highest weight. The choices are: codings that the
+    # client names, then identity, then codings that match `*`. Clients that send only `*` often
+    # support no content coding.
     choices = [*(c for c in available if c in weights), "identity"]
     choices += (c for c in available if c not in weights)
     best = max(choices, key=lambda coding: weights.get(coding, others))
     return best if best != "identity" and weights.get(best, others) else None
 
 
-_remembered = lru_cache(_REMEMBERED_HEADERS)(_preferred)
+_cached_preferred = lru_cache(_CACHED_HEADERS)(_preferred)
 
 
 def compress_file(content: bytes, coding: str) -> bytes:
-    """Compress a file's content at the highest level. Equal content gives equal bytes."""
+    """Compress a file's content at the highest level. The result depends only on the content."""
     return COMPRESSORS[coding](_BEST_LEVELS[coding], len(content), False).whole(content)
 
 
@@ -144,9 +149,9 @@ def compressor(
     """Return a compressor for one body.
 
     :param coding: one of :func:`available_codings`.
-    :param level: within :data:`LEVELS`. By default that of :data:`DEFAULT_LEVELS`.
-    :param size: of the body in bytes, if it is compressed as a whole. None for a stream.
-    :param padding: hide the exact length behind up to :data:`MAX_PADDING_BYTES` random ones.
+    :param level: within :data:`LEVELS`. The default is in :data:`DEFAULT_LEVELS`.
+    :param size: the size of the body in bytes. None for a stream of unknown size.
+    :param padding: hide the exact length: add up to :data:`MAX_PADDING_BYTES` random bytes.
     """
     if level is None:
         level = DEFAULT_LEVELS[coding]
@@ -154,18 +159,18 @@ def compressor(
 
 
 class Compressor:
-    """Makes one compressed body, from the whole or block by block."""
+    """Compresses one body, as a whole or block by block."""
 
     def add(self, block: bytes) -> bytes:
-        """Compress a block. Much of it may stay in the compressor."""
+        """Compress a block. The compressor may buffer much of the output."""
         raise NotImplementedError
 
     def flush(self) -> bytes:
-        """Return the bytes in the compressor, so that the client can decode all blocks so far."""
+        """Return the buffered output, so that the client can decode all blocks so far."""
         raise NotImplementedError
 
     def finish(self) -> bytes:
-        """Return the remaining bytes, and the end of the compressed body."""
+        """Return the buffered output and the end of the compressed body."""
         raise NotImplementedError
 
     def whole(self, content: bytes) -> bytes:
@@ -173,12 +178,17 @@ class Compressor:
         return self.add(content) + self.finish()
 
     def flushed(self, block: bytes) -> bytes:
-        """Compress a block, and hold nothing of it back."""
+        """Compress a block, and return the whole output for it."""
         return self.add(block) + self.flush()
 
 
 class Totals:
-    """The work of this process by coding: bytes before and after, and CPU seconds."""
+    """What this process has compressed, for each content coding.
+
+    :ivar uncompressed_bytes: the bytes before compression.
+    :ivar compressed_bytes: the bytes after compression.
+    :ivar cpu_seconds: the processor time of compression.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -204,7 +214,7 @@ os.register_at_fork(after_in_child=TOTALS.reset)
 
 
 class Counted(Compressor):
-    """Counts the work of a compressor in :data:`TOTALS`."""
+    """Counts the bytes and the processor time of a compressor in :data:`TOTALS`."""
 
     def __init__(self, coding: str, inner: Compressor) -> None:
         self._coding = coding
@@ -236,9 +246,9 @@ class Counted(Compressor):
 
 
 class _Gzip(Compressor):
-    """gzip (RFC 1952). The padding is a file name, which decoders skip.
+    """gzip (RFC 1952). The padding is a file name, which decoders ignore.
 
-    A whole body is compressed by libdeflate, if the package is installed. It has no streams.
+    libdeflate compresses whole bodies, if its package is installed. It does not support streams.
     """
 
     def __init__(self, level: int, size: int | None, padding: bool) -> None:
@@ -246,7 +256,7 @@ class _Gzip(Compressor):
         self._libdeflate = _libdeflate() if size is not None else None
         if self._libdeflate is None:
             self._deflate = zlib.compressobj(level, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-        # Letters: the name must not have a NUL in it.
+        # Hexadecimal digits: the name must not contain a NUL byte.
         length = _padding_bytes(padding)
         self._name = secrets.token_hex(length)[:length].encode()
 
@@ -275,7 +285,7 @@ class _Gzip(Compressor):
 
 @lru_cache(1)
 def _libdeflate() -> Any:
-    """The package with libdeflate. None without it."""
+    """Return the Python binding of libdeflate. None if it is not installed."""
     try:
         return import_module("deflate")
     except ImportError:
@@ -283,7 +293,7 @@ def _libdeflate() -> Any:
 
 
 class _Brotli(Compressor):
-    """br (RFC 7932). The padding is an empty meta-block with bytes to skip."""
+    """br (RFC 7932). The padding is an empty meta-block with bytes that decoders ignore."""
 
     def __init__(self, level: int, size: int | None, padding: bool) -> None:
         import brotli
@@ -317,21 +327,22 @@ class _Brotli(Compressor):
         return data
 
     def _pad(self) -> bytes:
-        """The padding, for behind a flush, which ends at a byte's boundary."""
+        """Return the padding. The caller has flushed: the padding must begin at a byte boundary."""
         size, self._padding = self._padding, 0
         if not size:
             return b""
-        # Section 9.2, from the lowest bit: not the last (0), no data (11), reserved (0), one byte
-        # of a length (01), the length less one in eight bits, and two bits to the byte's end.
+        # Section 9.2, from the lowest bit: ISLAST (0), MNIBBLES for an empty block (11), reserved
+        # (0), MSKIPBYTES for a length of one byte (01). Then eight bits with the length minus one,
+        # and two unused bits.
         header = 0b01_0_11_0 | (size - 1) << 6
         return header.to_bytes(2, "little") + secrets.token_bytes(size)
 
 
 class Zstd(Compressor):
-    """zstd (RFC 8878). The padding is a skippable frame in front.
+    """zstd (RFC 8878). The padding is a skippable frame before the data.
 
-    :param dictionary: its object of the library.
-    :param header: the first bytes of the compressed body.
+    :param dictionary: a ZstdDict, or None.
+    :param header: the bytes before the padding and the data.
     """
 
     def __init__(
@@ -352,7 +363,7 @@ class Zstd(Compressor):
         elif size > 1 << MAX_ZSTD_WINDOW_LOG:
             options[parameter.window_log] = MAX_ZSTD_WINDOW_LOG
         if dictionary is not None:
-            # Digested once, it takes 0.4 MB more of each compressor, and as a prefix 0.2 ms.
+            # A digested dictionary saves 0.2 ms, but needs 0.4 MB more in each compressor.
             dictionary = dictionary.as_prefix if size is None else dictionary.as_digested_dict
         self._compressor: Any = zstd.ZstdCompressor(options=options, zstd_dict=dictionary)
         if size is not None:
@@ -385,7 +396,8 @@ def _padding_bytes(padding: bool) -> int:
     return secrets.randbelow(MAX_PADDING_BYTES + 1) if padding else 0
 
 
-# Make a compressor of a level, for a body of a size or a stream (None), with padding or without.
+# Maps content codings to compressors. The arguments are the level, the size of the body (None for a
+# stream), and whether to add padding.
 COMPRESSORS: dict[str, Callable[[int, int | None, bool], Compressor]] = {
     "zstd": Zstd,
     "br": _Brotli,

@@ -1,8 +1,8 @@
-"""Content codings of request bodies: decoded piece by piece, within limits (RFC 9110, 8.4.1).
+"""Decode compressed request bodies piece by piece, within limits (RFC 9110, section 8.4.1).
 
-A few bytes may decode to gigabytes. So decoded bytes are counted during decoding, and a body that
-grows too large, or too fast, is refused before its remaining bytes are decoded. Thousands of empty
-or tiny frames decode to little at much cost. They are refused, too.
+A few compressed bytes may decode to gigabytes. So the decoded bytes are counted during decoding. A
+body that is too large, or that grows too much, is rejected before its remaining bytes are decoded.
+Bodies of thousands of empty or tiny frames are also rejected, since each frame costs much time.
 """
 
 from __future__ import annotations
@@ -23,28 +23,31 @@ from ..errors import (
 from ..http.framing import list_members
 from .codings import MAX_ZSTD_WINDOW_LOG, ZSTD_MODULE, available_codings
 
-# Of a decoded body, where no limit is configured.
+# The most bytes of a decoded body, if no limit is configured.
 _DECODED_BYTES = 32 * 1024 * 1024
-# Text shrinks by 5 to 30, and logs of equal lines by a hundred. deflate can reach 1000, and the
-# others more. The limit counts from a harmless size on.
+# The highest ratio of decoded to compressed bytes. Usual text has a ratio of 5 to 30, and a log of
+# equal lines 100. deflate can reach 1000, and other content codings more.
 _MAX_RATIO = 200
-_RATIO_COUNTS_FROM_BYTES = 1024 * 1024
-# The most bytes decoded at once, and from how many: each frame copies those behind it.
+# Below this size of the decoded body, the ratio is not checked.
+_RATIO_CHECKED_FROM_BYTES = 1024 * 1024
+# The most decoded bytes of one step.
 _PIECE_BYTES = 64 * 1024
-_FED_BYTES = 4 * 1024
-# A frame of zstd takes 10 microseconds, however small it is. So many are free, and then one for so
-# many bytes, which makes 0.05 s for a megabyte.
+# The most compressed bytes of one step. Small steps are faster: at the end of each frame the
+# remaining bytes of the step are copied.
+_INPUT_BYTES = 4 * 1024
+# A zstd frame of any size takes 10 microseconds. So the number of frames is limited: some in any
+# body, and one more for each further number of bytes. A megabyte then takes at most 0.05 s.
 _FREE_FRAMES = 100
 _BYTES_PER_FRAME = 200
-# Blocks without content in one frame decode to less than half of the sent bytes. A decoder of zstd
-# delays a block of up to 128 KiB.
-_WASTE_COUNTS_FROM_BYTES = 256 * 1024
+# Empty blocks cost time too. From this size of the compressed body on, its decoded bytes must be at
+# least half as many. The size is larger than a block of up to 128 KiB, which zstd's decoder delays.
+_WASTE_CHECKED_FROM_BYTES = 256 * 1024
 
 
 def checked_limits(body_limit_bytes: object, decompress: object) -> BodyLimits | None:
-    """Return the limits and decoding of both middlewares' options, or None without any.
+    """Check two options of WSGIFast and ASGIFast. Return None if both are off.
 
-    :raises ConfigurationError: for a value that an option does not have.
+    :raises ConfigurationError: if an option has an invalid value.
     """
     if body_limit_bytes is not None and not is_count(body_limit_bytes):
         raise ConfigurationError(
@@ -57,9 +60,10 @@ def checked_limits(body_limit_bytes: object, decompress: object) -> BodyLimits |
 
 
 class BodyLimits(NamedTuple):
-    """The treatment of request bodies.
+    """The limit of request bodies, and whether they are decoded.
 
-    :param limit_bytes: of a body, as it was sent and decoded. None for no limit.
+    :param limit_bytes: the most bytes of a body. The limit holds before and after decoding. None
+        for no limit.
     :param decodes: whether a body with a Content-Encoding is decoded.
     """
 
@@ -67,14 +71,18 @@ class BodyLimits(NamedTuple):
     decodes: bool
 
     def check_length(self, length: int | None) -> None:
-        """:raises BodyTooLarge: for a Content-Length over the limit."""
+        """Check a Content-Length.
+
+        :param length: the value. None if there is no Content-Length.
+        :raises BodyTooLarge: if it is over the limit.
+        """
         if self.limit_bytes is not None and length is not None and length > self.limit_bytes:
             raise BodyTooLarge(self.limit_bytes)
 
     def decoder(self, content_encoding: str) -> RequestDecoder | None:
-        """Return the decoder of a body with this Content-Encoding. None if it is uncompressed.
+        """Return a decoder for a body with this Content-Encoding. None for an uncompressed body.
 
-        :raises RequestError: for another coding, or several.
+        :raises RequestError: if a content coding is not available, or the value has several.
         """
         names = [name for name in list_members(content_encoding) if name != "identity"]
         if not names:
@@ -92,7 +100,8 @@ class BodyLimits(NamedTuple):
 class RequestDecoder:
     """Decodes one body.
 
-    :param max_bytes: the most that it may decode to.
+    :param coding: the content coding of the body.
+    :param max_bytes: the most bytes of the decoded body.
     """
 
     def __init__(self, coding: str, max_bytes: int) -> None:
@@ -102,38 +111,39 @@ class RequestDecoder:
         self._compressed = self._decoded = 0
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Decode some bytes, into pieces of 64 KiB at most.
+        """Decode a part of the body, into pieces of at most 64 KiB.
 
-        A body that is refused has no decoder any more: it has a window of up to 16 MB.
-
-        :raises RequestError: as soon as it has too many bytes, or wrong ones, or too small frames.
+        :raises RequestError: if the body is too large, malformed, or has too many small frames.
         """
         try:
             with memoryview(data) as view:
-                for at in range(0, len(data), _FED_BYTES):
-                    yield from self._pieces(bytes(view[at : at + _FED_BYTES]))
+                for at in range(0, len(data), _INPUT_BYTES):
+                    yield from self._pieces(bytes(view[at : at + _INPUT_BYTES]))
         except RequestError:
-            self._decoder = None
+            self._decoder = None  # frees its window of up to 16 MB
             raise
 
     def end(self) -> None:
-        """:raises RequestError: if the body is not complete."""
+        """Check that the body is complete. Call this after the last :meth:`decode`.
+
+        :raises RequestError: if the body is not complete.
+        """
         decoder, self._decoder = self._decoder, None
         if self._compressed and (decoder is None or not decoder.is_complete()):
-            raise self._wrong()
+            raise self._malformed()
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         self._compressed += len(data)
         decoder = self._decoder
         if decoder is None:
-            raise self._wrong()  # behind the end, or refused before
+            raise self._malformed()  # bytes after end(), or after an error
         pieces = decoder.decode(data)
         try:
             while True:
                 try:
                     piece = next(pieces, None)
-                except Exception as error:  # noqa: BLE001 - each package has its own
-                    raise self._wrong() from without_frames(error)
+                except Exception as error:  # noqa: BLE001 - each package has its own error class
+                    raise self._malformed() from without_frames(error)
                 self._decoded += len(piece or b"")
                 self._check(decoder.frames)
                 if piece is None:
@@ -142,33 +152,33 @@ class RequestDecoder:
                     yield piece
         finally:
             pieces.close()
-            del pieces, decoder  # an error's traceback keeps this frame
+            # The traceback of an error refers to this frame, and the frame to its variables.
+            del pieces, decoder
 
     def _check(self, frames: int) -> None:
         compressed, decoded = self._compressed, self._decoded
         if decoded > self._max_bytes:
             raise BodyTooLarge(self._max_bytes)
-        if decoded > max(_RATIO_COUNTS_FROM_BYTES, compressed * _MAX_RATIO):
+        if decoded > max(_RATIO_CHECKED_FROM_BYTES, compressed * _MAX_RATIO):
             raise RequestError(413, f"The request body grows more than {_MAX_RATIO} times")
         if (
             frames > _FREE_FRAMES + compressed // _BYTES_PER_FRAME
-            or compressed > _WASTE_COUNTS_FROM_BYTES + 2 * decoded
+            or compressed > _WASTE_CHECKED_FROM_BYTES + 2 * decoded
         ):
             raise MalformedRequest(
                 f"The request body is {self._coding} with too many empty or tiny parts: "
                 "compress it as a whole"
             )
 
-    def _wrong(self) -> MalformedRequest:
+    def _malformed(self) -> MalformedRequest:
         return MalformedRequest(f"The body is not valid {self._coding}")
 
 
 class _Frames:
-    """Members of gzip (RFC 1952, section 2.2), or frames of zstd (RFC 8878, section 3), which are
-    one body if they are behind each other.
+    """Decodes a sequence of gzip members (RFC 1952, 2.2) or zstd frames (RFC 8878, 3).
 
-    :param begin: returns the decompressor of one.
-    :ivar frames: how many have begun.
+    :param begin: a function that returns the decompressor for one member or frame.
+    :ivar frames: the number of members or frames so far.
     """
 
     def __init__(self, begin: Callable[[], Any]) -> None:
@@ -184,7 +194,7 @@ class _Frames:
                 self.frames += 1
                 self._decompressor = self._begin()
             piece = self._decompressor.decompress(data, _PIECE_BYTES)
-            # zlib returns the bytes that it has not read yet. zstd stores them.
+            # zlib has the unread input in `unconsumed_tail`. zstd buffers it.
             data = self._decompressor.unused_data or getattr(
                 self._decompressor, "unconsumed_tail", b""
             )
@@ -197,6 +207,8 @@ class _Frames:
 
 
 class _Brotli:
+    """Decodes a br body, which has no frames."""
+
     frames = 1
 
     def __init__(self) -> None:
@@ -207,7 +219,8 @@ class _Brotli:
         while True:
             piece = decompressor.process(data, output_buffer_limit=_PIECE_BYTES)
             data = b""
-            # It may have more than it has returned, even if it can accept more.
+            # The decompressor may have more output even if it accepts more input. So it is called
+            # until it returns nothing.
             if not piece and decompressor.can_accept_more_data():
                 return
             yield piece

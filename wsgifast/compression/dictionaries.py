@@ -1,8 +1,10 @@
-"""Compression Dictionary Transport (RFC 9842): a response as the dictionary of a later one.
+"""Compression Dictionary Transport (RFC 9842): compress a response with an earlier response.
 
-A response offers itself as a dictionary for URLs that match a pattern. A client that has it names
-its SHA-256 in a later request, and may get a response in the coding "dcz": zstd with the dictionary
-in front of the content. No I/O, no clock.
+The earlier response is the dictionary. Its header Use-As-Dictionary has a pattern of URLs. When the
+client requests such a URL, it sends the SHA-256 of the dictionary in Available-Dictionary. The
+response may then have the content coding "dcz", which is zstd with this dictionary.
+
+Sections without a number of an RFC are those of RFC 9842.
 """
 
 from __future__ import annotations
@@ -29,58 +31,61 @@ from .codings import (
 )
 
 DCZ = "dcz"
-# On everything that may be sent in this coding (section 6.2).
+# The Vary of responses that may be sent in dcz (section 6.2).
 VARY = "Accept-Encoding, Available-Dictionary"
-# Of two codings that a client prefers equally, the first one is sent.
+# The content codings in the server's order of preference.
 _CODINGS = (DCZ, *PRECOMPRESSED_SUFFIXES)
 
-# Section 5: a skippable frame of zstd, with the SHA-256 of the dictionary.
+# The start of a body in dcz: a skippable zstd frame. The dictionary's SHA-256 follows (section 5).
 _MAGIC = b"\x5e\x2a\x4d\x18\x20\x00\x00\x00"
 DIGEST_BYTES = 32
 HEADER_BYTES = len(_MAGIC) + DIGEST_BYTES
-# The name of a delta's file: that of its original, some digits of the dictionary's digest, so that
-# each dictionary has one of its own, and this.
+# The name of a delta file consists of the name of its original, a part of the dictionary's SHA-256,
+# and this suffix.
 DELTA_SUFFIX = ".dcz"
+# The number of hexadecimal digits of a SHA-256 in file names and URLs.
 _NAME_DIGITS = 16
-# A client decodes windows of 8 MB, or of 1.25 times the dictionary, but none over 128 MB.
+# Clients support windows of 8 MB or of 1.25 times the dictionary, but never more than 128 MB.
 _MAX_WINDOW_BYTES = 128 * 1024 * 1024
 # A byte sequence of 32 bytes (RFC 9651, section 3.3.5).
 _AVAILABLE = re.compile(r":([A-Za-z0-9+/]{43})=?:")
 
-# While a client waits: 4.7 MB take 25 ms, and are 15 times smaller than with the tables that zstd
-# takes for level 3.
+# The level for deltas that are made while a client waits.
 _QUICK_LEVEL = 3
+# The largest hash table for such deltas. A delta of 4.7 MB takes 25 ms. With the smaller table of
+# level 3, the delta would be 15 times as large.
 _MAX_HASH_LOG = 22
+# The level for delta files, which are made once.
 _BEST_LEVEL = 19
 
-# A client fetches the dictionary of pages before it saves anything by it.
+# The sizes of a dictionary for pages. A client has to download all of it.
 _MAX_PAGES_BYTES = 1024 * 1024
 _MIN_PAGES_BYTES = 8
 _YEAR_S = 365 * 24 * 60 * 60
-# A trained dictionary has pages of this size together at most: a client fetches it as a whole.
+# The most bytes of a trained dictionary.
 _MAX_TRAINED_BYTES = 128 * 1024
-# A page is added to it if its size, compressed with the dictionary so far, exceeds this share of
-# its usual compressed size.
+# A page is added to a trained dictionary if the dictionary so far saves less than this share of
+# the page's compressed size.
 _NEW_SHARE = 0.5
 
-# A name with a hash of its content: the part before it, the hash, and the extensions. The hash is
+# A file name with a hash: the part before the hash, the hash, and the extensions. The hash is
 # hexadecimal (Django, webpack, Parcel) or has eight characters (Vite, Rollup, esbuild).
 _HASHED_NAME = re.compile(
     r"(?P<before>.+[._-])(?P<hash>[0-9a-f]{8,64}|[0-9A-Za-z_-]{8})(?P<after>(?:\.[0-9A-Za-z]+)+)"
 )
-# One that can hardly be a word or a date.
+# A hash with letters and digits. It is very unlikely to be a word or a date.
 _SURELY_A_HASH = re.compile(r"(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,64}")
-# The characters of a URL that have a meaning in a URL pattern (URL Pattern Standard).
-_OF_PATTERNS = re.compile(r"[*+?:(){}\\]")
+# The characters that must be escaped in a URL pattern (URL Pattern Standard).
+_PATTERN_CHARACTERS = re.compile(r"[*+?:(){}\\]")
 
 
 class ClientDictionary(NamedTuple):
-    """The dictionary that a client has, and who asks.
+    """The dictionary that a client has, and headers about the sender of the request.
 
-    :ivar digest: its SHA-256.
-    :ivar site: Sec-Fetch-Site. None if it was not sent.
-    :ivar mode: Sec-Fetch-Mode.
-    :ivar origin: Origin.
+    :ivar digest: the SHA-256 of the dictionary.
+    :ivar site: the value of Sec-Fetch-Site. None without the header.
+    :ivar mode: the value of Sec-Fetch-Mode. None without the header.
+    :ivar origin: the value of Origin. None without the header.
     """
 
     digest: bytes
@@ -89,10 +94,11 @@ class ClientDictionary(NamedTuple):
     origin: str | None = None
 
     def may_be_used(self, allow_origin: str | None) -> bool:
-        """Whether the client may read the response (section 9.3.3): its length says something of
-        its content, to those who may not, too.
+        """Return whether the script that sent the request may read the response (section 9.3.3).
 
-        :param allow_origin: the response's Access-Control-Allow-Origin.
+        Otherwise no dictionary may be used, since the length would reveal parts of the content.
+
+        :param allow_origin: the response's Access-Control-Allow-Origin. None without the header.
         """
         if self.site is None or self.site == "same-origin":
             return True
@@ -106,10 +112,10 @@ class ClientDictionary(NamedTuple):
 def client_dictionary(
     available: str, header: Callable[[str], str | None]
 ) -> ClientDictionary | None:
-    """Return the dictionary of a request. None if its header is malformed.
+    """Return the dictionary that a request names. None if Available-Dictionary is malformed.
 
     :param available: the value of Available-Dictionary.
-    :param header: returns another header of the request, by its name.
+    :param header: a function that returns another request header by its name.
     """
     match = _AVAILABLE.fullmatch(available.strip(" "))
     if match is None:
@@ -121,70 +127,73 @@ def client_dictionary(
 
 
 def prefers_delta(accept_encoding: str | None) -> bool:
-    """Return whether a client with a dictionary may get bodies that are compressed with it."""
+    """Return whether dcz is the content coding that the client prefers."""
     return accept_encoding is not None and preferred_coding(accept_encoding, _CODINGS) == DCZ
 
 
 class HashedName(NamedTuple):
-    """A file's name around the hash of its content: the same for every release of the file."""
+    """The parts of a file name before and after its hash. All releases have the same parts."""
 
     before: str
     after: str
 
 
 def hashed_name(name: str) -> HashedName | None:
-    """Return a name without its hash. None if it can have none."""
+    """Return a file name without its hash. None if the name contains no hash."""
     match = _HASHED_NAME.fullmatch(name)
     return None if match is None else HashedName(match["before"], match["after"])
 
 
 def is_surely_hashed(name: str) -> bool:
-    """Whether a name has a hash for certain, so that its file never changes."""
+    """Return whether a file name certainly contains a hash. Such a file never changes."""
     match = _HASHED_NAME.fullmatch(name)
     return match is not None and _SURELY_A_HASH.fullmatch(match["hash"]) is not None
 
 
 def use_as_dictionary(url: str) -> str | None:
-    """Return the Use-As-Dictionary header (section 2.1) for the other releases of a file.
+    """Return the value of Use-As-Dictionary (section 2.1). It matches all releases of a file.
 
-    :param url: the decoded path from the root of the origin.
-    :returns: None if the name has no hash.
+    :param url: the decoded URL path, with the mount point of the app.
+    :returns: None if the name contains no hash.
     """
     folder, _, name = url.rpartition("/")
     hashed = hashed_name(name)
     if hashed is None:
         return None
     before = _in_pattern(f"{folder}/{hashed.before}")
-    # In a string of a structured field a backslash is doubled (RFC 9651, section 3.3.3).
+    # In a string of a structured field, a backslash must be escaped (RFC 9651, section 3.3.3).
     pattern = f"{before}*{_in_pattern(hashed.after)}".replace("\\", "\\\\")
     return f'match="{pattern}"'
 
 
 def _in_pattern(text: str) -> str:
     encoded = quote(text.encode("utf-8", "surrogateescape"), safe="/!$&'()*+,;=:@~")
-    return _OF_PATTERNS.sub(r"\\\g<0>", encoded)
+    return _PATTERN_CHARACTERS.sub(r"\\\g<0>", encoded)
 
 
 def digest_of(content: bytes) -> bytes:
-    """Return the SHA-256 that a dictionary goes by."""
+    """Return the SHA-256 of a dictionary."""
     return sha256(content).digest()
 
 
 def delta_suffix(digest: bytes) -> str:
-    """Return the suffix of a delta's file after the name of its original."""
+    """Return the suffix that is added to the name of the original for a delta file.
+
+    :param digest: the SHA-256 of the dictionary.
+    """
     return f".{digest.hex()[:_NAME_DIGITS]}{DELTA_SUFFIX}"
 
 
 def delta_header(digest: bytes) -> bytes:
-    """Return the first bytes of a body in the coding dcz."""
+    """Return the first bytes of a body in dcz, for the SHA-256 of its dictionary."""
     return _MAGIC + digest
 
 
 def make_delta(content: bytes, dictionary: bytes, *, best: bool = False) -> bytes:
-    """Return the content in the coding dcz (section 5).
+    """Compress content into a body in dcz (section 5).
 
-    :param dictionary: of at least 8 bytes.
-    :param best: take seconds for it.
+    :param dictionary: the dictionary, of at least 8 bytes.
+    :param best: make the smallest body, which may take seconds.
     """
     zstd = import_module(ZSTD_MODULE)
     parameter = zstd.CompressionParameter
@@ -203,11 +212,11 @@ def make_delta(content: bytes, dictionary: bytes, *, best: bool = False) -> byte
 
 
 class PagesDictionary:
-    """One dictionary for an app's pages, which a client fetches from the app itself.
+    """The dictionary for the pages of an app. A client downloads it from the app.
 
-    :param path: of its file, made by :func:`train`.
-    :ivar url: its path below the app's mount point.
-    :raises ConfigurationError: if it cannot be read, or cannot be a dictionary.
+    :param path: the path of a file that :func:`train` has made.
+    :ivar url: the URL path of the dictionary below the app's mount point.
+    :raises ConfigurationError: if the file cannot be read, or has an invalid size.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -218,25 +227,28 @@ class PagesDictionary:
         except (OSError, TypeError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigurationError(
-                f"dictionary={path!r} cannot be read: {reason}; name a file that "
+                f"dictionary={path!r} cannot be read: {reason}. Name a file that "
                 "wsgifast compress --train has written"
             ) from error
         if not _MIN_PAGES_BYTES <= len(self.content) <= _MAX_PAGES_BYTES:
             raise ConfigurationError(
-                f"dictionary={path!r} has {_MIN_PAGES_BYTES} bytes at least, and "
-                f"{_MAX_PAGES_BYTES} at most"
+                f"dictionary={path!r} is too small or too large. A dictionary has "
+                f"{_MIN_PAGES_BYTES} to {_MAX_PAGES_BYTES} bytes"
             )
         self.digest = digest_of(self.content)
         self.url = f"/wsgifast-pages.{self.digest.hex()[:_NAME_DIGITS]}.dict"
 
     def headers(self, mount: str) -> list[tuple[str, str]]:
-        """Return those that it is sent with, to be used for pages below a mount point."""
+        """Return the headers of the dictionary's response.
+
+        :param mount: the URL path of the app's mount point. The dictionary is for pages below it.
+        """
         pattern = _in_pattern(mount.rstrip("/")).replace("\\", "\\\\")
         return [
             ("Content-Type", "application/octet-stream"),
             ("Content-Length", str(len(self.content))),
             ("Cache-Control", f"max-age={_YEAR_S}, public, immutable"),
-            # Pages, and requests of their scripts. Files have dictionaries of their own.
+            # The dictionary is for pages, and for requests by their scripts ("").
             (
                 "Use-As-Dictionary",
                 f'match="{pattern}/*", match-dest=("document" "frame" "iframe" "")',
@@ -244,12 +256,15 @@ class PagesDictionary:
         ]
 
     def link(self, mount: str) -> str:
-        """Return the Link header by which a client finds it (section 3)."""
+        """Return the Link header of pages, by which a client finds the dictionary (section 3).
+
+        :param mount: the URL path of the app's mount point.
+        """
         folder = quote(mount.rstrip("/").encode("utf-8", "surrogateescape"))
         return f'<{folder}{self.url}>; rel="compression-dictionary"'
 
     def compressor(self, level: int, size: int | None, *, padding: bool) -> Compressor:
-        """Return the compressor for one page."""
+        """Return a compressor for one page. See :func:`.codings.compressor`."""
         header = delta_header(self.digest)
         return Zstd(level, size, padding, dictionary=self._loaded, header=header)
 
@@ -259,9 +274,9 @@ class PagesDictionary:
 
 
 def train(pages: Iterable[bytes]) -> bytes:
-    """Make a dictionary of pages: those that have much that is not in the ones before.
+    """Make a dictionary of the pages whose content is not similar to earlier pages.
 
-    :returns: nothing if there are no pages.
+    :returns: the dictionary. It is empty if there are no pages.
     """
     dictionary = b""
     for page in pages:

@@ -1,7 +1,4 @@
-"""Which responses are compressed, and how: options, types, Vary and entity tags.
-
-No I/O, no clock.
-"""
+"""The options of compression, and its rules for content types, cache directives and entity tags."""
 
 from __future__ import annotations
 
@@ -26,19 +23,21 @@ from .codings import (
 )
 from .dictionaries import DCZ, PagesDictionary
 
-# The key of the environ, or of an ASGI scope, that has the request's :data:`Wish`.
+# The key of the request's :data:`Wish` in a WSGI environ or ASGI scope.
 WISH = "wsgifast.compression"
-# An app's wish for one response: [True] or [False]. Empty where it leaves that to the options. A
-# list, which middleware that copies the environ or the scope passes on.
+# The app's decision about one response: [True] to compress it, [False] not to. If the list is
+# empty, the options decide. Middleware may copy the environ or the scope: the copy contains the
+# same list.
 Wish = list[bool]
-# The key of the environ under which FastWorker has a function that returns whether its threads are
-# behind with their work. Then levels are halved, so that others do not wait for compression.
+# The key of FastWorker's function in the environ. It returns whether requests wait for a thread.
+# Levels are then halved, so that these requests wait less.
 IS_BEHIND = "wsgifast.is_behind"
 
-# A body of this size fits into the first packet with its headers. No client gets it any sooner.
+# A smaller body fits into one packet with its headers. Compression does not deliver it sooner.
 _DEFAULT_MIN_BYTES = 1000
 _EVENT_STREAM = "text/event-stream"
-# Types that shrink, beside text/* and types with a suffix below (RFC 6839).
+# The content types that are compressed, in addition to text/* and to types with the suffixes below
+# (RFC 6839).
 _TYPES = frozenset(
     {
         "application/csv", "application/ecmascript", "application/graphql",
@@ -55,23 +54,25 @@ _TYPES = frozenset(
     }
 )  # fmt: skip
 _SUFFIXES = ("+json", "+xml", "+text", "+yaml")
-# gRPC compresses by itself, and frames its messages by their lengths.
+# gRPC compresses each message, and sends it with its length.
 _NEVER = ("application/grpc",)
-# Pages and data: an attacker may have them repeat the begin of a secret.
+# The content types that get padding: pages and JSON. An attacker may be able to make such a
+# response contain a guess of a secret. A right guess makes the compressed response shorter.
 _PAGES = re.compile(r"(?:text/|application/)(?:html|xhtml\+xml|json|x-json|[^;]*\+json)")
 
-# Headers that describe the bytes of the original body, offer ranges of it, or tag it.
+# Headers that are wrong for a compressed body: they describe the bytes of the uncompressed body.
 IDENTITY_HEADERS = frozenset(
     {"content-length", "content-md5", "digest", "content-digest", "repr-digest", "accept-ranges"}
     | {"etag"}
 )
-# Lengths of the names that matter, so that most headers are passed over by a comparison of numbers.
+# The lengths of the header names that :func:`type_to_compress` looks for. Most other names have
+# another length, so they are skipped without a comparison of strings.
 _DECISIVE_LENGTHS = frozenset(map(len, ["content-type", *CODING_HEADERS]))
 _MOST_TYPES = 256
 
 _MEDIA_TYPE = re.compile(rf"[ \t]*({TOKEN}/{TOKEN})")
 
-# RFC 9110, section 5.5, without blanks at the ends.
+# RFC 9110, section 5.5, without leading or trailing white space.
 _FIELD_VALUE = re.compile(r"[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _TAG = re.compile(r'(?P<weak>W/)?"(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)"')
 
@@ -80,14 +81,13 @@ class Compression:
     """Options of compression, for all responses of an app.
 
     :param codings: the content codings to use. If a client prefers several equally, the first one
-        wins. None: zstd, br and gzip, if their packages are installed (``wsgifast[compress]``).
-    :param levels: levels by content coding, for responses that a client waits for. None: zstd 3,
-        br 4 and gzip 4.
-    :param min_bytes: compress bodies from this size on. Bodies of unknown size are compressed, too.
+        is used. None: zstd, br and gzip, if their packages are installed (``wsgifast[compress]``).
+    :param levels: maps content codings to compression levels. None: zstd 3, br 4 and gzip 4.
+    :param min_bytes: compress bodies from this size on. Bodies of unknown size are also compressed.
     :param content_types: further types, such as ``application/vnd.mapbox-vector-tile``.
-    :param event_streams: also compress text/event-stream, with a flush for each event.
-    :param padding: add up to 100 random bytes to each compressed page and JSON response, so that
-        its length reveals less of a secret in it (BREACH, see SECURITY.md).
+    :param event_streams: also compress text/event-stream, with a flush after each event.
+    :param padding: add up to 100 random bytes to each compressed page and JSON response. Its length
+        then reveals less about a secret in the response (BREACH, see SECURITY.md).
     :param dictionary: the path of a dictionary that ``wsgifast compress --train`` has made. Pages
         and JSON are compressed with it for clients that have downloaded it (RFC 9842). It is not
         used for requests with cookies or Authorization, nor for responses with Set-Cookie,
@@ -108,27 +108,30 @@ class Compression:
     ) -> None:
         check_switches(event_streams=event_streams, padding=padding)
         if not is_count(min_bytes):
-            raise ConfigurationError(f"min_bytes is a number of bytes from 0 on, not {min_bytes!r}")
+            raise ConfigurationError(
+                f"min_bytes is a number of bytes, 0 or more, not {min_bytes!r}"
+            )
         self.codings = tuple(checked_codings(codings))
         if not self.codings:
-            raise ConfigurationError("codings=[]: name one, such as 'gzip'")
+            raise ConfigurationError("codings=[] is empty: name a content coding, such as 'gzip'")
         self.levels = _checked_levels(levels)
         self.min_bytes = min_bytes
         self.padding = padding
         self.dictionary = None if dictionary is None else PagesDictionary(dictionary)
         self.shrinks = _Shrinks(_checked_types(content_types), event_streams)
         if self.dictionary is not None:
-            # Digested now: at high levels it takes longer than an event loop may stand still.
+            # Digest the dictionary now: at high levels that would block an event loop too long.
             for level in {self.levels["zstd"], _halved(self.levels["zstd"])}:
                 self.dictionary.compressor(level, 0, padding=False)
 
     def compressor(
         self, coding: str, content_type: str, size: int | None, *, is_behind: bool = False
     ) -> Compressor:
-        """Return the compressor for a response's body.
+        """Return a compressor for the body of a response.
 
-        :param size: in bytes. None for a stream.
-        :param is_behind: with its work, is the server. See :data:`IS_BEHIND`.
+        :param size: the size of the body in bytes. None for a stream.
+        :param is_behind: whether requests wait, so that the level is halved. See
+            :data:`IS_BEHIND`.
         """
         level = self.levels["zstd" if coding == DCZ else coding]
         if is_behind:
@@ -146,7 +149,10 @@ def _halved(level: int) -> int:
 
 
 class _Shrinks(dict[str, bool]):
-    """Whether bodies of a Content-Type shrink, remembered for the usual ones."""
+    """Maps values of Content-Type to whether such bodies are compressed.
+
+    The values are computed on demand. At most _MOST_TYPES of them are cached.
+    """
 
     def __init__(self, further: frozenset[str], event_streams: bool) -> None:
         self._further = further
@@ -169,10 +175,10 @@ class _Shrinks(dict[str, bool]):
 
 
 def compression_for(compress: object) -> Compression | None:
-    """Return the compression of an option `compress`.
+    """Return the compression for the value of an option `compress`.
 
     :param compress: True, False, or a :class:`Compression`.
-    :raises ConfigurationError: for anything else.
+    :raises ConfigurationError: for any other value.
     """
     if isinstance(compress, Compression):
         return compress
@@ -183,15 +189,17 @@ def compression_for(compress: object) -> Compression | None:
 def compress_response(request: object, compress: bool) -> None:
     """Decide in a view or a middleware whether the response to a request is compressed.
 
-    It has no effect without compression around the app. A client that accepts no content coding
-    gets an uncompressed response.
+    This function has no effect if the server or middleware around the app does not compress
+    responses. A client that accepts no content coding gets an uncompressed response.
 
-    :param request: Flask's, Django's, Starlette's or FastAPI's, a WSGI environ, or an ASGI scope.
-    :param compress: False: do not compress the response, such as a page with a secret and text from
-        the client. True: compress it whatever its Content-Type and size.
+    :param request: a request of Flask, Django, Starlette or FastAPI, a WSGI environ, or an ASGI
+        scope.
+    :param compress: False to send the response uncompressed, such as a page with a secret and text
+        from the client. True to compress it with any Content-Type and size.
     """
     if not isinstance(request, Mapping):
-        # Django's has META on both sides, and under ASGI the scope, too.
+        # Django's request has META under WSGI and ASGI. Under ASGI it also has `scope`, which comes
+        # first here.
         names = ("scope", "environ", "META")
         found = (getattr(request, name, None) for name in names)
         request = next((each for each in found if isinstance(each, Mapping)), {})
@@ -201,14 +209,14 @@ def compress_response(request: object, compress: bool) -> None:
 
 
 def type_to_compress(headers: Iterable[Header]) -> tuple[str | None, bool]:
-    """Return the Content-Type, and whether there is a Vary.
+    """Return the Content-Type, and whether the headers contain Vary.
 
-    The type is None if the headers forbid a content coding.
+    The type is None if there is no Content-Type, or if the headers forbid a content coding.
     """
     content_type = None
     has_vary = False
     for name, value in headers:
-        if name == "Content-Type":  # as most write it
+        if name == "Content-Type":  # the usual spelling
             content_type = value
         elif len(name) in _DECISIVE_LENGTHS:
             match name.lower():
@@ -230,14 +238,14 @@ def cache_directives(cache_control: str) -> set[str]:
 
 
 def is_stale_at_once(headers: Iterable[Header]) -> bool:
-    """Whether the Cache-Control of a response forbids caches to send it again without asking."""
+    """Return whether Cache-Control requires caches to revalidate a response before each reuse."""
     for value in Headers(headers).get_all("cache-control"):
         for member in value.lower().replace(";", ",").split(","):
             directive, _, argument = member.partition("=")
             match directive.strip(" \t"):
                 case "no-cache" | "no-store":
                     return True
-                # RFC 9111, section 4.2.1: a malformed age counts as none.
+                # RFC 9111, section 4.2.1: a response with a malformed max-age is stale.
                 case "max-age" if not argument.strip(' \t"').lstrip("0").isdecimal():
                     return True
     return False
@@ -245,20 +253,22 @@ def is_stale_at_once(headers: Iterable[Header]) -> bool:
 
 @lru_cache(_MOST_TYPES)
 def is_page(content_type: str) -> bool:
-    """Whether this is the type of pages, or of JSON."""
+    """Return whether a Content-Type is that of an HTML page or of JSON."""
     return _PAGES.match(content_type.strip(" \t").lower()) is not None
 
 
 def compressed_tag(etag: str, coding: str, checksum: int | None = None) -> str | None:
-    """Return the entity tag of a compressed body. None if the uncompressed one's is malformed.
+    """Return the entity tag of a compressed body. None if the original tag cannot be used.
 
-    It has a suffix: + after a strong tag, ~ after a weak one, the coding and a checksum, so that no
-    tag of an app is taken for one. A tag that RFC 9110, section 8.8.3, does not allow is
-    percent-encoded before a "!".
+    The tag consists of the original tag and a suffix. The suffix begins with "+" for a strong
+    original tag, with "~" for a weak one, and with "!" for a malformed one (RFC 9110, section
+    8.8.3), which is percent-encoded. The content coding and a check value of the suffix follow. The
+    check value distinguishes these tags from tags of the app.
 
-    :param checksum: of a file's compressed copy, 32 bits, because another compressor makes other
-        bytes. The copy stays the same, so that its tag is strong, if the file's is. None for bodies
-        that are compressed while they are sent.
+    :param etag: the entity tag of the uncompressed body.
+    :param checksum: the CRC-32 of a file's compressed copy. A copy never changes, so its tag is
+        strong if the original tag is strong. The checksum is part of the tag, since another
+        compressor makes other bytes. None for a body that is compressed for one response.
     """
     etag = etag.strip(" \t")
     match = _TAG.fullmatch(etag)
@@ -273,12 +283,12 @@ def compressed_tag(etag: str, coding: str, checksum: int | None = None) -> str |
 
 
 def is_restorable(etag: str) -> bool:
-    """Whether a tag can be a header's value."""
+    """Return whether a malformed tag is a valid header value, so that it can be restored."""
     return _FIELD_VALUE.fullmatch(etag) is not None
 
 
 def suffix_check(tag: str) -> str:
-    """Return the checksum for the other parts of a compressed body's tag."""
+    """Return the check value for the other parts of a compressed body's tag."""
     return f"{zlib.crc32(b'wsgifast' + tag.encode('latin-1')):08x}"
 
 
@@ -296,7 +306,8 @@ def _checked_levels(levels: Mapping[str, int] | None) -> dict[str, int]:
             )
         if not is_count(level) or level not in allowed:
             raise ConfigurationError(
-                f"{coding}'s level is a number from {allowed[0]} to {allowed[-1]}, not {level!r}"
+                f"the level of {coding} is a number from {allowed[0]} to {allowed[-1]}, "
+                f"not {level!r}"
             )
         checked[coding] = level
     return checked

@@ -1,16 +1,25 @@
-"""The decision about the content coding of one response, for WSGI and ASGI. No I/O, no clock.
+"""Decide about the content coding of one response, for WSGI and ASGI.
 
-A response is compressed if the client accepts a coding, if it has a body that the app has not
-compressed itself, and if its Content-Type is one that shrinks. Vary tells caches that the response
-depends on Accept-Encoding, also where this one is not compressed. A body that is compressed while
-it is sent has other bytes each time, because its padding is random. So its entity tag is the app's
-with a suffix, and weak. The suffix is removed again in the preconditions of a later request, so
-that the app's own 304 and 412 still work.
+A response is compressed if all of these are true:
 
-Public pages and JSON are compressed by the dictionary of Compression(dictionary=...). A response is
-public under these conditions. Its request has neither Cookie nor Authorization, the app has not
-identified a user, and the response has no Set-Cookie and may be shared. Its length shows the parts
-that it shares with the dictionary, which everybody can read.
+- The client accepts a content coding.
+- The response has a body, and the app has not compressed it.
+- Bodies of its Content-Type usually become smaller.
+
+Vary tells caches that the response depends on Accept-Encoding. An uncompressed response has Vary
+too, if another client would get it compressed.
+
+The compressed body differs each time, because its padding is random. So its entity tag is weak: the
+tag of the app with a suffix. In the preconditions of later requests, the suffix is removed. So the
+app can still send 304 and 412.
+
+Public pages and JSON are compressed with the dictionary of Compression(dictionary=...), if the
+client has it. Everybody can read the dictionary, so the length of a response reveals which parts of
+the response are in it. So a response is public only if all of these are true:
+
+- The request has neither Cookie nor Authorization.
+- No server and no middleware has identified a user.
+- The response has neither Set-Cookie nor a Cache-Control of private or no-store.
 """
 
 from __future__ import annotations
@@ -40,7 +49,7 @@ from .policy import (
 )
 
 _NOT_SHARED = {"private", "no-store"}
-# A tag of compressed_tag().
+# An entity tag of the function compressed_tag().
 _COMPRESSED_TAG = re.compile(
     r'(?:W/)?"(?P<checked>(?P<opaque>[\x21\x23-\x7e\x80-\xff]*)(?P<kind>[+~!])'
     rf"(?P<coding>{'|'.join([*PRECOMPRESSED_SUFFIXES, DCZ])})(?P<copy>-[0-9a-f]{{8}})?)"
@@ -49,15 +58,15 @@ _COMPRESSED_TAG = re.compile(
 
 
 class Decision(NamedTuple):
-    """The treatment of a response.
+    """A decision about the content coding of a response.
 
-    :ivar coding: that the body is compressed with. None to send it as it is.
-    :ivar content_type: the app's, where the body is compressed.
-    :ivar vary: the headers of the request that it depends on.
-    :ivar is_unsure: whether the response to GET may be compressed, so that headers of the original
-        body would be wrong.
-    :ivar sent_tags: for a 304: the entity tags that the client has sent, by the app's own.
-    :ivar link: a Link header to add, or None.
+    :ivar coding: the content coding of the body. None to send the body uncompressed.
+    :ivar content_type: the Content-Type of the app, if the body is compressed.
+    :ivar vary: the request headers on which the response depends.
+    :ivar is_unsure: for HEAD: whether a GET may get a compressed response. Headers of the
+        uncompressed body are then removed.
+    :ivar sent_tags: for a 304: maps the app's entity tags to the tags that the client has sent.
+    :ivar link: the value of a Link header to add. None to add no Link.
     """
 
     coding: str | None
@@ -68,8 +77,8 @@ class Decision(NamedTuple):
     link: str | None = None
 
     def apply(self, headers: Headers) -> Headers:
-        """Return the headers to send in place of the app's."""
-        drops = self.coding is not None or self.is_unsure
+        """Return the headers to send in place of the app's headers."""
+        drops_identity_headers = self.coding is not None or self.is_unsure
         changed = Headers()
         etag = None
         has_vary = False
@@ -79,7 +88,7 @@ class Decision(NamedTuple):
                 etag = header[1]
             elif name == "vary":
                 has_vary = True
-            if not drops or name not in IDENTITY_HEADERS:
+            if not drops_identity_headers or name not in IDENTITY_HEADERS:
                 changed.append(header)
         if has_vary:
             changed = changed.with_vary(self.vary)
@@ -96,8 +105,8 @@ class Decision(NamedTuple):
         return changed
 
 
-# The decision for responses that are sent unchanged and depend on Accept-Encoding. And the same for
-# responses without Vary in their headers.
+# The decisions for uncompressed responses that depend on Accept-Encoding. ADDS_VARY is for
+# responses without a Vary of the app. Callers compare by identity.
 VARIES = Decision(None)
 ADDS_VARY = Decision(None)
 _UNSURE = Decision(None, is_unsure=True)
@@ -120,23 +129,25 @@ class CompressionRequest(Protocol):
 
 
 class ResponseCoding:
-    """The coding of the response to one request. Each half compresses the body in its own way.
+    """Decides about the content coding of the response to one request.
 
-    It is a :class:`CompressionRequest` too.
+    Subclasses for WSGI and ASGI compress the body. It is a :class:`CompressionRequest` too.
 
-    :param method: of the request.
-    :param accept_encoding: of the request. None or "" without one.
-    :param wish: the app's.
-    :ivar compressor: of the body, once the headers have been decided. None if it is sent unchanged.
+    :param method: the method of the request.
+    :param accept_encoding: the value of Accept-Encoding. None or "" without the header.
+    :param wish: the decision of the app. See :data:`.policy.Wish`.
+    :ivar compressor: the compressor of the body, after :meth:`begin`. None to send the body
+        uncompressed.
     """
 
     compressor: Compressor | None = None
-    # The dictionary of pages, if this may be the request for one of them, the URL path of the app,
-    # and the client's dictionary, or None if it is not this one.
+    # The dictionary for pages. None if it must not be used for this request.
     _pages: PagesDictionary | None = None
+    # The URL path of the app.
     _mount = ""
+    # The client's dictionary, if it is the dictionary for pages.
     _dictionary: ClientDictionary | None = None
-    # The tags of compressed bodies in the request's If-None-Match, by the app's own tags.
+    # Maps the app's entity tags to the tags of compressed bodies in If-None-Match.
     _sent_tags: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
@@ -152,21 +163,21 @@ class ResponseCoding:
         return None
 
     def is_behind(self) -> bool:
-        """Whether the server is behind with its work."""
+        """Return whether requests wait for the server."""
         raise NotImplementedError
 
     def has_user(self) -> bool:
-        """Whether the server, or middleware, knows who sends the request."""
+        """Return whether the server or middleware has identified the user of the request."""
         raise NotImplementedError
 
     @cached_property
     def coding(self) -> str | None:
-        """The content coding that the client prefers, or None."""
+        """The content coding that the client prefers. None for an uncompressed body."""
         accepted = self.accept_encoding
         return preferred_coding(accepted, self.compression.codings) if accepted else None
 
     def find_dictionary(self, mount: str) -> None:
-        """Look for the dictionary of pages, if this may be the request for one of them.
+        """Find out whether the request allows the dictionary for pages, and the client has it.
 
         :param mount: the URL path of the app.
         """
@@ -186,14 +197,16 @@ class ResponseCoding:
     def app_preconditions(
         self, if_none_match: str | None, if_match: str | None
     ) -> tuple[str | None, str | None]:
-        """Return If-None-Match and If-Match with the app's own tags in place of ours.
+        """Return If-None-Match and If-Match with the tags of the app's uncompressed bodies.
 
-        In a GET, If-None-Match is changed only for tags of the coding that this request would get,
-        because a cache with another coding must not send that one. If-Match asks whether
-        the app's own state is the one that the client has seen, in any coding. If-Range does not
-        change. A part of the app's body does not fit a part of a compressed one, so the app has to
-        send all of it. The tag of a file's copy stays beside the original, because the app may be a
-        StaticFiles with such tags.
+        - For GET and HEAD, If-None-Match is changed only for tags of the content coding that this
+          request would get. A cache must not send a body in another content coding.
+        - If-Match is changed for tags of all content codings, since it is about the state of the
+          resource.
+        - If-Range does not change, so the app sends the whole body. A part of the uncompressed body
+          does not fit to a part of a compressed body.
+        - The tag of a file's compressed copy stays in the list, next to the original tag. The app
+          may be a StaticFiles, which sends such tags.
         """
         codings = (self.coding,) if self._dictionary is None else (self.coding, DCZ)
         self._sent_tags = sent = {}
@@ -216,13 +229,13 @@ class ResponseCoding:
 
     @staticmethod
     def app_if(value: str) -> str:
-        """Return WebDAV's If header (RFC 4918, section 10.4) with the app's own tags."""
+        """Return the value of WebDAV's If header (RFC 4918, section 10.4) with the app's tags."""
         return _COMPRESSED_TAG.sub(_original, value)
 
     def decide(
         self, code: int, headers: Sequence[Header], size: int | None = None
     ) -> Decision | None:
-        """See :func:`decide`. A 304 gets the tag that the client has sent."""
+        """Decide about the response. See :func:`decide`. A 304 gets the tag of the client."""
         if code == 304 and self._sent_tags and self.method in ("GET", "HEAD"):
             return VARIES._replace(sent_tags=self._sent_tags)
         return decide(self.compression, self, code, headers, size)
@@ -230,14 +243,14 @@ class ResponseCoding:
     def decide_page(
         self, code: int, headers: Sequence[Header], size: int | None = None
     ) -> Decision | None:
-        """Decide about a body that is compressed while it is sent, by the pages' dictionary too."""
+        """Decide about the response. The dictionary for pages may be used. See :func:`decide`."""
         decision = self.decide(code, headers, size)
         return decision if self._pages is None else self.refine(decision, code, headers)
 
     def refine(
         self, decision: Decision | None, code: int, headers: Sequence[Header]
     ) -> Decision | None:
-        """Return a decision that uses the dictionary of pages, if it applies."""
+        """Change a decision to use the dictionary for pages, if the response allows that."""
         pages = self._pages
         if decision is None or pages is None:
             return decision
@@ -255,10 +268,10 @@ class ResponseCoding:
         return on_dictionary
 
     def begin(self, code: int, headers: Headers, decision: Decision | None = None) -> Headers:
-        """Decide about a response with a body that is compressed block by block.
+        """Decide about a response, and set :attr:`compressor` for a body in blocks.
 
-        :param decision: if it has been made before.
-        :returns: the headers to send. `headers` itself to send the body unchanged.
+        :param decision: an earlier result of :meth:`decide_page`, to save the time.
+        :returns: the headers to send. They are the object `headers` if nothing changes.
         """
         self.compressor = None
         decision = decision or self.decide_page(code, headers)
@@ -269,7 +282,10 @@ class ResponseCoding:
         return decision.apply(headers)
 
     def compressor_for(self, decision: Decision, coding: str, size: int | None) -> Compressor:
-        """Make the compressor for a body of `size` bytes. None for a stream."""
+        """Return a compressor for a body.
+
+        :param size: the size of the body in bytes. None for a stream.
+        """
         kind = decision.content_type
         return self.compression.compressor(coding, kind, size, is_behind=self.is_behind())
 
@@ -281,12 +297,13 @@ def decide(
     headers: Sequence[Header],
     size: int | None = None,
 ) -> Decision | None:
-    """Decide about a response.
+    """Decide about the content coding of a response.
 
-    :param code: of its status.
-    :param headers: the app's.
-    :param size: of the body in bytes, where it is known without a Content-Length.
-    :returns: None to send it as it is.
+    :param request: the request.
+    :param code: the status code of the response.
+    :param headers: the headers of the app.
+    :param size: the size of the body in bytes. None if it is not known, or only by Content-Length.
+    :returns: None to send the response unchanged.
     """
     method, wish, accept_encoding = request.method, request.wish, request.accept_encoding
     if code == 304:
@@ -294,7 +311,7 @@ def decide(
     is_head = method == "HEAD"
     if (code != 200 or method != "GET") and not has_body("GET" if is_head else method, code):
         return None
-    requested = wish[0] if wish else None  # None leaves it to the options
+    requested = wish[0] if wish else None  # None: the options decide
     has_least_size = code != 206 and not requested
     if has_least_size and size is not None and size < compression.min_bytes:
         return None
@@ -308,18 +325,19 @@ def decide(
         if length is not None and length < compression.min_bytes:
             return None
     coding = None
-    if accept_encoding and code != 206:  # the app has answered Range for the original body
+    if accept_encoding and code != 206:  # the Content-Range of a 206 is for the uncompressed body
         coding = preferred_coding(accept_encoding, compression.codings)
     if coding is None:
         return VARIES if has_vary else ADDS_VARY
     if is_head and size is None:
-        # Not known without the body: whether GET's is long enough, or has a coding of the app's.
+        # Without a body it is not known whether the body of a GET has min_bytes, or whether the
+        # app would compress it.
         return _UNSURE
     return Decision(coding, content_type)
 
 
 def is_private(headers: Iterable[Header]) -> bool:
-    """Whether a response is, by its headers, for one client alone."""
+    """Return whether the headers of a response say that it is for one client only."""
     headers = Headers(headers)
     controls = headers.get_all("cache-control")
     return headers.get("set-cookie") is not None or any(
@@ -328,7 +346,7 @@ def is_private(headers: Iterable[Header]) -> bool:
 
 
 def _original(match: re.Match[str]) -> str:
-    """The app's tag. The whole match if it is not one of :func:`compressed_tag`."""
+    """Return the app's tag. Return the whole match if its check value is wrong."""
     if suffix_check(match["checked"]) != match["check"]:
         return match[0]
     if match["kind"] == "!":
@@ -339,6 +357,6 @@ def _original(match: re.Match[str]) -> str:
 
 
 def _with_copy(match: re.Match[str]) -> str:
-    """The original of a tag, and the tag itself if it is that of a copy."""
+    """Return the app's tag. For the tag of a file's compressed copy, return both tags as a list."""
     original = _original(match)
     return f"{original}, {match[0]}" if match["copy"] and original != match[0] else original

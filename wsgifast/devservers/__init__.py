@@ -8,7 +8,7 @@ from .simple_server import ThreadingWSGIServer, WSGIRequestHandler, WSGIServer, 
 if TYPE_CHECKING:
     from .werkzeug_server import WerkzeugRequestHandler
 else:
-    # On demand, since it needs Werkzeug.
+    # Imported on demand, since WerkzeugRequestHandler needs Werkzeug.
     __getattr__ = exports_on_demand(__name__, {"WerkzeugRequestHandler": ".werkzeug_server"})
 
 __all__ = [

@@ -1,19 +1,19 @@
-"""The handler of one client connection, which both development servers share.
+"""The handler of one client connection, for both development servers.
 
-Theory of operation. `socketserver` makes a handler for each connection and runs it in one thread
-(or process) to its end. The connection is in one of these states, which only that thread changes:
+Theory of operation. `socketserver` creates a handler for each connection, and runs it in one thread
+(or process) until the connection is closed. Only that thread changes the state of the connection:
 
-    waiting     for the first byte of a request. Ended by a request, the client leaving, the
-                keep-alive timeout, or the server shutting down. If one thread serves all
-                connections, another client that waits to be accepted also ends it.
-    reading     a request's headers. http.server's parser reads them through CheckedLines.
-    responding  the application runs, and Response sends.
-    skipping    the unread bytes of the request's body are discarded, up to a limit. Then waiting
-                again.
-    closing     after every failure, and if it is not certain where the next request begins. If the
-                client may still be sending, its bytes are read for a while. A close with unread
-                input makes the kernel reset the connection, and the client may lose the response
-                (RFC 9112, 9.6).
+    waiting     The handler waits for the first byte of a request. It closes the connection if the
+                client leaves, the keep-alive timeout expires, or the server shuts down. A server
+                with one thread also closes it if another client waits to be accepted.
+    reading     http.server's parser reads the headers of a request through CheckedLines.
+    responding  The application runs, and Response sends.
+    skipping    The handler discards unread bytes of the request's body, up to a limit. The next
+                state is waiting.
+    closing     The request has failed, or the handler does not know where the next request begins.
+                If the client may still send, its bytes are read and discarded for some time. If a
+                socket is closed with unread input, the kernel resets the connection, and the client
+                may lose the response (RFC 9112, 9.6).
 """
 
 from __future__ import annotations
@@ -41,40 +41,41 @@ from .response import Outlet, Response
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
 
-# The size of the reads of request bodies.
+# The size of a read from the client.
 _INPUT_BYTES = 64 * 1024
-# The longest line of a chunk size with its extensions, or of a trailer.
+# The longest line in a chunked body: a chunk size with its extensions, or a trailer.
 _LINE_BYTES = 4096
-# http.server's own limit for a request line.
+# The limit of http.server for a request line.
 _MAX_REQUEST_LINE_BYTES = 65_536
-# A client that has just connected is about to send a request, and would report a close as an error.
-# A speculative connection of a browser is silent for longer than this.
+# A new connection is not closed in this time, even if other clients wait. Its client will send a
+# request soon, and would report a close as an error. A browser's speculative connection is idle for
+# longer than this.
 FRESH_GRACE_S = 0.5
-# How often a waiting connection looks whether the server stops, as serve_forever() does.
-_LOOK_S = 0.5
-# A forking server accepts within this time, unless it has reached its limit of processes: only then
-# a waiting client is locked out.
+# The interval of checks whether the server stops. serve_forever() uses the same interval.
+_CHECK_S = 0.5
+# A forking server accepts a client within this time, unless its number of processes is at the
+# limit. If the client waits longer, it cannot be accepted.
 _FORKING_GRACE_S = 0.05
 
 
 class KeepAliveHandler(BaseHTTPRequestHandler):
-    """http.server's handler with persistent connections, running a WSGI application.
+    """http.server's handler with persistent connections, for WSGI applications.
 
     Subclasses provide the application, the environ and the logging.
     """
 
     protocol_version = "HTTP/1.1"
-    # Not HTTP/0.9: the response to a malformed request line has a status line too.
+    # With HTTP/0.9, the response to a malformed request line would have no status line.
     default_request_version = "HTTP/1.0"
     rbufsize = _INPUT_BYTES
-    #: Seconds in which the client has to send or receive at least one byte. None: no limit.
+    #: Seconds in which the client must send or receive at least one byte. None: no limit.
     timeout: ClassVar[float | None] = 30.0
     #: Seconds for which an idle connection stays open (Apache's and uvicorn's default).
     keep_alive_timeout: ClassVar[float] = 5.0
-    #: False: read files and send their bytes. For file systems on which sendfile fails.
+    #: False: read files and send their bytes, for file systems on which sendfile() fails.
     use_sendfile: ClassVar[bool] = True
 
-    # For subclasses.
+    # Methods for subclasses to override.
 
     def application(self) -> WSGIApplication:
         """Return the application that the server runs."""
@@ -85,7 +86,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def error_application(self) -> WSGIApplication:
-        """Return the application that answers if the other one failed before its first byte."""
+        """Return the application for the error page, if the application fails before it sends."""
         raise NotImplementedError
 
     def log_failure(self, error: BaseException) -> None:
@@ -95,20 +96,20 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
     def connection_dropped(
         self, error: BaseException, environ: WSGIEnvironment | None = None
     ) -> None:
-        """Do nothing. Called once if the client leaves too early or receives nothing any more.
+        """Handle a client that has left too early, or no longer receives. The default does nothing.
 
-        :param environ: that of the request, if the application was called.
+        :param environ: the environ of the request. None if the application was not called.
         """
 
     def has_left_http(self, error: Exception) -> bool:
-        """Whether the application raised this because it has taken over the socket."""
+        """Return whether this error means that the application uses the socket for WebSocket."""
         return False
 
     def passes_errors_through(self) -> bool:
-        """Whether the handler re-raises an application's exception."""
+        """Return whether the handler re-raises an exception of the application."""
         return False
 
-    # Called by socketserver and http.server.
+    # Methods that socketserver and http.server call.
 
     def setup(self) -> None:
         super().setup()
@@ -116,32 +117,33 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self._stream = cast(io.BufferedReader, self.rfile)
         self._outlet = Outlet(self.connection, kernel_sends_files=self.use_sendfile)
         self._waiting = Waiting(self.connection, cast(socketserver.TCPServer, self.server))
-        self._may_send_on = False  # the client, after our last response
+        self._client_may_send = False  # whether more input may arrive after the last response
         self._is_dropped = False
-        self._passed_through: BaseException | None = None
+        self._error_to_raise: BaseException | None = None
 
     def handle(self) -> None:
         self.close_connection = False
-        patience_s, grace_s = self.timeout, FRESH_GRACE_S
+        timeout_s, grace_s = self.timeout, FRESH_GRACE_S
         try:
-            while not self.close_connection and self._has_request(patience_s, grace_s):
+            while not self.close_connection and self._has_request(timeout_s, grace_s):
                 self.handle_one_request()
-                patience_s, grace_s = self.keep_alive_timeout, 0.0
-            if not self._is_dropped and (self._may_send_on or self._has_input()):
+                timeout_s, grace_s = self.keep_alive_timeout, 0.0
+            if not self._is_dropped and (self._client_may_send or self._has_input()):
                 self._linger()
-        except (OSError, EOFError) as error:  # of the connection, not of the application
+        except (OSError, EOFError) as error:  # _respond() handles errors of the application
             self.connection_dropped(error)
-        if self._passed_through is not None:
-            raise self._passed_through
+        if self._error_to_raise is not None:
+            raise self._error_to_raise
 
     def finish(self) -> None:
         self._end_tls()
         super().finish()
 
     def handle_one_request(self) -> None:
-        for stale in ("path", "headers", "command"):  # the previous request's, for log lines
+        # Log lines of this request must not contain values of the previous request.
+        for stale in ("path", "headers", "command"):
             vars(self).pop(stale, None)
-        self.close_connection = True  # unless all goes well
+        self.close_connection = True  # _respond() sets it to False after a success
         self.raw_requestline = self._read_request_line()
         if len(self.raw_requestline) > _MAX_REQUEST_LINE_BYTES:
             self.requestline, self.request_version, self.command = "", "", ""
@@ -152,7 +154,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self.rfile = cast(Any, CheckedLines(cast(BinaryIO, self._stream)))
         try:
             parsed = self.parse_request()  # sends an error itself if it returns False
-            self.close_connection = True  # not as it reads Connection
+            self.close_connection = True  # parse_request() has set it from Connection
             if not parsed:
                 return
             length = check_headers(self.requestline, self.headers)
@@ -167,19 +169,20 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self._respond(length)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer with an error page, in one send, and close the connection."""
+        """Answer with an error page in one write. The connection is closed after it."""
         page = io.BytesIO()
         self.wfile, wfile = page, self.wfile
-        # Without a path the request line is logged: Werkzeug's log fails for a path that is no URL.
+        # Werkzeug's log fails if `path` is not a valid URL. Without `path` it logs the request
+        # line.
         vars(self).pop("path", None)
         try:
             super().send_error(code, message, explain)
         finally:
             self.wfile = wfile
-        self._may_send_on = True
+        self._client_may_send = True
         self._outlet.write(page.getvalue())
 
-    # One request.
+    # Handling of one request.
 
     def _respond(self, length: int | None) -> None:
         http11 = not self.requestline.endswith("HTTP/1.0")
@@ -204,15 +207,15 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         environ["wsgi.input"] = io.BufferedReader(body, _INPUT_BYTES)
         environ["wsgi.file_wrapper"] = FileWrapper
         if length is None:
-            # Werkzeug, gunicorn and mod_wsgi set it too: without a Content-Length, wsgi.input can
-            # be read to its end.
+            # Tells the application that wsgi.input has an end, although there is no Content-Length.
+            # Werkzeug, gunicorn and mod_wsgi set this key too.
             environ["wsgi.input_terminated"] = True
         try:
             try:
                 self._run(self.application(), environ, response)
-            except Exception as error:  # noqa: BLE001 - whatever the application raises
+            except Exception as error:  # noqa: BLE001 - the application may raise any exception
                 response.keep_alive = False
-                if self._gives_up(error, response):
+                if self._is_finished_by(error, response):
                     return
                 response = new_response()
                 self._run(self.error_application(), environ, response)
@@ -228,7 +231,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         if response.keep_alive and self._skips(body):
             self.close_connection = False
         else:
-            self._may_send_on = not body.at_end
+            self._client_may_send = not body.at_end
 
     def _run(
         self, application: WSGIApplication, environ: WSGIEnvironment, response: Response
@@ -240,10 +243,10 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         if complaint:
             self.log_error("%s: %s", self.requestline, complaint)
 
-    def _gives_up(self, error: Exception, response: Response) -> bool:
-        """Log a failed response. Return whether the response must end here.
+    def _is_finished_by(self, error: Exception, response: Response) -> bool:
+        """Handle an error of the application. Return False if an error page has to be sent.
 
-        :raises ClientGone: if that was the error.
+        :raises ClientGone: if `error` is a ClientGone.
         """
         if isinstance(error, ClientGone):
             raise error
@@ -254,19 +257,19 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         if self.has_left_http(error):
             return True
         if self.passes_errors_through():
-            self._passed_through = error
+            self._error_to_raise = error
             return True
         self.log_failure(error)
-        self._may_send_on = response.headers_sent
+        self._client_may_send = response.headers_sent
         return response.headers_sent
 
-    # Between requests.
+    # Handling of the connection between requests.
 
-    def _has_request(self, patience_s: float | None, grace_s: float) -> bool:
-        return self._has_input() or self._waiting.for_request(patience_s, grace_s)
+    def _has_request(self, timeout_s: float | None, grace_s: float) -> bool:
+        return self._has_input() or self._waiting.for_request(timeout_s, grace_s)
 
     def _has_input(self) -> bool:
-        """Return whether there is unread input from the client. Decrypted input counts."""
+        """Return whether there is unread input, in the socket, in TLS or in our buffer."""
         self.connection.settimeout(0)
         try:
             return bool(self._stream.peek(1))
@@ -277,15 +280,15 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     def _read_request_line(self) -> bytes:
         line = self._stream.readline(_MAX_REQUEST_LINE_BYTES + 1)
-        if line in (b"\r\n", b"\n"):  # RFC 9112, 2.2: some clients end a body with it
+        if line in (b"\r\n", b"\n"):  # RFC 9112, 2.2: some clients send an empty line after a body
             line = self._stream.readline(_MAX_REQUEST_LINE_BYTES + 1)
         return line
 
     def _skips(self, body: RequestBody) -> bool:
-        """Discard the unread bytes of a request body. Return whether its end was reached."""
+        """Discard the unread bytes of a request body. Return whether all were discarded."""
         if body.at_end:
             return True
-        # The client has its response: if it does not send, it is idle.
+        # The client has its response. If it sends nothing, it is like an idle client.
         self.connection.settimeout(self.keep_alive_timeout)
         try:
             return body.skip(UNREAD_BODY_BYTES)
@@ -295,12 +298,12 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             self.connection.settimeout(self.timeout)
 
     def _linger(self) -> None:
-        """Discard further input from the client, so that it can read the response."""
+        """Discard further input of the client for some time, so that it can read the response."""
         self._end_tls()
         self.connection.shutdown(socket.SHUT_WR)
         lingering = Lingering(time.monotonic())
         if not self._waiting.has_thread_of_its_own:
-            lingering.hurry()  # the other clients wait
+            lingering.hurry()  # other clients wait for this thread
         scratch = bytearray(_INPUT_BYTES)
         while (left_s := lingering.deadline - time.monotonic()) > 0:
             self.connection.settimeout(left_s)
@@ -309,7 +312,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
     def _end_tls(self) -> None:
         if isinstance(self.connection, ssl.SSLSocket):
-            try:  # send close_notify without waiting for the client's
+            try:  # send close_notify, and do not wait for that of the client
                 self.connection.settimeout(0)
                 self.connection.unwrap()
             except (OSError, ValueError):
@@ -317,26 +320,28 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 
 
 class Waiting:
-    """Waits for a connection's next request, unless the server stops or another client waits."""
+    """Waits for the next request of a connection, until the server stops or another client waits.
+
+    :ivar has_thread_of_its_own: whether the server can accept other clients meanwhile.
+    """
 
     def __init__(self, connection: socket.socket, server: socketserver.TCPServer) -> None:
         self._server = server
         self._client = connection.fileno()
-        # A server with one thread accepts no connection while it waits here.
         self.has_thread_of_its_own = isinstance(server, socketserver.ThreadingMixIn)
         is_forking = isinstance(server, socketserver.ForkingMixIn)
         self._grace_s = _FORKING_GRACE_S if is_forking else 0.0
         self._listener = -1 if self.has_thread_of_its_own else server.fileno()
 
-    def for_request(self, patience_s: float | None, grace_s: float) -> bool:
-        """Wait until the client sends something. Return False if the connection must be closed.
+    def for_request(self, timeout_s: float | None, grace_s: float) -> bool:
+        """Wait until the client sends a byte. Return False if the connection must be closed.
 
-        :param patience_s: the longest wait in seconds. None: no limit.
-        :param grace_s: seconds to wait for this client while others wait to be accepted.
+        :param timeout_s: the longest wait in seconds. None: no limit.
+        :param grace_s: the longest wait in seconds while other clients wait to be accepted.
         """
-        deadline = math.inf if patience_s is None else time.monotonic() + patience_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
-            ready = _readable(min(left_s, _LOOK_S), self._client, self._listener)
+            ready = _readable(min(left_s, _CHECK_S), self._client, self._listener)
             if self._client in ready:
                 return True
             if self.is_server_stopping():
@@ -346,9 +351,9 @@ class Waiting:
         return False
 
     def is_other_client_locked_out(self, grace_s: float = 0.0) -> bool:
-        """Whether another client cannot be accepted until this connection ends.
+        """Return whether another client cannot be accepted until this connection is closed.
 
-        :param grace_s: seconds to wait for this client's request first.
+        :param grace_s: seconds to wait for a request of this client before the answer is yes.
         """
         if not _readable(0, self._listener):
             return False
@@ -358,11 +363,12 @@ class Waiting:
         return not _readable(grace_s, self._client) and bool(_readable(0, self._listener))
 
     def is_server_stopping(self) -> bool:
+        """Return whether the server stops, or has closed its listening socket."""
         return self._server.fileno() < 0 or bool(getattr(self._server, "is_stopping", False))
 
 
 def _readable(within_s: float, *fds: int) -> set[int]:
-    """Return the descriptors that are readable within the time. A descriptor of -1 is ignored."""
+    """Wait until a descriptor is readable. Return those that are. -1 is not a descriptor."""
     poll = select.poll()
     for fd in fds:
         if fd >= 0:

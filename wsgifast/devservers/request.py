@@ -1,9 +1,13 @@
-"""A request of a development server: checks of its headers, and its body as `wsgi.input`.
+"""The request of a development server: checks of its headers, and its body as `wsgi.input`.
 
-`http.server` parses a request as if the connection ended after it. On a persistent connection, any
-doubt about where a request ends allows request smuggling (RFC 9112, 11.2). So its parser reads
-through :class:`CheckedLines`, :func:`check_headers` decides how the body is framed, and
-:class:`RequestBody` ends where the request ends.
+`http.server` was made for one request per connection. On a persistent connection, an ambiguous end
+of a request allows request smuggling (RFC 9112, 11.2). So three parts define that end:
+
+- :class:`CheckedLines` checks the header lines before http.server's parser reads them.
+- :func:`check_headers` decides about the framing of the body.
+- :class:`RequestBody` ends exactly at the end of the request.
+
+Section numbers are those of RFC 9112.
 """
 
 from __future__ import annotations
@@ -23,56 +27,62 @@ from ..http.request_headers import check_host
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-# RFC 9112, 3: single spaces. http.server splits at any white space.
+# Section 3: single spaces separate the parts. http.server allows any white space.
 _REQUEST_LINE = re.compile(rf"{TOKEN} [!-~\x80-\xff]+ HTTP/1\.[0-9]")
-# RFC 9112, 5: a token, a colon at once, a value. Or the empty line that ends the headers.
+# Section 5: a token, a colon without a space before it, and a value. Or the empty line after the
+# headers.
 _HEADER_LINE = re.compile(rb"(?:%b:[^\r\n\0]*)?\r?\n" % TOKEN.encode())
 _SCRATCH_BYTES = 64 * 1024
 _LEFT = "the client left before it had sent the whole request body"
 
 
 class CheckedLines:
-    """The lines of a request's headers, checked before the standard library's parser gets them.
+    """Checks the header lines of a request before the standard library's parser reads them.
 
-    That parser was made for mail. It ends a line at a bare CR, unfolds lines that begin with white
-    space, stops at a line that is not a header, accepts an envelope ("From ..."), and takes the end
-    of the connection for the end of the headers.
+    That parser was made for mail, and is too lenient for HTTP:
+
+    - It ends a line at a bare CR.
+    - It unfolds lines that begin with white space.
+    - It stops at a line that is not a header.
+    - It accepts the envelope line of a mail ("From ...").
+    - If the connection ends, it assumes that the headers are complete.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
 
     def readline(self, limit: int = -1) -> bytes:
-        """:raises RequestError: for a line that RFC 9112 forbids.
+        """Read and check one line.
 
-        :raises EOFError: if the connection ends here.
+        :raises RequestError: if RFC 9112 forbids the line.
+        :raises EOFError: if the connection ends within the line.
         """
         line = self._stream.readline(limit)
         if not line.endswith(b"\n"):
             if len(line) == limit:
-                return line  # too long: the parser answers that
+                return line  # the line is too long, and the parser raises an error for it
             raise EOFError("the client left in the middle of a request's headers")
         if not _HEADER_LINE.fullmatch(line):
-            raise MalformedRequest("A line that is no header")
-        return line.rstrip(b" \t\r\n") + b"\r\n"  # 5.1: white space ends no value
+            raise MalformedRequest("A header line is malformed")
+        return line.rstrip(b" \t\r\n") + b"\r\n"  # 5.1: trailing white space is not in the value
 
 
 def check_headers(request_line: str, headers: Message) -> int | None:
-    """Check parsed request headers, and return where the body ends (RFC 9112, 6.3).
+    """Check parsed request headers, and return the length of the body (section 6.3).
 
-    Headers with an underscore in their name are removed. In a WSGI environ they look like the same
-    name with a hyphen, which a proxy in front may have set or removed. Transfer-Encoding is removed
-    because the application reads the decoded body (RFC 9112, 7.1.3).
+    Headers with an underscore in their name are removed. In a WSGI environ they have the key of the
+    name with a hyphen, and a proxy may set or remove only that name. Transfer-Encoding is removed
+    because the application reads the decoded body (section 7.1.3).
 
-    :param request_line: without its line end.
-    :returns: the body's length in bytes, or None if it is chunked.
+    :param request_line: the request line without its line end.
+    :returns: the length of the body in bytes. None if the body is chunked.
     :raises RequestError: if the headers are malformed or ambiguous.
     """
     if not _REQUEST_LINE.fullmatch(request_line):
         raise MalformedRequest("Bad request line")
     target = request_line.split(" ")[1]
     if not target.startswith("/"):
-        try:  # 3.2.2: an absolute URI, which has to be parsed for the environ and the log
+        try:  # 3.2.2: an absolute URI. The environ and the log need its parts.
             _ = urlsplit(target).port
         except ValueError as error:
             raise MalformedRequest(f"Bad request target: {error}") from None
@@ -83,11 +93,12 @@ def check_headers(request_line: str, headers: Message) -> int | None:
     lengths: list[str] = headers.get_all("Content-Length", [])
     codings = ",".join(headers.get_all("Transfer-Encoding", [])).lower()
     if "Transfer-Encoding" in headers:
-        # 6.1 and 6.3: both at once, and a coding from an HTTP/1.0 client, allow request smuggling.
+        # 6.1 and 6.3: Transfer-Encoding together with Content-Length, or from an HTTP/1.0 client,
+        # allows request smuggling.
         if lengths or not http11:
-            raise MalformedRequest("Transfer-Encoding where it may not stand")
+            raise MalformedRequest("Transfer-Encoding with Content-Length or in HTTP/1.0")
         if codings.strip(" \t,") != "chunked":
-            raise RequestError(HTTPStatus.NOT_IMPLEMENTED, "A transfer coding other than chunked")
+            raise RequestError(HTTPStatus.NOT_IMPLEMENTED, "The transfer coding is not chunked")
         del headers["Transfer-Encoding"]
         return None
     if not lengths:
@@ -99,50 +110,55 @@ def check_headers(request_line: str, headers: Message) -> int | None:
 
 
 class RequestBody(io.RawIOBase):
-    """The raw stream under `wsgi.input`. Wrap it in an io.BufferedReader.
+    """The raw stream of `wsgi.input`. Wrap it in an io.BufferedReader.
 
-    States: unread, reading, at its end, or ended by :meth:`finish`. After `finish` an application
-    that still refers to the stream cannot read the connection's next request.
+    After :meth:`finish`, reading raises an error. So an application that still has the stream
+    cannot read the next request of the connection.
 
-    :param stream: the connection's buffered input, at the end of the request's headers.
+    :param stream: the buffered input of the connection, after the headers of the request.
     :param decoder: finds the end of the body.
     """
 
     def __init__(self, stream: io.BufferedReader, decoder: BodyDecoder) -> None:
         self._stream = stream
         self._decoder = decoder
-        self._content = memoryview(b"")  # decoded, and not read yet
-        self._over = False
+        self._content = memoryview(b"")  # decoded bytes that were not read
+        self._is_finished = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """:raises ClientGone: if the connection ends before the body does.
+        """Read decoded bytes of the body.
 
+        :raises ClientGone: if the connection ends before the body.
         :raises RequestError: if the chunks are malformed, or the client sends nothing for longer
             than the socket's timeout.
-        :raises ValueError: if the request has been answered.
+        :raises ValueError: after :meth:`finish`.
         """
-        if self._over:
+        if self._is_finished:
             raise ValueError("this request is over: read its body before the response ends")
         return self._receive(buffer)
 
     @property
     def at_end(self) -> bool:
-        """Whether the connection's input is at the end of this request."""
+        """Whether the whole body was read, so that the next bytes belong to the next request."""
         return self._decoder.done and not self._content
 
     def exceeds(self, limit: int) -> bool:
-        """Whether more than `limit` bytes are known to be unread."""
+        """Return whether more than `limit` bytes are certainly unread.
+
+        The number of unread bytes of a chunked body is not known.
+        """
         return (self._decoder.left or 0) > limit
 
     def skip(self, limit: int) -> bool:
-        """Discard the rest of the body, up to a limit.
+        """Discard the unread bytes of the body.
 
-        :param limit: bytes.
-        :returns: whether the end was reached.
-        :raises OSError: as :meth:`readinto`.
+        :param limit: the most bytes to discard.
+        :returns: whether the whole body was read.
+        :raises ClientGone: see :meth:`readinto`.
+        :raises RequestError: see :meth:`readinto`.
         """
         scratch = memoryview(bytearray(min(limit, _SCRATCH_BYTES)))
         while not self.at_end and limit > 0 and not self.exceeds(limit):
@@ -150,14 +166,14 @@ class RequestBody(io.RawIOBase):
         return self.at_end
 
     def finish(self) -> None:
-        """End the stream: the connection's next bytes belong to another request."""
-        self._over = True
+        """Prevent further reads: the next bytes of the connection belong to another request."""
+        self._is_finished = True
 
     def _receive(self, buffer: WriteableBuffer) -> int:
         if self.at_end:
             return 0
         while not self._content and not self._decoder.done:
-            received = self._received()
+            received = self._peek()
             content, used = self._decoder.decode(received)
             self._stream.read(used)
             self._content = memoryview(content)
@@ -167,14 +183,14 @@ class RequestBody(io.RawIOBase):
         self._content = self._content[size:]
         return size
 
-    def _received(self) -> bytes:
-        """Wait for input, and return it. It stays in the stream."""
+    def _peek(self) -> bytes:
+        """Wait for input, and return it without removing it from the stream."""
         try:
             if received := self._stream.peek(1):
                 return received
         except TimeoutError as error:
             status = HTTPStatus.REQUEST_TIMEOUT
-            raise RequestError(status, "The request body stopped coming") from error
+            raise RequestError(status, "The request body did not arrive in time") from error
         except OSError as error:
             raise ClientGone(_LEFT) from error
         raise ClientGone(_LEFT)

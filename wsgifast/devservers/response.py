@@ -1,4 +1,4 @@
-"""One response of a development server, and how it is sent."""
+"""The response of a development server."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from ..sockets.sending import (
 class Response(ResponseWriter):
     """Sends one response on a connection.
 
-    If the size of a body is known before its first byte is sent, it gets a Content-Length, as on
-    wsgiref's and Werkzeug's servers.
+    If the size of the body is known before its first byte is sent, the response gets a
+    Content-Length. wsgiref's and Werkzeug's servers do the same.
 
-    :param handler: of the request. Its Server and Date are sent if the app has none.
-    :param http11: whether the client speaks HTTP/1.1.
-    :param may_stay: called with the headers. Returns whether the connection may stay open.
+    :param handler: the handler of the request. It provides Server and Date if the app does not set
+        them.
+    :param http11: whether the request is HTTP/1.1.
+    :param may_stay: a function that returns whether the connection may stay open. It is called when
+        the headers are sent.
     :ivar keep_alive: whether the connection can stay open after this response.
     """
 
@@ -53,39 +55,46 @@ class Response(ResponseWriter):
 
     @property
     def body_bytes(self) -> int:
-        """The bytes of the body, without framing, that were sent."""
+        """The number of sent bytes of the body, without chunk sizes."""
         return max(0, self.sent - self._outlet.unsent)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         chunks, size = few_chunks(blocks, _checked)
-        self._know_size(size)
+        self._frame_by_size(size)
         if isinstance(chunks, (list, tuple)):
             super().write_all(chunks)
         else:
             super().write_stream(chunks)
 
     def write_segments(self, segments: Sequence[Segment]) -> None:
-        self._know_size(sum(s.size if isinstance(s, FileSegment) else len(s) for s in segments))
+        size = sum(s.size if isinstance(s, FileSegment) else len(s) for s in segments)
+        self._frame_by_size(size)
         super().write_segments(segments)
 
     def write_stream(self, body: Iterable[Any]) -> None:
-        """:raises BodyError: if the body is not an iterable of bytes."""
+        """Send a body block by block.
+
+        :raises BodyError: if the body is not an iterable of bytes.
+        """
         if not can_be_iterated(type(body)):
             advice = "return environ['wsgi.file_wrapper'](file) or a list of bytes"
             self.write_unsuited(body, advice)
         super().write_stream(body)
 
     def write_unsuited(self, body: Any, advice: str) -> None:
-        """:raises BodyError: always."""
+        """Report an unsupported body.
+
+        :raises BodyError: always.
+        """
         kind = type(body).__name__
         raise BodyError(f"the app returned {kind} as its body: {excerpt(body)}; {advice}")
 
     def close(self) -> None:
-        self._know_size(0)
+        self._frame_by_size(0)
         super().close()
 
-    def _know_size(self, size: int) -> None:
-        """Frame the body by its size, if the headers were not sent yet."""
+    def _frame_by_size(self, size: int) -> None:
+        """Choose the framing for a body of this size, unless the headers were sent."""
         start = self._start
         if start is None or self.headers_sent:
             return
@@ -94,7 +103,8 @@ class Response(ResponseWriter):
         )
         self.closes = start.closes or not framing.ends_itself
         BodyCounter.__init__(self, framing)
-        # If it is too short, only the end of the connection shows it to the client.
+        # If the body is shorter than the app's Content-Length, only a closed connection tells the
+        # client.
         length = self.length
         self.must_close = length is not None and size < length
 
@@ -125,10 +135,11 @@ def _checked(block: object) -> bytes:
 class Outlet:
     """Sends buffers and files on a blocking socket: an :class:`~..bodies.writer.Output`.
 
-    :param sock: its timeout is how long the client may receive nothing.
-    :param kernel_sends_files: False: read files and send their bytes.
-    :ivar unsent: after a failure, the number of bytes that the kernel has not accepted.
-    :raises ClientGone: (from all methods that send) if the client has left or receives nothing.
+    All methods that send raise ClientGone if the client has left, or receives nothing for the
+    timeout of the socket.
+
+    :param kernel_sends_files: False to read files and send their bytes.
+    :ivar unsent: after an error, the number of bytes that the kernel has not accepted.
     """
 
     def __init__(self, sock: socket.socket, *, kernel_sends_files: bool = True) -> None:
@@ -151,9 +162,13 @@ class Outlet:
     def write_all(
         self, buffers: Sequence[bytes | memoryview], *, more_follows: bool = False
     ) -> None:
-        """:param more_follows: more is sent at once, so that the last TCP segment may wait."""
+        """Send all buffers.
+
+        :param more_follows: whether the caller sends more bytes at once. The kernel may then delay
+            the last TCP segment.
+        """
         try:
-            # Not sendall(): its timeout is for all bytes together.
+            # The timeout of sendall() would be for all bytes together.
             while buffers:
                 buffers = send_some(self._sock, buffers, MSG_MORE if more_follows else 0)
         except OSError as error:
@@ -162,8 +177,9 @@ class Outlet:
             self.unsent = sum(map(len, buffers))
 
     def write_file(self, headers: bytes, fd: int, offset: int, size: int) -> None:
-        """:raises FileTruncated: if the file ends early.
+        """Send headers and a part of a file.
 
+        :raises FileTruncated: if the file is shorter than expected.
         :raises BodyTooShort: if the file cannot be read.
         """
         if headers:
@@ -185,4 +201,4 @@ class Outlet:
 
 
 def _gone(error: OSError) -> ClientGone:
-    return ClientGone(f"the client takes no more: {error}")
+    return ClientGone(f"the client no longer receives: {error}")

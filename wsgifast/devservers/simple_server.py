@@ -1,13 +1,13 @@
 """wsgiref's development server, with persistent connections, TCP_NODELAY and sendfile.
 
-The names and signatures are those of `wsgiref.simple_server`, so that one import line changes:
+The names and signatures are those of `wsgiref.simple_server`. Only the import line changes:
 
     from wsgifast.devservers.simple_server import ThreadingWSGIServer, make_server
 
     with make_server("127.0.0.1", 8000, app, server_class=ThreadingWSGIServer) as server:
         server.serve_forever()
 
-Like the original it is for development and tests, not for production.
+This server is for development and tests, like that of wsgiref, and not for production.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _Server = TypeVar("_Server", bound="WSGIServer")
 
 __all__ = ["ThreadingWSGIServer", "WSGIRequestHandler", "WSGIServer", "make_server"]
 
-# With the original's backlog of 5 clients in a burst wait a second, until they repeat their SYN.
+# wsgiref's server has a backlog of 5. In a burst, further clients wait a second until they repeat
+# their SYN.
 _BACKLOG = 128
-# How long server_close() waits for running responses. Then it shuts their connections down, and
-# waits as long for their threads.
+# The longest time that server_close() waits for running responses.
 STOP_S = 10.0
-_CUT_S = 2.0
+# After that time it shuts down their connections, and waits this time for their threads.
+_SHUTDOWN_S = 2.0
 
 
 class WSGIServer(simple_server.WSGIServer):
@@ -46,7 +47,7 @@ class WSGIServer(simple_server.WSGIServer):
     """
 
     request_queue_size = _BACKLOG
-    #: Set while the server stops: connections are closed after their response, idle ones soon.
+    #: Set while the server stops. Connections are then closed after their response.
     is_stopping = False
 
     def __init__(
@@ -78,10 +79,10 @@ class WSGIServer(simple_server.WSGIServer):
 
 
 class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
-    """Serves each connection in a thread of its own."""
+    """Serves each connection in a separate thread."""
 
     daemon_threads = True
-    # Not WSGIServer's: here it only waits until the connection has a thread.
+    # That of wsgiref: WSGIServer's method would set `is_stopping` only until the thread has begun.
     handle_request = simple_server.WSGIServer.handle_request
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -99,16 +100,16 @@ class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
     def server_close(self) -> None:
         """Stop listening, close idle connections, and wait for running responses.
 
-        After STOP_S seconds the connections of those that still run are shut down.
+        After STOP_S seconds, the connections of running responses are shut down.
         """
-        self.socket.close()  # is_server_stopping() sees it
+        self.socket.close()  # is_server_stopping() checks this
         self._join(STOP_S)
         for connection in list(self._serving.values()):
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it has just ended
-        self._join(_CUT_S)
+                pass  # the connection was closed meanwhile
+        self._join(_SHUTDOWN_S)
         super().server_close()
 
     def _join(self, limit_s: float) -> None:
@@ -121,7 +122,7 @@ class ThreadingWSGIServer(ThreadingMixIn, WSGIServer):
 class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
     """wsgiref's request handler with persistent connections.
 
-    Unlike the original's, its environ does not contain the process's environment variables:
+    wsgiref's environ contains the environment variables of the process. This environ does not:
     HTTP_PROXY would look like a header of the client.
     """
 
@@ -137,7 +138,7 @@ class WSGIRequestHandler(KeepAliveHandler, simple_server.WSGIRequestHandler):
         environ: WSGIEnvironment = self.get_environ()
         target = urlsplit(self.path)
         if target.scheme and target.netloc:
-            # An absolute URI, which takes precedence over Host (RFC 9112, 3.2.2).
+            # The target is an absolute URI. It takes precedence over Host (RFC 9112, 3.2.2).
             environ["HTTP_HOST"] = target.netloc.rpartition("@")[2]
             environ["PATH_INFO"] = unquote(target.path or "/", "latin-1")
         environ["wsgi.version"] = (1, 0)
@@ -181,10 +182,10 @@ def make_server(
     server_class: type[WSGIServer] = WSGIServer,
     handler_class: type[WSGIRequestHandler] = WSGIRequestHandler,
 ) -> WSGIServer:
-    """Return a server that listens. Call its serve_forever().
+    """Return a server that listens. Call its method serve_forever().
 
-    :param host: a name or an IPv4 or IPv6 address. "" means all IPv4 addresses.
-    :param port: 0 means a free port, which is then in the server's `server_port`.
+    :param host: a host name, or an IPv4 or IPv6 address. "" for all IPv4 addresses.
+    :param port: the port. 0 for a free port, which is then in `server_port` of the server.
     :param server_class: :class:`WSGIServer`, :class:`ThreadingWSGIServer`, or a subclass.
     :param handler_class: a subclass may set `timeout`, `keep_alive_timeout` (seconds) and
         `use_sendfile`.

@@ -4,9 +4,9 @@
     werkzeug.serving.run_simple(host, port, app, request_handler=WerkzeugRequestHandler)
 
 Werkzeug closes every connection, since http.server does not know where an unread request body ends.
-Here the body is a stream with an end. Its unread bytes are read before the next request. If they
-are too many, the connection is closed too. Debugger, reloader, TLS, threads and processes are
-Werkzeug's own.
+This handler knows the end of the body, and discards unread bytes before the next request. If there
+are too many of them, it also closes the connection. Debugger, reloader, TLS, threads and processes
+are those of Werkzeug.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 class WerkzeugRequestHandler(KeepAliveHandler, serving.WSGIRequestHandler):
     """A `request_handler` for run_simple, make_server, and Flask's app.run.
 
-    Under the debugger files are read and sent in blocks: its own iterator hides them from the
-    server.
+    With the debugger, files are read and sent in blocks: the debugger's iterator hides them from
+    the server.
     """
 
     def handle_one_request(self) -> None:
         # address_string() reads the client's address from the environ, where ProxyFix may have set
-        # it: not from that of the previous request.
+        # it. It must not read the environ of the previous request.
         self.environ: WSGIEnvironment = {}
         super().handle_one_request()
 
@@ -43,7 +43,7 @@ class WerkzeugRequestHandler(KeepAliveHandler, serving.WSGIRequestHandler):
 
     def basic_environ(self) -> WSGIEnvironment:
         self.environ = self.make_environ()
-        self.environ["REMOTE_PORT"] = str(self.environ["REMOTE_PORT"])  # PEP 3333: all are str
+        self.environ["REMOTE_PORT"] = str(self.environ["REMOTE_PORT"])  # PEP 3333 requires str
         return self.environ
 
     def error_application(self) -> WSGIApplication:
@@ -54,8 +54,8 @@ class WerkzeugRequestHandler(KeepAliveHandler, serving.WSGIRequestHandler):
         self.server.log("error", "Error on request:\n%s", text)
 
     def has_left_http(self, error: Exception) -> bool:
-        # simple-websocket and Flask-Sock speak WebSocket on environ["werkzeug.socket"], and raise a
-        # plain ConnectionError when they are done.
+        # simple-websocket and Flask-Sock use environ["werkzeug.socket"] for WebSocket. When the
+        # WebSocket is closed, they raise a plain ConnectionError.
         return type(error) is ConnectionError
 
     def passes_errors_through(self) -> bool:

@@ -300,7 +300,7 @@ def _hand_over(
         return None
     with open(os.path.join(folder, path), "rb", buffering=0, opener=lambda *_: fd) as file:
         segment = file_segment(file)
-        headers = segment and front_server.hand_over(plan.headers, file, segment)
+        headers = segment and front_server.delegate(plan.headers, file, segment)
     return response_to(request, (Plan(200, headers), None)) if headers else None
 
 

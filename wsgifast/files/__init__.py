@@ -1,4 +1,4 @@
-"""The sans-I/O core of file responses: a request and a file's metadata in, a plan out."""
+"""Plan the response to a request for a file, without I/O (sans-I/O)."""
 
 from ..http.headers import Header
 from .conditions import content_etag, http_date, parse_http_date, stat_etag

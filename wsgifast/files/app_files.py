@@ -1,10 +1,12 @@
-"""The file of an app's response: its Range and preconditions, and its sending by the front server.
+"""Apply Range and preconditions to an app's file response, or delegate it to the front server.
 
-A 200 with a file gets the same treatment as by nginx's range and not-modified filters.
+:func:`describe_file_body` evaluates Range and preconditions for a 200 whose body is a file. nginx's
+range and not-modified filters do the same.
 
-Or the response names the file, and the front server sends it while the worker is free:
-X-Accel-Redirect (nginx), X-Sendfile (Apache, lighttpd). The configuration decides for which
-folders. The path is that of the open file. Nothing in the request has any influence on it.
+:class:`FrontServer` replaces the body by a header with the file's path: X-Accel-Redirect (nginx)
+or X-Sendfile (Apache, lighttpd). The front server then sends the file, and the worker is free.
+The configuration names the folders of such files. The path comes from the file that the app has
+opened, and does not depend on the request.
 """
 
 from __future__ import annotations
@@ -25,30 +27,32 @@ from .conditions import is_etag, stat_etag
 from .found import stat_or_none
 from .plan import Plan, Representation, RequestFacts
 
-# With one of these the app has applied Range by itself, or frames the body in its own way.
-_SETTLED = frozenset({"content-range", "transfer-encoding"})
+# A response with Content-Range is a part already. With Transfer-Encoding, the app frames the body.
+_FINAL_HEADERS = frozenset({"content-range", "transfer-encoding"})
 _VALIDATORS = frozenset({"etag", "last-modified"})
-# The kernel stamps files with the time of its last tick, which is up to 10 ms before the clock's
-# (HZ=100). Some file systems have whole seconds, or every other one (ext3, NFSv2, FAT).
+# The kernel sets file times to its last tick, which is up to 10 ms before the clock (HZ=100).
+# Some file systems store whole seconds (ext3, NFSv2) or only even ones (FAT).
 _TICK_NS = 10 * 10**6
 _COARSE_TICK_NS = 2 * 10**9
-# The names of open files.
+# Paths that stand for a descriptor number, and not for a file.
 _DESCRIPTOR = re.compile(rb"/dev/(?:fd/|std)|/proc/[^/]+/(?:task/[0-9]+/)?fd/")
-# Headers that would not fit the file as the front server sends it. nginx drops Content-Encoding.
-_UNSUITED = frozenset({"content-encoding", "content-range", "transfer-encoding"})
-# A URL path, percent-encoded: it becomes the value of a header.
+# A response with one of these headers is not delegated: the front server sends the whole file
+# without it. nginx drops Content-Encoding.
+_NOT_DELEGATED = frozenset({"content-encoding", "content-range", "transfer-encoding"})
+# A percent-encoded URL path: only printable ASCII, since it becomes the value of a header.
 _LOCATION = re.compile(r"/[!-~]*")
 
 
 class FileDescription(NamedTuple):
-    """A file that an app answers with, and the response to a request for it.
+    """The file of an app's response, and the values that decide about the response.
 
-    :ivar conditions: the request's values that count.
-    :ivar headers: of a 200 with the whole file, without a Content-Length that the app has not sent.
-    :ivar size: in bytes.
-    :ivar copy: sent in place of the file. None to send the file.
-    :ivar etag: the file's, for a copy.
-    :ivar ranges: whether ranges are answered.
+    :ivar conditions: the request's Range and preconditions, without those that are disabled.
+    :ivar headers: the headers of a 200 with the whole file. Content-Length is among them only if
+        the app has sent it.
+    :ivar size: the size of the file, in bytes.
+    :ivar copy: the compressed copy to send. None to send the file.
+    :ivar etag: the entity tag of the file. It is used only with a copy.
+    :ivar ranges: whether a Range header is applied.
     """
 
     conditions: RequestFacts
@@ -59,7 +63,7 @@ class FileDescription(NamedTuple):
     ranges: bool
 
     def plan(self) -> Plan:
-        """Plan the response."""
+        """Return the plan of the response."""
         if self.copy is None:
             return Representation(self.size, self.headers).plan(self.conditions)
         return self.copy.plan(
@@ -78,32 +82,34 @@ def describe_file_body(
     began_ns: int | None = None,
     copy: CompressedCopy | None = None,
 ) -> FileDescription | None:
-    """Describe the file of a GET or HEAD that the app answered with 200 and a file.
+    """Describe the file of an app's 200 response to a GET or HEAD.
 
-    The app's headers and validators do not change. If it has sent neither an ETag nor a
+    The app's headers and validators do not change. If the app has sent neither an ETag nor a
     Last-Modified, an ETag is made from the file's size, modification time and name. No
     Last-Modified is added, since caches may use it for a heuristic freshness of days (RFC 9111,
     section 4.2.2).
 
     A file that was made for this response (:func:`is_made_for_one_response`) gets no ETag. If the
-    app has sent an ETag with it, parts are sent only to requests with that tag in If-Range.
-    Accept-Ranges is not sent, since many clients download in parts without If-Range. They would put
-    pieces of several responses together.
+    app has sent an ETag for such a file, parts are sent only to requests with that tag in If-Range.
+    Accept-Ranges is not added, since many clients download in parts without If-Range. Such a
+    client would join parts of several responses.
 
-    :param headers: the app's. A Content-Length among them is the whole body's.
+    :param conditions: the request's values. With `copy`, they must be unchanged, since the client's
+        tags may be those of copies.
+    :param headers: the app's headers. A Content-Length must be that of the whole body.
     :param file: the app's file object. Only its name is used.
-    :param segment: the bytes of the file that the app sends: the representation.
-    :param ranges: answer Range and If-Range, and send Accept-Ranges, unless the app itself sends
-        `Accept-Ranges: none`.
+    :param segment: the bytes of the file that the app sends. They are the representation.
+    :param ranges: apply Range and If-Range, and add Accept-Ranges. `Accept-Ranges: none` of the app
+        takes precedence.
     :param conditional: evaluate the four preconditions.
-    :param began_ns: when the request began: nanoseconds since 1970 (UTC). None if not known.
-    :param copy: one with a body, which is sent in place of the file, with validators and ranges of
-        its own. `conditions` are then as the client sent them: its tags may be those of copies.
-    :returns: None to leave the response unchanged: the app has applied Range itself, or there is no
-        validator.
+    :param began_ns: the start of the request, in nanoseconds since 1970 (UTC). None if not known.
+    :param copy: a compressed copy to send in place of the file. Its body must not be None. The copy
+        has validators and ranges of its own.
+    :returns: None to send the response unchanged: the app has applied Range or sets the framing, or
+        there is no validator.
     """
     given = Headers(headers).by_name()
-    if not _SETTLED.isdisjoint(given):
+    if not _FINAL_HEADERS.isdisjoint(given):
         return None
     added: list[Header] = []
     is_for_this_response = is_made_for_one_response(file, segment.fd, began_ns)
@@ -142,7 +148,10 @@ def plan_file_body(
     segment: FileSegment,
     **options: Any,
 ) -> Plan | None:
-    """Plan the response to a GET or HEAD. See :func:`describe_file_body`."""
+    """Return the plan of the response to a GET or HEAD, or None to send the response unchanged.
+
+    See :func:`describe_file_body` for the parameters.
+    """
     described = describe_file_body(conditions, headers, file, segment, **options)
     return None if described is None else described.plan()
 
@@ -150,14 +159,14 @@ def plan_file_body(
 def is_made_for_one_response(
     file: object, fd: int, began_ns: int | None = None, now_ns: int | None = None
 ) -> bool:
-    """Return whether a file was made for this response, so that the next may have another, or none.
+    """Return whether a file was made for this response. The next response may have another file.
 
-    It is a temporary file, one without a name in any directory, or one that was modified between
-    the begin of the request and now. A time ahead of the clock comes from an image, an archive or
-    another host, and means nothing for this request.
+    Such a file is a temporary file, a file without a name in any directory, or a file that was
+    modified between the start of the request and now. A time ahead of the clock does not count: it
+    comes from a container image, an archive or another host.
 
-    :param began_ns: when the request began. None to ignore the file's times.
-    :param now_ns: by default the clock's time.
+    :param began_ns: the start of the request. None to ignore the file's times.
+    :param now_ns: the current time. The default is that of the clock.
     """
     if isinstance(file, TEMPORARY):
         return True
@@ -167,9 +176,10 @@ def is_made_for_one_response(
     if began_ns is None:
         return False
     tick_ns = _TICK_NS if stat_result.st_mtime_ns % 10**9 else _COARSE_TICK_NS
-    # A file system may round up, or have the clock of a file server.
+    # A file system may round times up, or use the clock of a file server.
     latest_ns = (time_ns() if now_ns is None else now_ns) + _COARSE_TICK_NS
-    # The second: a copy has the time of its original, and its inode was changed just now.
+    # The change time (ctime) is for a file that was copied with the modification time of its
+    # original.
     return (
         began_ns - tick_ns <= stat_result.st_mtime_ns <= latest_ns
         or began_ns - _TICK_NS <= stat_result.st_ctime_ns <= latest_ns
@@ -177,35 +187,35 @@ def is_made_for_one_response(
 
 
 def _file_etag(file: Any, segment: FileSegment) -> str | None:
-    conditions = os.fstat(segment.fd)
-    etag = stat_etag(segment.size, conditions.st_mtime_ns)
+    stat_result = os.fstat(segment.fd)
+    etag = stat_etag(segment.size, stat_result.st_mtime_ns)
     if etag is None:
         return None
-    # One URL may stand for several files (by user, by language), and files that were unpacked
-    # together may share size and time: the name makes the difference, and is the same on each host.
+    # A URL may return another file for each user or language. Files that were unpacked together may
+    # have the same size and time, so the tag contains the name. It is the same on each host.
     name = getattr(file, "name", None)
     if not isinstance(name, (str, bytes)) or _DESCRIPTOR.match(os.fsencode(name)):
-        # Opened by a descriptor. Its number is another one at the next request.
-        name = conditions.st_dev, conditions.st_ino
+        # The name is a descriptor number, which changes with each request.
+        name = stat_result.st_dev, stat_result.st_ino
     return f'{etag[:-1]}-{zlib.crc32(repr((name, segment.offset)).encode()):x}"'
 
 
 def front_server_of(
     accel_redirect: Mapping[str, str] | None = None, x_sendfile: Iterable[str] | None = None
 ) -> FrontServer | None:
-    """Return the front server that sends files. None without either option.
+    """Return the front server that sends files. Return None if both options are None.
 
-    nginx keeps the app's Content-Type, Content-Disposition, Accept-Ranges, Set-Cookie,
-    Cache-Control and Expires, and applies Range and preconditions itself. Any other header has to
-    be named in the location: ``add_header X-Frame-Options $upstream_http_x_frame_options;``.
+    nginx sends the app's Content-Type, Content-Disposition, Accept-Ranges, Set-Cookie,
+    Cache-Control and Expires, and applies Range and preconditions. Its location must name each
+    other header: ``add_header X-Frame-Options $upstream_http_x_frame_options;``.
 
-    :param accel_redirect: for nginx: maps folders to the `internal` locations at which it serves
-        them: ``{"/srv/files": "/protected/"}`` for
+    :param accel_redirect: a mapping of folders to nginx's `internal` locations, such as
+        ``{"/srv/files": "/protected/"}`` for
         ``location /protected/ { internal; alias /srv/files/; }``.
-    :param x_sendfile: for Apache (mod_xsendfile) and lighttpd: the folders that its own
-        configuration lets it send files from.
-    :raises ConfigurationError: if both are given, a folder does not exist, or a location has no
-        leading slash.
+    :param x_sendfile: the folders from which Apache (mod_xsendfile) or lighttpd may send files. The
+        configuration of that server must allow them.
+    :raises ConfigurationError: if both options are set, a folder does not exist, or a location has
+        no leading slash.
     """
     if accel_redirect is not None and x_sendfile is not None:
         raise ConfigurationError(
@@ -226,25 +236,26 @@ def front_server_of(
         return FrontServer("X-Accel-Redirect", accel_redirect)
     if x_sendfile is None:
         return None
-    # A mapping is accel_redirect's.
+    # A mapping is a value for accel_redirect.
     several = isinstance(x_sendfile, Iterable) and not isinstance(x_sendfile, (str, bytes, Mapping))
     folders = list(x_sendfile) if several else []
     if not folders:
         raise ConfigurationError(f"x_sendfile takes a list of folders, not {x_sendfile!r}")
-    # Its header has the path itself, so every folder is its own location.
+    # X-Sendfile contains the path of the file, so its folder is not replaced.
     return FrontServer("X-Sendfile", dict.fromkeys(folders))
 
 
 class FrontServer:
-    """The front server, and the folders whose files it can send.
+    """A front server, and the folders from which it can send files.
 
-    :param header: the response header that names the file.
-    :param locations: maps folders to the replacements of their paths. None keeps the path.
+    :param header: the name of the response header with the path of the file.
+    :param locations: maps each folder to the location that replaces it in the path. None for a
+        header with the unchanged path.
     """
 
     def __init__(self, header: str, locations: Mapping[str, str | None]) -> None:
         self._header = header
-        self._unsuited = _UNSUITED | {header.lower()}
+        self._not_delegated = _NOT_DELEGATED | {header.lower()}
         prefixes = []
         for folder, location in locations.items():
             if not isinstance(folder, (str, os.PathLike)) or not os.path.isdir(folder):
@@ -257,23 +268,24 @@ class FrontServer:
             if location is None:
                 location = quote(prefix)
             prefixes.append((prefix, location if location.endswith("/") else f"{location}/"))
-        # A folder inside another may have its own location: the longest prefix comes first.
+        # The longest prefix comes first: a folder inside another folder may have its own location.
         self._prefixes = sorted(prefixes, key=lambda item: len(item[0]), reverse=True)
 
-    def hand_over(
+    def delegate(
         self, headers: Iterable[Header], file: object, segment: FileSegment
     ) -> Headers | None:
-        """Return the headers with which the front server sends this file. None if it cannot.
+        """Return the headers that make the front server send this file.
 
-        It can if the whole file is to be sent, and its name still leads to it and, with symbolic
-        links resolved, into one of the folders.
+        The response must send the whole file. The file's path must still lead to this file. With
+        symbolic links resolved, the path must be in one of the folders.
 
-        :param headers: the app's.
+        :param headers: the app's headers.
         :param file: the app's file object. Only its name is used.
-        :param segment: the part of the file to be sent.
+        :param segment: the part of the file that the response sends.
+        :returns: None if the front server cannot send the file.
         """
         headers = Headers(headers)
-        if not self._unsuited.isdisjoint(headers.names()):
+        if not self._not_delegated.isdisjoint(headers.names()):
             return None
         location = self._location(file, segment)
         if location is None:
@@ -292,9 +304,10 @@ class FrontServer:
         if found is None or segment.offset or segment.size != opened.st_size:
             return None
         named = stat_or_none(path, follow_symlinks=False)
-        # Renamed or replaced since it was opened, or opened relative to another folder.
+        # The file was renamed or replaced after the app had opened it. Or the app had opened it
+        # relative to another working directory.
         if named is None or not os.path.samestat(named, opened):
             return None
-        # Percent-encoded, which all three servers decode. So no line break gets into the header.
+        # All three servers decode percent-encoding. It also prevents line breaks in the header.
         prefix, location = found
         return location + quote(path[len(prefix) :])

@@ -1,13 +1,16 @@
-"""Write precompressed files (.gz, .br, .zst) and deltas (.dcz) beside the files of a directory.
+"""Write precompressed files (.gz, .br, .zst) and deltas (.dcz) next to the files of a directory.
 
-StaticFiles sends them. The output is reproducible: a precompressed file depends only on the bytes
-of its original, and gets its modification time, so that copies of a tree have the same entity tags.
-A manifest in the directory lists the precompressed files that were made here. Any other is the
-user's own file: a `dump.sql.gz` may be the only copy of yesterday's `dump.sql`.
+StaticFiles sends these files. The output is reproducible: it depends only on the original's bytes.
+A precompressed file gets the modification time of its original. So all copies of a directory tree
+have the same entity tags.
 
-The manifest is untrusted, and names and links may change while this runs. So paths are walked name
-by name from the root without following links, and files are opened, created and removed relative to
-an open directory.
+A manifest in the directory lists the precompressed files that this module wrote. It replaces and
+removes only those. Another file is the user's: a `dump.sql.gz` may be the only copy of yesterday's
+`dump.sql`.
+
+The manifest is untrusted, and other processes may change names and links at any time. So each path
+is walked name by name from the root, and no link is followed. Files are opened, created and removed
+relative to an open directory.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from .deltas import content_of, newest_releases
 from .directory import Directory, names_of, open_folder
 from .found import has_same_time, is_outdated, stat_or_none
 
-# Files are compressed in memory, one per thread.
+# Each thread has one whole file in memory.
 _MAX_FILE_BYTES = 256 * 1024 * 1024
 # Formats that are compressed already.
 _COMPRESSED_EXTENSIONS = frozenset(
@@ -51,31 +54,35 @@ _COMPRESSED_EXTENSIONS = frozenset(
     | {".m4a", ".m4v", ".mov", ".mp3", ".mp4", ".mpeg", ".ogg", ".opus", ".png", ".rar", ".tbz"}
     | {".svgz", ".tgz", ".txz", ".webm", ".webp", ".whl", ".woff", ".woff2", ".xz", ".zip", ".zst"}
 )
-# Hidden, so that it is not served.
+# StaticFiles does not serve names that begin with a dot.
 MANIFEST = ".wsgifast-compress.json"
 _MANIFEST_VERSION = 1
 _SUFFIXES = "|".join(map(re.escape, PRECOMPRESSED_SUFFIXES.values()))
 _PRECOMPRESSED = re.compile(
     rf"(?P<original>[^/]+)(?:{_SUFFIXES}|\.[0-9a-f]{{16}}{re.escape(DELTA_SUFFIX)})\Z"
 )
-# The errors if a precompressed file's folder is gone, or has become a link.
+# The errors of a path whose folder was removed, or replaced by a link.
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 @dataclass
 class CompressReport:
-    """The results. Paths are relative to the directory."""
+    """The results of :func:`compress`. Paths are relative to the directory.
+
+    :ivar written: new precompressed files and deltas.
+    :ivar current: files of an earlier run that are up to date.
+    :ivar removed: files of an earlier run whose original is gone or no longer compresses enough.
+    :ivar left_alone: files that :func:`compress` did not write. They are outdated, or not regular.
+    :ivar failed: maps paths to the reasons.
+    :ivar original_bytes: the total size of the originals that have precompressed files.
+    :ivar smallest_bytes: the total size of the smallest precompressed file of each original.
+    """
 
     written: list[str] = field(default_factory=list)
-    # Made earlier, and still up to date.
     current: list[str] = field(default_factory=list)
-    # Made here for a file that is gone, or that no longer compresses well enough.
     removed: list[str] = field(default_factory=list)
-    # Not made here, and older than its original or no regular file.
     left_alone: list[str] = field(default_factory=list)
-    # Path -> why.
     failed: dict[str, str] = field(default_factory=dict)
-    # The total of the originals with precompressed files, and of the smallest one of each.
     original_bytes: int = 0
     smallest_bytes: int = 0
 
@@ -90,24 +97,25 @@ def compress(
     against: Iterable[str | os.PathLike[str]] = (),
     progress: Callable[[int, int, str], None] | None = None,
 ) -> CompressReport:
-    """Make precompressed files that save enough, and remove earlier ones that no longer do.
+    """Write the precompressed files that save enough bytes, and remove those that no longer do.
 
-    Links are not followed, and hidden files are left out. A precompressed file is written under a
-    temporary name and then renamed, so that a running server sends the old one or the new one.
+    Links are not followed, and hidden files are skipped. A precompressed file is written under a
+    temporary name and then renamed. So a running server sends the old file or the new file.
 
-    :param codings: some of "gzip", "br" and "zstd". By default those with an installed package.
-    :param jobs: the number of threads. By default that of the processors. The compressors release
-        the GIL.
-    :param overwrite: also replace precompressed files that were not made here.
-    :param skip_extensions: of files to leave alone, such as "jpg" or ".jpg". By default those of
-        formats that are compressed already.
-    :param against: directories of earlier releases. For each file with a hash of its content in its
-        name, a delta is made to each release of it there (RFC 9842), for StaticFiles with
-        `dictionaries`: `app.3f2a1b9c.js.DIGEST.dcz`, with the first 16 hexadecimal digits of the
-        SHA-256 of the earlier file. Earlier deltas stay as long as their original.
+    :param codings: some of "gzip", "br" and "zstd". The default is those with an installed package.
+    :param jobs: the number of threads. The default is the number of processors. The compressors
+        release the GIL.
+    :param overwrite: also replace precompressed files that :func:`compress` did not write.
+    :param skip_extensions: extensions of files to skip, such as "jpg" or ".jpg". The default is
+        those of compressed formats.
+    :param against: directories of earlier releases, for StaticFiles with `dictionaries`. For each
+        file with a content hash in its name, a delta to each earlier release of the file is written
+        (RFC 9842). An example is `app.3f2a1b9c.js.DIGEST.dcz`. DIGEST is the first 16 hexadecimal
+        digits of the SHA-256 of the earlier file. Deltas of earlier runs are removed together with
+        their original.
     :param progress: called as progress(files_done, files_total, relative_path).
-    :raises ConfigurationError: if the directory does not exist, its manifest cannot be one, a
-        coding is unknown, its package is not installed, or an earlier release is not a directory.
+    :raises ConfigurationError: if the directory does not exist, its manifest is malformed, a coding
+        is unknown, the package of a coding is missing, or an earlier release is not a directory.
     """
     against = list(against)
     for given in (directory, *against):
@@ -138,7 +146,7 @@ def compress(
                 progress(done, len(paths), path)
     except BaseException:
         run.stop()
-        # Not waited for: compressing a large file takes minutes.
+        # Do not wait for the threads: the compression of a large file takes minutes.
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
@@ -151,10 +159,10 @@ def compress(
 
 
 def skipped_extensions(given: Iterable[str] | None) -> Collection[str]:
-    """Return the extensions of files to leave alone, with their dots and in lower case.
+    """Return the extensions of files to skip, with their dots and in lower case.
 
-    :param given: see :func:`compress`.
-    :raises ConfigurationError: if it is no list of strings.
+    :param given: the value of `skip_extensions`. See :func:`compress`.
+    :raises ConfigurationError: if the value is not a list of strings.
     """
     if given is None:
         return _COMPRESSED_EXTENSIONS
@@ -169,10 +177,11 @@ def skipped_extensions(given: Iterable[str] | None) -> Collection[str]:
 class _Run:
     """One run over a directory.
 
-    One thread handles a file. list.append() and setting an item of a dict are atomic. Precompressed
-    files are written under a lock, and none after :meth:`stop`.
+    Each file is handled by one thread. Reports need no lock: list.append() and dict item assignment
+    are atomic. Precompressed files are written under a lock, and never after :meth:`stop`.
 
-    :ivar made: the precompressed files made here, with their digests.
+    :ivar made: maps the precompressed files that :func:`compress` wrote to the digests of their
+        content.
     """
 
     root: Path
@@ -185,13 +194,16 @@ class _Run:
     _is_stopped: bool = False
 
     def stop(self) -> None:
-        """Write no more precompressed files, and the manifest of those that were written."""
+        """Prevent further writes, and write the manifest of the files that are written."""
         with self._writing:
             self._is_stopped = True
             _write_manifest(self.root, self.made)
 
     def compress_one(self, path: str) -> tuple[int, int]:
-        """Return the sizes of a file and its smallest precompressed one, (0, 0) without one."""
+        """Compress a file. Return its size and that of its smallest precompressed file.
+
+        Both are 0 if it has no precompressed file.
+        """
         with _folder_of(self.root, path) as (folder, name):
             original = _read_file(folder, name)
             if original is None:
@@ -212,6 +224,7 @@ class _Run:
         return (len(original.content), min(sizes)) if sizes else (0, 0)
 
     def remove_orphans(self) -> None:
+        """Remove precompressed files without their original, and deltas of older originals."""
         for path in sorted(self.made):
             try:
                 with _folder_of(self.root, path) as (folder, name):
@@ -229,7 +242,7 @@ class _Run:
                     self.report.failed[path] = error.strerror or str(error)
 
     def _dictionaries(self, path: str, original: _File) -> Iterator[bytes]:
-        """Read the earlier releases of a file."""
+        """Yield the content of the earlier releases of a file."""
         *folders, name = path.split("/")
         hashed = hashed_name(name)
         if hashed is None:
@@ -248,9 +261,10 @@ class _Run:
         most_bytes: int,
         original: _File,
     ) -> int | None:
-        """Return the precompressed file's size. None if the file has none afterwards.
+        """Write a precompressed file, unless it is up to date. Return its size.
 
-        :param most_bytes: that it may have to be of use.
+        :param most_bytes: a larger precompressed file would save too little.
+        :returns: None if there is no usable precompressed file now.
         """
         name = path.rpartition("/")[2]
         there = _stat_of(name, dir_fd=folder)
@@ -316,8 +330,8 @@ def _digest(content: bytes) -> str:
 def _read_manifest(root: Path) -> dict[str, str]:
     """Return the paths of the precompressed files with their digests. Empty without a manifest.
 
-    :raises ConfigurationError: if it cannot be read, is malformed, or names anything but
-        precompressed files below the root.
+    :raises ConfigurationError: if the manifest cannot be read, is malformed, or lists a path that
+        is not that of a precompressed file below the root.
     """
     try:
         with _folder_of(root, MANIFEST) as (folder, name):
@@ -350,7 +364,7 @@ def _write_manifest(root: Path, made: dict[str, str]) -> None:
                 os.unlink(name, dir_fd=folder)
 
 
-# Files in a tree that others may change at the same time
+# Access to files in a directory tree that other processes may change at the same time
 
 
 class _File(NamedTuple):
@@ -360,7 +374,7 @@ class _File(NamedTuple):
 
 @contextlib.contextmanager
 def _folder_of(root: Path, path: str) -> Iterator[tuple[int, str]]:
-    """Open the directory of a file. Yield its descriptor and the file's name."""
+    """Open the directory of a file. Yield the directory's descriptor and the file's name."""
     *folders, name = path.split("/")
     folder = open_folder(root, folders)
     try:
@@ -378,13 +392,13 @@ def _is_regular(stat_result: os.stat_result | None) -> bool:
 
 
 def _read_file(folder: int, name: str) -> _File | None:
-    """Read a regular file. None for anything else, such as a link.
+    """Read a regular file. Return None if the name is that of a link, a device and the like.
 
-    :raises OSError: if it does not exist, or cannot be read.
+    :raises OSError: if the file does not exist, or cannot be read.
     """
     stat_result = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if not _is_regular(stat_result):
-        return None  # before open(): opening a device may have effects
+        return None  # open() of a device may have effects
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with open(os.open(name, flags, dir_fd=folder), "rb") as file:
         stat_result = os.fstat(file.fileno())
@@ -396,10 +410,11 @@ def _read_file(folder: int, name: str) -> _File | None:
 def _write_file(folder: int, name: str, content: bytes, like: os.stat_result | None = None) -> None:
     """Write a file atomically.
 
-    :param like: the stat() of a file whose owner (as far as this process may set it), permissions
-        and modification time it gets. None: the owner of the folder, and no permission for others.
+    :param like: the stat result of the file from which the new file gets its owner, permissions and
+        modification time. The owner changes only if this process may change it. None to use the
+        owner of the folder, and permissions for the owner only.
     """
-    # 100 characters: with the suffix it must not exceed the longest name.
+    # 100 characters: the name with both suffixes must not exceed the longest name of file systems.
     temporary = f".{name[:100]}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=folder)
@@ -407,9 +422,9 @@ def _write_file(folder: int, name: str, content: bytes, like: os.stat_result | N
         with open(fd, "wb") as file:
             file.write(content)
             file.flush()
-            _give_away(fd, os.fstat(folder) if like is None else like)
+            _change_owner(fd, os.fstat(folder) if like is None else like)
             if like is not None:
-                # After the owner: no one else may read it before.
+                # After the change of owner: until then other users must not read the file.
                 os.fchmod(fd, _permissions(like, os.fstat(fd)))
                 os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -418,22 +433,22 @@ def _write_file(folder: int, name: str, content: bytes, like: os.stat_result | N
         raise
 
 
-def _give_away(fd: int, like: os.stat_result) -> None:
-    """Give a file the owner and group of another, as far as this process may."""
+def _change_owner(fd: int, like: os.stat_result) -> None:
+    """Set a file's owner and group to those of another file, if this process may do so."""
     stat_result = os.fstat(fd)
     if os.geteuid() == 0 and stat_result.st_uid != like.st_uid:
-        with contextlib.suppress(OSError):  # in a user namespace, or on a network file system
+        with contextlib.suppress(OSError):  # user namespaces and network file systems may refuse it
             os.fchown(fd, like.st_uid, -1)
     if stat_result.st_gid != like.st_gid:
-        with contextlib.suppress(OSError):  # of a group that this process is not in
+        with contextlib.suppress(OSError):  # this process may not be in the group
             os.fchown(fd, -1, like.st_gid)
 
 
 def _permissions(like: os.stat_result, own: os.stat_result) -> int:
-    """Return the permission bits of a file for a copy, which may have another group.
+    """Return the permission bits for a copy of a file, which may have another group.
 
-    Without setuid, setgid and the sticky bit: those are for the original alone. What its group
-    could do, another group may only if everybody may.
+    setuid, setgid and the sticky bit are not copied. If the copy has another group, that group gets
+    only the permissions that all users have.
     """
     mode = like.st_mode & 0o777
     if own.st_gid != like.st_gid:

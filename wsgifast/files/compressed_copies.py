@@ -1,15 +1,15 @@
-"""Compressed copies of files without a precompressed file: made once, and cached.
+"""Make compressed copies of files that have no precompressed file, and cache the copies.
 
-The first request for a file of up to 1 MiB makes its copy, which costs as much as a compressed page
-of that size. One request at a time does. One thread makes the copies of larger files, and no
-request waits for it. These requests get the uncompressed file, and later ones get the copy. The
-thread works at a low priority, and rests as long as it works.
+- A file of up to 1 MiB: the first request makes the copy. Only one request at a time makes a copy.
+- A larger file: a background thread makes the copy, and no request waits for the thread. Until the
+  copy exists, requests get the uncompressed file. The thread has a low priority, and sleeps as long
+  as it works.
 
-No copy is made while requests wait. The share of the time that copies take is bounded, so that
-copies that do not fit into the cache are not made for ever.
+No copy is made while requests wait for the process. The processor time for copies is bounded:
+copies that do not fit into the cache would otherwise be made again and again.
 
-Copies that no longer fit into memory stay in an unnamed file. Deltas (deltas.py) are in the same
-cache.
+If a copy no longer fits into memory, it is written to an unnamed temporary file. The cache also
+contains the deltas of deltas.py.
 """
 
 from __future__ import annotations
@@ -40,41 +40,46 @@ log = logging.getLogger("wsgifast.files")
 
 # The memory for the copies of a process.
 _CACHE_BYTES = 64 * 1024 * 1024
-# And the file behind it, which may be in memory too: many systems have such a /tmp.
+# The size of the temporary file. On many systems /tmp is in memory too.
 _FILE_BYTES = 256 * 1024 * 1024
-# A larger file stays as it is, and is sent by sendfile: compressing it would take a second, and its
-# copy much of the cache.
+# A larger file is not compressed. That would take a second, and much of the cache.
 MAX_FILE_BYTES = 16 * 1024 * 1024
-# The first request for a file of up to so many bytes makes its copy, in 20 ms at most. Others that
-# make one at the same time are waited for: so long.
+# The largest file whose copy is made by the first request. That takes 20 ms at most.
 _FIRST_REQUEST_BYTES = 1024 * 1024
+# The longest time that a request waits until another request has made its copy.
 _TURN_S = 0.1
-# A file of up to so many bytes takes 10 ms at most at these levels. They are higher than those of a
-# single response, as a copy is sent often. Others are compressed at the default levels.
+# Files of up to this size are compressed at these levels, in 10 ms at most. The levels are higher
+# than those of a single response, because a copy is sent often. Larger files use the default
+# levels.
 _SMALL_FILE_BYTES = 256 * 1024
 _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
-# The bytes that the thread compresses before it rests.
+# The bytes that the thread compresses before it sleeps.
 _PIECE_BYTES = 128 * 1024
-# Files that wait for the thread. One is given up if it was not requested for so long. Its clients
-# have their responses by then, or have left.
+# The most files in the thread's queue.
 _MAX_JOBS = 8
+# The thread makes no copy of a file that was not requested for this time. Its clients have their
+# responses by then, or have left.
 _MAX_UNWANTED_S = 5.0
-# Processor time for copies: so much at once, and this share of the time.
+# The processor time for copies: the most in one burst, and the share in the long run.
 _BURST_S = 5.0
 _SHARE = 0.1
-_REST_S = 0.02
-# A piece of work seems to take hours if the process is stopped meanwhile.
-_MAX_REST_S = 1.0
-# Copies and precompressed files that save less are not worth the client's decompression.
+# The interval of checks whether the thread may continue.
+_CHECK_S = 0.02
+# The longest sleep after a piece. If the process was stopped during a piece, the piece seems to
+# have taken hours.
+_MAX_SLEEP_S = 1.0
+# The least share of the bytes that a copy or a precompressed file must save. Otherwise the client's
+# decompression costs more than the bytes.
 MIN_SAVING = 0.05
-# The memory of a copy beside its bytes: its objects, with a representation and its plans.
+# The memory of a copy in addition to its body: its objects, a representation and its plans.
 _COPY_COST_BYTES = 10_000
 
 
 class CompressedCopy(CacheEntry):
-    """A file in a content coding.
+    """The copy of a file in a content coding.
 
-    :ivar body: None if the file does not get smaller.
+    :ivar body: None if compression does not make the file smaller.
+    :ivar checksum: the CRC-32 of the body.
     :ivar uncompressed_bytes: the size of the file.
     """
 
@@ -86,7 +91,8 @@ class CompressedCopy(CacheEntry):
         self.coding = coding
         self.uncompressed_bytes = uncompressed_bytes
         self.checksum = zlib.crc32(body or b"")
-        # One pair, so that threads see both or neither.
+        # The headers of the last call of plan() and its representation. They are one tuple, so that
+        # no thread sees one value without the other.
         self._made: tuple[Sequence[Header], Representation] | None = None
 
     def plan(
@@ -97,14 +103,15 @@ class CompressedCopy(CacheEntry):
         *,
         ranges: bool = True,
     ) -> Plan:
-        """Plan the response to a GET or HEAD with the copy, which has a validator of its own.
+        """Return the plan of the response to a GET or HEAD with the copy.
 
-        :param headers: of the uncompressed file's response, with Vary. The result for the same ones
-            is cached.
-        :param etag: the uncompressed file's. Without one the copy has none.
+        :param headers: the headers of the uncompressed file's response, with Vary. If the next call
+            passes the same object, the representation is reused.
+        :param etag: the entity tag of the uncompressed file. The tag of the copy is derived from
+            it. None for a copy without a tag.
         :param ranges: whether parts may be requested.
         """
-        # A date is that of the uncompressed file, too.
+        # A date in If-Range does not tell the copy from the uncompressed file.
         if conditions.if_range is not None and '"' not in conditions.if_range:
             conditions = conditions._replace(range=None)
         assert self.body is not None
@@ -126,9 +133,9 @@ class CompressedCopy(CacheEntry):
 
 
 class _CopiesOnDisk:
-    """Copies in one unnamed file of a process, one behind the other. A full file begins anew.
+    """The copies of a process in one unnamed file. When the file is full, a new file replaces it.
 
-    :param max_bytes: of the file.
+    :param max_bytes: the most bytes of the file.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -140,18 +147,18 @@ class _CopiesOnDisk:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._begin_anew()
+        self._drop_file()
 
-    def _begin_anew(self) -> None:
+    def _drop_file(self) -> None:
         if self._file is not None:
             self._file.close()
         self._file = None
         self._end = 0
-        # The place of each copy, its coding, its checksum, and the size of the uncompressed file.
+        # For each key: the copy's segment, coding and checksum, and the uncompressed file's size.
         self._places: dict[str, tuple[FileSegment, str, int, int]] = {}
 
     def put(self, key: str, copy: CompressedCopy) -> None:
-        """Write a copy. Without a place for it, it is compressed again when it is needed."""
+        """Write a copy to the file. If that fails, a later request makes the copy again."""
         body = copy.body
         if body is None or len(body) > self._max_bytes:
             return
@@ -159,7 +166,7 @@ class _CopiesOnDisk:
             if key in self._places:
                 return
             if self._end + len(body) > self._max_bytes:
-                self._begin_anew()
+                self._drop_file()
             if self._file is None:
                 self._file = tempfile.TemporaryFile()
             place = FileSegment(self._file.fileno(), self._end, len(body))
@@ -180,9 +187,9 @@ class _CopiesOnDisk:
 
 
 class _Job:
-    """A copy that the thread is to make.
+    """A copy that the background thread has to make.
 
-    :param segment: with a descriptor of its own.
+    :param segment: the part of the file. Its descriptor is closed with the job.
     """
 
     def __init__(self, segment: FileSegment, coding: str, stat_result: os.stat_result) -> None:
@@ -196,38 +203,45 @@ class _Job:
 
 
 class _Pace:
-    """When copies may be made.
+    """Limits the processor time for copies, and decides when a copy may be made.
 
-    :ivar is_behind: returns whether requests wait for this process. Set by servers that know.
+    :ivar is_behind: returns whether requests wait for this process. Servers that know it replace
+        this function.
     """
 
     def __init__(self) -> None:
         self.is_behind: Callable[[], bool] = lambda: False
-        self._paid_at = monotonic()  # when all processor time is made up for
+        # The time at which the processor time so far is no more than _SHARE of all time.
+        self._within_share_at = monotonic()
 
     def may_work(self) -> bool:
-        """Whether no request waits, and copies have not taken too much time."""
-        return (self._paid_at - monotonic()) * _SHARE < _BURST_S and not self.is_behind()
+        """Return whether no request waits, and copies have not taken too much processor time."""
+        ahead_s = (self._within_share_at - monotonic()) * _SHARE
+        return ahead_s < _BURST_S and not self.is_behind()
 
     def spend(self, cpu_s: float) -> None:
-        """Count processor time. Of two threads that do at once, one may not be counted."""
-        self._paid_at = max(self._paid_at, monotonic()) + cpu_s / _SHARE
+        """Count processor time. If two threads call this at once, one call may be lost."""
+        self._within_share_at = max(self._within_share_at, monotonic()) + cpu_s / _SHARE
 
-    def rest(self, wall_s: float, cpu_s: float) -> None:
-        """Rest after a piece of work: longer on a busy machine, and until work may go on."""
+    def sleep_after(self, wall_s: float, cpu_s: float) -> None:
+        """Sleep after a piece of work until the next piece may begin. Sleep longer on a busy host.
+
+        :param wall_s: the elapsed time of the piece.
+        :param cpu_s: its processor time.
+        """
         self.spend(cpu_s)
-        # Looked up each time: gevent may replace it after this module was imported.
-        time.sleep(min(wall_s if wall_s < 2 * cpu_s else 4 * wall_s, _MAX_REST_S))
+        # As an attribute of the module: gevent may replace the function after the import.
+        time.sleep(min(wall_s if wall_s < 2 * cpu_s else 4 * wall_s, _MAX_SLEEP_S))
         while not self.may_work():
-            time.sleep(_REST_S)
+            time.sleep(_CHECK_S)
 
 
 class CompressedCopies:
-    """The cached copies of files.
+    """The compressed copies of files, in memory and on disk.
 
-    :param max_bytes: bound on their memory.
-    :param max_file_bytes: bound on the file behind it.
-    :ivar pace: of the thread that makes them.
+    :param max_bytes: the most memory of the copies.
+    :param max_file_bytes: the most bytes of the temporary file.
+    :ivar pace: limits the time that the copies take.
     """
 
     def __init__(self, max_bytes: int = _CACHE_BYTES, max_file_bytes: int = _FILE_BYTES) -> None:
@@ -235,20 +249,20 @@ class CompressedCopies:
         self._on_disk = _CopiesOnDisk(max_file_bytes)
         self.pace = _Pace()
         self._reset()
-        # The threads of its parent are not there in a forked worker.
+        # A forked worker does not have the threads of its parent.
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # of the request that makes a copy
-        # By key, in the order in which they are made.
+        self._turn = threading.Lock()  # locked by a request while it makes a copy
+        # The jobs by key, in the order of their execution.
         self._jobs: dict[str, _Job] = {}
-        self._works = False
+        self._thread_runs = False
 
     def cached(self, key: str, *, on_disk: bool = False) -> CompressedCopy | None:
-        """Return the copy of a :func:`copy_key` or :func:`delta_key`, if it is cached.
+        """Return the cached copy of a :func:`copy_key` or :func:`delta_key`. None if not cached.
 
-        :param on_disk: also look on the disk, which may block.
+        :param on_disk: also read the temporary file, which may block.
         """
         copy = self._cache.get(key)
         if copy is None and on_disk and (copy := self._on_disk.get(key)) is not None:
@@ -256,14 +270,15 @@ class CompressedCopies:
         return copy
 
     def store(self, key: str, copy: CompressedCopy) -> None:
+        """Cache a copy in memory. Write the copies that it evicts to the temporary file."""
         for each in self._cache.put(key, copy):
             self._on_disk.put(*each)
 
     def get(self, segment: FileSegment, coding: str) -> CompressedCopy | None:
-        """Return the copy of a file, or of a part of it. Have it made if it is not cached.
+        """Return the copy of a file, or of a part of the file. If it is not cached, have it made.
 
-        :returns: None if there is none yet, or can be none: the file is too large, changes, or does
-            not have the size that it reports.
+        :returns: None if the copy is not ready, or cannot be made: the file is too large, has just
+            changed, or does not have the size that stat() reports.
         """
         fd, offset, size = segment
         stat_result = os.fstat(fd)
@@ -274,12 +289,12 @@ class CompressedCopies:
         if copy is not None:
             return copy
         if size > _FIRST_REQUEST_BYTES:
-            self._want(key, segment, coding, stat_result)
+            self._enqueue(key, segment, coding, stat_result)
             return None
         if not self.pace.may_work() or not self._turn.acquire(timeout=_TURN_S):
             return None
         try:
-            # It may have been made while another request had its turn.
+            # Another request may have made the copy meanwhile.
             copy = self.cached(key, on_disk=True)
             if copy is None and has_its_size(fd, stat_result):
                 began = thread_time()
@@ -291,10 +306,10 @@ class CompressedCopies:
             self._turn.release()
         return copy
 
-    def _want(
+    def _enqueue(
         self, key: str, segment: FileSegment, coding: str, stat_result: os.stat_result
     ) -> None:
-        """Have the thread make a copy, unless it has enough to do."""
+        """Have the thread make a copy, unless its queue is full."""
         with self._lock:
             job = self._jobs.get(key)
             if job is not None:
@@ -303,25 +318,26 @@ class CompressedCopies:
             if len(self._jobs) >= _MAX_JOBS:
                 return
             self._jobs[key] = _Job(segment._replace(fd=os.dup(segment.fd)), coding, stat_result)
-            if self._works:
+            if self._thread_runs:
                 return
-            self._works = True
-        # Without the lock: start() waits for the thread, which takes it. A greenlet in place of a
-        # thread runs at once.
+            self._thread_runs = True
+        # Without the lock: under gevent the thread is a greenlet, which may run during start(), and
+        # locks it.
         try:
             threading.Thread(target=self._work, name="wsgifast copies", daemon=True).start()
         except RuntimeError:  # the system allows no more threads
             with self._lock:
-                self._works = False
+                self._thread_runs = False
                 for each in [*self._jobs]:
                     self._close(each)
 
     def _close(self, key: str) -> None:
-        """Remove a job, under the lock."""
+        """Remove a job, and close its descriptor. The caller has locked `_lock`."""
         os.close(self._jobs.pop(key).segment.fd)
 
     def _work(self) -> None:
-        # Elsewhere it would be the priority of the whole process. A greenlet has its main thread.
+        # Only Linux has a priority per thread. A greenlet runs in the main thread, whose id is that
+        # of the process.
         thread = threading.get_native_id()
         if sys.platform == "linux" and thread != os.getpid():
             with contextlib.suppress(OSError):
@@ -330,11 +346,11 @@ class CompressedCopies:
             with self._lock:
                 key = next(iter(self._jobs), None)
                 if key is None:
-                    self._works = False
+                    self._thread_runs = False
                     return
                 job = self._jobs[key]
             try:
-                self.pace.rest(0, 0)
+                self.pace.sleep_after(0, 0)
                 if job.is_wanted() and has_its_size(job.segment.fd, job.stat_result):
                     encode = partial(_in_pieces, job, self.pace)
                     copy = _make(job.segment, job.coding, job.stat_result, encode)
@@ -353,7 +369,7 @@ def copy_key(identity: Identity, offset: int, size: int, coding: str) -> str:
 
 
 def delta_key(identity: Identity, digest: bytes) -> str:
-    """Return the key of a whole file as a delta to the dictionary of a digest."""
+    """Return the key of a whole file's delta to the dictionary with this digest."""
     return f"{identity} {DCZ} {digest.hex()}"
 
 
@@ -363,7 +379,7 @@ def _make(
     stat_result: os.stat_result,
     encode: Callable[[bytes], bytes | None],
 ) -> CompressedCopy | None:
-    """Make a copy. None if the file has changed, or the copy is given up."""
+    """Make a copy. Return None if the file has changed, or `encode` returns None."""
     fd, offset, size = segment
     content = os.pread(fd, size, offset)
     if len(content) < size or identity_of(os.fstat(fd)) != identity_of(stat_result):
@@ -378,8 +394,8 @@ def _whole(coding: str, size: int) -> Callable[[bytes], bytes]:
 
 
 def _in_pieces(job: _Job, pace: _Pace, content: bytes) -> bytes | None:
-    """Compress piece by piece, with rests. None if nobody wants it any more."""
-    # libdeflate, which is there for a known size, makes no pieces.
+    """Compress piece by piece, and sleep after each. Return None if requests have stopped."""
+    # With a size, gzip uses libdeflate, which cannot compress in pieces.
     size = None if job.coding == "gzip" else len(content)
     pieces = compressor(job.coding, size=size)
     compressed: list[bytes] = []
@@ -388,13 +404,13 @@ def _in_pieces(job: _Job, pace: _Pace, content: bytes) -> bytes | None:
             return None
         began, cpu_began = monotonic(), thread_time()
         compressed.append(_counted(job.coding, pieces.add, content[at : at + _PIECE_BYTES]))
-        pace.rest(monotonic() - began, thread_time() - cpu_began)
+        pace.sleep_after(monotonic() - began, thread_time() - cpu_began)
     compressed.append(_counted(job.coding, lambda _: pieces.finish(), b""))
     return b"".join(compressed)
 
 
 def made_copy(coding: str, content: bytes, encode: Callable[[bytes], bytes]) -> CompressedCopy:
-    """Encode a file's content, and count the time that it takes."""
+    """Return the copy that `encode` makes of a file's content, and count the processor time."""
     return _copy(coding, content, _counted(coding, encode, content))
 
 
@@ -404,12 +420,13 @@ def _copy(coding: str, content: bytes, compressed: bytes) -> CompressedCopy:
 
 
 def _counted(coding: str, encode: Callable[[bytes], bytes], content: bytes) -> bytes:
-    """Compress, and count the time. The bytes count when they are sent."""
+    """Compress, and count the processor time. Bytes are counted when they are sent."""
     began = thread_time()
     compressed = encode(content)
     TOTALS.count(coding, 0, 0, thread_time() - began)
     return compressed
 
 
-# Of the whole process: the limit is one, whatever is wrapped how often.
+# One cache for the whole process, so that its limits hold for any number of StaticFiles and
+# middleware.
 COPIES = CompressedCopies()

@@ -1,4 +1,4 @@
-"""Validators and the four preconditions, in their order (RFC 9110, sections 8.8 and 13)."""
+"""Validators and the four preconditions (RFC 9110, sections 8.8 and 13)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
-# Earlier modification times are placeholders: file systems without times and reproducible builds
-# set 0, Nix sets 1. As a date, one would mean "not modified" for ever.
+# Earlier modification times are placeholders: 0 from file systems without times and reproducible
+# builds, 1 from Nix. As a Last-Modified, a placeholder would mean "not modified" for ever.
 FIRST_KNOWN_SECOND = 2
-# Parsed date headers that are remembered: clients repeat the Last-Modified that they were sent.
-_REMEMBERED_DATES = 512
+# The number of parsed dates in a cache. Clients send the Last-Modified that they received.
+_CACHED_DATES = 512
 # The longest of the three forms has 33 characters.
 _MAX_DATE_CHARACTERS = 40
 _CONTENT_DIGEST_BYTES = 16
 
 _ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
-# An element of a list of entity tags. Empty elements are skipped (section 5.6.1.2).
+# An element of a list of entity tags, after any empty elements (section 5.6.1.2).
 _ETAG_MEMBER = re.compile(r'[ \t,]*((?:W/)?"[\x21\x23-\x7e\x80-\xff]*")[ \t]*(?:,|\Z)')
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -49,11 +49,12 @@ def evaluate(
 ) -> Literal[304, 412] | None:
     """Evaluate a request's preconditions against an existing representation (section 13.2.2).
 
-    :param etag: the representation's entity tag as it is sent, with quotes and any `W/`. None if it
-        has none.
-    :param modified: its modification time in whole seconds since 1970 (UTC). None if not known.
-    :returns: the status to answer with instead. None to go on. A malformed list of tags matches
-        nothing. A malformed date is ignored (section 13.1.3).
+    A malformed list of tags matches no tag. A malformed date is ignored (section 13.1.3).
+
+    :param etag: the entity tag of the representation, with quotes and any `W/`. None without a tag.
+    :param modified: the modification time of the representation, in whole seconds since 1970 (UTC).
+        None if not known.
+    :returns: the status of the response: 304 or 412. None if the preconditions allow another one.
     """
     if if_match is not None:
         if not _matches(if_match, etag, weakly=False):
@@ -73,10 +74,10 @@ def evaluate(
 
 
 def if_range_holds(if_range: str, etag: str | None, modified: int | None) -> bool:
-    """Whether the client's partial copy is of this representation (section 13.1.5).
+    """Return whether If-Range names this representation (section 13.1.5).
 
-    Tags are compared strongly, dates exactly. Whether a date is a strong validator (section
-    8.8.2.2) is the client's to decide, which knows the Date that came with it.
+    Tags are compared strongly, dates exactly. The server does not check that a date is a strong
+    validator (section 8.8.2.2). Only the client can check that, with the Date of its response.
     """
     if_range = if_range.strip(" \t")
     if '"' in if_range[:3]:
@@ -87,13 +88,13 @@ def if_range_holds(if_range: str, etag: str | None, modified: int | None) -> boo
 def stat_etag(size: int, mtime_ns: int, coding: str | None = None) -> str | None:
     """Return a strong entity tag made of a file's size and modification time.
 
-    It contains no inode, device or time zone. So all hosts whose deployment preserves modification
-    times (rsync -t, tar, the layers of an image) give the same tag to the same file. After git
-    checkout or cp the tags of hosts differ. This costs downloads but is never wrong. Then
-    :func:`content_etag` is the better choice. The tag has the time in nanoseconds. But two writes
-    of the same length within one tick of the kernel's clock (1 to 10 ms) get the same tag.
+    The tag contains no inode, device or time zone. If a deployment preserves modification times
+    (rsync -t, tar, image layers), all hosts send the same tag for the same file. After git checkout
+    or cp the tags of hosts differ. That causes downloads, but no wrong response. Use
+    :func:`content_etag` for such hosts. The tag contains nanoseconds. But two writes of the same
+    length within one tick of the kernel's clock (1 to 10 ms) get the same tag.
 
-    :param size: bytes.
+    :param size: the size of the file, in bytes.
     :param coding: the content coding of a compressed file. Each content coding has its own tag.
     :returns: None if the modification time is not known.
     """
@@ -103,9 +104,10 @@ def stat_etag(size: int, mtime_ns: int, coding: str | None = None) -> str | None
 
 
 def content_etag(blocks: Iterable[bytes], coding: str | None = None) -> str:
-    """Return a strong entity tag made of the content, which is the same on every host.
+    """Return a strong entity tag made of the content. The tag is the same on every host.
 
-    :param blocks: the content as it is sent, in blocks of any size.
+    :param blocks: the content of the response, in blocks of any size.
+    :param coding: see :func:`stat_etag`.
     """
     digest = blake2b(digest_size=_CONTENT_DIGEST_BYTES)
     for block in blocks:
@@ -114,12 +116,12 @@ def content_etag(blocks: Iterable[bytes], coding: str | None = None) -> str:
 
 
 def is_etag(value: str) -> bool:
-    """Whether a value is an entity tag in the syntax of section 8.8.3."""
+    """Return whether a value is an entity tag in the syntax of section 8.8.3."""
     return _ETAG.fullmatch(value) is not None
 
 
 def http_date(seconds: int) -> str:
-    """Format seconds since 1970 (UTC) as an IMF-fixdate, whatever the locale.
+    """Format seconds since 1970 (UTC) as an IMF-fixdate, in English for any locale.
 
     :raises OverflowError: for a year beyond 9999.
     """
@@ -136,11 +138,11 @@ def parse_http_date(value: str) -> int | None:
     :returns: seconds since 1970 (UTC), or None if the date has none of the forms.
     """
     value = value.strip(" \t")
-    return _remembered_date(value) if len(value) <= _MAX_DATE_CHARACTERS else None
+    return _cached_date(value) if len(value) <= _MAX_DATE_CHARACTERS else None
 
 
-@lru_cache(_REMEMBERED_DATES)
-def _remembered_date(value: str) -> int | None:
+@lru_cache(_CACHED_DATES)
+def _cached_date(value: str) -> int | None:
     for form in _DATE_FORMS:
         if match := form.fullmatch(value):
             break
@@ -151,21 +153,21 @@ def _remembered_date(value: str) -> int | None:
     if second > 60:
         return None
     weekday = match.groupdict().get("weekday")
-    # RFC 850's form has two digits of the year. The RFC takes the century from the clock (no date
-    # is over 50 years ahead). The weekday does without: it differs from one century to the next.
+    # RFC 850's form has a year of two digits. The century is found by the weekday, which differs
+    # between 19xx and 20xx. RFC 9110 uses the clock: a date is at most 50 years in the future.
     for century in (0,) if weekday is None else (1900, 2000):
         try:
             date = datetime(century + year, month, day, hour, minute, tzinfo=UTC)
         except ValueError:
             continue
         if weekday is None or weekday == _LONG_DAYS[date.weekday()]:
-            # Added separately: datetime knows no leap second (60).
+            # datetime does not support the leap second (60), so the seconds are added here.
             return (date - _EPOCH) // timedelta(seconds=1) + second
     return None
 
 
 def _matches(header: str, etag: str | None, *, weakly: bool) -> bool:
-    """Whether a list of entity tags, or `*`, matches the tag (section 8.8.3.2)."""
+    """Return whether a list of entity tags, or `*`, matches the tag (section 8.8.3.2)."""
     if header == etag:
         return weakly or not etag.startswith("W/")
     if header.strip(" \t") == "*":

@@ -1,15 +1,17 @@
-"""A file as a delta to an earlier release of it that the client has (RFC 9842).
+"""Send a file as a delta to an earlier release that the client has (RFC 9842).
 
-The dictionary is found by its SHA-256 among the files with names that differ from this one's only
-in the hash. They are in the same folder of each directory of the site, where a release leaves the
-files of the one before. Or `wsgifast compress --against` has written the delta beside the file.
+The earlier release is the dictionary. The client names it by its SHA-256. It is searched for among
+the releases of the file: files in the same folder whose names differ only in the hash. Each
+directory of the site is searched. Or `wsgifast compress --against` has written a delta next to the
+file.
 
-A client may name any digest. So the names of a folder are listed once, and the releases of a file
-are read once, until one of them changes. A file without other releases costs no thread and no read.
+A client may send any digest. So the names of a folder and the contents of the releases are read
+once, and again only after a change. A request for a file without other releases starts no thread
+and reads no file.
 
-A delta is made once, by a thread of its own, and cached with the other compressed copies. Requests
-wait for it, but not for long. Those that have waited in vain get an ordinary coding, and later ones
-the delta.
+Each delta is made once, by a new thread, and cached with the compressed copies. A request waits for
+its delta, up to a timeout. After the timeout it gets an ordinary content coding, and later requests
+get the delta.
 """
 
 from __future__ import annotations
@@ -49,24 +51,25 @@ from .lookup import FoundFile
 
 log = logging.getLogger("wsgifast.files")
 
-# How long a request waits for a delta: 5 MB take 50 ms, with the digests of two such files.
+# The longest wait of a request for a delta. A delta of 5 MB and the digests of two such files take
+# 50 ms.
 _WAIT_S = 0.25
-# Deltas that may be waited for at once: more are not begun, so that their number, and that of their
-# threads, is bounded. They are made one after the other.
-_MAX_WAITED_FOR = 32
-# Releases of a file that are looked at, the newest first.
+# The most deltas that have begun and are not finished, and so the most threads. One thread at a
+# time makes its delta.
+_MAX_UNFINISHED = 32
+# The most releases of a file that are read. They are the newest ones.
 MAX_RELEASES = 16
-# The bytes that are cached of each folder, and of each file's releases.
-_REMEMBERED_BYTES = 16 * 1024 * 1024
-# The bytes of one name in a listing, and of one release with its digest, measured, with a reserve.
+# The sizes of two caches: the listings of folders, and the digests of releases.
+_CACHE_BYTES = 16 * 1024 * 1024
+# The memory of a name in a listing, and of a release with its digest. Measured, and rounded up.
 _NAME_BYTES = 400
 _RELEASE_BYTES = 1000
-# A smaller file fits into the first packets whatever its coding, and helps little as a dictionary.
+# A smaller file fits into the first packets in any content coding. It is also a poor dictionary.
 MIN_FILE_BYTES = 500
 
 
 class _Wanted(NamedTuple):
-    """A file, and the digest of the dictionary that it is to be a delta to."""
+    """A requested delta: the file, and the SHA-256 of its dictionary."""
 
     file: FoundFile
     releases: ReleasesOf
@@ -82,11 +85,11 @@ class _Release(NamedTuple):
 
 
 class _Listing(CacheEntry):
-    """The files of some folders that have other releases, at one state of the folders.
+    """The files of some folders that have two or more releases, in one state of the folders.
 
-    :ivar folders: the paths and their identities. None for a missing folder.
-    :ivar releases: names without their hash, and the files that have them: two at least.
-    :ivar deltas: names of deltas that were written beside their files.
+    :ivar folders: the paths of the folders with their identities. None for a missing folder.
+    :ivar releases: maps each name without its hash to two or more files with that name.
+    :ivar deltas: the names of the delta files (.dcz).
     """
 
     __slots__ = ("deltas", "folders", "releases")
@@ -104,12 +107,12 @@ class _Listing(CacheEntry):
         self.deltas = deltas
 
     def is_unchanged(self) -> bool:
-        """Whether no folder has changed since."""
+        """Return whether no folder has changed since it was listed."""
         return all(_identity_at(path) == seen for path, seen in self.folders)
 
 
 class _Releases(CacheEntry):
-    """The releases of a file by digest, at one state of their folders."""
+    """The releases of a file by digest, in one state of their folders."""
 
     __slots__ = ("by_digest", "listing")
 
@@ -119,14 +122,17 @@ class _Releases(CacheEntry):
         self.by_digest = by_digest
 
     def are_unchanged(self) -> bool:
-        """Whether neither a folder nor one of the files has changed since."""
+        """Return whether neither a folder nor one of the releases has changed."""
         return self.listing.is_unchanged() and all(
             _identity_at(each.root.full_path(each.names)) == each.identity
             for each in self.by_digest.values()
         )
 
     def dictionary_for(self, names: Sequence[str], digest: bytes) -> _Release | None:
-        """Return the release with a digest, unless it is the file of these names itself."""
+        """Return the release with a digest. None if there is none, or if it is the file itself.
+
+        :param names: the path of the file itself.
+        """
         release = self.by_digest.get(digest)
         return None if release is None or release.names == tuple(names) else release
 
@@ -140,15 +146,16 @@ class Deltas:
     def reset(self) -> None:
         self._lock = threading.Lock()
         self._turn = threading.Lock()
-        # Set when the delta of that key has been made, or can not be.
-        self._making: dict[str, threading.Event] = {}
-        self._listings: MemoryCache[_Listing] = MemoryCache(_REMEMBERED_BYTES)
-        self._known: MemoryCache[_Releases] = MemoryCache(_REMEMBERED_BYTES)
+        # Maps the key of an unfinished delta to an event. The event is set when the delta is made,
+        # or its creation has failed.
+        self._unfinished: dict[str, threading.Event] = {}
+        self._listings: MemoryCache[_Listing] = MemoryCache(_CACHE_BYTES)
+        self._releases: MemoryCache[_Releases] = MemoryCache(_CACHE_BYTES)
 
     def get(self, file: FoundFile, digest: bytes) -> CompressedCopy | None:
-        """Return a file as a delta to the dictionary of a digest.
+        """Return the delta of a file to the dictionary with this digest.
 
-        :returns: None if there is none yet, or can be none.
+        :returns: None if the delta is not ready, or cannot be made.
         """
         opened = file.opened(file.path)
         releases = file.releases
@@ -168,18 +175,17 @@ class Deltas:
                 return copy
         if size > MAX_FILE_BYTES:
             return None
-        if self.has_surely_none(releases, digest):
+        if self.is_known_missing(releases, digest):
             return None
-        wanted = _Wanted(file, releases, identity, digest)
-        making = self._begin(wanted, key)
-        if making is None or not making.wait(_WAIT_S):
+        finished = self._begin(_Wanted(file, releases, identity, digest), key)
+        if finished is None or not finished.wait(_WAIT_S):
             return None
         return COPIES.cached(key)
 
-    def has_surely_none(self, file: ReleasesOf, digest: bytes) -> bool:
-        """Whether there was no such dictionary or delta before, in the same state of the folders.
+    def is_known_missing(self, file: ReleasesOf, digest: bytes) -> bool:
+        """Return whether the caches show that there is no dictionary or delta for this digest.
 
-        It reads no file, and calls stat() only for paths that the kernel has cached.
+        This method reads no file, and calls stat() only for paths that the kernel has cached.
         """
         listing = self._listings.get(file.folders_key)
         if listing is None or not listing.is_unchanged():
@@ -188,42 +194,47 @@ class Deltas:
             return False
         if file.hashed not in listing.releases:
             return True
-        known = self._known.get(file.key)
-        if known is None or not known.are_unchanged():
+        cached = self._releases.get(file.key)
+        if cached is None or not cached.are_unchanged():
             return False
-        return known.dictionary_for(file.names, digest) is None
+        return cached.dictionary_for(file.names, digest) is None
 
     def _begin(self, wanted: _Wanted, key: str) -> threading.Event | None:
-        """Have a delta made, unless that goes on already. None if too many are."""
+        """Start a thread for a delta, unless a thread makes it. Return the event of its end.
+
+        :returns: None if there are too many unfinished deltas or threads.
+        """
         with self._lock:
-            making = self._making.get(key)
-            if making is not None or len(self._making) >= _MAX_WAITED_FOR:
-                return making
-            making = self._making[key] = threading.Event()
+            finished = self._unfinished.get(key)
+            if finished is not None or len(self._unfinished) >= _MAX_UNFINISHED:
+                return finished
+            finished = self._unfinished[key] = threading.Event()
 
         def make() -> None:
             try:
                 with self._turn:
-                    # It may have been made between the request's look and this thread's.
+                    # Another thread may have made it after this request had read the cache.
                     if COPIES.cached(key) is None and (copy := self._make(wanted)) is not None:
                         COPIES.store(key, copy)
             except OSError as error:
                 log.warning("%s: no delta could be made: %s", wanted.file.path, error)
             finally:
                 with self._lock:
-                    self._making.pop(key, None)
-                making.set()
+                    self._unfinished.pop(key, None)
+                finished.set()
 
         try:
             threading.Thread(target=make, name="wsgifast delta", daemon=True).start()
         except RuntimeError:  # the system allows no more threads
             with self._lock:
-                self._making.pop(key, None)
+                self._unfinished.pop(key, None)
             return None
-        return making
+        return finished
 
     def _make(self, wanted: _Wanted) -> CompressedCopy | None:
-        release = self._look(wanted.releases).dictionary_for(wanted.file.names, wanted.digest)
+        release = self._read_releases(wanted.releases).dictionary_for(
+            wanted.file.names, wanted.digest
+        )
         if release is None:
             return None
         file = wanted.file
@@ -233,12 +244,12 @@ class Deltas:
             return None
         return made_copy(DCZ, content, partial(make_delta, dictionary=dictionary))
 
-    def _look(self, file: ReleasesOf) -> _Releases:
-        """Find the releases of a file, and read those that are new since the last look."""
-        known = self._known.get(file.key)
-        if known is not None and known.are_unchanged():
-            return known
-        digests = {} if known is None else {r: d for d, r in known.by_digest.items()}
+    def _read_releases(self, file: ReleasesOf) -> _Releases:
+        """Return the releases of a file. Read only those that are not in the cache."""
+        cached = self._releases.get(file.key)
+        if cached is not None and cached.are_unchanged():
+            return cached
+        digests = {} if cached is None else {r: d for d, r in cached.by_digest.items()}
         listing, settled = self._list(file)
         names = listing.releases.get(file.hashed, ())
         by_digest: dict[bytes, _Release] = {}
@@ -247,23 +258,24 @@ class Deltas:
             if digest is None:
                 content = content_of(release.root, release.names, release.identity)
                 if content is None:
-                    continue  # it may not be served
+                    continue  # the release may not be served
                 digest = digest_of(content)
             by_digest[digest] = release
         releases = _Releases(listing, by_digest)
         if settled and names:
-            self._known.put(file.key, releases)
+            self._releases.put(file.key, releases)
         return releases
 
     def _list(self, file: ReleasesOf) -> tuple[_Listing, bool]:
-        """List the folders of a file, unless that was done in their present state.
+        """Return the listing of a file's folders. List them only if a folder has changed.
 
-        :returns: also whether any later change would be seen.
+        :returns: also whether a later change would change the identity of a folder. Otherwise the
+            listing must not be cached.
         """
         listing = self._listings.get(file.folders_key)
         if listing is not None and listing.is_unchanged():
             return listing, True
-        # Before they are listed: changes meanwhile are found at the next look.
+        # stat() before the folders are listed: the next call then sees changes during the listing.
         seen = [(path, stat_or_none(path)) for path in file.folders]
         folders = [
             (path, None if stat_result is None else identity_of(stat_result))
@@ -278,9 +290,9 @@ class Deltas:
                 found.setdefault(hashed, []).append((root, name))
         several = {hashed: names for hashed, names in found.items() if len(names) > 1}
         listing = _Listing(folders, several, frozenset(deltas))
-        if listing.cost > _REMEMBERED_BYTES:
+        if listing.cost > _CACHE_BYTES:
             log.warning("%s has too many releases: deltas to some of them only", seen[0][0])
-            while several and listing.cost > _REMEMBERED_BYTES:
+            while several and listing.cost > _CACHE_BYTES:
                 several = dict(islice(several.items(), len(several) // 2))
                 listing = _Listing(folders, several, listing.deltas)
         settled = all(stat_result is None or is_settled(stat_result) for _, stat_result in seen)
@@ -294,15 +306,16 @@ def newest_releases(
 ) -> list[_Release]:
     """Return the releases of a file that can be dictionaries, the newest ones first.
 
-    :param folder: below each root.
-    :param max_bytes: of each.
+    :param folder: the path of the folder below each root.
+    :param hashed: the name of the file without its hash.
+    :param max_bytes: the most bytes of a release.
     """
     names = [each for each in _names_in(roots, folder) if hashed_name(each[1]) == hashed]
     return _newest(names, folder, max_bytes)
 
 
 def _names_in(roots: Iterable[Directory], folder: Sequence[str]) -> Iterator[tuple[Directory, str]]:
-    """List a folder below each root. Nothing where there is no such folder."""
+    """List a folder below each root. Skip roots that do not have the folder."""
     for root in roots:
         opened = open_if_readable(root, folder)
         if opened is None:
@@ -330,7 +343,7 @@ def _newest(
 
 
 def content_of(root: Directory, names: Sequence[str], identity: Identity) -> bytes | None:
-    """Read a file that may be served. None if it has another identity by now."""
+    """Read a file. Return None if it may not be served, or its identity has changed."""
     opened = open_if_readable(root, names)
     if opened is None:
         return None
@@ -348,7 +361,7 @@ def _identity_at(path: str) -> Identity | None:
 
 
 def _read_delta(written: Opened, original: Opened, digest: bytes) -> CompressedCopy | None:
-    """Read a delta that was written beside its file. None if it is none of these two."""
+    """Read the delta file of a file. Return None if it is not a delta of these two files."""
     size = written.stat_result.st_size
     if (
         not stat.S_ISREG(written.stat_result.st_mode)
@@ -362,7 +375,7 @@ def _read_delta(written: Opened, original: Opened, digest: bytes) -> CompressedC
     return CompressedCopy(body, DCZ, original.stat_result.st_size)
 
 
-# Of the whole process, as the cache is.
+# One object for the whole process, like the cache of compressed copies.
 DELTAS = Deltas()
-# The threads of its parent are not there in a forked worker.
+# A forked worker does not have the threads of its parent.
 os.register_at_fork(after_in_child=DELTAS.reset)

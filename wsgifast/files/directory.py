@@ -1,9 +1,9 @@
-"""A directory that files are served from: the only module that decides which files may be read.
+"""Decide which files below a directory may be read, and open them. No other module decides this.
 
-A URL path is split into plain names, or refused. The names are walked one at a time, each opened
-relative to the directory before it and without following symbolic links, so that no renaming can
-lead the walk out of the directory. A link is read, and its target is walked from the root instead
-if it stays inside. fstat() checks the last opened file, which is the one that will be sent.
+A URL path is split into plain names, or refused. The names are opened one at a time, each relative
+to the directory before it, and without following symbolic links. So no rename by another process
+can make the walk leave the directory. If a name is a link with a target inside the directory, the
+target is walked from the root. fstat() checks the descriptor of the file that will be sent.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import NamedTuple
 
 from ..errors import ConfigurationError
 
-# Linux's own limits for a path and for the links in one (PATH_MAX, and MAXSYMLINKS in namei.h).
+# Linux's limits: the length of a path (PATH_MAX), and the links in a path (MAXSYMLINKS in namei.h).
 _MAX_PATH_BYTES = 4096
 _MAX_LINKS = 40
 
-# O_NONBLOCK: opening a FIFO that has replaced a file must not wait for a writer. O_NOCTTY: a
+# O_NONBLOCK: if a FIFO has replaced the file, open() must not wait for a writer. O_NOCTTY: a
 # terminal must not become the server's controlling terminal.
 _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-# O_PATH (Linux) needs no read permission for a directory on the way.
+# O_PATH (Linux) needs no read permission for the directories of a path.
 _PASS_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
-# The errors for "no such file". ENOTDIR: a file in place of a directory. ELOOP: circular links, or
-# a link where none is followed. EINVAL: a name that the file system does not allow.
+# The errors of a path without a file. ENOTDIR: a file in place of a directory. ELOOP: circular
+# links, or a link with O_NOFOLLOW. EINVAL: a name that the file system does not allow.
 _ABSENT = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
 )
@@ -37,7 +37,8 @@ _ABSENT = frozenset(
 _REFUSED = _ABSENT | {errno.ENXIO, errno.ENODEV}
 
 # Inode, device, change time (ns) and size. The kernel sets the change time at every write, rename,
-# chmod and utime. So files of the same identity have the same bytes, up to a tick of its clock.
+# chmod and utime. So files with the same identity have the same bytes, except for changes within
+# one tick of the kernel's clock.
 Identity = tuple[int, int, int, int]
 identity_of: Callable[[os.stat_result], Identity] = attrgetter(
     "st_ino", "st_dev", "st_ctime_ns", "st_size"
@@ -56,18 +57,20 @@ class Opened(NamedTuple):
 
 
 def is_served(stat_result: os.stat_result) -> bool:
-    """Whether this is a regular file or a directory. Nothing else is opened."""
+    """Return whether this is a regular file or a directory. Other kinds are not opened."""
     return stat.S_ISREG(stat_result.st_mode) or stat.S_ISDIR(stat_result.st_mode)
 
 
 def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
-    """Split a decoded URL path, relative to the root, into the names to walk.
+    """Split a decoded URL path, relative to the root, into names.
 
-    :param path: such as "css/site.css", without a leading slash. One trailing slash is ignored;
-        the caller has to check that it names a directory.
-    :returns: None for a path that is not served: with an empty, `.` or `..` segment, a NUL or a
-        backslash (a separator on Windows, and for some proxies), too long, or with a hidden name:
-        one that begins with a dot, except for a leading `.well-known` (RFC 8615).
+    A hidden name begins with a dot. A leading `.well-known` is not hidden (RFC 8615).
+
+    :param path: such as "css/site.css", without a leading slash. One trailing slash is ignored. The
+        caller has to check that such a path leads to a directory.
+    :param hidden_files: whether hidden names are served.
+    :returns: None for a path that is not served. It is too long, or has an empty, `.` or `..`
+        segment, a hidden name, a NUL, or a backslash (a separator on Windows and for some proxies).
     """
     path = path.removesuffix("/")
     if not path:
@@ -85,9 +88,9 @@ def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
 
 
 def open_folder(root: str | os.PathLike[str], names: Sequence[str]) -> int:
-    """Open a directory below a root, for `dir_fd`. The caller closes it.
+    """Open a directory below a root, and return the descriptor. The caller closes it.
 
-    :raises OSError: if it does not exist, or one of the names is a link.
+    :raises OSError: if the directory does not exist, or one of the names is a link.
     """
     folder = os.open(root, _PASS_FLAGS)
     try:
@@ -101,30 +104,34 @@ def open_folder(root: str | os.PathLike[str], names: Sequence[str]) -> int:
 
 
 class Directory:
-    """A root directory, and whether links may lead out of it.
+    """A root directory from which files are served.
 
-    :param path: the root, trusted: links in this path are followed.
-    :param follow_symlinks: follow all links. By default only those that stay inside.
-    :raises ConfigurationError: if there is no such directory, or it cannot be read.
+    :param path: the path of the root. Links in this path are followed.
+    :param follow_symlinks: follow all links. By default, only links to targets inside the root are
+        followed.
+    :raises ConfigurationError: if the directory does not exist, or cannot be read.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, follow_symlinks: bool = False) -> None:
         if path == "":
-            # It would be the working directory: an unset variable would publish the whole project.
-            raise ConfigurationError("directory='': name one; '.' is the working directory")
+            # The empty path would mean the working directory. An empty environment variable would
+            # then publish the whole project.
+            raise ConfigurationError(
+                "directory='' is empty. Name a directory. '.' is the working directory."
+            )
         try:
             self.path = os.path.abspath(os.fspath(path))
-            # Its "." takes the right to search it, too, which os.access() would ask of another user
-            # than the one that opens files.
+            # With "/.", open() also checks the search permission. os.access() would check it for
+            # the real user id, and open() uses the effective one.
             os.close(os.open(f"{self.path}/.", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except (OSError, ValueError, TypeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigurationError(
                 f"directory={os.fspath(path) if isinstance(path, Path) else path!r} cannot be "
-                f"served: {reason}; name a directory that exists and that this process may read"
+                f"served: {reason}. Name a directory that exists and that this process may read"
             ) from error
         self.follow_symlinks = follow_symlinks
-        # The root "/" ends with a slash already.
+        # rstrip() is for the root "/", which ends with a slash.
         self._base = self.path.rstrip("/") + "/"
 
     def full_path(self, names: Sequence[str]) -> str:
@@ -133,18 +140,22 @@ class Directory:
     def open(self, names: Sequence[str]) -> Opened | None:
         """Open a file or directory, if it may be served.
 
-        :param names: from :func:`names_of`. None of them is `..` or has a slash.
-        :returns: None if there is none, or none that is served: a device, FIFO or socket (which is
-            not opened at all), a link out of the root, circular links.
-        :raises PermissionError: if it exists and the process may not read it.
-        :raises OSError: if the system fails (no descriptor left, an I/O error).
+        A device, FIFO or socket is not opened.
+
+        :param names: the path below the root, from :func:`names_of`. No name is `..` or has a
+            slash.
+        :returns: None if the path does not exist or is not served: a device, FIFO or socket, a link
+            to a target outside the root, or a circular link.
+        :raises PermissionError: if the file exists and this process may not read it.
+        :raises OSError: if the system fails (no free descriptor, an I/O error).
         """
         full_path = self.full_path(names)
         try:
             if self.follow_symlinks:
                 return open_checked(full_path, None, follow=True)
-            # Most requests to middleware are for no file: one stat() is cheaper than the walk. Its
-            # other errors may come from beyond a link out of the root, and are not to be seen.
+            # Most requests that pass through the middleware are not for files, and stat() is
+            # cheaper than the walk. stat() follows links out of the root. So only "no such file"
+            # counts: other errors would tell the client about files outside.
             if _is_absent(full_path):
                 return None
             return self._open_beneath(list(names))
@@ -156,15 +167,15 @@ class Directory:
             return None
 
     def reopen(self, full_path: str, identity: Identity) -> int | None:
-        """Open a file again that :meth:`open` has opened before, in one call.
+        """Open a file by its full path, after :meth:`open` has opened it before.
 
-        :returns: None if it is not there, or has another identity by now.
+        :returns: the descriptor. None if the file is gone, or its identity has changed.
         """
         try:
             fd = os.open(full_path, _FILE_FLAGS)
         except OSError as error:
             if error.errno in _REFUSED or error.errno in (errno.EACCES, errno.EPERM):
-                return None  # it has changed: open() decides
+                return None  # the file has changed, and the caller has to use open()
             raise
         if identity_of(os.fstat(fd)) == identity:
             return fd
@@ -178,13 +189,13 @@ class Directory:
                 reached = _walk(root, names)
                 if not isinstance(reached, _Link):
                     return reached
-                names = self._beyond(reached, names)
+                names = self._resolve(reached, names)
             return None
         finally:
             os.close(root)
 
-    def _beyond(self, link: _Link, names: list[str]) -> list[str]:
-        """Return the names to walk instead of `names`, of which one is a link.
+    def _resolve(self, link: _Link, names: list[str]) -> list[str]:
+        """Replace the link in `names` by its target. Return the new path below the root.
 
         :raises OSError: ELOOP, if the link leads out of the root.
         """
@@ -197,17 +208,17 @@ class Directory:
             target = target[len(base) :]
         else:
             resolved = names[: link.position]
-        # The names before the link are directories and no links, so that a leading `..` can be
-        # resolved by name. A later one cannot, since the name before it may be a link.
-        behind = [name for name in target.split("/") if name not in ("", ".")]
-        while behind and behind[0] == "..":
+        # Each `..` at the start of the target removes a name before the link. Those names are
+        # directories and not links. A `..` after a name is refused, since that name may be a link.
+        target_names = [name for name in target.split("/") if name not in ("", ".")]
+        while target_names and target_names[0] == "..":
             if not resolved:
                 raise OSError(errno.ELOOP, "a link out of the directory")
             resolved.pop()
-            del behind[0]
-        if ".." in behind:
-            raise OSError(errno.ELOOP, "a link that goes down and up again")
-        return resolved + behind + names[link.position + 1 :]
+            del target_names[0]
+        if ".." in target_names:
+            raise OSError(errno.ELOOP, "a link with '..' after a name")
+        return resolved + target_names + names[link.position + 1 :]
 
 
 def _is_absent(path: str) -> bool:
@@ -219,12 +230,14 @@ def _is_absent(path: str) -> bool:
 
 
 class _Link(NamedTuple):
+    """A symbolic link: its position in the names of a path, and its target."""
+
     position: int
     target: str
 
 
 def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
-    """Open the file that the names lead to without following links, or return the first link."""
+    """Open the file at a path of names without following links, or return the first link."""
     if not names:
         return open_checked(".", root)
     parent = root
@@ -235,7 +248,8 @@ def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
             try:
                 child = os.open(name, _PASS_FLAGS | os.O_NOFOLLOW, dir_fd=parent)
             except OSError as error:
-                # A link: ENOTDIR on Linux, ELOOP elsewhere. For a file readlink() fails.
+                # open() of a link fails with ENOTDIR on Linux, and with ELOOP on other systems.
+                # ENOTDIR is also the error for a file. readlink() fails for that file.
                 if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
                 return _Link(position, os.readlink(name, dir_fd=parent))
@@ -252,10 +266,10 @@ def _walk(root: int, names: Sequence[str]) -> Opened | _Link | None:
 
 
 def open_checked(name: str, parent: int | None, *, follow: bool = False) -> Opened | None:
-    """Open a file or directory. Anything else is refused before it is opened.
+    """Open a file or directory. Return None for any other kind of file.
 
-    Opening a device may have effects (rewind a tape, arm a watchdog), so stat() comes first. The
-    fstat() after it decides.
+    open() of a device may have effects (rewind a tape, arm a watchdog). So stat() checks the kind
+    before open(), and fstat() checks it again after open().
     """
     if not is_served(os.stat(name, dir_fd=parent, follow_symlinks=follow)):
         return None

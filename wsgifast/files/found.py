@@ -1,4 +1,4 @@
-"""Files that were found: their cache, their precompressed files, and checks for changes."""
+"""The cache of files that were found for URL paths, and the checks whether they have changed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from ..http.headers import Headers
 from .directory import Directory, Identity, Opened, identity_of
 from .plan import Representation, RequestFacts
 
-# The size of the cached objects of a file in each coding, without its body, once all plans that
-# they cache have been made. Measured with tracemalloc. A test checks it.
+# The memory of a cached file in one coding, with all cached plans, and without the body. Measured
+# with tracemalloc. A test checks this number.
 _SOURCE_COST_BYTES = 10_000
-# Each header is in memory at most this often: as str and as ASGI's bytes, in the plans for GET,
-# HEAD, a range, and without a body.
+# The most copies of a header in memory: as str and as ASGI's bytes, in the plans for GET, for HEAD,
+# for a range, and without a body.
 _HEADER_COPIES = 6
-# A time that was copied as a float, as by WhiteNoise and ServeStatic, is off by up to 120 ns, and
-# one in microseconds by up to 1000. No file is written twice within that time.
+# The most that a copied modification time differs. WhiteNoise and ServeStatic copy it as a float,
+# which differs by up to 120 ns. Microseconds differ by up to 1000 ns. No file is written twice
+# within that time.
 _ROUNDED_NS = 1_000
-# Other tools cut the time to one of these units (pigz, brotli, and zstd before 1.5: to seconds).
-_CUT_TO_NS = (1_000_000, 1_000_000_000)
-# A file that was changed less than this ago may change again at the same time stamp: file times
-# have the resolution of the kernel's tick, 1 to 10 ms. It is served, but not cached yet.
+# Other tools truncate the time to milliseconds, or to seconds (pigz, brotli, zstd before 1.5).
+_TRUNCATED_TO_NS = (1_000_000, 1_000_000_000)
+# File times have the resolution of the kernel's tick, 1 to 10 ms. If a file was changed more
+# recently than this, a second change may not change its times. So the file is not cached.
 _SETTLED_NS = 50_000_000
 
 
 class CacheEntry:
-    """A value of the cache.
+    """A value of a :class:`MemoryCache`.
 
-    :ivar cost: the bytes of memory that it takes at most, including its own caches.
-    :ivar used: set at each hit, cleared when the cache makes room.
+    :ivar cost: the most bytes of memory of the value, including the caches that it contains.
+    :ivar used: whether the value was used since the last eviction passed it.
     """
 
     __slots__ = ("cost", "used")
@@ -50,13 +51,14 @@ K = TypeVar("K", bound=CacheEntry)
 
 
 class MemoryCache(Generic[K]):
-    """Caches recently used values, up to a total cost in bytes.
+    """A cache of recently used values, up to a total cost in bytes.
 
-    A hit takes no lock: it sets a flag. Eviction is in the order of insertion, with a second chance
-    for values used since (the "clock" algorithm). That is close to least recently used, and resists
-    scans: many files that are requested once do not evict those in use.
+    Eviction uses the "clock" algorithm. Values are evicted in the order of insertion, and a value
+    that was used meanwhile is inserted again. This is close to least recently used. A hit needs no
+    lock, since it sets a flag. Files that are requested once do not evict files that are used
+    often.
 
-    :param max_bytes: bound on the sum of all costs. 0 caches nothing.
+    :param max_bytes: the largest sum of all costs. 0 disables the cache.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -72,9 +74,11 @@ class MemoryCache(Generic[K]):
         return entry
 
     def put(self, key: str, value: K) -> list[tuple[str, K]]:
-        """Cache a value in place of the key's last one, unless it alone exceeds the bound.
+        """Cache a value in place of the key's old value.
 
-        :returns: the values that had to make room for it, or the value itself.
+        A value whose cost is above `max_bytes` is not cached.
+
+        :returns: the evicted values with their keys, or the value itself if it is not cached.
         """
         with self._lock:
             self._remove(key)
@@ -104,9 +108,9 @@ class MemoryCache(Generic[K]):
 
 
 class Source(NamedTuple):
-    """A file in one encoding: its representation, and where its bytes are.
+    """A file in one content coding: its representation and its path.
 
-    :ivar path: absolute. Its directories may be links: open it by :meth:`reopen` only.
+    :ivar path: the absolute path. It may contain links, so only :meth:`reopen` may open it.
     """
 
     path: str
@@ -115,11 +119,11 @@ class Source(NamedTuple):
     representation: Representation
 
     def reopen(self) -> int | None:
-        """Open the file that was described. None if it has changed or is gone."""
+        """Open the file, and return its descriptor. Return None if the file has changed."""
         return self.directory.reopen(self.path, self.identity)
 
     def cost(self) -> int:
-        """Return the bytes of memory that it takes at most. A character may take four."""
+        """Return the most bytes of memory of this object. A character may need four bytes."""
         representation = self.representation
         return (
             _SOURCE_COST_BYTES
@@ -130,11 +134,11 @@ class Source(NamedTuple):
 
 
 class ReleasesOf(NamedTuple):
-    """A file with a hash in its name, and the places of its other releases.
+    """A file with a hash in its name, and the folders that may have other releases of the file.
 
-    :ivar hashed: its name without the hash.
-    :ivar roots: the directories that may have releases under the same path.
-    :ivar names: its own path below its root.
+    :ivar hashed: the name of the file without the hash.
+    :ivar roots: the directories that may have releases in the same folder.
+    :ivar names: the path of the file below its root.
     """
 
     hashed: HashedName
@@ -151,24 +155,26 @@ class ReleasesOf(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Return the part that all releases of the file have in common."""
+        """Return a key that is the same for all releases of the file."""
         return "\0".join([*self.hashed, *self.folders])
 
 
 @dataclass(eq=False)
 class Found(CacheEntry):
-    """A file and its precompressed files, as found for one URL path.
+    """The file of a URL path, and its precompressed files.
 
     :ivar cost: 0 for a file that must not be cached.
-    :ivar original: the file itself, without a content coding.
-    :ivar encoded: the precompressed files by coding in lower case, the preferred one first.
+    :ivar original: the file without a content coding.
+    :ivar encoded: maps content codings in lower case to the precompressed files. The smallest file
+        is the first.
     :param url: the key in the cache.
-    :param settled: whether any later change would be seen.
-    :ivar made_codings: those that the file may be compressed in.
-    :ivar releases: it may be sent as a delta to an earlier one of these.
-    :ivar beside: paths with changes that may bring other precompressed files: the directory, and
+    :param settled: whether a later change would change the identity of a file. Otherwise the file
+        must not be cached.
+    :ivar made_codings: the content codings in which the file may be compressed on request.
+    :ivar releases: the earlier releases for a delta. None to send no delta.
+    :ivar beside: paths whose changes may change the precompressed files: the directory, and
         precompressed files that are not sent, such as outdated ones.
-    :ivar absent: paths that take precedence should a file appear there.
+    :ivar absent: paths without a file. A new file there would take precedence.
     """
 
     original: Source
@@ -189,20 +195,26 @@ class Found(CacheEntry):
             self.cost += sum(source.cost() for source in self.sources())
 
     def select(self, accept_encoding: str | None) -> Source:
-        """Return the file to send for a request's Accept-Encoding. None if there is none."""
+        """Return the file or the precompressed file to send.
+
+        :param accept_encoding: the request header. None if the request does not have it.
+        """
         if accept_encoding is None or not self._codings:
             return self.original
         coding = preferred_coding(accept_encoding, self._codings)
         return self.original if coding is None else self.encoded[coding]
 
     def made_coding(self, source: Source, accept_encoding: str | None) -> str | None:
-        """Return the coding in which to compress the selected file. None to send it unchanged."""
+        """Return the content coding to compress the file in. Return None to send it unchanged.
+
+        :param source: the result of :meth:`select`.
+        """
         if source is not self.original or accept_encoding is None or not self.made_codings:
             return None
         return preferred_coding(accept_encoding, self.made_codings)
 
     def wanted_dictionary(self, conditions: RequestFacts) -> bytes | None:
-        """Return the digest of the dictionary to send the file with. None to use none."""
+        """Return the digest of the client's dictionary. Return None to send no delta."""
         client = conditions.dictionary
         if client is None or self.releases is None or not prefers_delta(conditions.accept_encoding):
             return None
@@ -213,17 +225,17 @@ class Found(CacheEntry):
         return [self.original, *self.encoded.values()]
 
     def unchanged(self, accept_encoding: str | None) -> Source | None:
-        """Return the file to send. None if anything has changed on disk.
+        """Return the file to send. Return None if the files or the directory have changed.
 
-        stat() follows links, which does no harm: the files of these identities were allowed when
-        they were opened.
+        stat() follows links. That is safe: a file with the same identity was allowed when it was
+        opened.
         """
         original, source = self.original, self.select(accept_encoding)
         try:
             for each in (original,) if source is original else (original, source):
                 if identity_of(os.stat(each.path)) != each.identity:
                     return None
-            # Changes of precompressed files affect only clients that accept codings.
+            # New precompressed files matter only to clients that accept a content coding.
             if accept_encoding is not None:
                 for path, identity in self.beside:
                     if identity_of(os.stat(path)) != identity:
@@ -236,14 +248,14 @@ class Found(CacheEntry):
 
 
 def is_settled(stat_result: os.stat_result) -> bool:
-    """Whether any later change would be seen by the file's identity."""
+    """Return whether a later change would change the file's identity."""
     return abs(time.time_ns() - stat_result.st_ctime_ns) > _SETTLED_NS
 
 
 def stat_or_none(path: str | bytes, **options: Any) -> os.stat_result | None:
-    """Return the stat() of a path, or None if nothing is there.
+    """Return the stat result of a path, or None if os.stat() fails.
 
-    :param options: those of os.stat().
+    :param options: the keyword arguments of os.stat().
     """
     try:
         return os.stat(path, **options)
@@ -252,7 +264,7 @@ def stat_or_none(path: str | bytes, **options: Any) -> os.stat_result | None:
 
 
 def open_if_readable(directory: Directory, names: Sequence[str]) -> Opened | None:
-    """Open the file that names lead to. Return None if this process may read none there."""
+    """Open a file. Return None if there is no such file, or this process may not read it."""
     try:
         return directory.open(names)
     except PermissionError:
@@ -260,19 +272,19 @@ def open_if_readable(directory: Directory, names: Sequence[str]) -> Opened | Non
 
 
 def has_same_time(one: os.stat_result, other: os.stat_result) -> bool:
-    """Whether two files have the same modification time, or one time is the other, rounded.
+    """Return whether two files have the same modification time, possibly rounded or truncated.
 
-    Not any difference below a second will do: the original may have been written again.
+    Other differences below a second count, since the original may have been written again.
     """
     earlier, later = sorted((one.st_mtime_ns, other.st_mtime_ns))
     difference = later - earlier
     return difference <= _ROUNDED_NS or any(
-        difference < unit and earlier % unit == 0 for unit in _CUT_TO_NS
+        difference < unit and earlier % unit == 0 for unit in _TRUNCATED_TO_NS
     )
 
 
 def is_outdated(precompressed: os.stat_result, original: os.stat_result) -> bool:
-    """Return whether a precompressed file was made from an earlier content of its original."""
+    """Return whether a precompressed file is older than its original."""
     return precompressed.st_mtime_ns < original.st_mtime_ns and not has_same_time(
         precompressed, original
     )

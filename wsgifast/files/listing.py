@@ -1,4 +1,4 @@
-"""Directory listings: the entries, and the HTML page."""
+"""Directory listings as HTML pages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..http.headers import Header
 from .directory import Directory, names_of, open_checked
 from .plan import Plan
 
-# Control characters, line separators, and those that change the direction of text (UAX #9): a name
-# with one of the last may show as another.
+# Control characters, line separators, and characters that change the direction of text (UAX #9).
+# A changed direction makes a name look like another name.
 _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 _HEADERS: tuple[Header, ...] = (
     ("Content-Type", "text/html; charset=utf-8"),
     ("Cache-Control", "no-cache"),
-    # In case a name is not escaped: nothing in the page may run.
+    # A second defence against scripts in file names, which are also escaped.
     ("Content-Security-Policy", "default-src 'none'"),
     ("X-Content-Type-Options", "nosniff"),
 )
@@ -33,11 +33,11 @@ _HEADERS: tuple[Header, ...] = (
 def listing_plan(
     path: str, names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bool
 ) -> Plan:
-    """Plan the response with a directory's page. A root has no link to its parent.
+    """Return the plan of a page that lists a directory. A root gets no link to a parent.
 
-    :param path: the URL path, decoded, for the title.
-    :param names: of the directory, below each root. Of entries of the same name, that in the first
-        root is listed.
+    :param path: the decoded URL path, for the title.
+    :param names: the path of the directory below each root. If several roots have an entry of the
+        same name, the entry of the first root is listed.
     """
     rows = ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>'] if names else []
     entries = [
@@ -46,11 +46,11 @@ def listing_plan(
     ]
     for is_file, _, name, stat_result in sorted(entries, key=lambda entry: entry[:3]):
         slash = "" if is_file else "/"
-        # "./": "a:b" would be a URL with a scheme.
+        # Without "./", the name "a:b" would be a URL with the scheme "a".
         link = "./" + quote(name.encode("utf-8", "surrogateescape")) + slash
         size = size_text(stat_result.st_size) if is_file else ""
         date = ""
-        with contextlib.suppress(OSError, OverflowError):  # a year beyond C's int
+        with contextlib.suppress(OSError, OverflowError):  # the year may not fit into a C int
             date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(stat_result.st_mtime))
         rows.append(
             f'<tr><td><a href="{link}">{_text(name)}{slash}</a></td>'
@@ -79,13 +79,13 @@ def _entries(
             for name in os.listdir(opened.fd):
                 path = [*names, name]
                 if names_of("/".join(path), hidden_files=hidden_files) is None:
-                    continue  # it is not served
+                    continue  # this name is not served
                 try:
-                    # Only for a link the whole path has to be walked.
+                    # open_checked() does not follow links. root.open() walks the whole path.
                     entry = open_checked(name, opened.fd) or root.open(path)
                 except OSError as error:
                     if error.errno in (errno.EMFILE, errno.ENFILE):
-                        raise  # else the page would lack entries that can be read
+                        raise  # the page would omit entries that can be served
                     continue
                 if entry is not None:
                     os.close(entry.fd)
@@ -96,11 +96,11 @@ def _entries(
 
 
 def _text(name: str) -> str:
-    """Return a name as HTML. Bytes that are not UTF-8 become U+FFFD."""
+    """Return a file name as HTML. Bytes that are not UTF-8 become U+FFFD."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return escape(_INVISIBLE.sub(_escaped, text))
 
 
 def _escaped(match: re.Match[str]) -> str:
-    """Return a character as Python writes it in a string."""
+    """Return the Python escape sequence of a character."""
     return match[0].encode("unicode_escape").decode()

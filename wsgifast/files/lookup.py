@@ -1,7 +1,7 @@
-"""From a URL path to a file and its description.
+"""Find the file of a URL path, and describe it.
 
-Files are described while they are open: size, times and the bytes of a small file come from one
-descriptor. So if a file is replaced meanwhile, it is described as the old one or as the new one.
+The size, the times and the bytes of a small file are read from one open descriptor. So if a file is
+replaced at the same time, the description is that of the old file or that of the new file.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .rules import HeaderRules
 log = logging.getLogger("wsgifast.files")
 
 _READ_BYTES = 1 << 20
-# The most bytes to read of a file that does not have its size. The kernel's text files have less.
-# Some others, such as /proc/self/pagemap, have no end in practice.
+# The most bytes to read of a file whose stat() size is wrong, as in /proc and /sys. Text files of
+# the kernel are smaller. Some other files, such as /proc/self/pagemap, are practically endless.
 _UNSIZED_BYTES = 16 << 20
 
 
 class FoundFile:
-    """An open file below a directory, and its precompressed files that were opened.
+    """An open file below a directory, and the precompressed files that were opened with it.
 
-    :ivar absent: paths in earlier directories, where a file would take precedence.
-    :ivar roots: the directories that may have other releases of the file under the same path.
+    :ivar absent: paths without a file. A new file there would take precedence.
+    :ivar roots: the directories that may have other releases of the file in the same folder.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class FoundFile:
 
     @property
     def releases(self) -> ReleasesOf | None:
-        """Where its other releases may be. None if its name has no hash."""
+        """Return the places of other releases of the file. None if its name has no hash."""
         hashed = hashed_name(self.names[-1])
         return None if hashed is None else ReleasesOf(hashed, self.roots, self.names)
 
     def open_precompressed(self, suffix: str) -> Opened | None:
-        """Open the precompressed file with a suffix. Return None if none can be read."""
+        """Open the file with an added suffix, such as ".gz". Return None if it cannot be read."""
         *folders, name = self.names
         opened = open_if_readable(self.directory, [*folders, name + suffix])
         if opened is not None:
@@ -82,29 +82,34 @@ class FoundFile:
         return opened
 
     def opened(self, path: str) -> Opened:
+        """Return the open file of a path: the file itself or a precompressed file."""
         return self._open[path]
 
-    def take(self, path: str) -> int:
-        """Give away the descriptor of the file or of a precompressed one. The caller closes it."""
+    def detach(self, path: str) -> int:
+        """Return the descriptor of an open file. The caller closes it in place of this object."""
         return self._open.pop(path).fd
 
     def close(self) -> None:
-        """Close the descriptors that were not taken."""
+        """Close the files that were not detached."""
         for opened in self._open.values():
             os.close(opened.fd)
 
 
 class FoundDirectory(NamedTuple):
-    """A directory to list or to redirect to, in each of the roots that has it."""
+    """A directory to list, or to redirect to.
+
+    :ivar names: the path below each root.
+    :ivar roots: the roots that have the directory.
+    :ivar lacks_slash: whether the URL path has no trailing slash. Then the response redirects.
+    """
 
     names: list[str]
     roots: list[Directory]
-    # Whether the URL path has no trailing slash.
     lacks_slash: bool
 
 
 class Unreadable(Exception):
-    """A file that exists, and that the process may not or cannot read. The log says why."""
+    """The error for a file that exists, but that this process cannot read. It logs the reason."""
 
     def __init__(self, path: str, why: str) -> None:
         log.warning("%s %s", path, why)
@@ -112,7 +117,14 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Lookup:
-    """How paths are looked up. See :class:`wsgifast.files.site.StaticFilesBase` for the options."""
+    """Finds files by URL path. See :mod:`wsgifast.files.site_options` for the other options.
+
+    :ivar prefix: the URL path of the root, with a trailing slash.
+    :ivar body_bytes: the size of the largest file whose content is cached.
+    :ivar has_bare_prefix: whether the prefix without its slash belongs to the site. Otherwise it
+        belongs to the app.
+    :ivar compression: decides which files are compressed on request. None to compress no file.
+    """
 
     directories: Sequence[Directory]
     prefix: str
@@ -120,21 +132,18 @@ class Lookup:
     hidden_files: bool
     rules: HeaderRules
     etag: str | None
-    # A file's content is cached up to this size, in bytes.
     body_bytes: int
     listing: bool
-    # Whether the prefix without its slash is the site's, too, and not the app's behind it.
     has_bare_prefix: bool
-    # The files without a precompressed one that are compressed on request.
     compression: Compression | None = None
 
     def locate(self, path: str) -> FoundFile | FoundDirectory | None:
-        """Open the file that a URL path stands for.
+        """Open the file of a URL path.
 
-        :param path: "" is the root without its slash, where the site is mounted below a path.
-        :returns: a directory if the path lacks its trailing slash or the directory is to be listed;
-            None if no file is served there.
-        :raises Unreadable: for a file that may not be read.
+        :param path: the URL path below the mount point. "" is the mount point without a slash.
+        :returns: a directory, if it has to be listed or the path needs a trailing slash. None if no
+            file is served at this path.
+        :raises Unreadable: if this process may not read the file.
         """
         is_bare = self.is_bare_prefix(path)
         if not is_bare and not path.startswith(self.prefix):
@@ -161,13 +170,13 @@ class Lookup:
                 found.close()
                 if is_index:
                     return FoundDirectory(names, [directory], lacks_slash=True)
-                absent.append(found.path)  # "/file.txt/" is no file
+                absent.append(found.path)  # "/file.txt/" does not name a file
         if self.listing and listed:
             return FoundDirectory(names, listed, lacks_slash=not wants_directory)
         return None
 
     def is_bare_prefix(self, path: str) -> bool:
-        """Whether a URL path is that of the root, without its slash."""
+        """Return whether a URL path is that of the root, without the trailing slash."""
         return path + "/" == self.prefix and (not path or self.has_bare_prefix)
 
     def _locate_in(
@@ -192,18 +201,21 @@ class Lookup:
         return FoundFile(directory, names, opened, absent, self.directories)
 
     def describe(self, file: FoundFile, url: str, mount: str = "") -> Found:
-        """Describe a file and its precompressed files, which are opened for it.
+        """Open the precompressed files of a file, and describe all of them.
 
+        :param url: the URL path below the mount point.
         :param mount: the URL path of the mount point.
-        :raises Unreadable: see there.
+        :raises Unreadable: if a file of /proc, /sys and the like cannot be read.
         """
         headers = self.rules.headers(file.path, url, mount)
         if not has_its_size(*file.opened(file.path)):
-            # It may have other bytes at each read, and the file system does not report that.
+            # Such a file may have other bytes at each read, without a change of its times. So it is
+            # not cached.
             now = self._describe_one(file, None, headers, None, _read_unsized(file))
             return Found(now, {}, url, settled=False)
         folder = posixpath.dirname(file.path)
-        # Before the precompressed files: a new one changes the directory's identity.
+        # stat() before the precompressed files are opened: a file that appears later changes the
+        # identity of the directory.
         beside = {folder: stat_or_none(folder)}
         codings: dict[str, os.stat_result] = {}
         is_compressed = Headers(headers).get("content-encoding") is not None
@@ -212,12 +224,12 @@ class Lookup:
             if seen is None:
                 continue
             precompressed = file.open_precompressed(suffix)
-            if precompressed is not None and _takes_the_place(precompressed, file.stat_result):
+            if precompressed is not None and _is_usable(precompressed, file.stat_result):
                 codings[coding] = precompressed.stat_result
             else:
                 beside[file.path + suffix] = seen
         made_codings = self._made_codings(headers, file.stat_result.st_size)
-        # `add_headers` may have removed the header, or set a coding, or made the file immutable.
+        # The final headers decide, since `add_headers` may have changed them.
         cache_control = Headers(headers).get("cache-control") or ""
         has_deltas = (
             Headers(headers).get("use-as-dictionary") is not None
@@ -257,10 +269,10 @@ class Lookup:
         vary: str | None,
         unsized: bytes | None = None,
     ) -> Source:
-        """Describe a file, or its precompressed file in a coding.
+        """Describe a file, or its precompressed file in a content coding.
 
-        :param unsized: the current content of a file of /proc, /sys and the like. It has neither
-            ranges nor validators by time.
+        :param unsized: the current content of a file of /proc, /sys and the like. Its response has
+            no Last-Modified and no ETag of its time, and ranges of it cannot be requested.
         """
         path = file.path if coding is None else file.path + PRECOMPRESSED_SUFFIXES[coding]
         fd, stat_result = opened = file.opened(path)
@@ -298,11 +310,11 @@ class Lookup:
         if len(body) != stat_result.st_size or identity_of(os.fstat(fd)) != identity_of(
             stat_result
         ):
-            return None  # it is being written: do not cache it
+            return None  # another process writes the file
         return body
 
 
-def _takes_the_place(precompressed: Opened, original: os.stat_result) -> bool:
+def _is_usable(precompressed: Opened, original: os.stat_result) -> bool:
     """Return whether a precompressed file may be sent in place of the original."""
     stat_result = precompressed.stat_result
     return (
@@ -318,7 +330,7 @@ def _read_unsized(file: FoundFile) -> bytes:
     content = bytearray()
     try:
         while len(content) <= _UNSIZED_BYTES:
-            block = os.read(fd, _READ_BYTES)  # not pread(): some can be read in order only
+            block = os.read(fd, _READ_BYTES)  # some of these files do not support pread()
             if not block:
                 return bytes(content)
             content += block

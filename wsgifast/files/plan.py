@@ -1,7 +1,7 @@
-"""The response to a request for a file, planned from values of the request and the file.
+"""Plan the response to a request for a file, without I/O.
 
-A plan has the status, the headers and the segments. The order is that of RFC 9110 (section 13.2.2):
-preconditions, then Range, then the whole file.
+A plan consists of the status, the headers and the segments of the body. Preconditions are evaluated
+before Range (RFC 9110, section 13.2.2). Sections without a number of an RFC are those of RFC 9110.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from .conditions import (
 )
 from .ranges import ByteRange, content_range, multipart_headers, new_boundary, parse_range
 
-# Headers about the content (RFC 9110, section 8), for responses without it. All others stay.
-# Cookies, CORS, caching and security headers apply to any status.
-_OF_THE_BODY = frozenset(
+# Headers about the content (section 8). A response without the content must not have them. Cookies,
+# CORS, caching and security headers apply to any status.
+_CONTENT_HEADERS = frozenset(
     {"content-type", "content-encoding", "content-language", "content-length", "content-range"}
     | {"content-md5", "content-digest"}
 )
-# Headers about the representation, for errors. With the file's lifetime a cache would store a 412
-# or 416 for as long (RFC 9111, section 3). Validators belong to the selected representation (RFC
-# 9110, section 8.8), which an error is not.
-_OF_THE_FILE = frozenset(
+# Headers about the representation, which an error must not have. With the file's Cache-Control, a
+# cache would store a 412 or 416 as long as the file (RFC 9111, section 3). Validators belong to the
+# selected representation (section 8.8), and an error page is not that representation.
+_REPRESENTATION_HEADERS = frozenset(
     {"etag", "last-modified", "cache-control", "expires", "cdn-cache-control", "surrogate-control"}
     | {"content-disposition", "content-location"}
 )
-# Headers that a page about a missing file does not have: it is no representation of that file.
-_OF_ANOTHER_FILE = _OF_THE_FILE | {"accept-ranges"}
-# Headers computed over the whole content, which a 206 must not repeat for its part.
-_OF_THE_WHOLE = frozenset({"content-length", "content-md5", "content-digest"})
-# For a response with an empty body. RFC 9110 (section 8.3) requires a Content-Type only if there is
-# content, wsgiref.validate for every status that may have some.
+# Headers that a 404 page must not have: it is not a representation of the missing file.
+_REMOVED_FROM_404 = _REPRESENTATION_HEADERS | {"accept-ranges"}
+# Headers that are computed from the whole content, so a 206 must not have them.
+_WHOLE_CONTENT_HEADERS = frozenset({"content-length", "content-md5", "content-digest"})
+# The headers of a response with an empty body. RFC 9110 (section 8.3) does not require this
+# Content-Type. wsgiref.validate requires it for every status that may have content.
 NO_TEXT: tuple[Header, ...] = (
     ("Content-Type", "text/plain; charset=utf-8"),
     ("Content-Length", "0"),
@@ -55,9 +55,10 @@ _STATUS_LINES = {status.value: f"{status.value} {reason_phrase(status)}" for sta
 
 
 class RequestFacts(NamedTuple):
-    """The method and headers of a request that decide about the response with a file.
+    """The method and headers of a request on which the response with a file depends.
 
-    None stands for a header that was not sent. The values may be malformed, except `dictionary`.
+    None means that the request does not have the header. The values may be malformed, except
+    `dictionary`.
     """
 
     method: str = "GET"
@@ -71,18 +72,18 @@ class RequestFacts(NamedTuple):
     dictionary: ClientDictionary | None = None
 
 
-# Most requests have neither Range nor preconditions.
+# The values of `range` to `if_modified_since` in most requests.
 UNCONDITIONAL = (None,) * 6
 
 
 @dataclass(eq=False)
 class Plan:
-    """A response as data, for an adapter to send.
+    """A response as data. An adapter for WSGI or ASGI sends it.
 
-    :ivar status: the code.
-    :ivar status_line: the code and its reason phrase, as for WSGI's start_response.
-    :ivar headers: all headers, with Content-Length if the status has one. Responses share this
-        list. Pass `list(plan.headers)` to a server, since wsgiref and others change it.
+    :ivar status: the status code.
+    :ivar status_line: the code and its reason phrase, for WSGI's start_response.
+    :ivar headers: all headers, with Content-Length if the status allows it. Several responses share
+        this sequence. Pass `list(plan.headers)` to a server, since wsgiref and others change it.
     :ivar segments: the body in order: bytes, and ranges of the representation's file. Empty for
         HEAD and for a status without a body.
     """
@@ -96,17 +97,18 @@ class Plan:
 
     @cached_property
     def raw_headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers for ASGI: latin-1, names in lower case. Shared: copy before changing."""
+        """The headers for ASGI: names in lower case, latin-1. Do not change this list: copy it."""
         return raw_headers(self.headers)
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether no range of the file is to be sent."""
+        """Return whether all segments are bytes."""
         return ByteRange not in map(type, self.segments)
 
     def segments_of(self, fd: int, start: int = 0) -> list[bytes | FileSegment]:
-        """Return the body, its ranges as segments of an open file.
+        """Return the segments, with each range as a segment of an open file.
 
+        :param fd: the descriptor of the file.
         :param start: the offset in the file at which the representation begins.
         """
         return [
@@ -117,21 +119,22 @@ class Plan:
         ]
 
     def as_missing(self) -> Plan:
-        """Return a 404 with this 200's body, without headers of the missing file."""
-        return Plan(404, Headers(self.headers).without(_OF_ANOTHER_FILE), self.segments)
+        """Return a 404 with the body of this plan, which is that of a 404 page."""
+        return Plan(404, Headers(self.headers).without(_REMOVED_FROM_404), self.segments)
 
 
 class Representation:
-    """A file in one encoding (RFC 9110, section 3.2), with the headers of its 200.
+    """A file in one content coding (section 3.2), and the headers of its response with 200.
 
-    Plans that do not depend on the values of Range are made once and cached.
+    Plans are cached if they do not depend on the value of a Range header.
 
-    :param size: bytes. A Content-Length in `headers` has to agree.
+    If the ETag of `headers` is malformed (section 8.8.3), it cannot be compared. Requests with
+    If-Match or If-None-Match then get the whole file, and If-Range works only with dates.
+
+    :param size: the size in bytes. A Content-Length in `headers` has to be the same.
     :param headers: the headers of the 200. Content-Length is added if it is missing.
-    :param etag: the tag with quotes and any `W/`. The default is the one in the headers. Tags that
-        section 8.8.3 does not allow, such as those without quotes, cannot be compared. A request
-        with If-Match or If-None-Match then gets the whole file, and If-Range works by date only.
-    :param modified: seconds since 1970 (UTC). The default is that of the Last-Modified header.
+    :param etag: the tag with quotes and any `W/`. The default is the ETag of `headers`.
+    :param modified: seconds since 1970 (UTC). The default is the Last-Modified of `headers`.
     :param body: the bytes, if they are in memory. Plans then have bytes in place of ranges.
     :param ranges: whether ranges may be requested. False for a file that changes at each read.
     """
@@ -172,18 +175,18 @@ class Representation:
         self.modified = modified
 
     def plan(self, conditions: RequestFacts, *, boundary: Callable[[], str] = new_boundary) -> Plan:
-        """Plan the response to a GET or HEAD. The caller refuses other methods.
+        """Return the plan of the response to a GET or HEAD. The caller rejects other methods.
 
-        :param boundary: returns the boundary of a multipart response.
+        :param boundary: a function that returns the boundary of a multipart response.
         """
         if conditions[2:8] == UNCONDITIONAL:
-            return self._to_head if conditions.method == "HEAD" else self._whole
+            return self._head if conditions.method == "HEAD" else self._whole
         method, _, range_, if_range, match, unmodified_since, none_match, modified_since, _ = (
             conditions
         )
         if not (match is unmodified_since is none_match is modified_since is None):
             if not self._is_comparable and not (match is none_match is None):
-                return self._to_head if method == "HEAD" else self._whole
+                return self._head if method == "HEAD" else self._whole
             status = evaluate(
                 method,
                 self.etag,
@@ -197,9 +200,9 @@ class Representation:
                 return self._not_modified
             if status == 412:
                 return self._precondition_failed
-        # Section 14.2: Range is defined for GET alone.
+        # Section 14.2: Range is defined only for GET.
         if range_ is None or method != "GET" or not self._has_ranges:
-            return self._to_head if method == "HEAD" else self._whole
+            return self._head if method == "HEAD" else self._whole
         if if_range is not None and not if_range_holds(if_range, self.etag, self.modified):
             return self._whole
         ranges = parse_range(range_, self.size)
@@ -210,36 +213,38 @@ class Representation:
         if len(ranges) == 1:
             return self._partial(ranges[0])
         if self.content_encoding is not None:
-            # Its Content-Encoding would apply to the multipart body.
+            # Content-Encoding would apply to the whole multipart body, and not to its parts.
             return self._whole
         return self._multipart(ranges, boundary())
 
     @cached_property
     def _whole(self) -> Plan:
         """200 with the whole file."""
-        return Plan(200, self.headers, [self._run(ByteRange(0, self.size))] if self.size else ())
+        segments = [self._segment(ByteRange(0, self.size))] if self.size else ()
+        return Plan(200, self.headers, segments)
 
     @cached_property
-    def _to_head(self) -> Plan:
-        """200 with the same headers, to HEAD (section 9.3.2)."""
+    def _head(self) -> Plan:
+        """200 for HEAD, with the headers of GET (section 9.3.2)."""
         return Plan(200, self.headers)
 
     @cached_property
     def _not_modified(self) -> Plan:
-        """304 with all headers but those about the content (section 15.4.5)."""
-        # Last-Modified is for clients that have no entity tag.
-        dropped = _OF_THE_BODY | {"last-modified"} if self.etag else _OF_THE_BODY
-        return Plan(304, self._headers_without(dropped))
+        """304 without the headers about the content (section 15.4.5)."""
+        # With an ETag, a 304 needs no Last-Modified.
+        removed = _CONTENT_HEADERS | {"last-modified"} if self.etag else _CONTENT_HEADERS
+        return Plan(304, self._headers_without(removed))
 
     @cached_property
     def _precondition_failed(self) -> Plan:
-        """412."""
-        return Plan(412, [*self._headers_without(_OF_THE_BODY | _OF_THE_FILE), *NO_TEXT])
+        """412 without the headers of the file."""
+        remaining = self._headers_without(_CONTENT_HEADERS | _REPRESENTATION_HEADERS)
+        return Plan(412, [*remaining, *NO_TEXT])
 
     @cached_property
     def _unsatisfiable(self) -> Plan:
-        """416 with the size (section 15.5.17)."""
-        remaining = self._headers_without(_OF_THE_BODY | _OF_THE_FILE)
+        """416 with the size of the file (section 15.5.17)."""
+        remaining = self._headers_without(_CONTENT_HEADERS | _REPRESENTATION_HEADERS)
         return Plan(416, [*remaining, ("Content-Range", f"bytes */{self.size}"), *NO_TEXT])
 
     def _partial(self, part: ByteRange) -> Plan:
@@ -249,28 +254,28 @@ class Representation:
             ("Content-Range", content_range(part, self.size)),
             ("Content-Length", str(part.size)),
         ]
-        return Plan(206, headers, [self._run(part)])
+        return Plan(206, headers, [self._segment(part)])
 
     @cached_property
     def _partial_headers(self) -> list[Header]:
-        return self._headers_without(_OF_THE_WHOLE)
+        return self._headers_without(_WHOLE_CONTENT_HEADERS)
 
     def _multipart(self, ranges: list[ByteRange], boundary: str) -> Plan:
         """206 with several ranges (section 15.3.7.2)."""
         part_headers = multipart_headers(ranges, self.size, self.content_type, boundary)
         segments: list[bytes | ByteRange] = []
         for text, part in zip(part_headers, ranges, strict=False):
-            segments += text, self._run(part)
+            segments += text, self._segment(part)
         segments.append(part_headers[-1])
         length = sum(map(len, part_headers)) + sum(part.size for part in ranges)
         headers = [
-            *self._headers_without(_OF_THE_WHOLE | {"content-type"}),
+            *self._headers_without(_WHOLE_CONTENT_HEADERS | {"content-type"}),
             ("Content-Type", f"multipart/byteranges; boundary={boundary}"),
             ("Content-Length", str(length)),
         ]
         return Plan(206, headers, segments)
 
-    def _run(self, part: ByteRange) -> bytes | ByteRange:
+    def _segment(self, part: ByteRange) -> bytes | ByteRange:
         return part if self.body is None else self.body[part.offset : part.offset + part.size]
 
     def _headers_without(self, names: frozenset[str]) -> list[Header]:
@@ -289,17 +294,19 @@ def describe(
     body: bytes | None = None,
     ranges: bool = True,
 ) -> Representation:
-    """Return the representation of a file on disk, with the headers that a file server sends.
+    """Return the representation of a file on disk, with the headers of a file server.
 
-    :param size: bytes.
+    If the file's time is in the future, Last-Modified is the current time (section 8.8.2.1).
+    Preconditions use the time of the file, so that no date matches it.
+
+    :param size: the size in bytes.
     :param mtime_ns: st_mtime_ns: nanoseconds since 1970 (UTC). Less than 2 s means unknown.
-    :param now: seconds since 1970 (UTC). A Last-Modified must not be in the future (RFC 9110,
-        section 8.8.2.1), and is `now` for such a file. Preconditions use the file's own time, so
-        that no date matches.
-    :param etag: see `stat_etag` and `content_etag`. None: no tag.
+    :param now: the current time, in seconds since 1970 (UTC).
+    :param etag: see `stat_etag` and `content_etag`. None for no ETag header.
     :param coding: the content coding of a precompressed file, in lower case.
-    :param vary: the request headers that decide about the content coding.
-    :param headers: further headers, such as Content-Type. They replace those made here.
+    :param vary: the value of Vary: the request headers on which the content coding depends.
+    :param headers: further headers, such as Content-Type. An ETag or Last-Modified among them
+        replaces the one of the file.
     :param body: the bytes, if they are in memory.
     :param ranges: whether ranges may be requested.
     """
@@ -319,5 +326,5 @@ def describe(
     if vary is not None:
         own.append(("Vary", vary))
     if "last-modified" in names:
-        modified = None  # that of the header
+        modified = None  # Representation parses the header
     return Representation(size, (*own, *given), modified=modified, body=body, ranges=ranges)

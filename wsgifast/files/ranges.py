@@ -1,7 +1,7 @@
 """Range, Content-Range and multipart/byteranges (RFC 9110, section 14).
 
-Ranges may overlap and come in any order (section 14.1.2), and a list may have empty elements
-(section 5.6.1.2): neither makes a header malformed.
+A Range header may have overlapping ranges in any order (section 14.1.2). It may also have empty
+list elements (section 5.6.1.2).
 """
 
 from __future__ import annotations
@@ -11,35 +11,38 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# A Range header with more ranges is ignored, as section 14.2 allows. PDF viewers request some
-# dozens. Apache's limit is 200. Each part adds about 150 bytes of headers.
+# A Range header with more ranges is ignored, as section 14.2 allows. PDF viewers request several
+# dozen ranges. Apache's limit is 200. Each part adds about 150 bytes of headers.
 MAX_RANGES = 64
 # 2**63 has 19 digits. int() refuses very long numbers, and takes quadratic time.
 _MAX_DIGITS = 19
 
-# first-pos "-" [last-pos], or "-" suffix-length. ASCII digits: int() would take "+1" and "1_0".
+# first-pos "-" [last-pos], or "-" suffix-length. int() alone would accept "+1" and "1_0".
 _SPEC = re.compile(r"([0-9]*)-([0-9]*)")
 
 
 class ByteRange(NamedTuple):
-    """A range of a representation's bytes, which an adapter sends by sendfile or reads."""
+    """A range of a representation's bytes.
+
+    :ivar offset: the position of the first byte.
+    """
 
     offset: int
     size: int
 
 
 def parse_range(header: str, size: int) -> list[ByteRange] | None:
-    """Return the ranges that a Range header selects of a representation of `size` bytes.
+    """Parse a Range header.
 
-    Ranges that overlap or touch are merged (section 15.3.7.2 allows that) and take the place of the
-    first of them. Otherwise the order is the client's. Unsatisfiable ranges among satisfiable ones
-    are left out.
+    Ranges that overlap or touch are merged (section 15.3.7.2). A merged range has the position of
+    its first range in the list. Otherwise the order is the client's. Unsatisfiable ranges are
+    omitted.
 
-    :param size: the length of the whole representation, in bytes.
-    :returns: an empty list if no range can be satisfied (the response is 416). None if the header
-        must be ignored and the whole sent: another unit than bytes, anything malformed, more than
-        :data:`MAX_RANGES` ranges, ranges that together are longer than the whole, and any range of
-        an empty representation, for which no Content-Range exists.
+    :param size: the size of the whole representation, in bytes.
+    :returns: the ranges of the representation. An empty list if no range can be satisfied: the
+        status is then 416. None if the header must be ignored: it is malformed, its unit is not
+        bytes, or it has more than :data:`MAX_RANGES` ranges. It is also ignored if the ranges
+        together are larger than the representation, or the representation is empty.
     """
     unit, equals, range_set = header.strip(" \t").partition("=")
     if not equals or unit.lower() != "bytes" or size == 0:
@@ -63,7 +66,7 @@ def parse_range(header: str, size: int) -> list[ByteRange] | None:
             if last:
                 stop = _number(last) + 1
                 if stop <= start:
-                    return None  # section 14.1.1: invalid, and so is the set that holds it
+                    return None  # section 14.1.1: one invalid range makes the header invalid
             else:
                 stop = size
         elif last:
@@ -76,7 +79,8 @@ def parse_range(header: str, size: int) -> list[ByteRange] | None:
         return None
     if len(ranges) > 1:
         if sum(part.size for part in ranges) > size:
-            return None  # cheaper whole, and "0-,0-,0-" would multiply the response
+            # "0-,0-,0-" would triple the response. The whole file is smaller.
+            return None
         return _merged(ranges)
     return ranges
 
@@ -87,21 +91,21 @@ def content_range(part: ByteRange, size: int) -> str:
 
 
 def new_boundary() -> str:
-    """Return 128 random bits in hex, which nobody can place in a file beforehand."""
+    """Return 128 random bits as hexadecimal digits. A file cannot contain this boundary."""
     return secrets.token_hex(16)
 
 
 def multipart_headers(
     parts: Sequence[ByteRange], size: int, content_type: str | None, boundary: str
 ) -> list[bytes]:
-    """Return the bytes before each part of a multipart/byteranges body, and after the last one.
+    """Return the bytes before each part of a multipart/byteranges body, and after the last part.
 
-    The body is headers, part, headers, part, ..., end (RFC 9110, section 14.6, and RFC 2046,
-    section 5.1.1).
+    The body consists of headers, part, headers, part, ..., end (section 14.6 and RFC 2046, section
+    5.1.1).
 
-    :param content_type: of the whole representation. It is repeated in each part, as section
-        15.3.7.2 requires. None leaves it out.
-    :returns: one item more than there are parts.
+    :param content_type: the Content-Type of the representation, which each part repeats (section
+        15.3.7.2). None to omit it.
+    :returns: one item for each part, and one for the end.
     """
     type_line = "" if content_type is None else f"Content-Type: {content_type}\r\n"
     all_headers = [
@@ -114,7 +118,7 @@ def multipart_headers(
 
 
 def _number(digits: str) -> int:
-    # With one digit more than any file size it is still beyond the end of any file.
+    # A number of 20 digits is larger than any file, so further digits do not matter.
     return int(digits.lstrip("0")[: _MAX_DIGITS + 1] or "0")
 
 

@@ -1,4 +1,7 @@
-"""The headers of a file by its name: Content-Type, Cache-Control, CORS, and the user's own."""
+"""The response headers that depend on the name of a file: Content-Type, Cache-Control and CORS.
+
+The options `mimetypes`, `immutable` and `add_headers` change them.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from ..compression.policy import Compression, is_stale_at_once
 from ..errors import ConfigurationError
 from ..http.headers import Header
 
-# Called with the headers to change, the file's absolute path and its URL path.
+# A function that changes headers: (headers, absolute path of the file, URL path).
 AddHeaders = Callable[[Headers, str, str], None]
-# Called with the file's absolute path and its URL path: whether the file never changes.
+# A function that returns whether a file never changes: (absolute path of the file, URL path).
 ImmutableTest = Callable[[str, str], bool]
 
-# One year: RFC 2616 (section 14.21) allowed no more, and caches keep nothing longer.
+# One year, which was the maximum of RFC 2616 (section 14.21).
 _IMMUTABLE_AGE_S = 365 * 24 * 60 * 60
 
-# Types that Python's table lacks, or has differently in a version from 3.11 to 3.15. The system's
+# Types that Python does not know, or that differ between Python 3.11 and 3.15. The system's
 # mime.types is not read, so that the same file has the same type on each host.
 _TYPES = {
     ".3gp": "video/3gpp",
@@ -66,11 +69,11 @@ _TYPES = {
     ".zst": "application/zstd",
     "apple-app-site-association": "application/json",
 }
-# Files with this extension are in gzip always. Browsers show them only with a Content-Encoding (the
-# registration of image/svg+xml asks for it).
+# Files with this extension are always compressed by gzip. Browsers show them only with a
+# Content-Encoding, which the registration of image/svg+xml requires.
 _COMPRESSED_EXTENSION = ".svgz"
-# Other compressed files that are requested by their own name are sent as such: with a
-# Content-Encoding a browser would save them decompressed.
+# Other compressed files, such as archive.tar.gz, get the type of the compressed format. With a
+# Content-Encoding, a browser would save them decompressed.
 _ENCODED_TYPES = {
     "gzip": "application/gzip",
     "bzip2": "application/x-bzip2",
@@ -78,8 +81,8 @@ _ENCODED_TYPES = {
     "compress": "application/x-compress",
 }
 _UNKNOWN_TYPE = "application/octet-stream"
-# Scripts of other origins see few headers without it (Fetch, "CORS-safelisted response-header
-# name"). PDF.js asks for parts only if it sees these.
+# Without this header, scripts of other origins can read only a few response headers (Fetch,
+# "CORS-safelisted response-header name"). PDF.js requests parts only if it can read these headers.
 _EXPOSED: Header = (
     "Access-Control-Expose-Headers",
     "Accept-Ranges, Content-Encoding, Content-Length, Content-Range, ETag",
@@ -91,10 +94,10 @@ _CHARSET = re.compile(r"[!#$%&'*+^`{}~\w.-]+", re.ASCII)
 
 @dataclass(kw_only=True)
 class HeaderRules:
-    """See :class:`wsgifast.files.site.StaticFilesBase` for the options.
+    """Makes the headers of a file. See :mod:`wsgifast.files.site_options` for the other options.
 
-    :ivar dictionaries: the responses that are worth a delta. None to make none.
-    :raises ConfigurationError: if one has a value that cannot work.
+    :ivar dictionaries: decides which content types get deltas. None to send no deltas.
+    :raises ConfigurationError: if an option has an invalid value.
     """
 
     max_age: int | None
@@ -113,16 +116,17 @@ class HeaderRules:
         self._python_types = MimeTypes()
 
     def headers(self, path: str, url: str, mount: str = "") -> list[Header]:
-        """Return the headers of a file that depend on its name only.
+        """Return the headers of a file that depend only on its name.
 
-        :param mount: the URL path of the mount point, which `url` is below.
+        :param path: the absolute path of the file.
+        :param url: the URL path below the mount point.
+        :param mount: the URL path of the mount point.
         """
         content_type = self.content_type(path)
         own: list[Header] = [("Content-Type", content_type)]
         is_compressed = _extension(path) == _COMPRESSED_EXTENSION
-        if (
-            is_compressed and content_type == _TYPES[_COMPRESSED_EXTENSION]
-        ):  # `mimetypes` may have another
+        # The option `mimetypes` may define another type for the extension.
+        if is_compressed and content_type == _TYPES[_COMPRESSED_EXTENSION]:
             own.append(("Content-Encoding", "gzip"))
         if self._is_immutable is not None and self._is_immutable(path, url):
             own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
@@ -140,12 +144,13 @@ class HeaderRules:
             if "Access-Control-Allow-Origin" in changed and not self.allow_all_origins:
                 changed.setdefault(*_EXPOSED)
             if "Use-As-Dictionary" in changed and is_stale_at_once(changed.items()):
-                # A client uses a dictionary as long as it is fresh (RFC 9842, section 2.1.3).
+                # A client uses a dictionary only while it is fresh (RFC 9842, section 2.1.3).
                 del changed["Use-As-Dictionary"]
             own = changed.items()
         return own
 
     def content_type(self, path: str) -> str:
+        """Return the Content-Type of a file, by its name or extension."""
         name = path.rpartition("/")[2]
         extension = _extension(path)
         found = self._types.get(name) or self._types.get(extension)
@@ -168,7 +173,7 @@ def _immutable_test(rule: ImmutableTest | str | re.Pattern[str] | None) -> Immut
         return rule
     try:
         pattern = re.compile(rule)
-        pattern.search("")  # fails for a pattern of bytes
+        pattern.search("")  # raises TypeError for a bytes pattern
     except (re.error, TypeError) as error:
         raise ConfigurationError(
             f"immutable={rule!r}: a regular expression for URL paths, or a function of "

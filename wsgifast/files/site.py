@@ -1,9 +1,10 @@
-"""StaticFiles without a protocol: from a URL path and a request's values to a response.
+"""The common part of StaticFiles for WSGI and ASGI: find the response to a request for a file.
 
-A file is looked up once and cached: its metadata, the headers of its responses, and the bytes of a
-small file. It is served from the cache if stat() finds it unchanged. For a client that accepts
-content codings, its directory must be unchanged too, where precompressed files come and go. A file
-that is not cached is opened, and described by fstat() of the descriptor that is sent.
+A file is looked up once. The cache then contains its metadata, the headers of its responses, and
+the bytes of a small file. Before each use of the cache, stat() checks that the file is unchanged.
+If the client accepts content codings, the directory must be unchanged too, since it may have new
+precompressed files. A file that is not cached is opened, and described by fstat() of its
+descriptor. The same descriptor is sent.
 """
 
 from __future__ import annotations
@@ -31,25 +32,27 @@ from .rules import HeaderRules
 from .site_options import OPTIONS, Arguments, checked_options, signature
 
 DEFAULT_CACHE_BYTES: int = OPTIONS["cache_bytes"].default
-# Up to this size a copy from memory is cheaper than opening the file and a call of sendfile.
+# For files up to this size, a copy from memory costs less than open() and sendfile().
 _MEMORY_FILE_BYTES = 128 * 1024
-# A file may take this fraction of the cache, so that it does not evict too many others.
-_MEMORY_FILE_SHARE = 8
-# The page for files that are missing, as on GitHub Pages, Netlify and Cloudflare Pages.
+# One file may use at most an eighth of the cache, so that it does not evict too many other files.
+_MEMORY_FILE_DIVISOR = 8
+# The page for missing files. GitHub Pages, Netlify and Cloudflare Pages use the same name.
 _MISSING_PAGE = "404.html"
 
 AppT = TypeVar("AppT")
 
-# A plan, and the descriptor of the file that its ranges are of, which the caller closes.
+# A plan, and the descriptor of the file whose ranges it sends. The caller closes the descriptor.
 Response = tuple[Plan, int | None]
 
 
 class StaticFilesBase(Generic[AppT]):
-    """One or several directories that files are served from. Subclasses add the protocol."""
+    """Serves files from one or several directories. Subclasses implement WSGI or ASGI.
 
-    # Of the app.
+    :cvar interface: the interface of the app. None to accept any app.
+    :cvar lookup_class: finds the files. A subclass may find files in another way.
+    """
+
     interface: Interface | None = None
-    # For files that are not found by directory.
     lookup_class: type[Lookup] = Lookup
 
     def __init__(
@@ -61,7 +64,7 @@ class StaticFilesBase(Generic[AppT]):
     ) -> None:
         """Check the options. Files are looked up when they are requested.
 
-        :mod:`.site_options` has the options.
+        See :mod:`.site_options` for the options.
 
         :raises ConfigurationError: if a directory does not exist or cannot be read, or an option
             has an invalid value.
@@ -78,7 +81,8 @@ class StaticFilesBase(Generic[AppT]):
         fallback, cache_bytes = given["fallback"], given["cache_bytes"]
         if fallback is not None and app is not None:
             raise ConfigurationError(
-                f"fallback={fallback!r} leaves nothing for app={app!r}: give one of the two"
+                f"fallback={fallback!r} and app={app!r} exclude each other: the fallback would "
+                "answer the requests for the app. Set one of the two"
             )
         prefix = given["prefix"].rstrip("/") + "/"
         follow_symlinks = given["follow_symlinks"]
@@ -97,7 +101,7 @@ class StaticFilesBase(Generic[AppT]):
                 dictionaries=(compression or Compression()) if given["dictionaries"] else None,
             ),
             etag=given["etag"],
-            body_bytes=min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_SHARE),
+            body_bytes=min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_DIVISOR),
             listing=given["listing"],
             has_bare_prefix=app is None,
             compression=compression,
@@ -106,25 +110,27 @@ class StaticFilesBase(Generic[AppT]):
         self._cache: MemoryCache[Found] = MemoryCache(cache_bytes)
         self._fallback = None if fallback is None else prefix + fallback
         if self._fallback is not None:
-            try:  # locate() alone: add_headers may need values that the program sets later
+            try:
+                # Not describe(), which calls `add_headers`: that function may need values that the
+                # program sets later.
                 found = self._lookup.locate(self._fallback)
             except Unreadable:
                 found = None
             if not isinstance(found, FoundFile):
                 raise ConfigurationError(
                     f"fallback={fallback!r}: there is no such file in {directory!r} that may be "
-                    "served; name one that is there at the start, relative to it, or None"
+                    "served. Name an existing file, relative to the directory, or use None"
                 )
             found.close()
 
     def answer_from_cache(self, conditions: RequestFacts, path: str) -> Response | None:
-        """Answer a GET or HEAD from the cache. None if :meth:`look_up` has to be called.
+        """Answer a GET or HEAD from the cache. Return None if the cache is not enough.
 
-        It reads no file, and calls stat() and open() only for paths that the kernel has cached. So
-        it may be called on an event loop.
+        The caller then calls :meth:`look_up`. This method reads no file, and calls stat() and
+        open() only for paths that the kernel has cached. So an event loop may call it.
 
-        :param path: the URL path below the mount point, decoded. Bytes that are not UTF-8 are
-            surrogates, as os.fsdecode makes them.
+        :param path: the decoded URL path below the mount point. Bytes that are not UTF-8 are
+            surrogates, like those of os.fsdecode().
         """
         cached = self._cache.get(path)
         source = cached and cached.unchanged(conditions.accept_encoding)
@@ -135,10 +141,11 @@ class StaticFilesBase(Generic[AppT]):
     ) -> Response | None:
         """Answer a GET or HEAD from the disk. Return None if there is no such file.
 
-        :param path: below the mount point: "" for the mount point itself, without a slash.
-        :param query: the query string as sent, for redirects.
-        :param mount: the URL path of the mount point, for a redirect from there.
-        :raises OSError: if the system fails, but not for a missing or unreadable file.
+        :param path: the decoded URL path below the mount point. "" is the mount point without a
+            slash.
+        :param query: the undecoded query string, for redirects.
+        :param mount: the URL path of the mount point.
+        :raises OSError: if the system fails. A missing or unreadable file is not such an error.
         """
         try:
             found = self._lookup.locate(path)
@@ -157,16 +164,16 @@ class StaticFilesBase(Generic[AppT]):
     def look_up_or_miss(
         self, conditions: RequestFacts, path: str, query: str = "", mount: str = ""
     ) -> Response | None:
-        """Answer as :meth:`look_up`. Without an app, a missing file gets 404."""
+        """Answer a GET or HEAD like :meth:`look_up`. Without an app, a missing file gets 404."""
         response = self.look_up(conditions, path, query, mount)
         if response is None and self.app is None:
             return self._answer_missing(conditions)
         return response
 
     def _answer_missing(self, conditions: RequestFacts) -> Response:
-        """Answer 404 to a GET or HEAD, with the site's own page if it has one."""
-        # Range and preconditions apply where the response would be a success (RFC 9110, sections
-        # 13.2.1 and 14.2).
+        """Answer a GET or HEAD with 404, and with the site's 404.html as the page if it exists."""
+        # Range and preconditions are removed: they apply only to successful responses (RFC 9110,
+        # sections 13.2.1 and 14.2).
         requested = RequestFacts(conditions.method, conditions.accept_encoding)
         page = self._missing_page
         response = self.answer_from_cache(requested, page) or self.look_up(requested, page)
@@ -178,7 +185,7 @@ class StaticFilesBase(Generic[AppT]):
     def _answer_found(
         self, conditions: RequestFacts, path: str, file: FoundFile, mount: str
     ) -> Response | None:
-        """Answer with an open file: the one that was described is the one that is sent."""
+        """Describe an open file, cache the description, and answer with this file."""
         try:
             found = self._lookup.describe(file, path, mount)
             if found.cost:
@@ -202,7 +209,7 @@ class StaticFilesBase(Generic[AppT]):
 
 
 class _ClassSignature:
-    """The signature of a class. Its instances are apps, which have another one."""
+    """The signature of the class, with all options. Instances have the signature of __call__()."""
 
     def __get__(self, instance: object, owner: type) -> Signature:
         if instance is not None:
@@ -210,7 +217,7 @@ class _ClassSignature:
         return signature()
 
 
-# For inspect, editors and the documentation.
+# inspect, editors and the documentation read this attribute.
 StaticFilesBase.__signature__ = _ClassSignature()  # type: ignore[attr-defined]
 
 
@@ -219,25 +226,25 @@ def _directories(
 ) -> Sequence[str | os.PathLike[str]]:
     paths = [given] if isinstance(given, (str, os.PathLike)) else given
     if not isinstance(paths, Sequence) or isinstance(paths, (bytes, bytearray)) or not paths:
-        raise ConfigurationError(f"directory={given!r}: a path, or a list of at least one")
+        raise ConfigurationError(f"directory={given!r}: a path, or a list with at least one path")
     return paths
 
 
 def _answer(
     conditions: RequestFacts, found: Found, source: Source, file: FoundFile | None = None
 ) -> Response | None:
-    """Answer with an open file, or with a cached one.
+    """Answer with an open file, or with a cached file.
 
-    :param source: the file that was selected for the request.
-    :param file: None for a cached one. The response is None if that has changed, or if a copy of it
-        would have to be made.
+    :param source: the file or precompressed file that was selected for the request.
+    :param file: the open file. None for a cached file.
+    :returns: None if a cached file has changed, or if its compressed copy or delta is not cached.
     """
     digest = None if conditions.dictionary is None else found.wanted_dictionary(conditions)
     if digest is not None:
         if file is None:
             copy = COPIES.cached(delta_key(found.original.identity, digest))
             assert found.releases is not None
-            if copy is None and not DELTAS.has_surely_none(found.releases, digest):
+            if copy is None and not DELTAS.is_known_missing(found.releases, digest):
                 return None
         else:
             copy = DELTAS.get(file, digest)
@@ -258,7 +265,7 @@ def _answer(
     plan = wanted.plan(conditions)
     if plan.is_in_memory:
         return plan, None
-    fd = source.reopen() if file is None else file.take(source.path)
+    fd = source.reopen() if file is None else file.detach(source.path)
     return None if fd is None else (plan, fd)
 
 
@@ -267,11 +274,15 @@ def _in_memory(plan: Plan, conditions: RequestFacts) -> Response:
 
 
 def _redirect(path: str, query: str) -> Plan:
-    """Redirect to the path with a slash, relatively: a proxy may serve the site under a prefix."""
+    """Redirect to the path with a trailing slash.
+
+    The location is relative, since a proxy may serve the site under a prefix.
+    """
     last = path.rpartition("/")[2].encode("utf-8", "surrogateescape")
-    location = f"./{quote(last)}/"  # "./": "a:b" would be a URL with a scheme
+    # Without "./", the name "a:b" would be a URL with the scheme "a".
+    location = f"./{quote(last)}/"
     if query:
-        # The query is latin-1 by PEP 3333 and in ASGI. Some servers decode it as UTF-8.
+        # PEP 3333 requires a query decoded as latin-1. Some servers decode it as UTF-8.
         encoding = "latin-1" if max(query) <= "\xff" else "utf-8"
         location += "?" + quote(query, "%/?:@!$&'()*+,;=[]", encoding, "surrogateescape")
     return Plan(302, [("Location", location), *NO_TEXT])
@@ -292,5 +303,5 @@ def _text_plan(status: int, text: str, *headers: Header) -> Plan:
 
 _MISSING = _text_plan(404, "Not Found\n")
 _FORBIDDEN = _text_plan(403, "Forbidden\n")
-# The response of a site without an app to methods other than GET and HEAD.
+# The response to methods other than GET and HEAD, without an app.
 NOT_ALLOWED = _text_plan(405, "Method Not Allowed\n", ("Allow", "GET, HEAD"))

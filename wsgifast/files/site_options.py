@@ -1,7 +1,7 @@
-"""The options of StaticFiles, each declared once.
+"""The options of StaticFiles. Each option is declared once.
 
-The checks of both StaticFiles, Django's settings and the tables of the documentation are made from
-these rows. To add an option, add a row and its type in :class:`Arguments`, and use it in
+The rows below define the checks for WSGI and ASGI, Django's settings, and the tables of the
+documentation. To add an option, add a row and a type in :class:`Arguments`, and use the option in
 :mod:`.site`. Then run `make docs`.
 """
 
@@ -20,14 +20,14 @@ from .directory import names_of
 from .rules import AddHeaders, ImmutableTest
 
 _CHARSET = re.compile(r"[!#$%&'*+^`{}~\w.-]+", re.ASCII)
-# The default of an option that has to be given.
+# The default value that marks a required option.
 REQUIRED = Parameter.empty
 
 Path = str | os.PathLike[str]
 
 
 class Arguments(TypedDict, total=False):
-    """The types of the options, beside `app` and `directory`."""
+    """The types of all options except `app` and `directory`."""
 
     prefix: str
     index: str | None
@@ -48,16 +48,16 @@ class Arguments(TypedDict, total=False):
 
 
 class Option(NamedTuple):
-    """An option.
+    """The declaration of an option.
 
-    :param type: as the documentation shows it.
-    :param section: of the documentation's page: "files", "headers" or "memory".
-    :param help: for the documentation, in Markdown.
-    :param is_allowed: returns whether it may have a value. None: its type is bool, or the part of
-        the code that uses it has a check of its own.
-    :param expected: as errors say it.
+    :param type: the type for the documentation.
+    :param section: the section of the documentation's page: "files", "headers" or "memory".
+    :param help: the description for the documentation, in Markdown.
+    :param is_allowed: returns whether a value is valid. None if the type is bool, or if the code
+        that uses the option checks it.
+    :param expected: the valid values, for error messages.
     :param whitenoise: the name of WhiteNoise's setting, without its prefix.
-    :param django_default: the default with Django, if that is another one.
+    :param django_default: the default with Django, if it is different.
     """
 
     name: str
@@ -269,21 +269,22 @@ _ROWS = (
     ),
 )
 OPTIONS = {option.name: option for option in _ROWS}
-_GIVEN_APART = ("app", "directory")
+_SEPARATE_PARAMETERS = ("app", "directory")
 
 
 def checked_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options beside `app` and `directory`, with their defaults.
+    """Check options, and return them with the defaults of all others.
 
-    :raises TypeError: for an unknown one.
-    :raises ConfigurationError: if one has an invalid value.
+    :param given: options except `app` and `directory`.
+    :raises TypeError: for an unknown option.
+    :raises ConfigurationError: if an option has an invalid value.
     """
     unknown = [name for name in given if name not in OPTIONS]
     if unknown:
         raise TypeError(f"StaticFiles has no option {unknown[0]!r}")
     values = {}
     for option in _ROWS:
-        if option.name in _GIVEN_APART:
+        if option.name in _SEPARATE_PARAMETERS:
             continue
         values[option.name] = value = given.get(option.name, option.default)
         if option.type == "bool":

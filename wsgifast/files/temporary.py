@@ -1,7 +1,8 @@
-"""Bodies that are too large for memory: in unnamed temporary files.
+"""Unnamed temporary files for bodies that are too large for memory.
 
-A :class:`Spool` is the body of a request. A :class:`TemporaryFile` also has output for slow
-clients. A :class:`Budget` counts the bytes of all, on disk or in memory.
+- A :class:`Spool` is the body of one request, in memory or in a file.
+- A :class:`TemporaryFile` contains a request body, or output for slow clients.
+- A :class:`Budget` counts the bytes of all requests or clients, on disk or in memory.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from ..sockets.sending import FileSegment
 
 # The most buffers of one write: Linux's IOV_MAX.
 _MOST_BUFFERS = 1024
-# A full disk, the limit of this user or of a file, or no descriptor left.
+# The disk is full, a quota or the largest file size is reached, or there is no free descriptor.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
 
 def no_room(error: OSError) -> RequestError:
-    """Return the response to a request with a body that cannot be written to a temporary file."""
+    """Return the error for a request whose body cannot be written to a temporary file."""
     return RequestError(503, f"There is no room for the request body: {error.strerror}")
 
 
 def _refusal(error: OSError) -> OSError:
-    """Return the response for an error of a temporary file, or any other error itself."""
+    """Return a RequestError if there is no room for a temporary file, else the same error."""
     return no_room(error) if error.errno in _NO_ROOM else error
 
 
 class Budget:
-    """Counts the bytes of all that is of one kind, such as temporary files. Thread-safe.
+    """Counts the bytes of one kind, such as those of all temporary files. Thread-safe.
 
-    :param limit_bytes: the most in total.
+    :param limit_bytes: the most bytes in total.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -45,7 +46,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> bool:
-        """Reserve `size` bytes. Return False, and reserve nothing, if they exceed the limit."""
+        """Reserve `size` bytes. If they exceed the limit, reserve none and return False."""
         with self._lock:
             if self.used_bytes + size > self._limit_bytes:
                 return False
@@ -57,16 +58,16 @@ class Budget:
         return self.used_bytes + size <= self._limit_bytes
 
     def count(self, size: int) -> None:
-        """Count `size` more bytes, whatever the limit, or fewer if it is negative."""
+        """Add `size` bytes, even above the limit. A negative `size` releases bytes."""
         with self._lock:
             self.used_bytes += size
 
 
 class Reservation:
-    """The part of a budget that one request takes.
+    """The bytes of a budget that one request has reserved.
 
     :param budget: None for a reservation that always succeeds.
-    :ivar size: bytes reserved.
+    :ivar size: the reserved bytes. It remains 0 without a budget.
     """
 
     __slots__ = ("_budget", "size")
@@ -76,7 +77,7 @@ class Reservation:
         self._budget = budget
 
     def grow_to(self, size: int) -> bool:
-        """Reserve `size` bytes in all. Return False if they exceed the budget."""
+        """Grow the reservation to `size` bytes. Return False if that exceeds the budget."""
         more = size - self.size
         if more > 0 and self._budget is not None:
             if not self._budget.take(more):
@@ -89,20 +90,24 @@ class Reservation:
         return self._budget is None or self._budget.has_room(size - self.size)
 
     def release(self) -> None:
-        """Give everything back."""
+        """Return all reserved bytes to the budget."""
         size, self.size = self.size, 0
         if size and self._budget is not None:
             self._budget.count(-size)
 
 
 class Spool:
-    """Bytes in memory, or in a temporary file once there are more than `in_memory`.
+    """The body of a request, in memory or in a temporary file.
 
-    A file is also used once the memory of all spools is used up.
+    The body moves to a file if it has more than `in_memory` bytes, or if the budget `memory` is
+    used up.
 
-    :param limit: the most bytes.
-    :param disk: where the file's bytes are counted.
-    :param memory: where the bytes in memory are counted, until the opened file is closed, or None.
+    :param in_memory: the most bytes in memory.
+    :param limit: the most bytes of the body.
+    :param disk: the budget for bytes of the file.
+    :param memory: the budget for bytes in memory. They count until the file of :meth:`open` is
+        closed. None for no budget.
+    :ivar size: the bytes of the body so far.
     """
 
     __slots__ = ("_disk", "_file", "_in_memory", "_limit", "_memory", "_reserved", "size")
@@ -119,15 +124,15 @@ class Spool:
         self._file: TemporaryFile | None = None
 
     def may_need_disk(self, size: int) -> bool:
-        """Whether the next `size` bytes, or fewer, may have to be written to a file."""
+        """Return whether a write of up to `size` more bytes may use a file."""
         size += self.size
         return size > self._in_memory or not self._reserved.may_grow_to(size + size // 8)
 
     def write(self, data: bytes) -> None:
         """Append bytes.
 
-        :raises BodyTooLarge: over the limit.
-        :raises RequestError: if the disk, or its budget, is used up.
+        :raises BodyTooLarge: if the body exceeds the limit.
+        :raises RequestError: if the disk is full, or its budget is used up.
         :raises OSError: if the temporary file cannot be written.
         """
         self.size += len(data)
@@ -149,7 +154,7 @@ class Spool:
         self._file.write_all(data)
 
     def open(self) -> BinaryIO:
-        """Return everything as a file, which the caller closes in place of this object."""
+        """Return the whole body as a file. The caller closes that file, and not this object."""
         if self._file is None:
             memory, self._memory = self._memory, bytearray()
             return CountedBytes(memory, self._reserved)
@@ -158,7 +163,7 @@ class Spool:
         return cast(BinaryIO, file)
 
     def close(self) -> None:
-        """Drop everything."""
+        """Discard the body."""
         self._memory = bytearray()
         self._reserved.release()
         if self._file is not None:
@@ -166,7 +171,7 @@ class Spool:
 
 
 class CountedBytes(io.BytesIO):
-    """A body in memory, which is counted until it is closed."""
+    """A body in memory. Its bytes count in a budget until it is closed."""
 
     def __init__(self, data: bytearray, reserved: Reservation) -> None:
         super().__init__(data)
@@ -181,13 +186,13 @@ class CountedBytes(io.BytesIO):
 
 
 class TemporaryFile(io.BufferedReader):
-    """An unnamed temporary file: writes go straight to its end, reads are buffered.
+    """An unnamed temporary file. Writes append to it without a buffer. Reads are buffered.
 
-    :param disk: counts its bytes until it is closed.
-    :param left_free_bytes: of its file system, in any case.
+    :param disk: the budget for the bytes of the file. They count until the file is closed.
+    :param left_free_bytes: a write fails if less than this would be free on the file system.
     :param buffer_bytes: the size of one read. The buffer is allocated at once.
-    :ivar size: bytes written.
-    :raises OSError: if it cannot be created.
+    :ivar size: the bytes that were written.
+    :raises OSError: if the file cannot be created.
     """
 
     _is_open = False
@@ -207,9 +212,9 @@ class TemporaryFile(io.BufferedReader):
         self._is_open = True
 
     def append(self, *buffers: bytes | bytearray | memoryview) -> FileSegment:
-        """Append buffers, without a copy. Return the part of the file that they take up.
+        """Append buffers without copying them. Return their part of the file.
 
-        :raises OSError: if the disk or its budget is full. Nothing was appended.
+        :raises OSError: if the disk is full, or its budget is used up. No byte was appended.
         """
         fd, begin, size = self.fileno(), self.size, sum(map(len, buffers))
         if self._left_free_bytes:
@@ -230,8 +235,8 @@ class TemporaryFile(io.BufferedReader):
     def write_all(self, data: bytes | bytearray) -> None:
         """Append a part of a request's body.
 
-        :raises RequestError: if there is no room for it.
-        :raises OSError: if it cannot be written.
+        :raises RequestError: if the disk is full, or its budget is used up.
+        :raises OSError: if the file cannot be written.
         """
         try:
             self.append(data)
@@ -240,7 +245,7 @@ class TemporaryFile(io.BufferedReader):
 
     def __del__(self) -> None:
         if self._is_open:
-            self.close()  # nobody closes a `wsgi.input`
+            self.close()  # a server does not close `wsgi.input`
 
     def close(self) -> None:
         if not self.closed:
