@@ -158,4 +158,4 @@ def test_dictionary_into_bad_path_is_one_line(
     Path("loop").symlink_to("loop")
     assert cli.main(["compress", "--train", "http://127.0.0.1:9/", "--output", name]) == 2
     said = capsys.readouterr().err
-    assert said == f"wsgifast: --output {name}: no file can be written there; name another\n"
+    assert said == f"wsgifast: --output {name}: cannot write this file. Name another file\n"

@@ -127,7 +127,10 @@ def test_file_outside_the_locations_is_sent_by_the_app(root: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"accel": {}}, "WSGIFAST_MEDIA has no option 'accel'; it has accel_redirect, x_sendfile"),
+        (
+            {"accel": {}},
+            "WSGIFAST_MEDIA has no option 'accel'. Its options are accel_redirect, x_sendfile",
+        ),
         ({"accel_redirect": "/protected/"}, "takes a mapping of folders"),
         ({"accel_redirect": {"/no/such": "/protected/"}}, "'/no/such'"),
     ],

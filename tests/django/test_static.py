@@ -242,7 +242,10 @@ def test_settings_of_whitenoise_are_read(ask: Ask, root: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"max_agee": 1}, "WSGIFAST_STATIC has no option 'max_agee'; it has add_headers, "),
+        (
+            {"max_agee": 1},
+            "WSGIFAST_STATIC has no option 'max_agee'. Its options are add_headers, ",
+        ),
         ({"max_age": "1"}, "max_age='1': whole seconds"),
         ({"root": "/no/such/folder"}, "/no/such/folder"),
     ],

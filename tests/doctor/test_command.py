@@ -114,7 +114,7 @@ def test_unwritable_page_is_refused_before_any_request(tmp_path: Path) -> None:
     ended = doctor(APP, "/list", "--html", str(tmp_path))
     assert (ended.returncode, ended.stdout) == (2, "")
     assert (
-        ended.stderr == f"wsgifast: --html {tmp_path}: no file can be written there; name another\n"
+        ended.stderr == f"wsgifast: --html {tmp_path}: cannot write this file. Name another file\n"
     )
 
 

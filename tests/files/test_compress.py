@@ -447,7 +447,7 @@ def test_command_prints_a_summary_and_exits_by_it(
 ) -> None:
     assert cli.main(["compress", str(tree), "--codings", " gzip, gzip"]) == 0
     printed = capsys.readouterr().out
-    assert "2 written, 0 already there, 0 removed" in printed
+    assert "2 written, 0 up to date, 0 removed" in printed
     assert cli.main(["compress", str(tree), "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert cli.main(["compress", str(tree / "none")]) == 2

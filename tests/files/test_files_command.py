@@ -79,7 +79,7 @@ def test_taken_port_and_wrong_address_are_errors(
         error = capsys.readouterr().err
         assert f"127.0.0.1:{port}" in error
         assert "--bind" in error
-        assert "Address already in use; name another" in error
+        assert "Address already in use. Name another" in error
     assert cli.main(["files", str(tree), "--bind", "nosuchhost.invalid:80"]) == 2
     error = capsys.readouterr().err
     assert "cannot listen on nosuchhost.invalid:80: " in error

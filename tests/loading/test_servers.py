@@ -311,7 +311,9 @@ def test_server_option_before_the_separator_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         cli.main(["run", "asgi_app:app", "--app-dir", "src"])
-    assert "--app-dir src; options of the server follow --" in capsys.readouterr().err
+    assert (
+        "--app-dir src. Write options of the server at the end, after --" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_option_of_check_alone_is_refused_without_it(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "examples.mistakes:raw", option]) == 2
-    assert "goes with --check" in capsys.readouterr().err
+    assert "needs --check" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the finding is for root: run the tests as root")

@@ -473,7 +473,10 @@ def test_h2_that_fits_is_used() -> None:
 @ON_BOTH
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("x" * 120, "AF_UNIX path too long"), ("leads-nowhere", "is no socket, and stays")],
+    [
+        ("x" * 120, "AF_UNIX path too long"),
+        ("leads-nowhere", "is not a socket, and is not replaced"),
+    ],
 )
 def test_path_that_no_socket_can_have_is_refused(
     app: str, name: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -302,7 +302,7 @@ def test_run_that_cannot_start_says_why(tmp_path: Path) -> None:
             (f"{WSGI} --config tests", 2, "--config tests: there is no such file"),
             (f"{WSGI} --certfile README.md", 2, "README.md: [SSL]"),
             (f"{ASGI} --certfile {pem} --keyfile README.md", 2, "README.md: [SSL]"),
-            (f"{WSGI} --keyfile {pem}", 2, "name its certificate by --certfile"),
+            (f"{WSGI} --keyfile {pem}", 2, "name the certificate with --certfile"),
             ("nowhere:app", 3, "nowhere"),
             ("./README.md", 3, "./README.md is neither a module nor a .py file"),
             ("exampels.mistakes:app", 3, "did you mean 'examples'?"),

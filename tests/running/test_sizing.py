@@ -81,26 +81,27 @@ def test_limits_of_cgroups(
     [
         (
             Container(2.0, "quota", 1024 * MIB), 64, 2,
-            "2 workers: 2 CPUs of the quota; memory would allow 9",
+            "2 workers: 2 CPUs of the quota. The memory is enough for 9",
         ),
         (
             Container(1.5, "quota", 1024 * MIB), 64, 2,
-            "2 workers: 1.5 CPUs of the quota; memory would allow 9",
+            "2 workers: 1.5 CPUs of the quota. The memory is enough for 9",
         ),
         (
             Container(1.0, "machine", 1024 * MIB), 64, 1,
-            "1 worker: 1 CPU of the machine; memory would allow 9",
+            "1 worker: 1 CPU of the machine. The memory is enough for 9",
         ),
         (Container(0.2, "quota", 1024 * MIB), 0, 1, "1 worker: 0.2 CPUs of the quota"),
         (
             Container(8.0, "machine", 512 * MIB), 100, 1,
-            "1 worker: 512 MiB of memory, and 100 MiB for each that has imported the "
-            "app; 8 CPUs of the machine",
+            "1 worker: 512 MiB of memory, and 100 MiB for each worker that has "
+            "imported the app. 8 CPUs of the machine",
         ),
         (
             Container(2.0, "quota", 128 * MIB), 200, 1,
-            "1 worker: 128 MiB of memory, and 200 MiB for each that has imported the "
-            "app; 2 CPUs of the quota; that is too little for one and another while it is replaced",
+            "1 worker: 128 MiB of memory, and 200 MiB for each worker that has "
+            "imported the app. 2 CPUs of the quota. The memory is too small for a worker and its "
+            "replacement at the same time",
         ),
     ],
 )  # fmt: skip

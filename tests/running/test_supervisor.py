@@ -218,7 +218,7 @@ def test_unix_socket_left_behind_is_replaced(code: str, tmp_path: Path) -> None:
         left.listen()
         with run(tmp_path, code, f"--bind=unix:{path}", "--workers=1", fails=True) as refused:
             assert refused.process.wait(60) == 2
-            assert "a server listens there" in refused.log()
+            assert "another server listens on it" in refused.log()
     (tmp_path / "own.py").write_text(code)
     command = ["python", "-m", "wsgifast", "run", "own:app", f"--bind=unix:{path}", "--workers=1"]
     with live_server(command, path, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}) as server:

@@ -1,1 +1,1 @@
-"""The commands of `wsgifast`, and their shared parts."""
+"""The subcommands of the command line `wsgifast`, and their shared modules."""

@@ -1,4 +1,4 @@
-"""Shared parts of the commands: how each is added, and the types of their options."""
+"""Functions and types for the command lines of all commands."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from ..http.fields import check_field
 from ..sockets.options import Address
 from .terminal import lines_of, show
 
-# Exit statuses of all commands. 1: a finding, or a part failed. 2: a wrong option, or nothing could
-# be done. 3: the app cannot be loaded or does not start. Others report a signal, as in shells.
+# The exit statuses of all commands. 128 plus a number means a signal, like in shells.
+
+# There are findings, or a part of the work has failed.
 STATUS_PART_FAILED = 1
+# An option is invalid, or the whole command has failed.
 STATUS_USAGE = 2
+# The app cannot be loaded or does not start.
 STATUS_NOT_STARTED = 3
 STATUS_INTERRUPTED = 128 + signal.SIGINT
 STATUS_CUT_OFF = 128 + signal.SIGPIPE
 DEFAULT_BIND = "127.0.0.1:8000"
-# Of help texts. A wider terminal does not make longer lines.
+# The widths of help texts: of a description, and the most in a wide terminal.
 _WIDTH, _MOST_WIDTH = 79, 100
-# Visible ASCII without "#": clients do not send a fragment.
+# Visible ASCII without "#", since clients do not send fragments.
 _PATH = re.compile(r'/[!"$-~]*')
 APP_HELP = (
     "module:app, 'module:factory()', a module with an application or app, a Django settings "
@@ -41,9 +44,12 @@ APP_HELP = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Escapes arguments in its errors: a shell may have made them of foreign file names.
+    """An argument parser that escapes its error messages.
 
-    :ivar logs_json: whether errors are lines of a log in JSON, for the words of the command line.
+    The messages contain arguments, which may be untrusted file names from a wildcard of the shell.
+
+    :ivar logs_json: a function that returns whether errors must be lines of a JSON log. It is
+        called with the words of the command line. None for plain text.
     """
 
     logs_json: Callable[[Sequence[str]], bool] | None = None
@@ -69,10 +75,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def add_parser(
     commands: Any, name: str, *, help: str, examples: str, description: str | None = None
 ) -> Parser:
-    """Add a command.
+    """Add a command to the command line.
 
     :param help: one line for the list of commands.
-    :param examples: command lines, one in each line.
+    :param examples: command lines, one per line.
+    :param description: the description in the help text. The default is `help`.
     """
     lines = "".join(f"  {line.strip()}\n" for line in examples.strip().splitlines())
     parser: Parser = commands.add_parser(
@@ -98,12 +105,12 @@ def option(
 ) -> None:
     """Add an option.
 
-    :param group: a parser, or a group of one.
-    :param value: the name of its value. None for an option without one, "" for one of the
-        choices.
-    :param default: the help text shows it.
-    :param repeated: the option's value is a list.
-    :param more: as for argparse's add_argument.
+    :param group: a parser, or a group of a parser.
+    :param value: the name of the value in the help text. "" to show the choices. None for an option
+        without a value.
+    :param default: the default value, which the help text shows.
+    :param repeated: whether the option may be repeated. Its value is then a list.
+    :param more: further arguments of argparse's add_argument().
     """
     if value is None:
         more["action"] = "store_true"
@@ -125,9 +132,9 @@ def add_header_options(group: Any) -> None:
 
 
 def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:
-    """The headers for every request, from --header and --cookie.
+    """Return the headers for every request, from --header and --cookie.
 
-    :raises BodyError: for one that cannot be sent.
+    :raises BodyError: if a header has an invalid name or value.
     """
     headers = [(name, value.strip()) for name, value in options.header]
     if options.cookie:
@@ -136,7 +143,10 @@ def given_headers(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def check_path(path: str) -> None:
-    """:raises ConfigurationError: if a client cannot ask for it."""
+    """Check that a client can request a path.
+
+    :raises ConfigurationError: if the path is malformed.
+    """
     if not _PATH.fullmatch(path):
         raise ConfigurationError(
             f"{path!r} is not a path: paths begin with a slash and are percent-encoded, as in "
@@ -145,7 +155,7 @@ def check_path(path: str) -> None:
 
 
 def pair(separator: str) -> Callable[[str], tuple[str, str]]:
-    """The type of an option with a value of two parts."""
+    """Return the type of an option whose value consists of a name, a separator and a value."""
 
     def parsed(text: str) -> tuple[str, str]:
         name, found, value = text.partition(separator)
@@ -157,9 +167,9 @@ def pair(separator: str) -> Callable[[str], tuple[str, str]]:
 
 
 def count(text: str, otherwise: str = "") -> int:
-    """The type of an option: 1, 2, 3 and on.
+    """Parse a whole number of at least 1. The type of an option.
 
-    :param otherwise: other allowed values, for the error.
+    :param otherwise: a text for the error, with other valid values.
     """
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         expected = f"expected a whole number of at least 1{otherwise}"
@@ -168,7 +178,7 @@ def count(text: str, otherwise: str = "") -> int:
 
 
 def seconds(text: str) -> float:
-    """The type of an option: seconds above 0."""
+    """Parse a number of seconds above 0. The type of an option."""
     try:
         found = float(text)
     except ValueError:
@@ -179,15 +189,18 @@ def seconds(text: str) -> float:
 
 
 def check_certificate(certfile: str | None, keyfile: str | None) -> None:
-    """:raises ConfigurationError: if TLS cannot be served with them."""
+    """Check a certificate and its key.
+
+    :raises ConfigurationError: if a server cannot use them for TLS.
+    """
     if certfile is None:
         if keyfile is not None:
-            raise ConfigurationError(f"--keyfile {keyfile}: name its certificate by --certfile")
+            raise ConfigurationError(f"--keyfile {keyfile}: name the certificate with --certfile")
         return
     requested: list[bool] = []
 
     def password() -> str:
-        requested.append(True)  # the server will ask for it
+        requested.append(True)  # the key has a password, for which the server will ask the user
         return ""
 
     try:
@@ -196,31 +209,31 @@ def check_certificate(certfile: str | None, keyfile: str | None) -> None:
         if not requested:
             both = certfile if keyfile is None else f"{certfile} --keyfile {keyfile}"
             raise ConfigurationError(
-                f"--certfile {both}: {error.strerror}; expected a certificate and its key in PEM"
+                f"--certfile {both}: {error.strerror}. Expected a certificate and its key in PEM"
             ) from None
 
 
 def check_writable(option: str, path: str) -> None:
-    """:raises ConfigurationError: if an option's file cannot be written.
+    """Check that the file of an option can be written. The file is not created.
 
-    Nothing is written yet.
+    :raises ConfigurationError: if the file cannot be written.
     """
-    target = os.path.realpath(path)  # a link may lead nowhere
+    target = os.path.realpath(path)  # the target of a link may not exist
     folder = os.path.dirname(target)
     try:
-        is_place = not stat.S_ISDIR(os.stat(target).st_mode) and os.access(target, os.W_OK)
+        is_writable = not stat.S_ISDIR(os.stat(target).st_mode) and os.access(target, os.W_OK)
     except FileNotFoundError:
-        is_place = os.path.isdir(folder) and os.access(folder, os.W_OK)
-    except OSError:  # a name that is too long, a link to itself
-        is_place = False
-    if not path or path.endswith("/") or not is_place:
-        raise ConfigurationError(f"{option} {path}: no file can be written there; name another")
+        is_writable = os.path.isdir(folder) and os.access(folder, os.W_OK)
+    except OSError:  # the name is too long, or a link to itself
+        is_writable = False
+    if not path or path.endswith("/") or not is_writable:
+        raise ConfigurationError(f"{option} {path}: cannot write this file. Name another file")
 
 
 def address_of(bind: str) -> Address:
-    """The address that --bind names.
+    """Return the address of the option --bind.
 
-    :raises ConfigurationError: if it is malformed.
+    :raises ConfigurationError: if the address is malformed.
     """
     address = Address.read(bind)
     if address is None:
@@ -229,51 +242,58 @@ def address_of(bind: str) -> Address:
 
 
 def unix_path(bind: str) -> str | None:
-    """The path of the Unix socket that --bind names, as gunicorn reads it, or None."""
+    """Return the path of the Unix socket of the option --bind. None for another address.
+
+    The syntax is that of gunicorn.
+    """
     if not bind.startswith("unix:"):
         return None
     return bind.removeprefix("unix:").removeprefix("//")
 
 
 def check_unix_path(path: str) -> None:
-    """Check that a server can listen on a Unix socket. One that no server listens on is replaced.
+    """Check that a server can listen on a Unix socket.
 
-    :raises ConfigurationError: if another file is there.
-    :raises WSGIFastError: if a server listens there.
+    The socket may exist if no server listens on it.
+
+    :raises ConfigurationError: if the path is that of another kind of file.
+    :raises WSGIFastError: if a server listens on the socket.
     """
     check_writable("--bind", path)
-    # A symbolic link may lead nowhere.
+    # lexists(): the target of a symbolic link may not exist.
     is_there = os.path.lexists(path)
     if is_there and not (os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode)):
         raise ConfigurationError(
-            f"--bind unix:{path}: the file is no socket, and stays; name another"
+            f"--bind unix:{path}: this file is not a socket, and is not replaced. Name another path"
         )
     with socket.socket(socket.AF_UNIX) as sock:
         try:
             sock.connect(path)
         except OSError as error:
-            if error.errno is None:  # Python's own: the path is too long
+            if error.errno is None:  # Python raises this error if the path is too long
                 raise cannot_listen(f"unix:{path}", error) from None
             return
-    raise WSGIFastError(f"cannot listen on unix:{path}: a server listens there; name another path")
+    raise WSGIFastError(
+        f"cannot listen on unix:{path}: another server listens on it. Name another path"
+    )
 
 
 def cannot_listen(bind: str, error: OSError) -> WSGIFastError:
-    """The error if no socket can listen at the address that --bind names."""
-    # create_server() appends the address, which is named already.
+    """Return the error for an address of --bind on which no socket can listen."""
+    # create_server() adds the address to the reason, and this message has it too.
     reason = (error.strerror or str(error)).partition(" (while attempting")[0]
-    return WSGIFastError(f"cannot listen on {bind}: {reason}; name another address with --bind")
+    return WSGIFastError(f"cannot listen on {bind}: {reason}. Name another address with --bind")
 
 
 def log_line(message: str, level: str = "INFO") -> str:
-    """A line of a log in JSON, as a server's error log has it."""
+    """Return a line of a JSON log, with the keys of the servers' error logs."""
     return json_line({"level": level, "process.pid": os.getpid(), "message": message})
 
 
 def write_file(path: str | Path, text: str) -> None:
     """Write a text file.
 
-    :raises WSGIFastError: if that is not possible.
+    :raises WSGIFastError: if the file cannot be written.
     """
     try:
         Path(path).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The command line: `wsgifast COMMAND`."""
+"""The command line `wsgifast COMMAND`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ wsgifast COMMAND --help explains each command.
 def program() -> NoReturn:
     """Run one command, and end this process.
 
-    Python waits for threads. Threads of an app that the doctor has loaded, such as its job runner,
-    may never end. `wsgifast bench` does not wait for them either.
+    At exit, Python waits for all threads that are not daemons. The doctor runs an app in this
+    process, and a thread of the app may never end. So this function does not wait for such threads.
     """
     _open_missing_streams()
     status = main()
@@ -54,9 +54,10 @@ def program() -> NoReturn:
 
 
 def _open_missing_streams() -> None:
-    """Open the standard streams that are closed (`>&-`), for which Python has None.
+    """Open closed standard streams (`>&-`) with /dev/null.
 
-    Otherwise print() does nothing, but flush() fails, and the next file or socket gets the number.
+    sys.stdout of a closed stream is None, so that sys.stdout.flush() fails. The next file or socket
+    would also get the descriptor of the stream.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
@@ -70,18 +71,18 @@ def _open_missing_streams() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    :param argv: without the program's name. By default the process's own.
-    :returns: the exit status, see `arguments`.
+    :param argv: the arguments without the program's name. The default is those of this process.
+    :returns: the exit status. See :mod:`.arguments`.
     """
     parser = command_parser()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments:
         parser.print_help(sys.stderr)
         return STATUS_USAGE
-    # argparse would consume "--". The words after it are for the server.
+    # argparse would remove "--". The words after "--" are for the server.
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options, unknown = parser.parse_known_args(arguments[:at])
-    if hasattr(options, "paths"):  # argparse finds none behind an option
+    if hasattr(options, "paths"):  # argparse does not recognize paths after an option
         options.paths += [each for each in unknown if each.startswith("/")]
         unknown = [each for each in unknown if not each.startswith("/")]
     options.rest = arguments[at + 1 :]
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except WSGIFastError as error:
-        # Of a server with logs in JSON.
+        # `wsgifast run` sets logs_json, if the server's logs are in JSON.
         logs_json = getattr(options, "logs_json", False)
         text = f"wsgifast: {error}"
         show(log_line(text, "CRITICAL") if logs_json else text, error=True)
@@ -104,9 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
-        # Output that cannot be written is dropped. Python would try again at exit.
+        # Discard the unwritten output: at exit, Python would try to write it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # the reader of our output, such as `head`, has ended
+        if error.errno == errno.EPIPE:  # the reader of the pipe, such as `head`, has ended
             return STATUS_CUT_OFF
         show(f"wsgifast: {error.strerror}", error=True)
         return STATUS_USAGE
@@ -116,12 +117,12 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn
     known = [text for action in parser._actions for text in action.option_strings]
     hint = did_you_mean(unknown[0].partition("=")[0], known)
     if not hint and parser.get_default("takes_rest"):
-        hint = "; options of the server follow --, behind all others"
+        hint = ". Write options of the server at the end, after --"
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Return the parser of the command line, with all commands and their options."""
     parser = Parser(
         prog="wsgifast",
         description="Find slow endpoints of a web app, measure them, and serve the app.",

@@ -1,4 +1,4 @@
-"""An HTTP client for servers that may misbehave: it limits every wait, and measures."""
+"""An HTTP client that measures responses, and limits each wait for the server."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from ..compression.codings import ZSTD_MODULE
 from ..errors import ConfigurationError, WSGIFastError
 from ..http.headers import Headers
 
-# As browsers ask for a page.
+# The header of browsers that request a page.
 BROWSER_ACCEPT_ENCODING = ("Accept-Encoding", "gzip, deflate, br, zstd")
-# Further bytes of a body are not read.
+# The most bytes to read of a body.
 _MOST_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 1 << 20
-# Of a client that reads slowly.
+# The size of the receive buffer of a slow client.
 _SLOW_BUFFER_BYTES = 4096
 
 
 class NoResponse(WSGIFastError, OSError):
-    """The server cannot be reached, breaks off, or does not speak HTTP.
+    """The error if the server cannot be reached, closes too early, or does not send HTTP.
 
-    :ivar status: of the headers, if there was one. `headers` are its headers.
+    :ivar status: the status of an incomplete response. None without a status.
+    :ivar headers: the headers of an incomplete response.
     """
 
     status: int | None = None
@@ -40,11 +41,12 @@ class NoResponse(WSGIFastError, OSError):
 
 @dataclass(frozen=True)
 class Response:
-    """One response, as a client sees it.
+    """A received response.
 
-    :ivar missing: how many bytes of its Content-Length did not come.
-    :ivar body_s: seconds from the end of the headers to the end of the body.
-    :ivar closes: the connection ends with it.
+    :ivar missing: the number of bytes that are missing up to its Content-Length.
+    :ivar seconds: the time from the request to the end of the body.
+    :ivar body_s: the seconds from the end of the headers to the end of the body.
+    :ivar closes: whether the server closes the connection after the response.
     """
 
     status: int
@@ -56,20 +58,21 @@ class Response:
     closes: bool
 
     def header(self, name: str) -> str | None:
+        """Return the value of a header. None if the response does not have it."""
         return Headers(self.headers).get(name.lower())
 
 
 def decoded(body: bytes, codings: str) -> bytes | None:
-    """A body without its codings (RFC 9110, section 8.4).
+    """Decode a body (RFC 9110, section 8.4).
 
-    :param codings: the Content-Encoding.
-    :returns: None where that is not possible here: the coding is unknown, its package is not
-        installed, or the body is broken.
+    :param codings: the value of Content-Encoding.
+    :returns: None if a content coding is unknown, its package is not installed, or the body is
+        malformed.
     """
     for coding in reversed(codings.lower().split(",")):
         try:
             body = _DECODERS[coding.strip()](body)
-        except Exception:  # noqa: BLE001 - of several libraries
+        except Exception:  # noqa: BLE001 - each library has its own error class
             return None
     return body
 
@@ -90,7 +93,7 @@ _DECODERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def unverified_tls() -> ssl.SSLContext:
-    """TLS without verification: for servers of our own."""
+    """Return a TLS context that does not verify certificates, for servers that bench starts."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -98,10 +101,10 @@ def unverified_tls() -> ssl.SSLContext:
 
 
 class HTTPClient:
-    """Requests from one server, on one connection each or on a shared one.
+    """Sends requests to one server.
 
-    :param headers: for every request.
-    :param limit_s: seconds for one response.
+    :param headers: the headers of every request.
+    :param limit_s: the most seconds for one response.
     """
 
     def __init__(
@@ -121,9 +124,9 @@ class HTTPClient:
     def of_url(
         cls, url: str, *, headers: Iterable[tuple[str, str]] = (), limit_s: float
     ) -> tuple[HTTPClient, str]:
-        """A client for a URL's server, and the path and query in it.
+        """Return a client for the server of a URL, and the path and query of the URL.
 
-        :raises ConfigurationError: if it is not an http or https URL.
+        :raises ConfigurationError: if the URL is not a valid http or https URL.
         """
         parts = urlsplit(url if "//" in url else f"http://{url}")
         try:
@@ -160,9 +163,11 @@ class HTTPClient:
         on: http.client.HTTPConnection | None = None,
         take: Callable[[bytes], object] | None = None,
     ) -> Response:
-        """One request, on a connection of its own or on an open one.
+        """Send a request, and return the response.
 
-        :param take: gets the whole body, in blocks. Without it the response has the beginning.
+        :param on: an open connection. None to open a connection for this request.
+        :param take: a function that is called with each block of the body. The body of the returned
+            response is then empty.
         :raises NoResponse: if the response does not end in time, or is not HTTP.
         """
         connection = self.connect() if on is None else on
@@ -175,7 +180,7 @@ class HTTPClient:
                 with connection.getresponse() as response:
                     received = response
                     at_headers = time.perf_counter()
-                    # Of an endless body some may come again and again.
+                    # The loop ends after the time limit, even if an endless body continues.
                     while len(stored) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
                         (take or stored.extend)(block)
                         if time.perf_counter() > began + self._limit_s:
@@ -195,7 +200,7 @@ class HTTPClient:
         )
 
     def read_slowly(self, url: str) -> socket.socket:
-        """Request a body, and do not read it."""
+        """Send a request on a new connection with a small receive buffer, and read nothing."""
         connection = self.connect()
         sock: socket.socket = connection.sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
@@ -226,7 +231,7 @@ class HTTPClient:
     ) -> Iterator[None]:
         """Raise NoResponse for errors of the connection.
 
-        :param received: the received part of the response.
+        :param received: a function that returns the response, if its headers have arrived.
         """
         try:
             yield

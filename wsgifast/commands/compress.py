@@ -1,4 +1,4 @@
-"""`wsgifast compress DIR`: write compressed files, or train a dictionary of pages."""
+"""`wsgifast compress DIR`: write precompressed files, or train a dictionary for pages."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _train(urls: Sequence[str], output: str) -> int:
-    """Write a dictionary of pages that are the same for everybody."""
+    """Write a dictionary made of public pages. Skip pages that are not public."""
     checked_codings(["zstd"])
     check_writable("--output", output)
     pages: list[bytes] = []
@@ -107,7 +107,7 @@ def _train(urls: Sequence[str], output: str) -> int:
             pages.append(page)
     dictionary = train(pages)
     if not dictionary:
-        raise ConfigurationError("none of the pages can be in a dictionary")
+        raise ConfigurationError("--train: no page is left for the dictionary")
     try:
         Path(output).write_bytes(dictionary)
     except OSError as error:
@@ -134,7 +134,7 @@ def _page(url: str) -> tuple[bytes | None, str]:
 
 def _summary(report: CompressReport) -> str:
     text = (
-        f"{len(report.written)} written, {len(report.current)} already there, "
+        f"{len(report.written)} written, {len(report.current)} up to date, "
         f"{len(report.removed)} removed"
     )
     if report.original_bytes:

@@ -1,4 +1,4 @@
-"""`wsgifast files DIR`: serve a directory, on gunicorn or else on wsgiref."""
+"""`wsgifast files DIR`: serve a directory with gunicorn, or with wsgiref if gunicorn is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..workers.gunicorn_version import check_gunicorn
 from .arguments import DEFAULT_BIND, add_parser, address_of, cannot_listen, option
 from .terminal import printable, show
 
-# Requests at once: those of a page (browsers open six connections), and two more.
+# The number of requests at the same time. A browser opens up to six connections for a page.
 _THREADS = 8
 
 
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
         follow_symlinks=options.follow_symlinks,
         fallback=options.fallback,
         dictionaries=options.dictionaries,
-        max_age=0,  # someone is working on these files: browsers are to ask each time
+        max_age=0,  # the files may change at any time, so browsers have to revalidate them
     )
     try:
         listener = socket.create_server(address, family=address.family, backlog=128)
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> int:
         )
         try:
             check_gunicorn()
-        except (ImportError, WSGIFastError):  # there is none that FastWorker works with
+        except (ImportError, WSGIFastError):  # no gunicorn, or a version that is not supported
             return _serve_with_wsgiref(app, listener)
         return _serve_with_gunicorn(app, listener)
 
@@ -73,7 +73,8 @@ def _run(options: argparse.Namespace) -> int:
 def _serve_with_gunicorn(app: StaticFiles, listener: socket.socket) -> int:
     from gunicorn.app.base import BaseApplication
 
-    # gunicorn's from here on. The configuration is loaded again at each SIGHUP.
+    # gunicorn closes this descriptor. `bind` is a constant: each SIGHUP loads the configuration
+    # again.
     bind = f"fd://{listener.detach()}"
 
     class Application(BaseApplication):  # type: ignore[misc]

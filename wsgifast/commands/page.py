@@ -1,6 +1,7 @@
-"""Reports as one HTML page that one can pass on: nothing is loaded from elsewhere.
+"""HTML pages for reports. A page is one file and loads no other files.
 
-Text goes through :func:`escaped` before it comes here. The charts escape their texts themselves.
+The functions for pages and tables expect HTML: callers escape texts with :func:`escaped`. The
+functions for charts escape the texts of bars.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ code { font-size: .9em; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { article { padding: .6rem; } th, td { padding: .3rem .25rem; }
   td:first-child, td:nth-child(2) { white-space: normal; } }
 """
-# Of charts, with the colours by name.
+# The style of charts.
 CHART_STYLE = """
 svg { display: block; overflow: visible; }
 svg text { fill: var(--ink); font-size: 13px; } svg .value { fill: var(--soft); }
@@ -62,17 +63,17 @@ svg .title { font-weight: 600; }
 
 
 def escaped(text: str) -> str:
-    """Return text as HTML, with escaped quotes, so that it may stand in an attribute too."""
+    """Return text as HTML. Quotes are escaped, so the result may also be used in an attribute."""
     return html.escape(lines_of(text))
 
 
 def page(title: str, body: str, *, by: str, note: str = "") -> str:
-    """Return the whole page, light or dark like its reader's system.
+    """Return a whole page. It is light or dark like the reader's system.
 
-    :param title: text.
-    :param body: HTML.
-    :param by: the command that has made it.
-    :param note: text at the end.
+    :param title: the title as text.
+    :param body: the body as HTML.
+    :param by: the command that makes the page.
+    :param note: a text for the end of the page.
     """
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return f"""<!doctype html>
@@ -93,7 +94,7 @@ def page(title: str, body: str, *, by: str, note: str = "") -> str:
 
 
 def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that is scrolled sideways where it is too wide. Its cells are HTML."""
+    """Return a table that scrolls horizontally if it is too wide. The cells are HTML."""
     before = "".join(f"<th>{column}</th>" for column in columns)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
     return (
@@ -102,12 +103,14 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-# Pixels down, in a chart: the lines of a bar's label, its value, and the mark below them. The
-# line at the end. Positions across are percentages, so that the text keeps its size on a phone, for
-# which labels are broken into lines, too.
+# Heights in pixels: of a line of a label, and the vertical positions of a label's text, of a value
+# and of a bar. Then the height of a bar, and that of the value and the bar together. Horizontal
+# positions are percentages, so that text has the same size on a phone.
 _LINE_PX, _TEXT_Y_PX, _VALUE_Y_PX, _MARK_Y_PX, _BAR_PX, _END_PX = 16, 14, 14, 26, 10, 44
-_AXIS_PX, _TICK_Y_PX, _BETWEEN_PX, _DOT_PX, _LABEL_CHARS = 24, 6, 16, 5, 50
-# From there on, an axis has powers of ten alone.
+_AXIS_PX, _TICK_Y_PX, _BETWEEN_PX, _DOT_PX = 24, 6, 16, 5
+# Longer labels are wrapped.
+_LABEL_CHARS = 50
+# An axis with more decades than this has only powers of ten as ticks.
 _LONG_DECADES = 2
 _BETTER = {
     False: "A longer bar is better (logarithmic axis)",
@@ -118,9 +121,10 @@ _BETTER = {
 class Bar(NamedTuple):
     """A bar of a chart.
 
-    :ivar ratio: the median, the lowest and the highest. None: there is a dot in its place.
-    :ivar good: None: that is not clear.
-    :ivar less: less is better.
+    :ivar ratio: the median, the lowest and the highest ratio. None for a dot in place of a bar.
+    :ivar text: the text for the value.
+    :ivar good: whether the result is good. None if it is not clear.
+    :ivar less: whether a lower ratio is better.
     """
 
     label: str
@@ -133,10 +137,12 @@ class Bar(NamedTuple):
 def ratio_chart(
     bars: Sequence[Bar], attributes: str = 'role="img" aria-label="ratios"', before: str = ""
 ) -> str:
-    """Bars of ratios, those of which more is better above the others, each kind with its axis.
+    """Return a chart as SVG, with one group of bars for each direction.
 
-    :param attributes: of the <svg>.
-    :param before: its content before the bars.
+    Bars for which a higher ratio is better come first. Each group has an axis.
+
+    :param attributes: the attributes of the <svg> element.
+    :param before: the content of the element before the bars.
     """
     marks: list[str] = []
     top = 0
@@ -147,14 +153,14 @@ def ratio_chart(
 
 
 def _draw(bars: Sequence[Bar], marks: list[str], top: int) -> int:
-    """Append bars with their title and their axis, and return where they end."""
+    """Append a group of bars to the marks. Return the vertical position of its end."""
     ends = [end for bar in bars for end in bar.ratio or () if end > 0]
     ticks = _ticks(min([1.0, *ends]), max([1.0, *ends]))
     lowest, highest = math.log(ticks[0]), math.log(ticks[-1])
 
     def x(ratio: float) -> float:
-        place = (math.log(ratio) - lowest) / (highest - lowest) if ratio > 0 else 0.0
-        return round(100 * place, 2)
+        position = (math.log(ratio) - lowest) / (highest - lowest) if ratio > 0 else 0.0
+        return round(100 * position, 2)
 
     title = _BETTER[bars[0].less]
     marks.append(f'<text class="title" x="0" y="{top + _TEXT_Y_PX}">{title}</text>')
@@ -179,7 +185,7 @@ def _draw(bars: Sequence[Bar], marks: list[str], top: int) -> int:
 
 
 def _axis_labels(ticks: Sequence[float], y: int, x: Callable[[float], float]) -> str:
-    # The outer ones stand within the picture.
+    # The first and last label are aligned so that they are inside the chart.
     anchors = ["start", *["middle"] * (len(ticks) - 2), "end"]
     return "".join(
         f'<text class="value" x="{x(tick)}%" y="{y}" text-anchor="{anchor}">{tick:g}x</text>'
@@ -188,7 +194,10 @@ def _axis_labels(ticks: Sequence[float], y: int, x: Callable[[float], float]) ->
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """The marks of an axis that holds two ratios. A bar to 1 has a length on it."""
+    """Return the ticks of an axis from one ratio to another.
+
+    The axis begins below 1, so that a bar for the ratio 1 has a length.
+    """
     low = min(low, 0.99)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if last - first > _LONG_DECADES:
@@ -200,7 +209,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _mark(bar: Bar, y: int, x: Callable[[float], float]) -> str:
-    """A bar with its interval, or a dot."""
+    """Return the bar with its interval, or the dot, as SVG."""
     if bar.ratio is None:
         kind = "good" if bar.good else "failed"
         return f'<circle class="{kind}" cx="{_DOT_PX}" cy="{y}" r="{_DOT_PX}"/>'

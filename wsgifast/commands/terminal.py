@@ -1,9 +1,9 @@
-"""Text output: escaped text for a terminal, tables that fit it, and a progress line.
+"""Text output of the commands: escaped text, tables that fit the terminal, and a progress line.
 
-Much of a command's output comes from outside: paths that clients requested, file names, texts of
-exceptions. A terminal acts on control characters and escape sequences in them, and bidirectional
-overrides and other invisible characters make text look like something else. So commands write by
-:func:`show`, which escapes all of these, and nothing is printed elsewhere.
+Much of the output is untrusted: requested paths, file names, texts of exceptions. A terminal
+executes control characters and escape sequences. Bidirectional overrides and other invisible
+characters make a text look like another text. So all output goes through :func:`show`, which
+escapes these characters.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-# Called with the number of parts that are done, their total, and the name of the next one.
+# A function that reports progress: (finished parts, all parts, name of the current part).
 Progress = Callable[[int, int, str], None]
 _BAR_CHARACTERS = 24
-# In a file or pipe there is no line before this time, and at most one in it.
+# The least time between two progress lines in a file or pipe.
 LINE_S = 5.0
-# Where a terminal does not report it.
+# The width of a terminal that does not report its width.
 _DEFAULT_COLUMNS = 80
-# The colours in which our own text may be.
+# The escape sequences for colours. show() does not escape them if `colours` is set.
 RED, YELLOW, CYAN, DIM = "\033[31m", "\033[33m", "\033[36m", "\033[2m"
 RESET = "\033[0m"
 _COLOURS = re.compile("|".join(map(re.escape, (RED, YELLOW, CYAN, DIM, RESET))))
 
 
 def show(text: str = "", *, error: bool = False, colours: bool = False, end: str = "\n") -> None:
-    """Print lines: the only way of a command's text to a terminal, a file or a pipe.
+    """Escape and print lines. All commands print only with this function.
 
-    :param error: to stderr.
-    :param colours: the text has some of this module's colours.
+    :param error: print to stderr.
+    :param colours: do not escape the colours of this module.
     """
     stream = sys.stderr if error else sys.stdout
     safe = lines_of(text, colours=colours)
@@ -44,12 +44,11 @@ def show(text: str = "", *, error: bool = False, colours: bool = False, end: str
 
 
 def printable(text: str) -> str:
-    r"""Text for one line: characters that a terminal could act on, or would not show, are escaped.
+    r"""Return a text for one line, with Python escape sequences such as "\\x1b" or "\\u202e".
 
-    That is each character that is no letter, mark, digit, punctuation, symbol or plain space:
-    control characters (C0, DEL, C1), so also ESC and line ends, formatting characters, such as
-    bidirectional overrides, surrogates, and unassigned ones. They are written as in Python:
-    "\\x1b", "\\u202e".
+    Letters, marks, digits, punctuation, symbols and plain spaces are not escaped. All other
+    characters are escaped: control characters (with ESC and line ends), formatting characters (with
+    bidirectional overrides), surrogates, and unassigned characters.
     """
     if text.isprintable():
         return text
@@ -57,7 +56,10 @@ def printable(text: str) -> str:
 
 
 def lines_of(text: str, *, colours: bool = False) -> str:
-    """As :func:`printable`, with the line ends, and this module's colours if there are any."""
+    """Return a text escaped like :func:`printable`, except line ends.
+
+    :param colours: do not escape the colours of this module either.
+    """
     if colours:
         plain = _COLOURS.split(text)
         between = [*_COLOURS.findall(text), ""]
@@ -71,13 +73,13 @@ def _encodable(text: str, stream: TextIO) -> str:
 
 
 def output_width() -> int | None:
-    """The columns of the terminal that stdout is. None if it is a file or a pipe."""
+    """Return the columns of the terminal. None if stdout is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 @contextlib.contextmanager
 def progress_line() -> Iterator[Progress]:
-    """A progress line on stderr. If that is no terminal, a line every 5 s at most."""
+    """Show progress in one line on stderr. In a file or pipe, print a line at most every 5 s."""
     stream = sys.stderr
     if not stream.isatty():
         last = time.monotonic()
@@ -96,7 +98,7 @@ def progress_line() -> Iterator[Progress]:
         filled = _BAR_CHARACTERS * done // max(1, total)
         bar = "#" * filled + "." * (_BAR_CHARACTERS - filled)
         line = f"[{bar}] {done}/{total} {printable(what)}"
-        # Of this terminal: stdout may be a file.
+        # The width of the terminal at stderr: stdout may be a file.
         columns = os.get_terminal_size(stream.fileno()).columns or _DEFAULT_COLUMNS
         shown = line if width_of(line) < columns else cut(line, columns - 1)
         stream.write(_encodable(f"\r\033[K{shown}", stream))
@@ -110,9 +112,10 @@ def progress_line() -> Iterator[Progress]:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Align rows under their column titles: the first column left, the others right.
+    """Return a table as text. The first column is aligned left, all others right.
 
-    :param rows: cells of any type, see :func:`cell_text`. A single cell is a line of its own.
+    :param rows: cells of any type. See :func:`cell_text`. A row with one cell becomes a line that
+        does not affect the widths of the columns.
     """
     widths = _widths(columns, rows)
     lines = [_line(columns, widths), "  ".join("-" * width for width in widths)]
@@ -121,9 +124,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def tables(columns: Sequence[str], rows: Sequence[Sequence[object]], width: float) -> list[str]:
-    """As :func:`table`, split into several tables that fit, each with the first column.
+    """Return a table as text, split into several tables that fit into a width.
 
-    :param width: in characters. A table of two columns may be wider.
+    Each of them has the first column. See :func:`table`.
+
+    :param width: the width in characters. A table of two columns may be wider.
     """
     widths = _widths(columns, rows)
     parts: list[list[int]] = []
@@ -160,10 +165,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def fitted(
     rows: Sequence[Sequence[str]], width: int | None, least: Mapping[int, int]
 ) -> list[list[str]]:
-    """The cells of a table, all of a column in as many columns of the terminal.
+    """Pad or truncate the cells of a table, so that it fits into a width.
 
-    :param width: of the table, if it can be. None for any.
-    :param least: the columns to cut where it is too wide, in this order, and their least widths.
+    :param width: the width of the table in characters. None for no limit.
+    :param least: the numbers of the columns to truncate, in this order, with their least widths.
     """
     widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
     for number, shown in least.items():
@@ -174,9 +179,9 @@ def fitted(
 
 
 def cut(text: str, width: int) -> str:
-    """A text in so many columns: filled up with spaces, or cut off with an ellipsis."""
+    """Return a text of exactly this width. Add spaces, or truncate it with an ellipsis."""
     if width_of(text) > width:
-        shown = text[: width - 1]  # a character takes a column, or more
+        shown = text[: width - 1]  # a character is one or two columns wide
         while width_of(shown) >= width:
             shown = shown[:-1]
         text = shown + "…"
@@ -184,14 +189,14 @@ def cut(text: str, width: int) -> str:
 
 
 def width_of(text: str) -> int:
-    """How many columns of a terminal a text takes at most: two for each wide character."""
+    """Return the width of a text in columns of a terminal. Wide characters count as two."""
     if text.isascii():
         return len(text)
     return len(text) + sum(unicodedata.east_asian_width(c) in "WF" for c in text)
 
 
 def next_steps(*steps: tuple[str, str]) -> str:
-    """Commands to run next.
+    """Return lines with commands that the user can run next.
 
     :param steps: command lines, each with its purpose.
     """
@@ -200,7 +205,10 @@ def next_steps(*steps: tuple[str, str]) -> str:
 
 
 def cell_text(cell: object) -> str:
-    """Three significant digits for a float, thousands apart, "-" for None."""
+    """Return a cell as text. An int has commas between thousands, and None is "-".
+
+    See :func:`number_text` for floats.
+    """
     if cell is None:
         return "-"
     if isinstance(cell, float):
@@ -211,5 +219,5 @@ def cell_text(cell: object) -> str:
 
 
 def number_text(number: float) -> str:
-    """Three digits, as a measurement is no more precise, or all those before the point."""
+    """Return a measured number with three significant digits, or as an integer from 100 on."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"

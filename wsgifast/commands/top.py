@@ -1,4 +1,4 @@
-"""`wsgifast top`: the activity of a server, as its metrics address reports it at /top."""
+"""`wsgifast top`: show the activity of a server, from /top at its metrics address."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .terminal import cell_text, fitted, output_width, show, table
 
 _DEFAULT_ADDRESS = "127.0.0.1:9100"
 _INTERVAL_S = 2.0
-# For a response, beyond the interval.
+# The most seconds for a response after the end of the interval.
 _TIMEOUT_S = 5.0
-# Of a pattern or path, however narrow the terminal is.
+# The least width of a pattern or path, in any terminal.
 _LEAST_COLUMNS = 16
 
 _EXAMPLES = """\
@@ -56,7 +56,7 @@ def add_command(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     shown = options.address or os.environ.get(VARIABLE) or _DEFAULT_ADDRESS
-    # Also accept it as a browser shows it.
+    # A URL is also accepted, such as http://127.0.0.1:9100/.
     address = metrics_address(shown.removeprefix("http://").partition("/")[0], "ADDRESS")
     while True:
         view = view_of(address, options.every or _INTERVAL_S)
@@ -73,10 +73,10 @@ def _run(options: argparse.Namespace) -> int:
 def lines(
     view: Mapping[str, Any], address: str, *, most: int = 20, width: int | None = None
 ) -> list[str]:
-    """Return the lines of a view. A value that the server does not report is "-".
+    """Return a view as lines of text. A value that the server does not report is "-".
 
-    :param most: the number of endpoints, and of clients.
-    :param width: in columns. In wider tables patterns and paths are cut.
+    :param most: the most endpoints, and the most clients.
+    :param width: the width of the terminal. Patterns and paths are truncated to fit.
     """
     values = {name: value for name, value in view.items() if not isinstance(value, list)}
     shown = {name: _shown(name, value) for name, value in values.items()}
@@ -91,7 +91,7 @@ def lines(
     return text
 
 
-# By the value without which the line is left out.
+# Lines of the view. A line is omitted if the server does not report the value in its key.
 _LINES = {
     "workers": "workers   {workers}, {memory_bytes}, {cpu} processors in use",
     "threads": "threads   {threads_busy} of {threads} busy, none free {none_free} of the time, "
@@ -103,20 +103,20 @@ _LINES = {
     "slow_clients": "slow      {slow_clients} of them, {queued_bytes} queued, {spooled_bytes} in "
     "files, {clients_left_per_s} left, {timeouts_per_s} timed out",
 }
-# The titles of columns.
+# Maps keys of the view to column titles.
 _ENDPOINTS = {
     "pattern": "slowest endpoints", "requests_per_s": "requests", "errors_per_s": "5xx",
     "p50_s": "p50", "p99_s": "p99", "body_bytes_per_s": "bodies",
 }  # fmt: skip
 _CLIENTS = {
-    "client": "slowest clients", "bytes_per_s": "takes", "queued_bytes": "queued",
+    "client": "slowest clients", "bytes_per_s": "receives", "queued_bytes": "queued",
     "waited_s": "for", "path": "path",
 }  # fmt: skip
 _LONG = ("pattern", "path")
 
 
 def _shown(name: str, value: Any) -> str:
-    """A value in the unit at the end of its name."""
+    """Return a value as text. The end of its name says the unit."""
     if isinstance(value, Mapping):
         each = ", ".join(f"{key}: {_shown(name, part)}" for key, part in value.items() if part)
         total = _shown(name, sum(value.values())) if value else "-"
@@ -141,9 +141,9 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 
 
 def view_of(address: Address, interval_s: float) -> dict[str, Any]:
-    """Ask a server for its activity in an interval, which begins now.
+    """Return the activity of a server in an interval that begins now.
 
-    :raises WSGIFastError: if nothing listens there, or another server.
+    :raises WSGIFastError: if no server listens at the address, or it does not report a view.
     """
     limit_s = interval_s + _TIMEOUT_S
     client = HTTPClient(*address, headers=[("Accept", "application/json")], limit_s=limit_s)
@@ -157,14 +157,14 @@ def view_of(address: Address, interval_s: float) -> dict[str, Any]:
             ) from None
         raise
     text = response.body.decode("utf-8", "replace")
-    if response.status in (400, 500, 503):  # with the reason
+    if response.status in (400, 500, 503):  # the body is the reason
         raise WSGIFastError(f"{address}/top answers {response.status}: {text.strip()}")
     try:
         view: dict[str, Any] = json.loads(text)
         lines(view, "")
     except (ValueError, TypeError, KeyError):
         raise WSGIFastError(
-            f"{address}/top answers {response.status} without a view: it is not a metrics address "
-            "of this version of wsgifast"
+            f"{address}/top answers {response.status} without a view. {address} is not a metrics "
+            "address of this version of wsgifast"
         ) from None
     return view

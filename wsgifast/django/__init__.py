@@ -1,6 +1,6 @@
-"""Django, 4.2 or newer, with its files sent by the server: static files, media, downloads.
+"""Serve the static files, media files and downloads of Django 4.2 or newer.
 
-In the settings, in place of WhiteNoise's lines:
+Put these lines into the settings, in place of those for WhiteNoise:
 
     INSTALLED_APPS = ["wsgifast.django", ...]                       # checks, and runserver
     MIDDLEWARE = ["django.middleware.security.SecurityMiddleware",
@@ -8,7 +8,8 @@ In the settings, in place of WhiteNoise's lines:
     STORAGES = {"staticfiles": {
         "BACKEND": "wsgifast.django.storage.CompressedManifestStaticFilesStorage"}, ...}
 
-:func:`get_wsgi_application` and :func:`get_asgi_application` replace Django's own.
+:func:`get_wsgi_application` and :func:`get_asgi_application` replace Django's functions of the same
+names.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ __all__ = ["StaticFilesMiddleware", "get_asgi_application", "get_wsgi_applicatio
 
 
 def get_wsgi_application(**options: Any) -> WSGIFast:
-    """Return Django's WSGI application in a :class:`wsgifast.WSGIFast`.
+    """Return Django's WSGI application, wrapped in a :class:`wsgifast.WSGIFast`.
 
-    A FileResponse is sent by the server's sendfile and supports Range and preconditions, whatever
-    headers middleware adds. A body in memory is sent as a whole.
+    A FileResponse is sent by the sendfile() of the server. It supports Range and preconditions,
+    also if middleware has added headers. A body in memory is sent in one piece.
 
-    :param options: those of :class:`wsgifast.WSGIFast`. The default of `compress` is the setting
-        WSGIFAST_COMPRESS.
-    :raises ConfigurationError: if an option or that setting is invalid.
+    :param options: the options of :class:`wsgifast.WSGIFast`. The default of `compress` is the
+        setting WSGIFAST_COMPRESS.
+    :raises ConfigurationError: if an option or WSGIFAST_COMPRESS is invalid.
     """
     from django.core import wsgi
 

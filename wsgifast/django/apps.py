@@ -1,4 +1,4 @@
-"""The app for INSTALLED_APPS: system checks, and static files by our middleware in runserver."""
+"""The Django app for INSTALLED_APPS. It registers the system checks and the command runserver."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class WSGIFastConfig(AppConfig):
             "wsgifast.django", "wsgifast.django",
             way_out="install a newer wsgifast, or use Django's own files",
         )  # fmt: skip
-        from . import checks  # noqa: F401 - they register themselves
+        from . import checks  # noqa: F401 - the import registers the checks

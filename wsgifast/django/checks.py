@@ -1,4 +1,4 @@
-"""System checks of the settings, for `manage.py check`. Their ids never change."""
+"""System checks of the settings, for `manage.py check`. The id of a check never changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..compression.codings import checked_codings
 from ..errors import ConfigurationError
 from ..files.compress import skipped_extensions
 from .middleware import StaticFilesMiddleware, static_sites
-from .settings import LEFT_OUT, OPTIONS, PREFIXES, compression, media_front_server, static_options
+from .settings import IGNORED, OPTIONS, PREFIXES, compression, media_front_server, static_options
 
 _THEIRS = (
     "whitenoise.middleware.WhiteNoiseMiddleware",
@@ -48,9 +48,10 @@ def check_production(**kwargs: Any) -> list[CheckMessage]:
     return [
         _warning(
             "W005",
-            "The static files' storage has no manifest, so that no file name has a hash in it and "
-            "browsers ask again for each file.",
-            'STORAGES["staticfiles"]: wsgifast.django.storage.CompressedManifestStaticFilesStorage',
+            "The storage of the static files has no manifest. So file names contain no hash, and "
+            "browsers revalidate each file.",
+            'Set STORAGES["staticfiles"] to '
+            "wsgifast.django.storage.CompressedManifestStaticFilesStorage.",
         )
     ]
 
@@ -61,41 +62,41 @@ def _messages() -> Iterator[CheckMessage]:
     except ConfigurationError as error:
         yield Error(str(error), hint=_SETTINGS, id="wsgifast.E001")
         return
-    yield from _of_middleware(list(settings.MIDDLEWARE))
+    yield from _middleware_messages(list(settings.MIDDLEWARE))
     if compression() is not None:
         for name in _COMPRESSING:
             if name in settings.MIDDLEWARE:
                 yield _warning(
                     "W009",
-                    f"{name} is in MIDDLEWARE together with WSGIFAST_COMPRESS, which leaves alone "
-                    "what it has compressed.",
-                    "Remove it, or WSGIFAST_COMPRESS.",
+                    f"{name} is in MIDDLEWARE, and WSGIFAST_COMPRESS is set. {name} compresses "
+                    "most responses, and then WSGIFAST_COMPRESS has no effect on them.",
+                    "Remove the middleware or WSGIFAST_COMPRESS.",
                 )
     if options["finders"] and options["index"] is not None:
         yield _warning(
             "W008",
-            f"index={options['index']!r} has no effect on files that Django's finders find, but on "
-            "collected ones. Finders are used by default with DEBUG.",
-            "Set the option finders (USE_FINDERS) to False and run collectstatic, or leave "
-            "index out.",
+            f"index={options['index']!r} has an effect only on collected files, and not on files "
+            "that Django's finders find. With DEBUG, finders are used by default.",
+            "Set the option finders (USE_FINDERS) to False and run collectstatic, or remove the "
+            "option index.",
         )
     root = settings.STATIC_ROOT and os.fspath(settings.STATIC_ROOT)
     if not options["finders"] and not (root and os.path.isdir(root)):
-        text = f"STATIC_ROOT={root!r} is no directory: there are no static files."
-        yield _warning("W003", text, "Set it, and run collectstatic.")
+        text = f"STATIC_ROOT={root!r} is not a directory, so no static files are served."
+        yield _warning("W003", text, "Set STATIC_ROOT, and run collectstatic.")
     for name in dir(settings):
-        for start in PREFIXES:
-            rest = name.removeprefix(start)
-            if rest != name and rest not in OPTIONS and rest not in LEFT_OUT:
+        for prefix in PREFIXES:
+            suffix = name.removeprefix(prefix)
+            if suffix != name and suffix not in OPTIONS and suffix not in IGNORED:
                 yield _warning("W004", f"{name} has no effect: wsgifast has no such option.")
     names = [config.name for config in apps.get_app_configs()]
     contrib = "django.contrib.staticfiles"
     if contrib in names[: names.index("wsgifast.django")]:
         yield _warning(
             "W006",
-            f"wsgifast.django comes after {contrib} in INSTALLED_APPS, whose runserver then serves "
-            "static files in another way than production does.",
-            "Put it first.",
+            f"wsgifast.django comes after {contrib} in INSTALLED_APPS. The runserver of {contrib} "
+            "then serves static files, and StaticFilesMiddleware serves them in production.",
+            f"Put wsgifast.django before {contrib}.",
         )
 
 
@@ -104,25 +105,29 @@ def _warning(number: str, text: str, hint: str | None = None) -> Warning:
 
 
 def _checked_options() -> dict[str, Any]:
-    """:raises ConfigurationError: if one of the settings that are read has an invalid value."""
+    """Check all settings, and return the options of static files.
+
+    :raises ConfigurationError: if a setting has an invalid value.
+    """
     static_sites()
     options = static_options()
-    # Not by static_options(): the server may lack packages that the host of collectstatic has.
+    # static_options() does not check these: packages for compression may be installed only on the
+    # host that runs collectstatic.
     checked_codings(options["codings"])
     skipped_extensions(options["skip_extensions"])
     media_front_server()
     return options
 
 
-def _of_middleware(middleware: list[str]) -> Iterator[CheckMessage]:
-    ours = next((place for place, name in enumerate(middleware) if _is_ours(name)), None)
+def _middleware_messages(middleware: list[str]) -> Iterator[CheckMessage]:
+    ours = next((index for index, name in enumerate(middleware) if _is_ours(name)), None)
     if ours is None:
         replaced = "".join(f", in place of {name}" for name in _THEIRS if name in middleware)
         yield _warning(
             "W007",
             "StaticFilesMiddleware is not in MIDDLEWARE: wsgifast serves no static files.",
             f"Put wsgifast.django.StaticFilesMiddleware right after SecurityMiddleware{replaced}. "
-            "Where another server serves them, silence this check.",
+            "If another server serves the static files, silence this check.",
         )
         return
     for name in _THEIRS:
@@ -130,19 +135,19 @@ def _of_middleware(middleware: list[str]) -> Iterator[CheckMessage]:
             yield _warning(
                 "W001",
                 f"{name} is in MIDDLEWARE together with StaticFilesMiddleware.",
-                "Remove it. StaticFilesMiddleware reads its settings.",
+                f"Remove {name}. StaticFilesMiddleware reads its settings.",
             )
     if _SECURITY in middleware[ours:] or set(middleware[:ours]) - {_SECURITY, *_THEIRS}:
         yield _warning(
             "W002",
-            "StaticFilesMiddleware is not right after SecurityMiddleware: static files lack its "
-            "headers and redirect, or run through other middleware, too.",
-            "Put it right after SecurityMiddleware.",
+            "StaticFilesMiddleware is not right after SecurityMiddleware. So requests for static "
+            "files skip SecurityMiddleware, or pass through other middleware.",
+            "Put StaticFilesMiddleware right after SecurityMiddleware.",
         )
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a middleware is StaticFilesMiddleware, or a project's subclass."""
+    """Return whether a middleware is StaticFilesMiddleware, or a subclass of the project."""
     if name.startswith("django.") or name in _THEIRS:
         return False
     try:

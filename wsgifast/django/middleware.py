@@ -1,6 +1,7 @@
-"""Serves files under Django: StaticFilesMiddleware, in WhiteNoise's place, and serve_media.
+"""Serve files with Django: StaticFilesMiddleware for static files, and serve_media for media files.
 
-Media files are users' uploads, behind the project's own permission check.
+StaticFilesMiddleware replaces that of WhiteNoise. Media files are uploads by users. The view
+serve_media sends them after a permission check of the project.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from .settings import SITE_OPTIONS, media_front_server, static_options
 
 
 class _Planned(HttpResponseBase):
-    """A response with a plan's status and headers."""
+    """A Django response with the status and headers of a plan."""
 
     def has_header(self, header: str) -> bool:
-        """Report a Content-Encoding for a 206.
+        """Return whether a header is set. Return True for Content-Encoding of a 206.
 
-        GZipMiddleware and its like then do not compress it: its Content-Range is of the bytes as
-        they are (RFC 9110, section 14.4).
+        So GZipMiddleware and similar middleware do not compress a 206. Its Content-Range is for the
+        uncompressed bytes (RFC 9110, section 14.4).
         """
         is_part: bool = self.status_code == 206
         if is_part and header.lower() == "content-encoding":
@@ -49,16 +50,17 @@ class _Planned(HttpResponseBase):
 
 
 class _WholeResponse(_Planned, HttpResponse):
-    """A body in memory."""
+    """A response with a body in memory."""
 
 
 class PlannedResponse(_Planned, FileResponse):
-    """A file, or parts of it, with the headers of its plan.
+    """A response with a file, or with parts of a file.
 
-    Django passes its file to the server's `wsgi.file_wrapper`. Under ASGI, Django's own handler
-    would read all of it into memory. Here asynchronous iteration reads it block by block.
+    Under WSGI, Django passes the file to the `wsgi.file_wrapper` of the server. Under ASGI, Django
+    would read a FileResponse completely into memory. This class reads the file block by block.
 
-    :ivar plan: the plan. If middleware has replaced the body since, `streaming_content` is another.
+    :ivar plan: the plan of the response. It no longer applies if middleware has replaced
+        `streaming_content`.
     """
 
     block_size = BLOCK_BYTES
@@ -69,7 +71,7 @@ class PlannedResponse(_Planned, FileResponse):
         super().__init__(suited_to(file_wrapper, body), status=plan.status)
 
     def set_headers(self, filelike: object) -> None:
-        """Do nothing: the plan has the headers."""
+        """Do nothing: response_to() sets the headers of the plan."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         blocks: AsyncIterator[bytes] = super().__aiter__() if self.is_async else self._read()
@@ -83,15 +85,15 @@ class PlannedResponse(_Planned, FileResponse):
 
 
 def response_to(request: HttpRequest, planned: Response) -> HttpResponseBase:
-    """Return a planned response. It closes the plan's descriptor."""
+    """Return a Django response for a plan. Closing the response closes the descriptor."""
     plan, fd = planned
     if fd is None:
-        content = b"".join(plan.segments)  # type: ignore[arg-type]  # no runs
+        content = b"".join(plan.segments)  # type: ignore[arg-type]  # no ranges
         response: HttpResponseBase = _WholeResponse(content, status=plan.status)
     else:
         response = PlannedResponse(plan, fd, request.META.get("wsgi.file_wrapper"))
-    del response["Content-Type"]  # Django's default
-    headers: dict[str, tuple[str, str]] = {}  # Django's own mapping is slow
+    del response["Content-Type"]  # the default of Django
+    headers: dict[str, tuple[str, str]] = {}  # a dict is faster than Django's mapping
     for name, value in plan.headers:
         key = name.lower()
         headers[key] = (name, f"{headers[key][1]}, {value}" if key in headers else value)
@@ -103,9 +105,10 @@ def response_to(request: HttpRequest, planned: Response) -> HttpResponseBase:
 class StaticFilesMiddleware:
     """Middleware that serves static files like :class:`wsgifast.StaticFiles`.
 
-    Put it right after SecurityMiddleware, which then adds its headers to static files, and before
-    all others. Other requests are passed on. Under ASGI, cached files are served on the event
-    loop, and others are looked up in a thread.
+    Put it right after SecurityMiddleware and before all other middleware. SecurityMiddleware then
+    adds its headers to static files. Requests without a static file are passed to the next
+    middleware. Under ASGI, cached files are served on the event loop, and other files are looked up
+    in a thread.
 
     See :mod:`wsgifast.django.settings` for the settings.
 
@@ -130,7 +133,7 @@ class StaticFilesMiddleware:
         for site in self._sites_for(request):
             conditions = request_conditions(request.META)
             planned = site.answer_from_cache(conditions, request.path_info) or site.look_up(
-                conditions, request.path_info, *_place(request)
+                conditions, request.path_info, *_query_and_mount(request)
             )
             if planned is not None:
                 return response_to(request, planned)
@@ -142,7 +145,7 @@ class StaticFilesMiddleware:
             planned = site.answer_from_cache(conditions, request.path_info)
             if planned is None:
                 look_up = sync_to_async(site.look_up, thread_sensitive=False)
-                planned = await look_up(conditions, request.path_info, *_place(request))
+                planned = await look_up(conditions, request.path_info, *_query_and_mount(request))
             if planned is not None:
                 return response_to(request, planned)
         return await self.get_response(request)
@@ -154,43 +157,47 @@ class StaticFilesMiddleware:
         return [site for prefix, site in self._sites if path.startswith(prefix)]
 
 
-def _place(request: HttpRequest) -> tuple[str, str]:
-    """The query string, and the URL path of Django's mount point."""
+def _query_and_mount(request: HttpRequest) -> tuple[str, str]:
+    """Return the query string, and the URL path of Django's mount point."""
     return request.META.get("QUERY_STRING", ""), request.META.get("SCRIPT_NAME", "")
 
 
-# One or several directories of static files.
+# A StaticFiles without an app and without a protocol.
 Site = StaticFilesBase[None]
 
 
 def static_sites() -> list[tuple[str, Site]]:
-    """Return the sites of the settings with their URL paths. The first that has a file wins.
+    """Return the sites that the settings define, each with its URL path.
+
+    The first site that has a file sends it.
 
     :raises ConfigurationError: if an option has an invalid value.
     """
     options = static_options()
     prefix = options["prefix"]
-    chosen = {name: options[name] for name in SITE_OPTIONS if name in options}
-    if chosen.get("immutable") is None:
-        chosen["immutable"] = HashedNames(prefix)
+    site_options = {name: options[name] for name in SITE_OPTIONS if name in options}
+    if site_options.get("immutable") is None:
+        site_options["immutable"] = HashedNames(prefix)
     sites: list[tuple[str, Site]] = []
     if options["finders"]:
-        found: dict[str, Any] = {**chosen, "directory": os.sep}
+        finder_options: dict[str, Any] = {**site_options, "directory": os.sep}
         if settings.DEBUG:
-            found["cache_bytes"] = 0  # a new file may take precedence at any time
-        sites.append((prefix, _FinderSite(**found)))
+            # No cache: a new file in another directory may take precedence at any time.
+            finder_options["cache_bytes"] = 0
+        sites.append((prefix, _FinderSite(**finder_options)))
     if options["root"]:
-        sites.append(("/", Site(**{**chosen, "directory": options["root"], "prefix": "/"})))
-    # It may not exist before the first collectstatic. `manage.py check` warns of that.
+        root_options = {**site_options, "directory": options["root"], "prefix": "/"}
+        sites.append(("/", Site(**root_options)))
+    # Before the first collectstatic, STATIC_ROOT may not exist. `manage.py check` warns about that.
     if settings.STATIC_ROOT and os.path.isdir(settings.STATIC_ROOT):
-        sites.append((prefix, Site(**chosen, directory=settings.STATIC_ROOT)))
+        sites.append((prefix, Site(**site_options, directory=settings.STATIC_ROOT)))
     if not sites:
-        Site(**chosen, directory=os.sep)  # checks the options
+        Site(**site_options, directory=os.sep)  # to check the options
     return sites
 
 
 class _FinderLookup(Lookup):
-    """Asks Django's finders for each file."""
+    """Finds files with Django's finders."""
 
     def locate(self, path: str) -> FoundFile | FoundDirectory | None:
         if not path.startswith(self.prefix):
@@ -214,7 +221,7 @@ class _FinderLookup(Lookup):
         found = finders.find(relative)
         if not found:
             return None
-        # With any links: a finder's directories are the developer's own.
+        # All links are followed, since the directories of a finder belong to the project.
         directory = Directory(os.path.dirname(found), follow_symlinks=True)
         name = os.path.basename(found)
         opened = directory.open([name])
@@ -231,9 +238,9 @@ class _FinderSite(Site):
 
 
 class HashedNames:
-    """Whether a URL contains the hash of its file's content, as made by the storage.
+    """The default of the option `immutable`: whether the storage has put a hash into the file name.
 
-    :param prefix: the URL path below which the storage's files are served.
+    :param prefix: the URL path of the storage's files.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -247,7 +254,8 @@ class HashedNames:
             return False
         try:
             hashed = urlsplit(staticfiles_storage.url(plain + extension)).path
-        except (ValueError, ImproperlyConfigured):  # not in the manifest, or there is no storage
+        # The file is not in the manifest, or there is no storage.
+        except (ValueError, ImproperlyConfigured):
             return False
         return posixpath.basename(unquote(hashed)) == posixpath.basename(url)
 
@@ -256,30 +264,30 @@ class HashedNames:
 def serve_media(
     request: HttpRequest, path: str, document_root: str | os.PathLike[str] | None = None
 ) -> HttpResponseBase:
-    """Serve a file of MEDIA_ROOT. It is a view, to be put behind a permission check::
+    """Serve a file of MEDIA_ROOT. Wrap this view in a permission check::
 
         path("media/<path:path>", login_required(serve_media))
 
     Range and preconditions are supported. Hidden files and files outside the folder are not served.
-    ``Cache-Control: private, no-cache`` prevents storage in shared caches and makes browsers
-    revalidate. With ``WSGIFAST_MEDIA = {"accel_redirect": {MEDIA_ROOT: "/protected/"}}`` nginx
-    sends the files. See :mod:`wsgifast.files.app_files`.
+    ``Cache-Control: private, no-cache`` is sent: shared caches do not store the response, and
+    browsers revalidate it. With ``WSGIFAST_MEDIA = {"accel_redirect": {MEDIA_ROOT:
+    "/protected/"}}``, nginx sends the files. See :mod:`wsgifast.files.app_files`.
 
-    :param path: relative to the folder.
+    :param path: the path of the file, relative to the folder.
     :param document_root: the folder. The default is MEDIA_ROOT.
     :raises Http404: if there is no such file.
-    :raises ConfigurationError: if WSGIFAST_MEDIA cannot work.
+    :raises ConfigurationError: if WSGIFAST_MEDIA is invalid.
     """
     folder = os.fspath(document_root or settings.MEDIA_ROOT)
     try:
         site = _site_of(folder)
-    except ConfigurationError as error:  # no folder: nothing was uploaded yet
+    except ConfigurationError as error:  # the folder may not exist before the first upload
         raise Http404(f"There is no {path}") from error
     front_server = media_front_server()
     if front_server is not None:
-        handed_over = _hand_over(front_server, request, folder, path)
-        if handed_over is not None:
-            return handed_over
+        delegated = _delegate(front_server, request, folder, path)
+        if delegated is not None:
+            return delegated
     conditions = request_conditions(request.META)
     planned = site.answer_from_cache(conditions, f"/{path}") or site.look_up(conditions, f"/{path}")
     if planned is None or planned[0].status == 403:
@@ -287,11 +295,15 @@ def serve_media(
     return response_to(request, planned)
 
 
-def _hand_over(
+def _delegate(
     front_server: FrontServer, request: HttpRequest, folder: str, path: str
 ) -> HttpResponseBase | None:
-    """Answer with the name of a file, for the front server to send. Return None if it cannot."""
-    site = _site_of(folder, cache_bytes=0)  # a cached file has no descriptor
+    """Answer with the path of a file, so that the front server sends the file.
+
+    :returns: None if the front server cannot send it.
+    """
+    # Without a cache, the response of a small file has a descriptor too.
+    site = _site_of(folder, cache_bytes=0)
     planned = site.look_up(RequestFacts(), f"/{path}")
     if planned is None:
         return None
@@ -310,10 +322,10 @@ def _site_of(folder: str, cache_bytes: int = DEFAULT_CACHE_BYTES) -> Site:
         directory=folder,
         index=None,
         max_age=None,
-        add_headers=_not_shared,
+        add_headers=_forbid_shared_caches,
         cache_bytes=cache_bytes,
     )
 
 
-def _not_shared(headers: object, path: str, url: str) -> None:
+def _forbid_shared_caches(headers: object, path: str, url: str) -> None:
     headers["Cache-Control"] = "private, no-cache"  # type: ignore[index]

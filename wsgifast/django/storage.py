@@ -1,8 +1,8 @@
-"""Storages for STORAGES["staticfiles"] that compress the collected files beforehand.
+"""Storages for STORAGES["staticfiles"] that compress the files during collectstatic.
 
-:func:`wsgifast.files.compress.compress` makes the precompressed files in parallel. It makes only
-those that save enough, and again only if a file has changed. At verbosity 2, collectstatic prints
-each.
+:func:`wsgifast.files.compress.compress` writes the precompressed files, with several threads. It
+writes only those that save enough, and replaces them only if the original has changed. With
+verbosity 2, collectstatic prints the path of each precompressed file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from .settings import static_options
 
 __all__ = ["CompressedManifestStaticFilesStorage", "CompressedStaticFilesStorage"]
 
-# The text of Django's error for a reference in a style sheet or script that leads to no file.
+# Django's error for a style sheet or script that refers to a missing file.
 _MISSING_FILE = re.compile(r"The file '(.+?)' could not be found")
 
-# (path, the file made from it, whether it was processed), as collectstatic prints it
+# A tuple for each processed file, for collectstatic: (path of the original, path of the new file,
+# True or an exception).
 _Processed = Iterator[tuple[str, str | None, Any]]
 
 
@@ -52,18 +53,18 @@ class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
     def post_process(
         self, paths: dict[str, Any], dry_run: bool = False, **options: Any
     ) -> _Processed:
-        before = set(_files_below(self.location))
+        files_before = set(_files_below(self.location))
         failed = False
         for name, hashed_name, processed in super().post_process(paths, dry_run=dry_run, **options):
             if isinstance(processed, Exception):
                 failed = True
-                _name_reference(processed, name)
+                _add_referrer(processed, name)
             yield name, hashed_name, processed
         if dry_run or failed:
             return
         if static_options()["keep_only_hashed"]:
-            # Django may make intermediate files, which it does not report.
-            made = set(_files_below(self.location)) - before
+            # Django may also have made intermediate files, which it does not report.
+            made = set(_files_below(self.location)) - files_before
             to_keep = {os.path.normpath(name) for name in self.hashed_files.values()}
             to_keep.add(self.manifest_name)
             for name in ({os.path.normpath(path) for path in paths} | made) - to_keep:
@@ -73,8 +74,8 @@ class CompressedManifestStaticFilesStorage(ManifestStaticFilesStorage):
 
 def _compressed(directory: str) -> _Processed:
     options = static_options()
-    # All of STATIC_ROOT was collected. Siblings that WhiteNoise has made there are older than the
-    # files that Django has written since, and would not be sent.
+    # With overwrite: STATIC_ROOT contains only collected files and precompressed files of them. If
+    # WhiteNoise has made the latter, they may be older than their originals, and then are not sent.
     report = compress(
         directory,
         codings=options["codings"],
@@ -87,8 +88,8 @@ def _compressed(directory: str) -> _Processed:
         yield path, None, OSError(f"{path}: {why}")
 
 
-def _name_reference(error: Exception, name: str) -> None:
-    """Add to Django's error about a missing file which file refers to it."""
+def _add_referrer(error: Exception, name: str) -> None:
+    """Add the name of the referring file to Django's error about a missing file."""
     text = str(error.args[0]) if error.args else ""
     missing = _MISSING_FILE.match(text)
     if missing:

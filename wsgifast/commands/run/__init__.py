@@ -1,8 +1,9 @@
-"""`wsgifast run`: serves an app, wrapped, on a production server, which imports this package.
+"""`wsgifast run`: serve a wrapped app on a production server.
 
-gunicorn loads ``'wsgifast.commands.run:wrapped("shop.wsgi:application")'``. uvicorn accepts only
-factories without arguments: it loads ``wsgifast.commands.run:wrapped_by_environment``, which finds
-the arguments in the environment.
+The server imports this module. gunicorn loads the app
+``'wsgifast.commands.run:wrapped("shop.wsgi:application")'``. uvicorn supports only factories
+without arguments. So it loads ``wsgifast.commands.run:wrapped_by_environment``, which reads the
+arguments from an environment variable.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ARGUMENTS", "wrapped", "wrapped_by_environment"]
 
-# The environment variable with wrapped()'s arguments, as JSON.
+# The environment variable with the arguments of wrapped(), as JSON.
 ARGUMENTS = "WSGIFAST_RUN"
 
 
@@ -39,18 +40,19 @@ def wrapped(
     server_timing: bool = False,
     json_log: bool = False,
 ) -> Any:
-    """Import an app and wrap it in WSGIFast or ASGIFast, unless it is already wrapped.
+    """Import an app, and wrap it in WSGIFast or ASGIFast, unless it is wrapped.
 
-    :param target: see :func:`wsgifast.commands.loading.load_app`, as `server`.
-    :param static: directories by the URL prefixes under which their files are served.
-    :param compress: compress the app's responses, and the files.
-    :param etag: add entity tags to the app's responses.
-    :param request_id: give each request an id.
-    :param server_timing: add the times of each request to its response.
-    :param json_log: the server's logs are in JSON, and so is Python's output to stderr.
-    :raises AppNotLoaded: if the app cannot be imported or made.
-    :raises SyntaxError: if that is why: with --reload gunicorn takes it for no end, and waits for
-        its file to change.
+    :param target: the name of the app. See :func:`wsgifast.commands.loading.load_app`.
+    :param static: maps URL prefixes to directories with static files.
+    :param server: the server that runs the app. See :func:`wsgifast.commands.loading.load_app`.
+    :param compress: compress the responses of the app, and the static files.
+    :param etag: add entity tags to the responses of the app.
+    :param request_id: add an id to each request.
+    :param server_timing: add a Server-Timing header to each response.
+    :param json_log: write Python's warnings and tracebacks as JSON lines, like the server's logs.
+    :raises AppNotLoaded: if the app cannot be imported or created.
+    :raises SyntaxError: if the code of the app has a syntax error. With --reload, gunicorn then
+        waits until the file changes.
     :raises ConfigurationError: if a directory does not exist.
     """
     if json_log:
@@ -79,7 +81,7 @@ def wrapped(
 
 
 def _django_hashes(prefix: str) -> HashedNames | None:
-    """The test of hashed names of Django's storage."""
+    """Return Django's test for file names with a hash. None for other frameworks."""
     if loading.django_settings() is None:
         return None
     from ...django.middleware import HashedNames
@@ -88,9 +90,9 @@ def _django_hashes(prefix: str) -> HashedNames | None:
 
 
 def wrapped_by_environment() -> Any:
-    """:func:`wrapped` with the arguments that the environment variable WSGIFAST_RUN has.
+    """Call :func:`wrapped` with the arguments in the environment variable WSGIFAST_RUN.
 
-    :raises SystemExit: with uvicorn's status of a failed startup, if the app cannot be loaded.
+    :raises SystemExit: if the app cannot be loaded. The status is uvicorn's for a failed startup.
     """
     options = json.loads(os.environ[ARGUMENTS])
     try:

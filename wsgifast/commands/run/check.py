@@ -1,4 +1,4 @@
-"""`wsgifast run --check`: a review of a deployment, from its command line."""
+"""`wsgifast run --check`: find problems of a deployment, from its command line."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _SERVERS: Mapping[str, ServerName] = {
 def check_deployment(
     command: Sequence[str], environment: Mapping[str, str], silenced: Sequence[str] = ()
 ) -> Report:
-    """Look at a server's command line, with its configuration and its app, and at this machine.
+    """Check the command line of a server, its configuration and app, and this machine.
 
-    :param command: of gunicorn or uvicorn, also as `python -m gunicorn`.
+    :param command: a command line of gunicorn or uvicorn, also as `python -m gunicorn`.
     :param environment: variables to add to those of this process.
-    :param silenced: ids of findings to leave out.
+    :param silenced: the ids of findings to omit.
     :raises ConfigurationError: if the command is another server's, if the server refuses its
         arguments, or for an unknown id.
     :raises AppNotLoaded: if its app cannot be loaded.
@@ -79,7 +79,7 @@ def _fix(id: str, server: ServerName) -> str:
 
 
 def as_lines(report: Report) -> list[str]:
-    """Return each finding with its fix, and a summary, for people."""
+    """Return each finding with its fix, and a summary, as lines of text."""
     lines = []
     for finding in report.findings:
         title = CATALOGUE[finding.id].title
@@ -102,7 +102,15 @@ def findings(
     has_body_limit: bool,
     has_metrics: bool = False,
 ) -> Iterator[tuple[str, str]]:
-    """Yield ids and observations from the result of loading alone."""
+    """Yield the ids of findings, each with the observed value.
+
+    :param loaded: the app and the configuration of the server.
+    :param open_files: the limit of open files. -1 for no limit.
+    :param is_root: whether the user of this process is root.
+    :param temporary: the warning of :func:`.sizing.temporary_note`.
+    :param has_body_limit: whether an environment variable limits request bodies.
+    :param has_metrics: whether the metrics address, with its health checks, is configured.
+    """
     options = loaded.configured
     kind = str(options["kind"])
     fast = "wsgifast" in kind or "asgifast" in kind
@@ -126,7 +134,8 @@ def findings(
             f"{open_files} open files for {connections} connections, of which each may need 3",
         )
     workers, cpus = options["workers"], math.ceil(container.cpus)
-    # A database, a proxy or the app's own threads may use the other half, and memory may be scarce.
+    # Half the CPUs are enough: a database, a proxy or threads of the app may use the others. Memory
+    # may limit the workers further.
     least = min(cpus / 2, size(container, loaded.memory_bytes, spare=server == "gunicorn")[0])
     if not options["reload"] and not least <= workers <= 2 * cpus + 1:
         yield "WF108", f"{workers} for {container.cpus:g} CPUs of the {container.cpus_by}"
@@ -149,7 +158,7 @@ def findings(
     behind = [each for each in options["addresses"] if each.startswith("unix:")]
     if local and loaded.tls_header:
         behind.append(f"SECURE_PROXY_SSL_HEADER is {loaded.tls_header}")
-    if behind and not options.get("certificate"):  # with one, it is for developers
+    if behind and not options.get("certificate"):  # with a certificate, there is no proxy
         yield "WF113", ", ".join(behind)
     if loaded.replaced:
         yield "WF115", ", ".join(loaded.replaced)

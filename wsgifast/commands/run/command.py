@@ -148,7 +148,7 @@ def add_command(commands: Any) -> None:
 
 
 def _error_is_json(words: Sequence[str]) -> bool:
-    """Return whether an error in the options is in JSON, as all lines of the server would be."""
+    """Return whether an error in the options must be JSON, like all output of the server."""
     is_other = any(name in words for name in ("--check", "text", "off", "--help"))
     is_other |= any(f"--access-log={kind}" in words for kind in ("text", "off"))
     return not is_other and not sys.stdout.isatty()
@@ -162,7 +162,7 @@ def _run(options: argparse.Namespace) -> int:
     check_environment(uses_port=_uses_port(options))
     for name in ("json", "fail_level", "silence"):
         if getattr(options, name):
-            raise ConfigurationError(f"{_flag(name)} goes with --check")
+            raise ConfigurationError(f"{_flag(name)} needs --check")
     plan = planned(options)
     options.logs_json = plan.logs_json
     check_certificate(options.certfile, options.keyfile)
@@ -171,12 +171,12 @@ def _run(options: argparse.Namespace) -> int:
     lines = [plan.decided, *plan.notes, plan.shown]
     show("\n".join(map(log_line, lines)) if plan.logs_json else "\n  ".join(lines))
     os.environ.update(plan.environment)
-    # In place of this process: signals, supervisors and exit statuses are the server's own.
+    # The server replaces this process, so that it gets the signals and its exit status counts.
     return os.execv(plan.command[0], list(plan.command))
 
 
 def _uses_port(options: argparse.Namespace) -> bool:
-    """Return whether nothing but PORT can say where to listen."""
+    """Return whether the address to listen on can come only from PORT."""
     others = "GUNICORN_CMD_ARGS", "UVICORN_HOST", "UVICORN_PORT", "UVICORN_UDS", "UVICORN_FD"
     return not (
         options.bind
@@ -199,11 +199,11 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def planned(options: argparse.Namespace) -> Plan:
-    """Load the app as its server will, and decide how to start that one.
+    """Load the app like its server will, and return the plan of the server.
 
-    :raises AppNotLoaded: if the app cannot be imported or made.
+    :raises AppNotLoaded: if the app cannot be imported or created.
     :raises MissingExtra: if a package of the server's extra is not installed.
-    :raises ConfigurationError: for an option of the other server, or one that names another app.
+    :raises ConfigurationError: if an option does not fit the server, or names another app.
     """
     for _, directory in options.static:
         if not os.path.isdir(directory):
@@ -211,12 +211,13 @@ def planned(options: argparse.Namespace) -> Plan:
     # The server, or the app, may change the working directory.
     for name in ("certfile", "keyfile", "config"):
         if (path := getattr(options, name)) and not path.startswith("python:"):
-            if not os.path.exists(path) or os.path.isdir(path):  # it may be a device
+            if not os.path.exists(path) or os.path.isdir(path):  # a device is allowed
                 raise ConfigurationError(f"--{name} {path}: there is no such file")
             setattr(options, name, os.path.abspath(path))
     if options.metrics is not None:
         metrics_address(options.metrics, "--metrics")
-        if importlib.util.find_spec("prometheus_client") is None:  # uvicorn would exit with 0
+        # Without this check, uvicorn would exit with status 0.
+        if importlib.util.find_spec("prometheus_client") is None:
             raise MissingExtra("--metrics", "prometheus_client", "prometheus")
     if options.app is None:
         options.app = _configured_app(options)
@@ -227,7 +228,7 @@ def planned(options: argparse.Namespace) -> Plan:
     plan = (plan_uvicorn if server == "uvicorn" else plan_gunicorn)(options, loaded, static)
     if by_convention and not options.static:
         folders = ", ".join(f"{prefix} from {folder}" for prefix, folder in static.items())
-        plan.notes.append(f"static files by convention: {folders} (--no-static serves none)")
+        plan.notes.append(f"static files by convention: {folders} (--no-static disables them)")
     if (temporary := temporary_note()) is not None:
         plan.notes.append(temporary)
     if options.metrics is not None:
@@ -243,7 +244,7 @@ def planned(options: argparse.Namespace) -> Plan:
 
 
 def _add_health_checks(plan: Plan, options: argparse.Namespace, loaded: Loaded) -> None:
-    """Add the paths of both health checks, unless they are set or the app may have them."""
+    """Add the paths of both health checks, unless they are configured or the app may use them."""
     added = []
     for name, path in PROBE_PATHS.items():
         is_set = loaded.configured.get(name) or SHARED[name].variable in os.environ
@@ -255,9 +256,9 @@ def _add_health_checks(plan: Plan, options: argparse.Namespace, loaded: Loaded) 
 
 
 def _configured_app(options: argparse.Namespace) -> str:
-    """The app that the server's own configuration names.
+    """Return the app that the configuration of gunicorn or uvicorn names.
 
-    :raises ConfigurationError: if there is none.
+    :raises ConfigurationError: if there is no such app.
     """
     if importlib.util.find_spec("gunicorn") is not None:
         found = load_as("gunicorn", "", [*gunicorn_options(options), *options.rest])
@@ -270,9 +271,9 @@ def _configured_app(options: argparse.Namespace) -> str:
 
 
 def _check_address(bind: str) -> None:
-    """Report an error at once that the server would retry ten times.
+    """Check an address now: the server would try ten times before it reports an error.
 
-    :raises WSGIFastError: if it is not possible to listen there.
+    :raises WSGIFastError: if no socket can listen on the address.
     """
     if (path := unix_path(bind)) is not None:
         check_unix_path(path)
@@ -288,7 +289,7 @@ def _workers(text: str) -> int | str:
 
 
 def _flag(name: str) -> str:
-    """The option of the command line for one of SHARED."""
+    """Return the option of the command line for a name of SHARED."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -304,4 +305,4 @@ def _static(text: str) -> tuple[str, str]:
     prefix, found, directory = text.partition("=")
     if not found or not prefix.startswith("/") or not directory:
         raise argparse.ArgumentTypeError(f"{text!r}: expected /PREFIX/=DIRECTORY")
-    return prefix, os.path.abspath(directory)  # as files, see planned()
+    return prefix, os.path.abspath(directory)  # the server may change the working directory

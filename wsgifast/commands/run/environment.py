@@ -1,4 +1,4 @@
-"""The environment variables of `wsgifast run`, which refuses bad ones before it loads the app."""
+"""Check the environment variables of `wsgifast run` before it loads the app."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ...server_options import options_of_environment
 from ..arguments import DEFAULT_BIND, count
 
 WORKERS = "WEB_CONCURRENCY"
-# Empty, they count as not set. gunicorn and uvicorn fail at an empty number.
+# Variables with a number. An empty one is removed, since gunicorn and uvicorn would fail.
 _NUMBERS = (WORKERS, "PORT", "LISTEN_FDS", "LISTEN_PID")
 
 
 def check_environment(*, uses_port: bool = False) -> None:
-    """Drop empty variables, and check the values of all others that count for any app.
+    """Remove empty variables, and check the values of all others that `wsgifast run` uses.
 
-    :param uses_port: no option and no configuration says where to listen.
-    :raises ConfigurationError: naming the variable and its value.
+    :param uses_port: whether PORT is used, because no option and no configuration has an address.
+    :raises ConfigurationError: if a variable has an invalid value.
     """
     for name in _NUMBERS:
         if not os.environ.get(name, "").strip():
@@ -44,18 +44,18 @@ def check_environment(*, uses_port: bool = False) -> None:
 
 
 def has_sockets() -> bool:
-    """Whether systemd passes listening sockets to this process (sd_listen_fds(3))."""
+    """Return whether systemd passes listening sockets to this process (sd_listen_fds(3))."""
     return os.environ.get("LISTEN_PID") == str(os.getpid()) and "LISTEN_FDS" in os.environ
 
 
 def default_bind() -> str:
-    """As the platforms configure it that run a Procfile.
+    """Return the default of --bind. Platforms that run a Procfile set PORT.
 
-    :raises ConfigurationError: if PORT is no port.
+    :raises ConfigurationError: if PORT is not a valid port.
     """
     port = os.environ.get("PORT")
     if port is None:
         return DEFAULT_BIND
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ConfigurationError(f"PORT={port!r} in the environment: expected a port's number")
+        raise ConfigurationError(f"PORT={port!r} in the environment: expected a port number")
     return f"0.0.0.0:{port}"

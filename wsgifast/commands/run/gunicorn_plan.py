@@ -1,4 +1,4 @@
-"""`wsgifast run` of a WSGI app: gunicorn's command line."""
+"""The plan of `wsgifast run` for a WSGI app: gunicorn, with FastWorker by default."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ from .plan import (
     wrapper_arguments,
 )
 
-# Of an app that computes, and of one that waits for databases and other servers: while it waits,
-# its threads do not compete for the interpreter.
-THREADS, THREADS_OF_CLIENTS = 4, 12
+# The threads of a process.
+THREADS = 4
+# The threads if the app waits for databases or other servers. A waiting thread does not need the
+# interpreter.
+THREADS_OF_CLIENTS = 12
 _FAST_WORKER = "wsgifast.workers.FastWorker"
-# Of others it is not known whether they have threads.
+# The workers that are known to use threads.
 _WITH_THREADS = (_FAST_WORKER, "gthread")
 _JSON_LOGGER = "wsgifast.workers.JSONLogger"
 
 
 def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[str, str]) -> Plan:
-    """gunicorn with FastWorker, as far as its own configuration does not say otherwise.
+    """Return the plan for gunicorn. Settings of gunicorn's configuration take precedence.
 
-    :param static: directories to serve, by prefixes.
+    :param static: maps URL prefixes to directories with static files.
     :raises MissingExtra: if gunicorn is not installed.
-    :raises ConfigurationError: for an option that names another app, and for less than one worker.
+    :raises ConfigurationError: if an option names another app, or there would be no worker.
     """
     check_installed("gunicorn", "wsgifast run")
     found = loaded.settings
     check_one_app(loaded, options.app)
     if found.get("workers", 1) < 1:
         raise ConfigurationError(
-            f"workers={found['workers']} in gunicorn's configuration: it would answer nobody; "
-            "write a whole number of at least 1"
+            f"workers={found['workers']} in gunicorn's configuration: no worker would answer "
+            "requests. Write a whole number of at least 1"
         )
     logs, logs_json = _logs(options, loaded)
     command = gunicorn_options(options)
@@ -68,7 +70,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
     if "wsgifast" in worker and (problem := loaded.configured.get("problem")):
         raise ConfigurationError(problem)
     threads = found.get("threads")
-    if threads is None and worker != "sync":  # which gunicorn replaces by gthread if it has more
+    if threads is None and worker != "sync":  # with threads, gunicorn would use gthread for sync
         threads = THREADS
         if loaded.waits_for:
             threads = THREADS_OF_CLIENTS
@@ -76,11 +78,13 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
         command.insert(0, f"--threads={threads}")
     if "worker_class" not in found:
         command.insert(0, f"--worker-class={worker}")
-    if "keepalive" not in found and worker == _FAST_WORKER:  # where an idle one takes no thread
+    # Idle connections need no thread of FastWorker.
+    if "keepalive" not in found and worker == _FAST_WORKER:
         command.insert(0, f"--keep-alive={KEEP_ALIVE_S}")
     if "graceful_timeout" not in found:
         command.insert(0, f"--graceful-timeout={graceful_s(options, loaded)}")
-    if loaded.configured.get("default_socket"):  # it needs a home directory to write to
+    # Without a writable home directory, gunicorn cannot create its control socket.
+    if loaded.configured.get("default_socket"):
         command.insert(0, "--no-control-socket")
     command[:0] = logs
     if options.certfile and "http_protocols" not in found and importlib.util.find_spec("h2"):
@@ -98,26 +102,30 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
 
 
 def _logs(options: argparse.Namespace, loaded: Loaded) -> tuple[list[str], bool]:
-    """gunicorn's options for its logs, and whether these are in JSON.
+    """Return gunicorn's options for its logs, and whether all logs are in JSON.
 
-    The user's own settings for them stay: JSON inside another format is of no use.
+    If the user has configured the logs, they remain as they are: JSON inside another format would
+    not be readable.
     """
     found = loaded.settings
     if options.access_log is not None or "logger_class" in found:
         logger = found.get("logger_class", "")
         return [], options.access_log != "off" and _JSON_LOGGER in logger
-    if "accesslog" in found or any(found.get(name) for name in _OWN_LOGS):
+    if "accesslog" in found or any(found.get(name) for name in _LOG_SETTINGS):
         return [], False
     if found.get("access_log_format") or "gunicorn.access" in loaded.loggers:
         return GUNICORN_LOGS["text" if log_kind(options) == "json" else log_kind(options)], False
     return GUNICORN_LOGS[log_kind(options)], log_kind(options) == "json"
 
 
-# gunicorn's settings by which an access log goes elsewhere, in a format of its own.
-_OWN_LOGS = ("logconfig", "logconfig_dict", "logconfig_json", "syslog")
+# gunicorn's settings for logs with another destination or format.
+_LOG_SETTINGS = ("logconfig", "logconfig_dict", "logconfig_json", "syslog")
 
 
 def _program() -> list[str]:
-    """Return gunicorn's own script, which can start itself again, or its module."""
+    """Return the start of the command line: gunicorn's script, or its module without the script.
+
+    After SIGUSR2, gunicorn runs the script again.
+    """
     script = Path(sys.executable).with_name("gunicorn")
     return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", "gunicorn"]

@@ -1,4 +1,7 @@
-"""The server that `wsgifast run` starts, and the parts of its command line on both servers."""
+"""The plan of `wsgifast run`: which server it starts, with which options.
+
+This module has the parts that are the same for gunicorn and uvicorn.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ from ..loading.servers import Loaded
 from .environment import WORKERS
 from .sizing import read_container, size
 
-# For requests to finish at the end: Kubernetes kills 30 s after it has begun to stop a pod, which
-# takes 5 s for a usual preStop. uvicorn would wait for event streams without end. With --reload a
-# developer waits for it.
-_GRACEFUL_S, _GRACEFUL_RELOAD_S = 20, 1
-# Longer than proxies keep an idle connection to a server (60 s): they close it first, so that no
-# request is sent on a connection that is being closed.
+# The most seconds in which requests may finish when the server stops. Kubernetes kills a pod after
+# 30 s, of which a usual preStop takes 5 s. Without a limit, uvicorn would wait for endless event
+# streams.
+_GRACEFUL_S = 20
+# The same with --reload: a developer waits for the restart.
+_GRACEFUL_RELOAD_S = 1
+# Proxies close idle connections to a server after 60 s. The server must close them later.
+# Otherwise a proxy may send a request on a connection that the server closes.
 KEEP_ALIVE_S = 75
 
 
@@ -30,12 +35,12 @@ KEEP_ALIVE_S = 75
 class Plan:
     """The server to start.
 
-    :ivar command: the server's command line.
-    :ivar environment: variables that it needs.
-    :ivar decided: a sentence for people.
-    :ivar bind: where it listens. None: its configuration says.
-    :ivar notes: more sentences: the reasons, and the cost.
-    :ivar logs_json: all that the server writes is JSON.
+    :ivar command: the command line of the server.
+    :ivar decided: a sentence about the choice of the server, for the user.
+    :ivar environment: the environment variables to add.
+    :ivar bind: the address to listen on. None if the configuration of the server has the address.
+    :ivar notes: further sentences for the user.
+    :ivar logs_json: whether all output of the server is JSON.
     """
 
     command: Sequence[str]
@@ -47,7 +52,7 @@ class Plan:
 
     @property
     def shown(self) -> str:
-        """The command, to be pasted into a shell."""
+        """The command line with its variables, quoted for a shell."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         program = [Path(self.command[0]).name, *self.command[1:]]
         return " ".join([*variables, shlex.join(program)])
@@ -56,9 +61,10 @@ class Plan:
 def sizing(
     options: argparse.Namespace, loaded: Loaded, *, spare: int
 ) -> tuple[int | None, list[str]]:
-    """How many workers to ask the server for, and the reason. None: it knows.
+    """Return the number of workers for the command line, and notes with the reason.
 
-    :param spare: how many more there are while workers are replaced.
+    :param spare: the number of additional workers while workers are replaced.
+    :returns: None as the number if the server's configuration or default decides.
     """
     if options.workers not in (None, "auto"):
         return options.workers, []
@@ -73,19 +79,22 @@ def sizing(
 
 
 def graceful_s(options: argparse.Namespace, loaded: Loaded) -> int:
-    """Seconds for requests to finish when a worker ends."""
+    """Return the most seconds in which requests may finish when a worker ends."""
     is_reloading = options.reload or loaded.configured.get("reload")
     return _GRACEFUL_RELOAD_S if is_reloading else _GRACEFUL_S
 
 
 def log_kind(options: argparse.Namespace) -> str:
-    """Of the access log: "text", "json" or "off"."""
+    """Return the format of the access log: "text", "json" or "off"."""
     kind: str | None = options.access_log
     return kind or ("text" if sys.stdout.isatty() else "json")
 
 
 def given(options: argparse.Namespace, prefix: str, *names: str) -> list[str]:
-    """The options of these names that were given, as the server has them."""
+    """Return the options with these names that the user has set, for the server.
+
+    :param prefix: the start of the server's options, such as "--ssl-".
+    """
     values = {name: getattr(options, name) for name in names}
     return [f"{prefix}{name}={value}" for name, value in values.items() if value is not None]
 
@@ -95,32 +104,32 @@ def wrapper_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of :func:`wsgifast.commands.run.wrapped` that differ from its defaults.
 
-    :param static: directories to serve, by prefixes.
-    :raises ConfigurationError: for an option that an app which is wrapped already cannot have.
+    :param static: directories to serve, by their prefixes.
+    :raises ConfigurationError: if such an option, or --etag, is set for an app that is wrapped.
     """
     found: dict[str, Any] = {"static": static} if static else {}
     found |= {name: False for name in ("compress", "etag") if getattr(options, f"no_{name}")}
     wanted = [name for name in ("request_id", "server_timing") if getattr(options, name)]
-    # This one is on by default, so that it matters only for an app that is wrapped already.
+    # --etag is the default, so it is not returned. For a wrapped app it has no effect.
     requested = wanted + ["etag"] * options.etag
     if requested and loaded.was_wrapped:
         option = requested[0]
         name = "ASGIFast" if loaded.interface == "ASGI" else "WSGIFast"
         raise ConfigurationError(
             f"--{option.replace('_', '-')}: {loaded.target} is wrapped in {name} already. Write "
-            f"{name}(app, {option}=True) there, and leave the option out"
+            f"{name}(app, {option}=True) in your code, and remove the option"
         )
     return found | dict.fromkeys(wanted, True)
 
 
 def gunicorn_options(options: argparse.Namespace) -> list[str]:
-    """Those of gunicorn's that the command line gives, except those after its --."""
+    """Return the options for gunicorn from the command line, except those after --."""
     words = given(options, "--", "threads", "config", "certfile", "keyfile")
     if isinstance(options.workers, int):
         words.append(f"--workers={options.workers}")
     if options.bind is not None:
-        # gunicorn takes a lone port for a host, and listens on all addresses where there is no
-        # host.
+        # The whole address: gunicorn would read a single port as a host. Without a host, gunicorn
+        # would listen on all addresses.
         is_unix = unix_path(options.bind) is not None
         words.insert(0, f"--bind={options.bind if is_unix else address_of(options.bind)}")
     if options.reload:

@@ -1,7 +1,7 @@
-"""How many workers fit in a container: by its CPUs, and by its memory and that of the app.
+"""The number of workers for a container: by its CPUs, its memory, and the memory of the app.
 
-Pure but for :func:`read_container` and :func:`temporary_note`, which read files of the kernel's. A
-test lays these out in a folder of its own.
+:func:`read_container` and :func:`temporary_note` read files of the kernel. Tests pass a folder with
+such files.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from ...checks import size_text
 
-# A worker's memory after its requests, by that after the import of its app: fields of requests,
-# caches, compressors and the app's own data.
+# The ratio of a worker's memory after many requests to that after the import of its app. Requests,
+# caches, compressors and data of the app need memory.
 _GROWTH = 1.5
-# Left to the arbiter, the process that is scraped, and the kernel's socket buffers.
+# Memory for gunicorn's arbiter, the process for metrics, and the socket buffers of the kernel.
 _OTHERS_BYTES = 64 * 1024 * 1024
-# The resource that temporary files use up, by the kinds of file systems where they should not be.
+# File systems where temporary files should not be, and the resource that the files use there.
 _SCARCE = {"tmpfs": "memory", "ramfs": "memory", "overlay": "the container's writable layer"}
 
 
@@ -28,8 +28,8 @@ _SCARCE = {"tmpfs": "memory", "ramfs": "memory", "overlay": "the container's wri
 class Container:
     """The resources that this process may use.
 
-    :ivar cpus: perhaps a part of one.
-    :ivar cpus_by: the reason of their limit: "quota", "affinity", or "machine".
+    :ivar cpus: the number of CPUs, which may be a fraction.
+    :ivar cpus_by: what limits the CPUs: "quota", "affinity", or "machine".
     """
 
     cpus: float
@@ -38,9 +38,9 @@ class Container:
 
 
 def read_container(root: Path = Path("/")) -> Container:
-    """Return the resources of this process, limited by cgroup v2, by v1, or by the machine.
+    """Return the resources of this process, with the limits of cgroups v1 and v2.
 
-    :param root: where /proc and /sys are.
+    :param root: the folder that contains /proc and /sys.
     """
     machine = os.cpu_count() or 1
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
@@ -53,10 +53,10 @@ def read_container(root: Path = Path("/")) -> Container:
 
 
 def size(container: Container, worker_bytes: int, *, spare: int) -> tuple[int, str]:
-    """How many workers, and why.
+    """Return the number of workers, and the reason for the user.
 
-    :param worker_bytes: of one that has imported the app. 0 if that is not known.
-    :param spare: how many more there are while workers are replaced.
+    :param worker_bytes: the memory of a worker that has imported the app. 0 if not known.
+    :param spare: the number of additional workers while workers are replaced.
     """
     by_cpus = max(1, math.ceil(container.cpus))
     cpus = f"{container.cpus:g} CPU{'s' * (container.cpus != 1)} of the {container.cpus_by}"
@@ -65,21 +65,21 @@ def size(container: Container, worker_bytes: int, *, spare: int) -> tuple[int, s
     room_bytes = container.memory_bytes - _OTHERS_BYTES
     by_memory = int(room_bytes / (worker_bytes * _GROWTH)) - spare
     if by_memory >= by_cpus:
-        return by_cpus, f"{_workers(by_cpus)}: {cpus}; memory would allow {by_memory}"
+        return by_cpus, f"{_workers(by_cpus)}: {cpus}. The memory is enough for {by_memory}"
     workers = max(1, by_memory)
     reason = (
         f"{size_text(container.memory_bytes)} of memory, and {size_text(worker_bytes)} for each "
-        f"that has imported the app; {cpus}"
+        f"worker that has imported the app. {cpus}"
     )
     if by_memory < 1:
-        reason += "; that is too little for one and another while it is replaced"
+        reason += ". The memory is too small for a worker and its replacement at the same time"
     return workers, f"{_workers(workers)}: {reason}"
 
 
 def temporary_note(folder: str | None = None, root: Path = Path("/")) -> str | None:
-    """Return the cost of the place of temporary files, in a sentence. None if there is none.
+    """Return a warning about the folder of temporary files. None if its file system is suitable.
 
-    :param folder: None: that of Python's tempfile.
+    :param folder: the folder. None for that of Python's tempfile.
     """
     folder = os.path.realpath(folder or tempfile.gettempdir())
     kinds = {}
@@ -91,8 +91,8 @@ def temporary_note(folder: str | None = None, root: Path = Path("/")) -> str | N
     if kind not in _SCARCE:
         return None
     return (
-        f"{folder} is in {_SCARCE[kind]} ({kind}): large uploads and what waits for slow clients "
-        "take up space there; set TMPDIR to a directory on a disk, such as a volume"
+        f"{folder} is in {_SCARCE[kind]} ({kind}), and large uploads and responses to slow clients "
+        "are stored there. Set TMPDIR to a directory on a disk, such as a volume"
     )
 
 
@@ -113,15 +113,16 @@ def _memory_limits(root: Path) -> Iterator[int]:
     for folder in _folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             for word in _words(folder / name):
-                if word.isdigit():  # else "max". Without a limit cgroup v1 has almost 2**63
+                # Without a limit, cgroup v2 has "max", and v1 a number near 2**63.
+                if word.isdigit():
                     yield int(word)
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """Where the limits of this process's cgroup stand, and of those that it is in.
+    """Yield the folders of this process's cgroup and of all its parents, up to the mount.
 
-    In a container the path may be the host's, of which only the last part is seen: the mount's own
-    folder is among them in any case.
+    In a container, the path in /proc may be that of the host, which does not exist here. The
+    container's limits are then in the folder of the mount.
     """
     mount = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):

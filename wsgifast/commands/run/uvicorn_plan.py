@@ -1,4 +1,4 @@
-"""`wsgifast run` of an ASGI app: uvicorn's command line, under asgifast's supervisor."""
+"""The plan of `wsgifast run` for an ASGI app: uvicorn with asgifast's supervisor and protocol."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .plan import KEEP_ALIVE_S, Plan, given, graceful_s, log_kind, sizing, wrapp
 
 # SD_LISTEN_FDS_START of sd_listen_fds(3).
 _FIRST_SOCKET = 3
-# The file that gunicorn reads by itself.
+# The file and the variable that gunicorn reads if no other configuration is named.
 _GUNICORN_FILE, _GUNICORN_ARGUMENTS = "gunicorn.conf.py", "GUNICORN_CMD_ARGS"
-# A worker of uvicorn's, and logs that go where uvicorn writes them.
-_OF_NO_ACCOUNT = ("worker_class", "accesslog", "errorlog", "default_proc_name")
-# Settings of gunicorn's, uvicorn's in their place, and its options.
+# gunicorn's settings that uvicorn does not need. No note says that they are ignored.
+_NOT_NEEDED = ("worker_class", "accesslog", "errorlog", "default_proc_name")
+# gunicorn's settings, and the corresponding settings and options of uvicorn.
 _COUNTERPARTS = (
     ("workers", "workers", "--workers"),
     ("keepalive", "timeout_keep_alive", "--timeout-keep-alive"),
@@ -43,47 +43,49 @@ _ADDRESSES = {"host", "port", "uds", "fd"}
 
 
 def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[str, str]) -> Plan:
-    """uvicorn with asgifast's protocol.
+    """Return the plan for uvicorn with asgifast's protocol.
 
-    :param static: directories to serve, by prefixes.
+    :param static: maps URL prefixes to directories with static files.
     :raises MissingExtra: if a package of the extra is not installed.
-    :raises ConfigurationError: for an option that only gunicorn has, or not for this app.
+    :raises ConfigurationError: if an option is only for gunicorn, or does not fit the app.
     """
     check_installed("uvicorn", "wsgifast run")
     for name in ("threads", "config"):
         if getattr(options, name) is not None:
             raise ConfigurationError(
-                f"--{name} is gunicorn's, and {loaded.target} is an ASGI app: leave it out"
+                f"--{name} is an option for gunicorn, and {loaded.target} is an ASGI app: remove "
+                "the option"
             )
     interface = loaded.settings.get("interface", "auto")
     if interface == "asgi2" or (interface == "wsgi" and loaded.interface == "ASGI"):
         raise ConfigurationError(
-            f"--interface {interface}: {loaded.target} is an ASGI app: leave it out"
+            f"--interface {interface}: {loaded.target} is an ASGI app: remove the option"
         )
-    settings, bind, own, said = _of_gunicorn(options, loaded)
+    settings, bind, converted_options, gunicorn_notes = _from_gunicorn(options, loaded)
     loaded = replace(loaded, settings={**settings, **loaded.settings})
-    where: list[str] = []
+    address_options: list[str] = []
     if bind is None and not _ADDRESSES & set(loaded.settings):
         if has_sockets():
-            where = [f"--fd={_FIRST_SOCKET}"]
+            address_options = [f"--fd={_FIRST_SOCKET}"]
         else:
             bind = default_bind()
     if bind is not None:
-        where = _address(bind)
+        address_options = _address_options(bind)
     command = [
-        # Without the working directory: its files may have names of Python's own modules.
+        # -P removes the working directory from sys.path: its files may have the names of modules of
+        # the standard library.
         *(sys.executable, "-P", "-m", "asgifast.uvicorn"),
         "--http=asgifast.uvicorn:HttpToolsProtocol",
-        *where,
+        *address_options,
         *given(options, "--ssl-", "certfile", "keyfile"),
-        *own,
+        *converted_options,
     ]
     workers, notes = sizing(options, loaded, spare=0)
     if workers is not None:
         command.append(f"--workers={workers}")
     is_trusted = "forwarded_allow_ips" in loaded.settings or "FORWARDED_ALLOW_IPS" in os.environ
     if bind is not None and bind.startswith("unix:") and not is_trusted:
-        # The socket's permissions decide which clients may connect, as under gunicorn.
+        # The permissions of the socket decide which clients may connect. gunicorn trusts them too.
         command.append("--forwarded-allow-ips=*")
     if options.reload:
         command.append("--reload")
@@ -94,7 +96,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
     arguments = {"target": options.app, **wrapper_arguments(options, loaded, static)}
     logs = log_kind(options)
     logs_json = logs == "json" and "log_config" not in loaded.settings
-    if logs_json:  # in text it is uvicorn's default
+    if logs_json:  # uvicorn's default is text
         from asgifast.json_log import CONFIGURATION
 
         arguments["json_log"] = True
@@ -102,22 +104,23 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
     elif logs == "off":
         command.append("--no-access-log")
     command += [*options.rest, "--factory", "wsgifast.commands.run:wrapped_by_environment"]
-    of = "an ASGI" if loaded.interface == "ASGI" else "a WSGI"
-    decided = f"{loaded.target} is {of} app: uvicorn with asgifast's protocol"
+    kind = "an ASGI" if loaded.interface == "ASGI" else "a WSGI"
+    decided = f"{loaded.target} is {kind} app: uvicorn with asgifast's protocol"
     if options.body_limit_bytes is None and not os.environ.get(SHARED["body_limit_bytes"].variable):
         notes.append("request bodies have no limit (--body-limit-bytes)")
     if bind is None and (path := loaded.settings.get("uds")):
         bind = f"unix:{path}"
     environment = {ARGUMENTS: json.dumps(arguments)}
-    return Plan(command, decided, environment, bind, [*said, *notes], logs_json)
+    return Plan(command, decided, environment, bind, [*gunicorn_notes, *notes], logs_json)
 
 
-def _of_gunicorn(
+def _from_gunicorn(
     options: argparse.Namespace, loaded: Loaded
 ) -> tuple[dict[str, Any], str | None, list[str], list[str]]:
-    """The part of gunicorn's own configuration that uvicorn has, too.
+    """Convert gunicorn's configuration to settings of uvicorn, as far as possible.
 
-    :returns: settings of uvicorn's, where to listen, options of uvicorn's, and sentences.
+    :returns: uvicorn's settings, the address to listen on or None, uvicorn's options, and notes for
+        the user.
     """
     sources = [_GUNICORN_FILE] if os.path.exists(_GUNICORN_FILE) else []
     sources += [_GUNICORN_ARGUMENTS] if os.environ.get(_GUNICORN_ARGUMENTS) else []
@@ -132,9 +135,9 @@ def _of_gunicorn(
             reason, configured = found.refusal, None if found.refusal else found.settings
         except AppNotLoaded as error:
             reason = str(error)
-    uvicorn = f"{loaded.target} is an ASGI app, which uvicorn serves"
+    reason_for_uvicorn = f"{loaded.target} is an ASGI app, which uvicorn serves"
     if configured is None:
-        return {}, bind, [], [f"{name}: all of it is ignored. {reason}. {uvicorn}"]
+        return {}, bind, [], [f"{name}: all of it is ignored. {reason}. {reason_for_uvicorn}"]
     settings, words, used, ignored = {}, [], [], dict(sorted(configured.items()))
     for setting, of_uvicorn, word in _COUNTERPARTS:
         value = ignored.pop(setting, None)
@@ -149,16 +152,16 @@ def _of_gunicorn(
         bind = next((each for each in addresses if not each.startswith("fd://")), None)
         used[:0] = ["bind"] if bind is not None else []
         ignored |= {f"bind to {each}": each for each in addresses if each != bind}
-    for setting in _OF_NO_ACCOUNT:
+    for setting in _NOT_NEEDED:
         ignored.pop(setting, None)
     parts = [f"{', '.join(used)} {'is' if len(used) == 1 else 'are'} used"] if used else []
     if ignored:
         parts.append(f"{', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} ignored")
-    said = [f"{name}: {', and '.join(parts)}. {uvicorn}"] if parts else []
-    return settings, bind, words, said
+    notes = [f"{name}: {', and '.join(parts)}. {reason_for_uvicorn}"] if parts else []
+    return settings, bind, words, notes
 
 
-def _address(bind: str) -> list[str]:
+def _address_options(bind: str) -> list[str]:
     path = unix_path(bind)
     if path is not None:
         return [f"--uds={path}"]

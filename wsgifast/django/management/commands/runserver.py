@@ -1,7 +1,8 @@
-"""runserver that leaves static files to StaticFilesMiddleware, as in production.
+"""A runserver with StaticFilesMiddleware for static files, like in production.
 
-Django's staticfiles app answers for them in front of all middleware, except with --nostatic, which
-is the default here. All else is the runserver of the next app that has one.
+The runserver of Django's staticfiles app serves static files before all middleware, unless the
+option --nostatic is set. Here --nostatic is the default. In all other respects this command is the
+runserver of the next app in INSTALLED_APPS that has one.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from django.apps import apps
 
 
 def _next_runserver() -> Any:
-    """The command that would run if this app were not there."""
+    """Return the command class that Django would use without wsgifast.django."""
     names = [config.name for config in apps.get_app_configs()]
-    behind = names[names.index("wsgifast.django") + 1 :] if "wsgifast.django" in names else []
-    for name in behind:
+    next_apps = names[names.index("wsgifast.django") + 1 :] if "wsgifast.django" in names else []
+    for name in next_apps:
         if find_spec(f"{name}.management") and find_spec(f"{name}.management.commands.runserver"):
             return import_module(f"{name}.management.commands.runserver").Command
     return import_module("django.core.management.commands.runserver").Command
 
 
-class Command(_next_runserver()):  # type: ignore[misc]  # known once the apps are
+class Command(_next_runserver()):  # type: ignore[misc]  # the base class depends on the apps
     def add_arguments(self, parser: Any) -> None:
         super().add_arguments(parser)
         if parser.get_default("use_static_handler"):
