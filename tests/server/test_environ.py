@@ -20,7 +20,7 @@ from wsgifast.server.receiving import Exchange
 from wsgifast.workers import gunicorn_support, httptools_parser
 from wsgifast.workers.environ import EnvironFactory
 from wsgifast.workers.gunicorn_parser import Unreader
-from wsgifast.workers.gunicorn_support import Settings, environ_part
+from wsgifast.workers.gunicorn_support import Settings, worker_environ
 from wsgifast.workers.options import parsers
 
 PEER = ("127.0.0.1", 4711)
@@ -86,7 +86,7 @@ def connected(sock: object, peer: object, address: object) -> Any:
 def made(
     cfg: Any, headers: bytes, peer: object, server: object, parser: str = "gunicorn"
 ) -> dict[str, Any]:
-    factory = EnvironFactory(environ_part(cfg))
+    factory = EnvironFactory(worker_environ(cfg))
     # The environ is made twice, like on one connection. The caches of the first time change
     # nothing.
     connection = connected("a socket", peer, server)
@@ -142,7 +142,7 @@ def test_remembered_header_names_are_limited(parser: str) -> None:
 
 def test_environs_share_nothing() -> None:
     cfg = settings()
-    factory = EnvironFactory(environ_part(cfg))
+    factory = EnvironFactory(worker_environ(cfg))
     exchange = exchanged(cfg, HEADERS["plain"], PEER)
     exchange.req.body = "body"
     exchange.proxy = {"PROXY_ADDR": "192.0.2.4"}
@@ -170,7 +170,7 @@ def test_wsgi_errors_are_written_to_the_log(
 
     monkeypatch.setattr(gunicorn_support, "WSGIErrorsWrapper", Wrapper)
     settings_ = settings()
-    factory = EnvironFactory(environ_part(settings_))
+    factory = EnvironFactory(worker_environ(settings_))
     exchange = exchanged(settings(), HEADERS["plain"], PEER)
     errors = factory.make(exchange, connected("", PEER, SERVER))["wsgi.errors"]
     errors.write("one\n")

@@ -25,7 +25,7 @@ from wsgifast.workers.gunicorn_parser import GunicornParser, Unreader
 from wsgifast.workers.gunicorn_support import (
     ErrorPage,
     Settings,
-    unfit_threads,
+    thread_problem,
 )
 from wsgifast.workers.gunicorn_version import check_gunicorn
 
@@ -176,11 +176,11 @@ def test_app_patched_by_gevent_is_refused(tmp_path: Path, preload: list[str]) ->
 
 
 def test_threads_patched_by_eventlet_are_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert unfit_threads() is None
+    assert thread_problem() is None
     patcher = SimpleNamespace(is_monkey_patched=lambda module: module == "thread")
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
-    assert str(unfit_threads()).endswith(
-        "by eventlet's (monkey patching). FastWorker needs the real ones: leave the patching away"
+    assert str(thread_problem()).endswith(
+        "by eventlet's (monkey patching). FastWorker needs the real ones: remove the patching"
     )
 
 
@@ -208,7 +208,7 @@ def test_python_without_gil_is_refused(tmp_path: Path, where: str) -> None:
 @pytest.mark.parametrize("enabled", [True, False])
 def test_enabled_gil_is_accepted(monkeypatch: pytest.MonkeyPatch, enabled: bool) -> None:
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: enabled, raising=False)
-    assert (unfit_threads() is None) is enabled
+    assert (thread_problem() is None) is enabled
 
 
 _WAITING = """

@@ -207,8 +207,8 @@ def test_other_names_in_configuration_are_ignored(names: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("body_limit", 5, "FastWorker.body_limit=5: there is no such attribute; is body_limit_b"),
-        ("metric_bind", "a:1", "is metrics_bind meant?"),
+        ("body_limit", 5, "FastWorker.body_limit=5: there is no such attribute. Did you mean bo"),
+        ("metric_bind", "a:1", "Did you mean metrics_bind?"),
         ("body_limit_bytes", -1, "FastWorker.body_limit_bytes=-1: expected bytes, 0 or more"),
         (
             "metrics_bind",
@@ -239,8 +239,8 @@ def test_option_in_configuration_and_class_is_refused(names: Any) -> None:
     with pytest.raises(InvalidWorkerOption) as caught:
         configure(worker, FastWorker)
     assert str(caught.value) == (
-        "body_limit_bytes=5 in gunicorn's configuration: Mine.body_limit_bytes is 7, leave out one "
-        "of the two"
+        "body_limit_bytes=5 in gunicorn's configuration: Mine.body_limit_bytes is 7 too. "
+        "Remove one of the two"
     )
 
 

@@ -140,7 +140,7 @@ def test_slowest_clients_of_worker_come_first(make_stepped: MakeStepped) -> None
     stepped.clock.now += 10
     taken = len(slow.receive_all_there_is())
     stepped.run()
-    found = slowest_clients(stepped.server.connections, stepped.clock.now, most=10)
+    found = slowest_clients(stepped.server.connections, stepped.clock.now, limit=10)
     assert [(each.client, each.path) for each in found] == [
         (f"{PEER[0]}:{PEER[1]}", "/stopped"),
         ("[2001:db8::1]:5", "/slow"),
@@ -150,7 +150,7 @@ def test_slowest_clients_of_worker_come_first(make_stepped: MakeStepped) -> None
     assert 0 < first.queued_bytes < LARGE
     assert first.waited_s == second.waited_s == 10
     assert 0 < second.bytes_per_s <= taken / 10
-    assert slowest_clients(stepped.server.connections, stepped.clock.now, most=1) == [first]
+    assert slowest_clients(stepped.server.connections, stepped.clock.now, limit=1) == [first]
     assert idle.is_in("idle")
     assert stopped.is_in("sending")
 
@@ -158,12 +158,12 @@ def test_slowest_clients_of_worker_come_first(make_stepped: MakeStepped) -> None
 def test_client_that_took_all_is_not_slow(make_stepped: MakeStepped) -> None:
     stepped = make_stepped(large)
     client = stepped.begin(request_for("/"))
-    assert len(slowest_clients(stepped.server.connections, stepped.clock.now, most=10)) == 1
+    assert len(slowest_clients(stepped.server.connections, stepped.clock.now, limit=10)) == 1
     while len(client.receive_all_there_is()):
         stepped.run()
-    assert slowest_clients(stepped.server.connections, stepped.clock.now, most=10) == []
+    assert slowest_clients(stepped.server.connections, stepped.clock.now, limit=10) == []
     stepped.begin(request_for("/"), peer="")
-    (other,) = slowest_clients(stepped.server.connections, stepped.clock.now, most=10)
+    (other,) = slowest_clients(stepped.server.connections, stepped.clock.now, limit=10)
     assert other.client == "unix"
 
 

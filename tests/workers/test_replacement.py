@@ -153,7 +153,7 @@ def test_reload_to_a_failing_app_keeps_the_old_one(tmp_path: Path) -> None:
         app.reload()
         for seconds in (1, 2):
             app.server.wait_for_log(
-                f"1 older workers go on serving; the next one is started in {seconds} s"
+                f"1 older workers continue to serve. The next attempt starts in {seconds} s"
             )
             assert app.version() == "one"
         assert "not today" in app.server.log()
@@ -461,5 +461,5 @@ def test_retiring_worker_outlives_a_wrong_successor(tmp_path: Path) -> None:
         app.write("import no_such_module")
         for _ in range(5):
             app.pid()
-        app.server.wait_for_log("1 older workers go on serving")
+        app.server.wait_for_log("1 older workers continue to serve")
         assert app.version() == "one"

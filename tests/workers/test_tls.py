@@ -30,7 +30,7 @@ class Log(SimpleNamespace):
 
 @pytest.fixture(autouse=True)
 def nothing_good_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TLSContexts, "last_good", None)
+    monkeypatch.setattr(TLSContexts, "last_valid", None)
 
 
 def configured(certfile: Path, keyfile: Path, **options: Any) -> Config:
@@ -108,14 +108,14 @@ def test_broken_tls_files_are_logged_and_old_used(tmp_path: Path, broken: str) -
         assert contexts.current() is good
     assert len(log.errors) == 1
     assert str(key) in log.errors[0]
-    assert "the last that worked are used, if any" in log.errors[0]
+    assert "The last valid files stay in use, if there are any" in log.errors[0]
     # A worker that starts now gets it from the arbiter.
     assert TLSContexts(configured(cert, key), log).current() is good
     assert len(log.errors) == 2
     issue(tmp_path, trustme.CA())
     assert contexts.current() is not good
     assert len(log.errors) == 2
-    assert TLSContexts.last_good is contexts.current()
+    assert TLSContexts.last_valid is contexts.current()
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -181,7 +181,7 @@ def test_tls_files_that_never_worked_raise(tmp_path: Path) -> None:
         with pytest.raises(ssl.SSLError):
             contexts.current()
     assert len(log.errors) == 1
-    assert "the last that worked are used, if any" in log.errors[0]
+    assert "The last valid files stay in use, if there are any" in log.errors[0]
     issue(tmp_path, trustme.CA())
     assert contexts.current() is contexts.current()
 

@@ -86,7 +86,7 @@ def workers_of(hook: Hook, *ages: int) -> list[Any]:
 @pytest.mark.parametrize("hook", HOOKS)
 def test_number_of_old_worker_is_recognized(hook: Hook) -> None:
     first, second, successor = workers_of(hook, 11, 12, 14)
-    ((name, number),) = successor.given.numbers.items()
+    ((name, number),) = successor.hook_numbers.numbers.items()
     assert numbers_of(first)[name] == number
     assert numbers_of(second)[name] != number
 
@@ -99,7 +99,7 @@ def same_for_all(server: Any, worker: Any) -> None:
 
 def test_same_value_for_all_workers_is_no_number() -> None:
     *_, last = workers_of(same_for_all, 21, 22, 23)
-    assert last.given.numbers == {}
+    assert last.hook_numbers.numbers == {}
 
 
 READERS: dict[Hook, Callable[[Any], object]] = {
@@ -119,5 +119,5 @@ def test_number_removed_meanwhile_is_restored(hook: Hook) -> None:
     slots.clear()
     listed[:] = [None] * 3
     assert READERS[hook](last) != before
-    last.given.restore()
+    last.hook_numbers.restore()
     assert READERS[hook](last) == before

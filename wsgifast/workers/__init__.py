@@ -1,4 +1,4 @@
-"""FastWorker, which replaces gunicorn's gthread worker, and JSONLogger, for any worker."""
+"""gunicorn's worker FastWorker, which replaces gthread, and JSONLogger for any gunicorn worker."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ else:
     _exported = exports_on_demand(__name__, {"FastWorker": ".worker", "JSONLogger": ".json_log"})
 
     def __getattr__(name: str) -> object:
-        # gunicorn's command loads the class first of all, and prints a RuntimeError as a
-        # sentence. An import that fails in the worker's modules would be a traceback.
+        # gunicorn's command loads the class before anything else. It prints a RuntimeError without
+        # a traceback. An ImportError in the worker's modules would be printed with a traceback.
         if name in __all__:
             check_gunicorn(name)
         return _exported(name)

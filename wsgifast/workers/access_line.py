@@ -1,8 +1,8 @@
-"""gunicorn's access log lines, made by a function compiled from `access_log_format`.
+"""Writes gunicorn's access log lines faster than gunicorn's logger.
 
-gunicorn collects about fifty fields for each line, most of them keys of the environ that no usual
-format names. The compiled function computes only the fields that the format names. Its lines are
-the same, to the byte.
+For each line, gunicorn's logger computes about fifty fields. Most of them are environ keys that
+usual formats do not name. :func:`compile_format` makes a function from `access_log_format` that
+computes only the fields in the format. The lines are identical to gunicorn's.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..bodies.line_log import LineLog, Route, is_defined_in
 from . import json_log
 from .json_log import JSONLogger
 
-# Makes a line from the response, the request, the environ and the duration in seconds.
+# A function of the response, the request, the environ and the duration in seconds.
 LineMaker = Callable[[Any, Any, dict[str, Any], float], str]
 
-# How each field is computed. The values of the second table may contain quotes.
+# An expression for each field. Only the values of _QUOTED_FIELDS may contain quotes.
 _FIELDS = {
     "l": "'-'",
     "t": "now()",
@@ -52,20 +52,23 @@ _QUOTED_FIELDS = {
     "a": "get('HTTP_USER_AGENT', '-')",
 }
 _LOOK_UPS = {
-    "i": "of_headers(req.headers, {})",
-    "o": "of_headers(resp.headers, {})",
-    "e": "of_environ(environ, {})",
+    "i": "header_value(req.headers, {})",
+    "o": "header_value(resp.headers, {})",
+    "e": "environ_value(environ, {})",
 }
 _FIELD = re.compile(r"%\(([^()]*)\)")
 _TIME = "[%d/%b/%Y:%H:%M:%S %z]"
-# A format in which everything but the names of fields has been removed from its conversions.
+# Matches a format that consists of text and valid conversions. The names of fields are not checked.
 _CONVERSIONS = re.compile(r"(?:[^%]|%%|%\([^()]*\)[#0 +-]*[0-9]*(?:\.[0-9]+)?[hlL]?[a-zA-Z])*")
 
 
 class AccessLog:
-    """Writes gunicorn's access log: directly if its logger is gunicorn's or ours, else through it.
+    """Writes gunicorn's access log.
 
-    :param log: gunicorn's logger.
+    If the logger is gunicorn's or JSONLogger, and unchanged, AccessLog writes compiled lines
+    itself. Otherwise it calls the logger's access().
+
+    :param log: the logger that gunicorn made.
     """
 
     def __init__(self, log: Any) -> None:
@@ -73,7 +76,7 @@ class AccessLog:
         self._compiled: tuple[Any, LineMaker | None, bool] = (None, None, True)
         self._lines: LineLog | None = None
         if _is_stock(log):
-            self._lines = LineLog(log.access_log, _is_of_message)
+            self._lines = LineLog(log.access_log, _shows_message_only)
             self._format = log.cfg.settings["access_log_format"]
 
     def write(
@@ -84,11 +87,12 @@ class AccessLog:
         seconds: float,
         add_details: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        """Log a request that took some seconds. Errors are those of gunicorn's method.
+        """Log a finished request. Errors are handled like in gunicorn's own method.
 
+        :param seconds: the duration of the request.
         :param add_details: adds keys to the environ. It is called only if the line may show them.
         """
-        route = self._route()
+        route = self._next_route()
         if route is not None:
             text, line_maker, shows_environ = self._compiled
             if text is not self._format.value:
@@ -99,7 +103,7 @@ class AccessLog:
                     add_details = None
                 try:
                     line = line_maker(resp, req, environ, seconds)
-                except Exception:  # noqa: BLE001 - gunicorn's method meets it, too, and reports it
+                except Exception:  # noqa: BLE001 - gunicorn's access() raises it again and logs it
                     pass
                 else:
                     if route.write(line):
@@ -109,14 +113,14 @@ class AccessLog:
         self._log.access(resp, req, environ, timedelta(seconds=seconds))
 
     def is_seen(self) -> bool:
-        """Return whether code of the user's, such as a filter, may see a line being written."""
-        return self._route() is None
+        """Return whether user code, such as a logging filter, may run while a line is written."""
+        return self._next_route() is None
 
-    def _route(self) -> Route | None:
-        """Return the way of the next line. None if the line has to go through gunicorn's logger."""
+    def _next_route(self) -> Route | None:
+        """Return how to write the next line, or None to call gunicorn's logger."""
         lines = self._lines
         replaced = self._log.__dict__
-        # Methods of gunicorn's logger that the direct way skips.
+        # A hook may have replaced a method on the logger. AccessLog would not call the replacement.
         if lines is None or "access" in replaced or "atoms" in replaced or "now" in replaced:
             return None
         return lines.route()
@@ -128,16 +132,16 @@ class AccessLog:
         if type(self._log) is JSONLogger:
             line_maker = self._log.line if text == JSONLogger.FORMAT else None
         else:
-            line_maker = compiled(text)
+            line_maker = compile_format(text)
             shows_environ = any(name[-1:].lower() == "e" for name in _FIELD.findall(text))
         self._compiled = text, line_maker, shows_environ
         return line_maker, shows_environ
 
 
 def _is_stock(log: Any) -> bool:
-    """Return whether a logger is gunicorn's or ours, with all methods of its class unreplaced.
+    """Return whether a logger is gunicorn's or JSONLogger, with all methods unchanged.
 
-    A configuration file may do that, to leave out some requests for instance.
+    A configuration file may replace methods of a class, for example to skip some requests.
     """
     of = type(log)
     if of is not JSONLogger and not (of is Logger and log.atoms_wrapper_class is SafeAtoms):
@@ -147,19 +151,19 @@ def _is_stock(log: Any) -> bool:
     return all(is_defined_in(glogging, f) or is_defined_in(json_log, f) for f in functions)
 
 
-def _is_of_message(formatter: logging.Formatter) -> bool | None:
-    """Return True for a formatter whose text is the message alone.
+def _shows_message_only(formatter: logging.Formatter) -> bool | None:
+    """Return True for a formatter whose text is only the message, and None for others.
 
-    gunicorn gives its access log Logger.access_fmt, which a configuration may have changed.
+    gunicorn's access log uses Logger.access_fmt, which a configuration file may change.
     """
     is_own = type(formatter) is logging.Formatter and formatter._fmt == "%(message)s"
     return is_own or None
 
 
-def compiled(text: str) -> LineMaker | None:
+def compile_format(text: str) -> LineMaker | None:
     """Return a function that makes the lines of an access log format.
 
-    The result is None if the format may be malformed.
+    :returns: None if the format may be malformed.
     """
     if _CONVERSIONS.fullmatch(text) is None:
         return None
@@ -170,22 +174,23 @@ def compiled(text: str) -> LineMaker | None:
         "user": basic_user,
         "timedelta": timedelta,
         "escaped": _escaped,
-        "of_headers": _of_headers,
-        "of_environ": _of_environ,
+        "header_value": _header_value,
+        "environ_value": _environ_value,
     }
     start = "(resp, req, environ, seconds):\n get = environ.get\n "
     if any(name in names for name in "TDML"):
         start += "elapsed = timedelta(seconds=seconds)\n "
     values = [_FIELDS.get(name) or _expression(name) for name in names]
     escaped = [_FIELDS.get(name) or f"escaped({_expression(name)})" for name in names]
-    # Without a field, gunicorn formats a mapping: "%%" is a percent sign there as well.
+    # A format without fields needs the operator % too, because "%%" means a percent sign.
     template = repr(_FIELD.sub("%", text))
     quotes = _FIELD.sub("%", text).count('"')
     exec(
-        f"def careful{start}return {template} % ({''.join(f'({v}), ' for v in escaped)})\n"
+        f"def escaped_line{start}return {template} % ({''.join(f'({v}), ' for v in escaped)})\n"
         f"def line{start}text = {template} % ({''.join(f'({v}), ' for v in values)})\n"
-        # Only quotes are escaped, and few lines have any.
-        f" return text if text.count('\"') == {quotes} else careful(resp, req, environ, seconds)\n",
+        # Only quotes need escapes. A line with more quotes than its format is made again.
+        f" if text.count('\"') == {quotes}: return text\n"
+        " return escaped_line(resp, req, environ, seconds)\n",
         namespace,
     )
     line_maker: LineMaker = namespace["line"]
@@ -193,7 +198,7 @@ def compiled(text: str) -> LineMaker | None:
 
 
 def _expression(name: str) -> str:
-    """Return how a field is computed that may contain quotes."""
+    """Return the Python expression for a field whose value may contain quotes."""
     if name in _QUOTED_FIELDS:
         return _QUOTED_FIELDS[name]
     kind = name[-1:]
@@ -206,8 +211,11 @@ def _escaped(value: object) -> object:
     return value.replace('"', '\\"') if isinstance(value, str) else value
 
 
-def _of_headers(headers: Any, name: str) -> object:
-    """Return the last header of a name in lower case, as gunicorn's dictionary has it."""
+def _header_value(headers: Any, name: str) -> object:
+    """Return the last value of a header, like gunicorn's dictionary of headers.
+
+    :param name: in lower case.
+    """
     if hasattr(headers, "items"):
         headers = headers.items()
     found: object = "-"
@@ -218,22 +226,22 @@ def _of_headers(headers: Any, name: str) -> object:
     return found
 
 
-def _of_environ(environ: dict[str, Any], name: str) -> object:
-    """Return the last value in the environ under a name. Its case does not matter."""
+def _environ_value(environ: dict[str, Any], name: str) -> object:
+    """Return the last environ value whose key matches a name, ignoring case."""
     upper = name.upper()
     if upper in environ and name not in environ:
         return environ[upper]
-    return _of_headers(environ, name)
+    return _header_value(environ, name)
 
 
 def _clock() -> Callable[[], str]:
-    """Return a function that returns the local time, as gunicorn writes it."""
+    """Return a function that formats the local time like gunicorn's log."""
     last: tuple[int, str] = 0, ""
 
     def text() -> str:
         nonlocal last
         second = int(time.time())
-        known = last  # another thread may change it
+        known = last  # a copy, because another thread may assign `last`
         if known[0] != second:
             last = known = second, time.strftime(_TIME, time.localtime(second))
         return known[1]

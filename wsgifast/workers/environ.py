@@ -1,8 +1,8 @@
-"""The environ of a request, and the socket in it.
+"""Makes the environ of a request, and the socket in it.
 
-It has the same keys and values as gunicorn's. The values that all requests of a listener share are
-in a template. It is copied for each request. An idle connection stores nothing. Security is the
-parser's part, which decides about the headers that get here.
+The environ has the same keys and values as gunicorn's. A template contains the values that all
+requests of a listener share, and each request copies the template. Only the parser decides which
+request headers are accepted. This module does not check headers again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..server.receiving import Exchange
 
 _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
-# Set for each request, in the order in which the template has them.
+# These keys are set for each request. The template contains them, so that their order is fixed.
 _PER_REQUEST_KEYS = (
     "gunicorn.socket", "wsgi.input", "wsgi.url_scheme", "REQUEST_METHOD", "SCRIPT_NAME",
     "PATH_INFO", "QUERY_STRING", "RAW_URI", "SERVER_PROTOCOL",
 )  # fmt: skip
-# The attributes of its client's socket that an app may use without taking it over.
+# Attributes that an app may use without taking over the client's socket.
 _HARMLESS = frozenset(
     {
         "cipher", "family", "getpeercert", "getpeername", "getsockname", "getsockopt",
@@ -34,27 +34,29 @@ _HARMLESS = frozenset(
 class EnvironFactory:
     """Makes the environs of one worker.
 
-    :param worker_part: the values that all of them share.
+    :param worker_environ: the values that all environs share.
     """
 
-    def __init__(self, worker_part: dict[str, Any]) -> None:
+    def __init__(self, worker_environ: dict[str, Any]) -> None:
         self._script_name = os.environ.get("SCRIPT_NAME", "")
-        self._worker_part = {
+        self._worker_environ = {
             "wsgi.version": (1, 0),
             "wsgi.multithread": True,
             "wsgi.run_once": False,
             "wsgi.input_terminated": True,
-            **worker_part,
+            **worker_environ,
         }
-        self._shared: dict[Any, dict[str, Any]] = {}  # templates, by the listener's address
+        self._shared: dict[Any, dict[str, Any]] = {}  # the templates, by address of the listener
 
     def make(
         self, exchange: Exchange, connection: AcceptedSocket, *, check: bool = True
     ) -> dict[str, Any]:
-        """Make the environ of a request. Behind a Unix socket SERVER_NAME is its Host's.
+        """Make the environ of a request.
 
-        :param check: False to accept any path, for the log of a request that is refused anyway.
-        :raises MalformedRequest: if the path is not below SCRIPT_NAME.
+        For a Unix socket, SERVER_NAME and SERVER_PORT are those of the Host header.
+
+        :param check: False to accept any path. The log of a refused request needs this.
+        :raises MalformedRequest: if the path does not start with SCRIPT_NAME.
         """
         req = exchange.req
         fields = exchange.fields
@@ -92,7 +94,7 @@ class EnvironFactory:
         if isinstance(peer, tuple):
             environ["REMOTE_ADDR"] = peer[0]
             environ["REMOTE_PORT"] = str(peer[1])
-        else:  # of a Unix socket: bytes if the client has an abstract name
+        else:  # a Unix socket: the name is bytes if the client has an abstract name
             environ["REMOTE_ADDR"] = os.fsdecode(peer)
         if exchange.proxy is not None:
             connection.proxy = exchange.proxy
@@ -101,7 +103,7 @@ class EnvironFactory:
         environ |= fields
         if "SERVER_NAME" not in environ:
             host = fields.get("HTTP_HOST")
-            # Not at a colon of an IPv6 address in brackets (RFC 3986 section 3.2.2).
+            # An IPv6 address in brackets contains colons (RFC 3986 section 3.2.2).
             address, bracket, rest = (host or "").rpartition("]")
             name, _, port = rest.partition(":")
             name = address + bracket + name
@@ -112,8 +114,8 @@ class EnvironFactory:
         return environ
 
     def _share(self, address: Any) -> dict[str, Any]:
-        """Make the template of a listener."""
-        environ = {**self._worker_part, **dict.fromkeys(_PER_REQUEST_KEYS)}
+        """Make the template for the requests of a listener."""
+        environ = {**self._worker_environ, **dict.fromkeys(_PER_REQUEST_KEYS)}
         if isinstance(address, tuple):
             environ["SERVER_NAME"] = address[0]
             environ["SERVER_PORT"] = str(address[1])
@@ -121,16 +123,16 @@ class EnvironFactory:
 
 
 def decoded_path(path: str) -> str:
-    """Return the path of a request as PATH_INFO has it."""
+    """Return the value of PATH_INFO for the path of a request."""
     return unquote_to_bytes(path).decode("latin-1")
 
 
 class AppSocket:
-    """The client's socket, for apps that take it over.
+    """The client's socket, for apps that take over the connection.
 
-    Addresses, certificate and options can be read, and options set, as middleware does. Any other
-    use makes the socket blocking, as apps expect it, and ends HTTP on it: the connection is closed
-    when the app returns.
+    An app may read addresses, the certificate and socket options, and may set options. Any other
+    use takes the connection over: the socket becomes blocking, and FastWorker sends no more HTTP on
+    it. The connection is closed when the app returns.
     """
 
     __slots__ = ("__weakref__", "_accepted", "_sock")
@@ -141,7 +143,7 @@ class AppSocket:
 
     @property
     def peer(self) -> Any:
-        """The address of the connection's other end, which may be a proxy's."""
+        """The address of the connected peer, which may be a proxy."""
         return self._accepted.peer
 
     def __getattr__(self, name: str) -> Any:

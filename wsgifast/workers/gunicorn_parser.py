@@ -1,4 +1,4 @@
-"""gunicorn's parsers of HTTP/1 and uwsgi requests, behind the core's interface for parsers."""
+"""Parses HTTP/1 and uwsgi requests with gunicorn's parsers."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from ..http.stream_headers import Field, PlainHeaders, http1_headers
 from ..server.receiving import Exchange, NeedMoreData
 from .gunicorn_support import Settings
 
-# The client's errors that gunicorn's workers would answer with 500.
+# gunicorn's own workers respond with 500 to these errors, although the client made them.
 _CLIENT_ERRORS_ANSWERED_500 = (
     errors.InvalidProxyHeader,
     uwsgi_errors.InvalidUWSGIHeader,
     uwsgi_errors.UnsupportedModifier,
 )
 
-# The most bytes of a uwsgi packet: its header, and the largest size that the header can name.
+# The maximum size of a uwsgi packet: 4 bytes of header and 0xFFFF bytes of data.
 _UWSGI_BYTES = 4 + 0xFFFF
 
 
 class GunicornParser:
-    """Passes received bytes to gunicorn's parser, and converts its request for the core.
+    """Passes received bytes to gunicorn's parser, and makes an Exchange from its request.
 
-    :param settings: gunicorn's, for the peers of the parsed requests.
-    :param trusted: whether these peers are in forwarded_allow_ips: only they may use HTTP/2 without
-        TLS.
-    :param checks_host: refuse requests with a missing, malformed or repeated Host header. Not with
-        uwsgi.
-    :param head_limit_bytes: the most bytes of request line and headers, beside gunicorn's limits.
-    :ivar has_preface: whether a connection may begin with HTTP/2's preface.
+    It implements the interface `Parser` of wsgifast/server/receiving.py.
+
+    :param settings: gunicorn's settings.
+    :param trusted: whether the peers are in forwarded_allow_ips. Only these peers may use HTTP/2
+        without TLS.
+    :param checks_host: whether to refuse requests with a missing, malformed or repeated Host
+        header. uwsgi requests are never checked.
+    :param head_limit_bytes: the maximum size of request line and headers. gunicorn's own limits
+        apply too.
+    :ivar has_preface: whether a connection may begin with HTTP/2's connection preface.
     """
 
     def __init__(
@@ -49,16 +52,16 @@ class GunicornParser:
         self.settings = settings
         self.trusted = trusted
         self.checks_host = checks_host and not settings.uses_uwsgi
-        # HTTP/2 without TLS: a client begins with its preface (prior knowledge, RFC 9113 section
-        # 3.3). The Upgrade of RFC 7540 is obsolete.
+        # A client begins HTTP/2 without TLS with the connection preface ("prior knowledge", RFC
+        # 9113 section 3.3). The Upgrade header of RFC 7540 is obsolete.
         self.has_preface = trusted and negotiation.prior_knowledge_allowed(settings, None)
         kind = Request
         self.eager_bytes = len(negotiation.H2C_PREFACE) if self.has_preface else 0
         if settings.uses_uwsgi:
             kind = http.get_parser(settings, [], None).mesg_class
             self.eager_bytes = _UWSGI_BYTES
-        # gunicorn would look the peer's address up for each request. This parser's peers all have
-        # the same response.
+        # gunicorn would compare each request's peer with forwarded_allow_ips. All peers of this
+        # parser have the same result, so the result replaces the list.
         self._for_request = settings.for_peers(trusted=trusted)
         self._request_class = type(kind.__name__, (_Persistence, kind), {})
         self.head_limit_bytes = min(head_limit_bytes, _header_limit_bytes(settings))
@@ -71,21 +74,21 @@ class GunicornParser:
             req = self._request_class(self._for_request, unreader, peer, number)
         except _CLIENT_ERRORS_ANSWERED_500 as error:
             raise MalformedRequest(str(error)) from error
-        req.cfg = self.settings  # for hooks
+        req.cfg = self.settings  # hooks may read it
         if self.checks_host:
             hosts = [value for name, value in req.headers if name == "HOST"]
             check_host(hosts, http11=req.version >= (1, 1))
         fields = header_fields(req.headers)
         script_name = None
         if "HTTP_SCRIPT_NAME" in fields:
-            # With an underscore: gunicorn lets that through from trusted peers only.
+            # gunicorn accepts this header, which has an underscore, only from trusted peers.
             for name, value in req.headers:
                 if name == "SCRIPT_NAME":
                     script_name = value
-        reader, req.body = req.body.reader, None  # no app can read from it
+        reader, req.body = req.body.reader, None  # the app must not read from this body
         is_chunked = isinstance(reader, ChunkedReader)
         if is_chunked:
-            reader.req = None  # the reader refers to itself, and would keep the request
+            reader.req = None  # breaks a reference cycle that would keep the request in memory
         rest, unreader.data = unreader.data, b""
         return Exchange(
             req,
@@ -93,7 +96,8 @@ class GunicornParser:
             rest,
             fields,
             script_name=script_name,
-            # HTTP/1.0 has none (RFC 9110 section 10.1.1). A proxy that speaks uwsgi has sent it.
+            # HTTP/1.0 has no 100 Continue (RFC 9110 section 10.1.1). With uwsgi, the proxy sends
+            # it.
             expects_continue=(
                 "HTTP_EXPECT" in fields and req.version >= (1, 1) and not self.settings.uses_uwsgi
             ),
@@ -106,14 +110,15 @@ class GunicornParser:
         headers, scheme = http1_headers(received)
         if len(headers) > self.head_limit_bytes:
             raise HeadersTooLarge(self.head_limit_bytes)
-        # Never number 1: a PROXY header or a preface cannot come before it on a stream.
+        # Only a connection's request number 1 may follow a PROXY header or a preface. So a stream's
+        # request gets a higher number while it is parsed.
         exchange = self.parse(headers, peer, number + 1)
         if exchange is None:
-            raise MalformedRequest("a preface in place of a request")
+            raise MalformedRequest("an HTTP/2 preface in place of a request")
         req = exchange.req
         req.version = (2, 0)
         req.req_number = number
-        # Trusted as much as a header with the scheme would be.
+        # A trusted peer may set :scheme, like a header of secure_scheme_headers.
         if self.trusted and scheme in ("http", "https"):
             names = self.settings.secure_scheme_headers
             if not any(name in names for name, _ in req.headers):
@@ -123,13 +128,16 @@ class GunicornParser:
     def take_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
         if lines:
             message = req
-            if not isinstance(req, self._request_class):  # it was made without gunicorn's parser
+            if not isinstance(req, self._request_class):  # HttptoolsParser made this request
                 unreader = Unreader(b"GET / HTTP/1.1\r\n\r\n")
                 message = self._request_class(self.settings, unreader, req.peer_addr, 2)
             req.trailers = message.parse_headers(b"\r\n".join(lines), from_trailer=True)
 
     def _begins_with_preface(self, data: bytes) -> bool:
-        """:raises NeedMoreData: if it may."""
+        """Return whether the data begins with HTTP/2's connection preface.
+
+        :raises NeedMoreData: if more data is necessary to decide.
+        """
         match = negotiation.preface_match(data[: len(negotiation.H2C_PREFACE)])
         if match == negotiation.PARTIAL:
             raise NeedMoreData
@@ -139,9 +147,9 @@ class GunicornParser:
 
 
 class Unreader:
-    """The received bytes, as gunicorn's parsers read them.
+    """A source of received bytes for gunicorn's parsers.
 
-    :ivar data: the bytes that have not been read.
+    :ivar data: the unread bytes.
     :ivar sock: the client's socket, for hooks. None while a request is parsed.
     """
 
@@ -152,9 +160,9 @@ class Unreader:
         self.sock: Any = None
 
     def read(self, size: int | None = None, read_ahead: int | None = None) -> bytes:
-        """Read `size` bytes, or all that there are if it is None.
+        """Read `size` bytes, or all bytes if `size` is None.
 
-        :raises NeedMoreData: if there are fewer, or none.
+        :raises NeedMoreData: if fewer than `size` bytes are left, or none.
         """
         if size is None:
             size = len(self.data) or 1
@@ -168,7 +176,7 @@ class Unreader:
 
 
 class _Persistence:
-    """Reads a request's Connection headers as lists (RFC 9110 section 7.6.1)."""
+    """A base class that reads Connection headers as lists (RFC 9110 section 7.6.1)."""
 
     method: str
     version: tuple[int, int]
@@ -176,21 +184,22 @@ class _Persistence:
     must_close: bool
 
     def should_close(self) -> bool:
-        if self.must_close or self.method == "CONNECT":  # the bytes of a tunnel are not a request
+        # The bytes after a CONNECT request belong to a tunnel.
+        if self.must_close or self.method == "CONNECT":
             return True
         options = [value for name, value in self.headers if name == "CONNECTION"]
         return not wants_to_persist(options, http11=self.version >= (1, 1))
 
 
 def proxy_addresses(req: Any) -> dict[str, Any] | None:
-    """Return the environ keys of a PROXY header, or None without one."""
+    """Return the environ keys of a request's PROXY header, or None if there is no such header."""
     if not req.proxy_protocol_info:
         return None
     return {k: v for k, v in proxy_environ(req).items() if v not in (None, "None")}
 
 
 def _header_limit_bytes(settings: Settings) -> int:
-    """gunicorn's own sum of its limits (Message.__init__)."""
+    """Return gunicorn's limit for the size of request line and headers (Message.__init__)."""
     line = settings.limit_request_line or 1024 * 1024
-    fields = settings.most_fields * (settings.most_field_bytes + 2)
+    fields = settings.max_fields * (settings.max_field_bytes + 2)
     return int(fields + 4 + max(line, MAX_REQUEST_LINE))

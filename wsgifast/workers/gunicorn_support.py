@@ -1,7 +1,8 @@
-"""The parts of gunicorn that FastWorker uses although they are not a documented interface.
+"""Classes that adapt gunicorn's internals to FastWorker.
 
-FastWorker uses gunicorn's request parsers and loggers unchanged. Not all of their names are public.
-wsgifast/hosts.py lists the names, and gunicorn_version.py checks them when the server starts.
+FastWorker uses gunicorn's request parsers and loggers unchanged. Some of the names that it imports
+are not part of gunicorn's documented interface. wsgifast/hosts.py lists these names.
+gunicorn_version.py checks them when the server starts.
 """
 
 from __future__ import annotations
@@ -27,40 +28,41 @@ from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
 from .json_log import trusts_address
 
-# The least bytes of waiting responses in memory for which a return of memory is worth its time.
-_MUCH_WAITING_BYTES = 16 * 1024 * 1024
-# The same for bytes that were written to temporary files since the last return.
-_MUCH_ON_DISK_BYTES = 4 * 1024 * 1024
+# MemoryReturn trims the heap after this many bytes of responses in memory have been freed.
+_TRIM_AT_MEMORY_BYTES = 16 * 1024 * 1024
+# MemoryReturn also trims the heap after this many bytes were written to temporary files.
+_TRIM_AT_DISK_BYTES = 4 * 1024 * 1024
 
 
-# mallopt(3). Freed blocks of M_MMAP_THRESHOLD bytes or more return to the system at once. The heap
-# retains at most M_TRIM_THRESHOLD free bytes at its end.
+# Values for mallopt(3). glibc returns a freed block of M_MMAP_THRESHOLD (-3) bytes or more to the
+# system at once. It keeps at most M_TRIM_THRESHOLD (-1) free bytes at the end of the heap.
 _THRESHOLDS = (-3, 4 * 1024 * 1024), (-1, 8 * 1024 * 1024)
 
 
 class Settings:
-    """A copy of gunicorn's configuration that reads a setting without a function call.
+    """A copy of gunicorn's configuration with faster access to its settings.
 
-    The parser reads a dozen settings for each request. gunicorn also looks the peer up in
-    forwarded_allow_ips for each request. :meth:`trusts` does that once for each connection.
+    The settings are plain attributes, because the parser reads a dozen of them for each request.
+    gunicorn compares the peer with forwarded_allow_ips for each request. FastWorker calls
+    :meth:`trusts` once for each connection.
     """
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg
         for name, setting in cfg.settings.items():
-            if not hasattr(type(cfg), name):  # a property of the original computes the others
+            # Config computes some settings by properties. __getattr__ passes these on.
+            if not hasattr(type(cfg), name):
                 setattr(self, name, setting.get())
-        # gunicorn has limits of its own. It uses them in place of a larger value, and of one that
-        # is not positive. Its parser accepts request lines of any length for 0. A plain request
-        # line stays below its limit: longer ones are left to its parser.
+        # gunicorn replaces limits above its maximum, and limits below 1, by its maximum or default.
+        # Only for limit_request_line, 0 means "no limit". HttptoolsParser still applies gunicorn's
+        # maximum. It leaves longer request lines to gunicorn's parser.
         line, fields = self.limit_request_line, self.limit_request_fields
-        self.most_line_bytes = line if 0 < line <= MAX_REQUEST_LINE else MAX_REQUEST_LINE
-        self.most_fields = fields if 0 < fields <= MAX_HEADERS else MAX_HEADERS
+        self.max_line_bytes = line if 0 < line <= MAX_REQUEST_LINE else MAX_REQUEST_LINE
+        self.max_fields = fields if 0 < fields <= MAX_HEADERS else MAX_HEADERS
         field_bytes = self.limit_request_field_size
-        self.most_field_bytes = field_bytes if field_bytes > 0 else DEFAULT_MAX_HEADERFIELD_SIZE
+        self.max_field_bytes = field_bytes if field_bytes > 0 else DEFAULT_MAX_HEADERFIELD_SIZE
         self.is_ssl = bool(cfg.is_ssl)
-        # A configuration file may have changed gunicorn.SERVER, or the copy of it in
-        # gunicorn.http.wsgi.
+        # A configuration file may have changed gunicorn.SERVER or gunicorn.http.wsgi.SERVER.
         server_name = wsgi.SERVER if gunicorn.SERVER == SERVER else gunicorn.SERVER
         self.server_name = None if server_name is None else str(server_name)
         self.uses_uwsgi: bool = cfg.protocol == "uwsgi"
@@ -70,7 +72,11 @@ class Settings:
         return getattr(self._cfg, name)
 
     def for_peers(self, *, trusted: bool) -> Settings:
-        """Return a copy for peers of one kind: those in forwarded_allow_ips, or the others."""
+        """Return a copy for one kind of peers.
+
+        :param trusted: whether the peers are in forwarded_allow_ips. The copy contains this result
+            in place of the addresses.
+        """
         copy = Settings.__new__(Settings)
         vars(copy).update(vars(self))
         allowed = ["*"] if trusted else []
@@ -78,18 +84,18 @@ class Settings:
         return copy
 
     def trusts(self, peer: object) -> bool:
-        """Return whether a peer's address is in forwarded_allow_ips, as gunicorn decides it."""
+        """Return whether forwarded_allow_ips contains a peer's address, by gunicorn's rules."""
         if not isinstance(peer, tuple):
-            return True  # a Unix socket: its permissions decide who may connect
+            return True  # a client of a Unix socket: the socket's permissions decide who connects
         return trusts_address(self._cfg, self.forwarded_allow_ips, peer[0])
 
     def is_proxy(self, address: str) -> bool:
-        """Return whether an IP address is a proxy's, so that its connections have many clients."""
+        """Return whether an IP address is a proxy's. A proxy's connections serve many clients."""
         return self.proxy_protocol not in (False, "off") or self.trusts((address,))
 
 
-def environ_part(settings: Settings) -> dict[str, Any]:
-    """Return the keys that gunicorn puts into every environ of a worker."""
+def worker_environ(settings: Settings) -> dict[str, Any]:
+    """Return the environ keys that have the same value in all requests of a worker."""
     return {
         "wsgi.errors": _Errors(settings),
         "wsgi.multiprocess": settings.workers > 1,
@@ -98,8 +104,8 @@ def environ_part(settings: Settings) -> dict[str, Any]:
     }
 
 
-def unfit_threads() -> str | None:
-    """Return an error message if FastWorker cannot use the threads of this process, else None."""
+def thread_problem() -> str | None:
+    """Return why FastWorker cannot use the threads of this process, or None if it can."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return (
             "This Python runs without the GIL (free threading), which FastWorker does not support: "
@@ -110,23 +116,24 @@ def unfit_threads() -> str | None:
     if gevent is not None and gevent.is_module_patched("threading"):
         library, worker = "gevent", "use `-k gevent`, or "
     elif eventlet is not None and eventlet.is_monkey_patched("thread"):
-        library, worker = "eventlet", ""  # gunicorn has none for it any more
+        library, worker = "eventlet", ""  # newer versions of gunicorn have no worker for eventlet
     else:
         return None
     return (
-        f"The app, or what it imports, has replaced threads and sockets by {library}'s (monkey "
-        f"patching). FastWorker needs the real ones: {worker}leave the patching away"
+        f"The app, or a module that it imports, has replaced threads and sockets by {library}'s "
+        f"(monkey patching). FastWorker needs the real ones: {worker}remove the patching"
     )
 
 
 class MemoryReturn:
-    """Has the C library return freed memory to the system, and reuse the memory of usual pages.
+    """Makes glibc return freed memory to the system.
 
-    By default glibc does not return the memory of a page of 12 MB that waited for a slow client.
-    After each page of 200 kB it returns the end of its heap, and the kernel has to clear it again.
-    With fixed thresholds (mallopt(3)) it returns large blocks at once, and reuses smaller ones.
-    :meth:`update` returns freed memory between other blocks. glibc's own environment variables
-    take precedence.
+    By default, glibc keeps the freed memory of a page of 12 MB that waited for a slow client. After
+    each page of 200 kB, glibc returns the end of its heap, and the kernel clears that memory again
+    for the next page. Fixed thresholds (mallopt(3)) avoid both: glibc returns large blocks at once
+    and reuses smaller ones. :meth:`update` returns freed memory that lies between used blocks.
+
+    If the environment configures glibc's allocator, the thresholds are not set.
     """
 
     def __init__(self) -> None:
@@ -136,27 +143,27 @@ class MemoryReturn:
 
                 for option, size in _THRESHOLDS:
                     ctypes.CDLL(None).mallopt(option, size)
-        # Since the last return: the most bytes in memory, and the fewest on the disk.
-        self._most_bytes = self._least_on_disk = 0
-        self._was_written = False
+        # Both values are counted since the last trim.
+        self._peak_bytes = self._min_disk_bytes = 0
+        self._repeats = False
 
     def update(self, waiting_bytes: int, on_disk_bytes: int) -> None:
-        """Return freed memory, if much less waits in memory, or much was written to the disk.
+        """Trim the heap if many bytes of responses were freed or written to the disk.
 
-        :param waiting_bytes: of responses, in memory.
-        :param on_disk_bytes: of responses, in temporary files.
+        :param waiting_bytes: the size of the responses that wait in memory.
+        :param on_disk_bytes: the size of the responses that wait in temporary files.
         """
-        self._most_bytes = max(self._most_bytes, waiting_bytes)
-        self._least_on_disk = min(self._least_on_disk, on_disk_bytes)
+        self._peak_bytes = max(self._peak_bytes, waiting_bytes)
+        self._min_disk_bytes = min(self._min_disk_bytes, on_disk_bytes)
         has_less = (
-            self._most_bytes >= _MUCH_WAITING_BYTES and waiting_bytes <= self._most_bytes // 4
+            self._peak_bytes >= _TRIM_AT_MEMORY_BYTES and waiting_bytes <= self._peak_bytes // 4
         )
-        is_written = on_disk_bytes >= self._least_on_disk + _MUCH_ON_DISK_BYTES
-        if not (has_less or is_written or self._was_written):
+        is_written = on_disk_bytes >= self._min_disk_bytes + _TRIM_AT_DISK_BYTES
+        if not (has_less or is_written or self._repeats):
             return
-        # Once more at the next call: bytes are counted before their memory is free.
-        self._was_written = is_written
-        self._most_bytes, self._least_on_disk = waiting_bytes, on_disk_bytes
+        # Bytes on the disk are counted before their memory is freed. So the next call trims again.
+        self._repeats = is_written
+        self._peak_bytes, self._min_disk_bytes = waiting_bytes, on_disk_bytes
         with contextlib.suppress(ImportError, OSError, AttributeError):  # no malloc_trim()
             import ctypes
 
@@ -164,10 +171,10 @@ class MemoryReturn:
 
 
 class _Errors:
-    """`wsgi.errors`: makes gunicorn's own stream when something is written.
+    """`wsgi.errors`, which makes a stream of gunicorn for each write.
 
-    One stream for all requests would write to the old file when logs are reopened (SIGUSR1). One
-    for each request would cost more than all other keys of the environ.
+    A stream shared by all requests would write to the old file after logs are reopened (SIGUSR1). A
+    stream for each request would cost more than all other keys of the environ.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -181,18 +188,18 @@ class _Errors:
             self.write(line)
 
     def flush(self) -> None:
-        """Nothing to do: every write is flushed."""
+        """Do nothing: gunicorn's stream flushes each write."""
 
 
-def arbiters_signals(arbiter: Any) -> Callable[[], list[int]]:
-    """Keep track of signals that reach a new worker before it has set its own handlers.
+def early_signals(arbiter: Any) -> Callable[[], list[int]]:
+    """Return a function that reads the signals that a worker received while it started.
 
-    Until then it has the arbiter's handlers, which put a signal into the worker's copy of the
-    arbiter's queue. Nothing reads that copy. An early TERM would be lost, and the arbiter would
-    kill the worker after graceful_timeout.
+    A new worker inherits the arbiter's handlers. They put a signal into the worker's copy of the
+    arbiter's queue, and no code reads that copy. Without this function, an early SIGTERM would be
+    lost. The arbiter would then kill the worker after graceful_timeout.
 
-    :param arbiter: gunicorn's, or None.
-    :returns: a function that returns the signals in the queue, and empties it.
+    :param arbiter: gunicorn's arbiter, or None.
+    :returns: a function that empties the queue and returns its signals.
     """
     signals: Any = getattr(arbiter, "SIG_QUEUE", queue.SimpleQueue())
 
@@ -202,20 +209,20 @@ def arbiters_signals(arbiter: Any) -> Callable[[], list[int]]:
     return pending_signals
 
 
-# gunicorn's error pages, with corrected headers, and without its own line in the access log.
+# Adapters for gunicorn's error pages.
 
 _END_OF_HEADERS = re.compile(rb"\r?\n\r?\n")
 
 
 class ErrorPage:
-    """The socket to which gunicorn writes a whole error page in one call.
+    """A socket for gunicorn's error pages. gunicorn writes each page to it in one call.
 
-    From Python 3.14 on the page's headers end with a bare LF, which RFC 9112 section 2.2 forbids
-    servers to send. textwrap.dedent() takes the CR of the template's empty line for white space
-    (gunicorn.util.write_error).
+    :class:`ErrorPage` parses the page and sends it with corrected headers. From Python 3.14 on,
+    gunicorn's page has a bare LF after its headers, because textwrap.dedent() removes the CR of the
+    empty line (gunicorn.util.write_error). RFC 9112 section 2.2 requires CR LF.
 
     :param send: see :meth:`.Channel.send_error`.
-    :ivar size: of the body, as `send` has returned it.
+    :ivar size: the size of the body in bytes, as returned by `send`.
     """
 
     def __init__(self, send: Callable[[int, str, list[tuple[str, str]], bytes], int]) -> None:
@@ -239,13 +246,14 @@ class ErrorPage:
 
 
 class RecordingWorker:
-    """Replaces the worker in its handle_error(). It stores the access log's line and writes none.
+    """A stand-in for the worker while its handle_error() runs.
 
-    gunicorn would log a line without the path, before the response is sent.
+    It records the arguments of the access log. gunicorn would write the log line before the
+    response is sent, and without the path.
 
-    :param worker: the real one, for all other attributes.
-    :ivar status: of the response, as the access log got it.
-    :ivar line: the arguments of access().
+    :param worker: the real worker. All other attributes are read from it.
+    :ivar status: the status of the error response.
+    :ivar line: the arguments of the logger's access().
     """
 
     def __init__(self, worker: Any) -> None:
@@ -254,7 +262,7 @@ class RecordingWorker:
         self.line: tuple[Any, ...] | None = None
         self.log = _RecordingLog(self, worker.log)
 
-    # For super() in the handle_error() of a subclass.
+    # A subclass's handle_error() may call super(), which checks the class of its argument.
     __class__ = property(lambda self: type(self._worker))
 
     def __getattr__(self, name: str) -> Any:
@@ -268,7 +276,7 @@ class _RecordingLog:
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], elapsed: Any) -> None:
         self._recording.status = resp.status
-        environ["wsgi.input"] = None  # both objects refer to each other, and would leak
+        environ["wsgi.input"] = None  # wsgi.input refers to the environ: the cycle would leak
         self._recording.line = resp, req, environ, elapsed
 
     def __getattr__(self, name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Checks of the installed gunicorn: the names that FastWorker uses, and whether it is tested.
+"""Checks whether the installed gunicorn is supported and tested.
 
-This module can be imported with any gunicorn and without one, because it makes the error for an
-unsupported version.
+This module makes the error for an unsupported gunicorn. So it can be imported with any gunicorn,
+and without gunicorn.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ SUPPORTED = (
 
 
 class UnsupportedGunicorn(WSGIFastError, RuntimeError):
-    """The installed gunicorn lacks a name that FastWorker uses, or is too old.
+    """The installed gunicorn is too old, or does not have a name that FastWorker uses.
 
-    A RuntimeError too: gunicorn's command prints those as a sentence.
+    It is a RuntimeError, because gunicorn's command prints such errors without a traceback.
     """
 
 
 def gunicorn_version() -> str:
     """Return the version of the installed gunicorn.
 
-    :raises MissingExtra: if none is installed.
+    :raises MissingExtra: if gunicorn is not installed.
     """
     with needs("wsgifast.workers", "gunicorn", "gunicorn"):
         import gunicorn
@@ -33,16 +33,16 @@ def gunicorn_version() -> str:
 
 
 def is_tested() -> bool:
-    """Return whether the installed gunicorn is one that FastWorker is tested with."""
+    """Return whether FastWorker is tested with the installed gunicorn."""
     return gunicorn_version() in GUNICORN.tested
 
 
 def check_gunicorn(part: str = "FastWorker") -> None:
-    """Check that the installed gunicorn has every name that a part of ours uses.
+    """Check that the installed gunicorn has every name that FastWorker or JSONLogger uses.
 
     :param part: "FastWorker" or "JSONLogger".
-    :raises UnsupportedGunicorn: with the missing names, the supported versions and the way back.
-    :raises MissingExtra: if none is installed.
+    :raises UnsupportedGunicorn: with the missing names, the supported versions and remedies.
+    :raises MissingExtra: if gunicorn is not installed.
     """
     version = gunicorn_version()
     way_out = f"install {SUPPORTED} or a newer wsgifast, or start gunicorn with `-k gthread`"
@@ -57,9 +57,10 @@ def check_gunicorn(part: str = "FastWorker") -> None:
 
 
 def untested_note(*, has_httptools: bool) -> str | None:
-    """Return a line for the log if the installed gunicorn is not a tested one, else None.
+    """Return a line for the log if FastWorker is not tested with the installed gunicorn.
 
-    :param has_httptools: httptools would parse requests with a tested one.
+    :param has_httptools: whether httptools would parse requests with a tested gunicorn.
+    :returns: None for a tested gunicorn.
     """
     if is_tested():
         return None

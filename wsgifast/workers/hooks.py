@@ -1,7 +1,8 @@
-"""gunicorn's hooks for requests, which may change the request that the app then gets.
+"""Calls gunicorn's hooks pre_request and post_request.
 
-gthread makes the environ from the request after the pre_request hook. FastWorker has the environ's
-keys from the parser, so it compares the headers before and after the hook.
+The pre_request hook may change the request. gthread makes the environ after the hook. FastWorker's
+parser has made the environ's keys before the hook. So FastWorker compares the request's headers
+before and after the hook, and applies the changes to the environ's keys.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from .gunicorn_support import Settings
 def pre_request(
     settings: Settings, worker: Any
 ) -> Callable[[Exchange, AcceptedSocket], object] | None:
-    """Return a function that calls the hook before the app, and applies its changes.
+    """Return a function that calls the hook and then applies the hook's changes to the environ.
 
-    :returns: None if the hook is gunicorn's default and its debug line would not be logged.
+    :returns: None if the hook is gunicorn's default and its debug message would not be logged.
     """
     hook = settings.pre_request
     if hook is PreRequest.default:  # it changes nothing
@@ -58,20 +59,22 @@ def post_request(settings: Settings, worker: Any) -> Callable[..., object] | Non
 
     def call(req: Any, environ: dict[str, Any], resp: Any, number: int) -> None:
         req.unreader.sock = environ.get("gunicorn.socket")
-        worker.of_hook.number = number
+        worker.hook_request.number = number
         try:
             hook(worker, req, environ, resp)
         finally:
-            worker.of_hook.number = 0
+            worker.hook_request.number = 0
 
     return call
 
 
 def _apply_headers(exchange: Exchange, before: list[tuple[str, str]]) -> None:
-    """Bring the environ's keys up to date with the headers that a hook has changed.
+    """Apply a hook's changes of the request's headers to the environ's keys.
 
-    :param before: the headers before the hook. The keys of the others stay as they are: a body that
-        was received whole has a CONTENT_LENGTH of its own.
+    The keys of unchanged headers keep their values, because CONTENT_LENGTH may differ from the
+    header: the server sets it if it has received a whole chunked body.
+
+    :param before: the headers before the hook.
     """
     req, fields = exchange.req, exchange.fields
     old, new = header_fields(before), header_fields(req.headers)
@@ -87,5 +90,5 @@ def _apply_headers(exchange: Exchange, before: list[tuple[str, str]]) -> None:
 
 def _logs_debug(log: Any) -> bool:
     if getattr(type(log), "debug", None) is not Logger.debug:
-        return True  # a method of another class, which may do anything
+        return True  # a subclass's method may write elsewhere
     return bool(log.error_log.isEnabledFor(logging.DEBUG))

@@ -1,13 +1,16 @@
-"""httptools (llhttp) for requests that are plain, gunicorn's own parser for all others.
+"""Parses plain requests with httptools (llhttp), and all other requests with gunicorn's parser.
 
-For a short request, gunicorn's parser takes as long as everything else together. Most requests are
-plain: a known method, a path, header names of letters, digits and hyphens, none of them twice, and
-no body or one of a known length. Every parser reads such a request in the same way, and llhttp is
-the fastest.
+For a short request, gunicorn's parser takes as long as all other work of the server. Most requests
+are *plain*:
 
-A plain request is one that gunicorn accepts with any settings. gunicorn's parser gets all other
-requests from their first byte on, also those that llhttp refuses. So every request is parsed as
-gunicorn would parse it, and refused requests get gunicorn's error responses.
+- The method is known, and the target is a path.
+- Header names consist of letters, digits and hyphens. No header is repeated.
+- There is no body, or its length is known.
+
+All parsers agree about such a request, and llhttp is the fastest. gunicorn accepts a plain request
+with any settings. If a request is not plain, or llhttp refuses it, gunicorn's parser gets it from
+its first byte on. So each request has the same result as with gunicorn's parser. Refused requests
+get gunicorn's error responses.
 """
 
 from __future__ import annotations
@@ -31,15 +34,17 @@ _METHODS = {name.encode(): name for name in PLAIN_METHODS}
 _HTTP11 = (1, 1)
 _HTTP2 = (2, 0)
 _VERSIONS = {b" HTTP/1.1\r\n": _HTTP11, b" HTTP/1.0\r\n": (1, 0)}
-# Errors that show that a request is not plain: llhttp's own, no or several targets, an unknown
-# method or name.
+# Errors of a request that is not plain: an error of llhttp, a wrong number of targets, or an
+# unknown method or header name.
 _UNSUPPORTED = (HttpParserError, HttpParserUpgrade, KeyError, ValueError)
 
 
 class HttptoolsParser:
-    """Parses plain requests by httptools, and leaves the others to gunicorn's parser.
+    """Parses plain requests with httptools, and passes all other requests to gunicorn's parser.
 
-    :param gunicorn: for the same peers.
+    It implements the interface `Parser` of wsgifast/server/receiving.py.
+
+    :param gunicorn: the parser for all other requests of the same peers.
     """
 
     def __init__(self, gunicorn: GunicornParser) -> None:
@@ -48,30 +53,31 @@ class HttptoolsParser:
         self.eager_bytes = gunicorn.eager_bytes
         self.head_limit_bytes = gunicorn.head_limit_bytes
         self.take_trailers = gunicorn.take_trailers
-        # A connection may begin with something other than a request.
+        # HTTP/2's preface or a PROXY header may precede a connection's first request.
         self._may_have_preamble = gunicorn.has_preface or settings.proxy_protocol != "off"
-        self._line_bytes = settings.most_line_bytes
-        self._field_bytes = settings.most_field_bytes
-        self._most_fields = settings.most_fields
+        self._line_bytes = settings.max_line_bytes
+        self._field_bytes = settings.max_field_bytes
+        self._max_fields = settings.max_fields
         self._checks_host = gunicorn.checks_host
-        self._host: str | None = None  # the last valid one: most requests have the same
+        # The last valid Host header. Most requests repeat it, so it is not checked again.
+        self._host: str | None = None
         self._scheme = "https" if settings.is_ssl else "http"
-        # For plain requests, which have no name with an underscore.
+        # A plain request has no header whose name contains an underscore.
         schemes = settings.secure_scheme_headers if gunicorn.trusted else {}
         self._secure = {header_key(name): schemes[name] for name in schemes if "_" not in name}
         self._secure_keys = frozenset(self._secure)
-        # In the class: all requests have the same.
+        # Attributes of the class, because all requests of this parser share them.
         self._request_class = type(
             PlainRequest.__name__,
             (PlainRequest,),
             {
                 "cfg": settings,
-                "limit_request_line": settings.most_line_bytes,
-                "limit_request_fields": settings.most_fields,
-                "limit_request_field_size": settings.most_field_bytes,
+                "limit_request_line": settings.max_line_bytes,
+                "limit_request_fields": settings.max_fields,
+                "limit_request_field_size": settings.max_field_bytes,
             },
         )
-        # Unused readers. A reader in use belongs to its thread.
+        # Readers that can be reused. A reader in use is only referenced by the thread that uses it.
         self._readers: list[_Reader] = []
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
@@ -84,26 +90,25 @@ class HttptoolsParser:
     def parse_stream(
         self, received: Sequence[Field], plain: PlainHeaders | None, peer: Any, number: int
     ) -> Exchange:
-        exchange = None if plain is None else self._take_plain(plain, peer, number)
+        exchange = None if plain is None else self._make_plain(plain, peer, number)
         return exchange or self._gunicorn.parse_stream(received, plain, peer, number)
 
-    def _take_plain(self, plain: PlainHeaders, peer: Any, number: int) -> Exchange | None:
-        """Make a request from the headers of a stream.
+    def _make_plain(self, plain: PlainHeaders, peer: Any, number: int) -> Exchange | None:
+        """Make a request from the headers of an HTTP/2 stream.
 
-        Return None if this worker's settings make it special.
-
-        :raises MalformedRequest: for its Host header.
+        :returns: None if the request is not plain with this worker's settings.
+        :raises MalformedRequest: if the Host header is malformed.
         """
         method, target, client_scheme, length, fields, size = plain
         scheme, scheme_headers = self._scheme_of(fields)
         line_bytes = len(method) + len(target) + len(" HTTP/1.1\r\n")
         host = fields["HTTP_HOST"]
-        # As HTTP/1 would have it: ": " and CR LF for each header, and Host.
+        # The size as HTTP/1 headers: each header has ": " and CR LF, and Host is a header too.
         size += 4 * len(fields) + len("host") + len(host)
         if (
             scheme_headers > 1
             or line_bytes > self._line_bytes
-            or len(fields) > self._most_fields
+            or len(fields) > self._max_fields
             or size > self._field_bytes
             or size + line_bytes + 2 > self.head_limit_bytes
         ):
@@ -117,7 +122,7 @@ class HttptoolsParser:
         return Exchange(req, length or 0, b"", fields)
 
     def _scheme_of(self, fields: dict[str, str]) -> tuple[str, int]:
-        """Return a plain request's scheme, and how many headers name it."""
+        """Return a plain request's scheme, and the number of headers that define it."""
         scheme, scheme_headers = self._scheme, 0
         for key in self._secure:
             if key in fields:
@@ -128,7 +133,7 @@ class HttptoolsParser:
     def _parse_plain(self, data: bytes, peer: Any, number: int) -> Exchange | None:
         """Parse a request. Return None if it is not plain.
 
-        :raises MalformedRequest: for its Host header.
+        :raises MalformedRequest: if the Host header is missing or malformed.
         """
         end = data.find(_END_OF_HEADERS) + len(_END_OF_HEADERS)
         headers = data[:end]
@@ -148,11 +153,11 @@ class HttptoolsParser:
                 fields[_keys[field]] = value.decode("latin-1").rstrip(" \t")
         except _UNSUPPORTED:
             return None
-        # One space between the parts of the request line, and no empty line before it.
+        # A plain request line has single spaces, and no empty line precedes it.
         line_end = len(method) + len(target) + 10
         version = _VERSIONS.get(headers[line_end - 9 : line_end + 2])
-        # A repeated header, or one that goes on in the next line (RFC 9112 section 5.2), makes
-        # fewer headers than lines. One that ends at a lone LF makes more.
+        # A repeated or folded header (RFC 9112 section 5.2) makes `fields` shorter than `count`. A
+        # header that ends with a bare LF makes `fields` longer.
         count = headers.count(b"\r\n") - 2
         declared = fields.get("CONTENT_LENGTH")
         length = 0 if declared is None else parse_length(declared)
@@ -168,7 +173,7 @@ class HttptoolsParser:
             or uri[:2] == "//"
             or "#" in uri
             or line_end > self._line_bytes
-            or count > self._most_fields
+            or count > self._max_fields
             or (end > self._field_bytes and _longest_line(headers) + 4 > self._field_bytes)
         ):
             return None
@@ -182,7 +187,7 @@ class HttptoolsParser:
             persists = http11
         else:
             persists = connection == "keep-alive" or wants_to_persist([connection], http11=http11)
-        if not length and llhttp.should_keep_alive():  # it can parse another request
+        if not length and llhttp.should_keep_alive():  # the parser can parse another request
             reader.targets.clear()
             raw.clear()
             self._readers.append(reader)
@@ -191,17 +196,17 @@ class HttptoolsParser:
 
 
 class PlainRequest:
-    """A request with the attributes of gunicorn's own for hooks, loggers and error pages.
+    """A plain request. It has the attributes of gunicorn's request, for hooks and loggers.
 
-    A hook may add attributes, and assign existing ones.
+    A hook may add attributes and assign existing ones.
 
-    :ivar body: `wsgi.input`, from the hooks on.
+    :ivar body: `wsgi.input`. It is None until the hooks are called.
     """
 
     fragment = ""
     body: Any = None
     proxy_protocol_info: dict[str, Any] | None = None
-    # Set in the parser's subclass.
+    # HttptoolsParser sets these attributes in a subclass.
     cfg: Any
     limit_request_line: int
     limit_request_fields: int
@@ -231,7 +236,7 @@ class PlainRequest:
 
     @cached_property
     def headers(self) -> list[tuple[str, str]]:
-        """Names in upper case, and values."""
+        """The headers as pairs of an upper-case name and a value."""
         return [
             (key.removeprefix("HTTP_").replace("_", "-"), value)
             for key, value in self._fields.items()
@@ -261,9 +266,9 @@ class PlainRequest:
 
 
 class _Reader:
-    """An llhttp parser for one request at a time, and its results.
+    """An llhttp parser for one request at a time, and the results of its callbacks.
 
-    Its callbacks are methods of plain containers, which cost less than functions in Python.
+    The callbacks are methods of a list and a dict, which are faster than functions in Python.
     """
 
     __slots__ = ("fields", "llhttp", "targets")
@@ -280,5 +285,5 @@ _keys = PlainKeys()
 
 
 def _longest_line(headers: bytes) -> int:
-    """Return the length of the longest. gunicorn's parsers count up to four bytes more."""
+    """Return the length of the longest line. gunicorn's parsers add up to four bytes to it."""
     return max(map(len, headers.split(b"\r\n")))

@@ -1,4 +1,4 @@
-"""gunicorn's logs as one JSON object a line, for its WSGI and ASGI workers."""
+"""A logger for all of gunicorn's workers, WSGI and ASGI, that writes one JSON object a line."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from ..bodies.access_log import (
     sent_text,
 )
 
-# Keys of the environ that are logged under their own names. FastWorker sets the first four.
+# Environ keys that are also the names of fields. FastWorker sets those of _COUNTED.
 _COUNTED = (SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
 _OTHERS = (UNCOMPRESSED_BYTES, COMPRESSED_BYTES, QUEUE_US, REQUEST_ID, "trace_id")
 _NO_OTHERS = [None] * len(_OTHERS)
-# All keys of the environ that a line shows.
+# All environ keys whose values a line shows.
 _KEYS = (
     "REMOTE_ADDR", "HTTP_X_FORWARDED_FOR", "HTTP_AUTHORIZATION", PATTERN, "RAW_URI",
     "HTTP_USER_AGENT", "HTTP_REFERER",
@@ -55,19 +55,22 @@ class JSONLogger(Logger):  # type: ignore[misc]
 
     ``gunicorn --logger-class wsgifast.workers.JSONLogger module:app``
 
-    The access log goes to the place in gunicorn's settings `accesslog`, `syslog` or `logconfig`, or
-    to stdout if none of them is set. `access_log_format` is ignored. The error log in `errorlog` is
-    in JSON. In `syslog` and `logconfig` it has their own formats. With `statsd_host` gunicorn's
-    counters are sent as by its own logger. docs/reference/access-log.md lists the fields. A
-    subclass can add fields by overriding :meth:`fields`.
+    gunicorn's settings `accesslog`, `syslog` and `logconfig` choose the destination of the access
+    log. If none of them is set, it is stdout. `access_log_format` is ignored. The error log is JSON
+    if its destination is `errorlog`. With `syslog` and `logconfig` it has their formats. With
+    `statsd_host`, this logger sends the same counters as gunicorn's own logger.
+
+    docs/reference/access-log.md lists the fields. A subclass can override :meth:`fields` to add
+    fields.
     """
 
     FORMAT = "%(json)s"
-    # gunicorn's own class escapes quotes as Apache's format needs it. JSON has its own rules.
+    # gunicorn's class for atoms escapes quotes for Apache's log format. JSON escapes them
+    # otherwise.
     atoms_wrapper_class = dict
 
     def __new__(cls, cfg: Any) -> JSONLogger:
-        if cfg.statsd_host:  # gunicorn uses its statsd logger only if no logger class is set
+        if cfg.statsd_host:  # gunicorn uses its statsd logger only if logger_class is not set
             from gunicorn.instrument.statsd import Statsd
 
             if not issubclass(cls, Statsd):
@@ -96,24 +99,27 @@ class JSONLogger(Logger):  # type: ignore[misc]
         return {"json": json_line(self.fields(resp, req, environ, request_time))}
 
     def line(self, resp: Any, req: Any, environ: dict[str, Any], seconds: float) -> str:
-        """Return the line of a request that took some seconds, without :meth:`fields`."""
+        """Return the line of a request. :meth:`fields` is not called.
+
+        :param seconds: the duration of the request.
+        """
         return self._line(resp, environ, round(seconds * 1e6))
 
     def fields(
         self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
     ) -> dict[str, Any]:
-        """Return the logged values of a request, except the time. None and "" are left out.
+        """Return the logged values of a request, except the time. Empty values are left out.
 
-        Names are OpenTelemetry's where there is one (semantic conventions, HTTP attributes).
+        Most names are HTTP attributes of OpenTelemetry's semantic conventions.
         """
         fields: dict[str, Any] = json.loads(self._line(resp, environ, _microseconds(request_time)))
         del fields["time"]
         return fields
 
     def _line(self, resp: Any, environ: dict[str, Any], duration_us: int) -> str:
-        """Return the line of a request: the only list of its fields.
+        """Return the line of a request. Only this method lists the fields.
 
-        It is text from the beginning, because a dictionary of the fields takes twice the time.
+        It makes the text directly, because a dictionary of the fields would take twice the time.
         """
         (
             peer, forwarded, authorization, pattern, uri, agent, referer,
@@ -147,14 +153,14 @@ class JSONLogger(Logger):  # type: ignore[misc]
         if agent:
             line += f',"user_agent.original":{quoted[sent_text(agent)]}'
         if referer:
-            # A list, as OpenTelemetry requires for any header.
+            # OpenTelemetry requires a list for any header.
             line += f',"http.request.header.referer":[{quoted[sent_text(referer)]}]'
         if type(wait_us) is type(app_us) is type(send_us) is type(sendfile_bytes) is int:
             line += (
                 f',"{SENDFILE_BYTES}":{sendfile_bytes},"{WAIT_US}":{wait_us}'
                 f',"{APP_US}":{app_us},"{SEND_US}":{send_us}'
             )
-        else:  # another server's, or the app has replaced one
+        else:  # the environ of another server, or the app has replaced a value
             line += _part(_COUNTED, (sendfile_bytes, wait_us, app_us, send_us))
         if type(chunks) is int:
             line += f',"{CHUNKS}":{chunks}'
@@ -166,11 +172,13 @@ class JSONLogger(Logger):  # type: ignore[misc]
         )
 
     def _client(self, peer: str, forwarded: str) -> str:
-        """Return the address of a client, behind the proxies that gunicorn trusts.
+        """Return the client's address, which X-Forwarded-For contains if the peer is trusted.
 
-        :param peer: the address of the connection's other end. None for a Unix socket.
-        :param forwarded: X-Forwarded-For, to which each proxy adds its own peer at the end.
-            Anything before the address of an untrusted peer may be invented.
+        Each proxy appends the address of its own peer to X-Forwarded-For. The address that an
+        untrusted peer has appended may be false. So the client is the last untrusted address.
+
+        :param peer: the address of the connected peer. It is no IP address for a Unix socket.
+        :param forwarded: the value of X-Forwarded-For.
         """
         allowed = self.cfg.forwarded_allow_ips
         client = peer
@@ -184,7 +192,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
         return client
 
 
-# Few values of these fields occur, so that the text of each combination is cached.
+# These fields have few different values. So the text of each combination is cached.
 
 
 @lru_cache(maxsize=256)
@@ -206,10 +214,10 @@ def _part(names: tuple[str, ...], values: Sequence[object]) -> str:
 
 
 def trusts_address(cfg: Any, allowed: list[str], address: str) -> bool:
-    """Return whether an IP address is among those that are allowed, as gunicorn decides it.
+    """Return whether forwarded_allow_ips contains an IP address, by gunicorn's rules.
 
     :param cfg: gunicorn's configuration.
-    :param allowed: its forwarded_allow_ips.
+    :param allowed: the value of forwarded_allow_ips.
     """
     if "*" in allowed:
         return True
@@ -229,13 +237,13 @@ def _is_address(text: str) -> bool:
 
 
 def _without_port(text: str) -> str:
-    """Return an address as some proxies write it, without its port."""
+    """Return an address without its port. Some proxies append the port."""
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.partition(":")[0] if text.count(":") == 1 else text
 
 
 def _microseconds(time: Any) -> int:
-    """Microseconds of a timedelta, or of the ASGI worker's replacement, which has no days."""
+    """Return the microseconds of a timedelta. The ASGI worker's type has no attribute `days`."""
     seconds = getattr(time, "days", 0) * 86_400 + time.seconds
     return int(seconds * 1_000_000 + time.microseconds)

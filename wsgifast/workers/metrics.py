@@ -1,8 +1,8 @@
-"""FastWorker's metrics of requests and of the worker itself.
+"""FastWorker's metrics of requests and of the worker.
 
-Each request is recorded once. Once a second a thread collects the server's figures, and writes all
-metrics into the files that the exporter reads (wsgifast.metrics.exporter). A WSGIFast in the app
-with OpenTelemetry or prometheus_client's own registry as its back end collects these figures too.
+Each request is recorded once. A thread collects the server's figures every second, and writes all
+metrics into the files that the exporter reads (wsgifast.metrics.exporter). If the app contains a
+WSGIFast middleware with its own back end, the middleware's back end gets these figures too.
 """
 
 from __future__ import annotations
@@ -44,31 +44,32 @@ from ..server.response import Response
 from ..server.server import Server
 from ..server.shared import Counters
 from ..sockets.sending import FileTruncated
-from .gauges import gauges, requests_under_way, slowest_clients
+from .gauges import active_requests, gauges, slowest_clients
 from .options import InvalidWorkerOption
 
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 _QUEUE = CATALOGUE["wsgifast_queue_seconds"]
 _REQUEST_START = "HTTP_X_REQUEST_START"
-# The most slow clients in a worker's state.
-_MOST_CLIENTS = 20
-# After so many seconds in which no thread was free, /readyz reports that a worker is not ready. A
-# burst of requests is shorter, and a client waits for longer.
+# The maximum number of slow clients in a worker's state.
+_MAX_CLIENTS = 20
+# If no thread was free for this many seconds, /readyz reports the worker as not ready. A burst of
+# requests ends sooner, and most clients wait longer.
 UNREADY_AFTER_S = 5.0
-# The arbiter replaces a worker that is silent for its `timeout`. If one is silent for this many
-# times as long, only a restart of the server can help.
+# The arbiter replaces a worker that sends no heartbeat for `timeout` seconds. A worker is lost if
+# it is silent for this many timeouts. If all workers are lost, /livez fails.
 _LOST_AFTER_TIMEOUTS = 2
 
 
 def wants_metrics(worker_class: Any) -> Wanted | None:
-    """Return the option that enables metrics: the environment variable, or else the class's."""
+    """Return the value that enables metrics, from the environment or from the worker class."""
     return wanted_metrics("FastWorker.metrics_bind", worker_class.metrics_bind)
 
 
 def prepare_metrics(worker_class: Any) -> None:
-    """In the arbiter: choose the directory, before the app and prometheus_client are imported.
+    """Choose the directory of the metrics. The arbiter calls this before it loads the app.
 
-    Errors are reported by :func:`check_metrics`.
+    The directory must be known before prometheus_client is imported. This function ignores errors,
+    because :func:`check_metrics` reports them.
     """
     wanted = wants_metrics(worker_class)
     if wanted is not None:
@@ -77,7 +78,7 @@ def prepare_metrics(worker_class: Any) -> None:
 
 
 def check_metrics(worker_class: Any, cfg: Any) -> None:
-    """In the arbiter: refuse metrics that cannot work.
+    """Check in the arbiter that the metrics can be served.
 
     :raises InvalidWorkerOption: if the address is malformed or in use, the directory cannot be
         used, or prometheus_client is missing.
@@ -89,14 +90,14 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
         directory = check(wanted, os.getpid())
     except (ConfigurationError, MissingExtra) as error:
         raise InvalidWorkerOption(str(error)) from None
-    # Imported here, where an error can be reported. A worker of another user may not be allowed to.
+    # The arbiter can report an error of this import. It may also have more rights than its workers.
     from ..metrics import prometheus  # noqa: F401
 
     hand_over(directory, cfg.uid, cfg.gid)
 
 
 class WorkerCollector:
-    """Collects a worker's metrics. Any thread may call."""
+    """Collects a worker's metrics. All methods are thread-safe."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -105,7 +106,7 @@ class WorkerCollector:
         self._ended_as: str | None = None
 
     def end(self, reason: str) -> None:
-        """The worker has ended: from now on only its counters are collected."""
+        """Note that the worker has ended. From now on, collect() yields only its counters."""
         self._ended_as = reason
 
     def collect(self) -> Iterator[Point]:
@@ -127,7 +128,7 @@ class WorkerCollector:
         yield from gauges(self.server)
 
     def activity(self) -> object:
-        """A value that stays the same while the worker has no connection and gets none."""
+        """Return a value that changes if a connection may have been served. None if one is open."""
         server = self.server
         if server.connections:
             return None
@@ -135,12 +136,12 @@ class WorkerCollector:
 
     def _wait(self) -> Distribution:
         counts, total_s = self._observed(self._waits, self.server.shared.counters.waits)
-        # All other requests found a thread free.
+        # All other requests started without waiting for a thread.
         at_once = max(0, self.server.requests - sum(counts))
         return Distribution((counts[0] + at_once, *counts[1:]), total_s)
 
     def _observed(self, histogram: Histogram, times: deque[float]) -> Distribution:
-        """All times so far, with these, which are taken."""
+        """Move new times into a histogram, and return the distribution of all its times."""
         with self._lock:
             new = [times.popleft() for _ in range(len(times))]
             histogram.new += new
@@ -152,10 +153,10 @@ class WorkerCollector:
 
 
 class ResponseRecorder:
-    """Records requests when their responses have been sent.
+    """Records requests after their responses have been sent.
 
-    :param log: a failure is logged there, once.
-    :ivar metrics: in every environ, they keep a WSGIFast in the app from recording again.
+    :param log: the first failure is logged there.
+    :ivar metrics: also in every environ, so that a WSGIFast in the app does not record them again.
     """
 
     def __init__(self, metrics: RequestMetrics, log: Any) -> None:
@@ -165,29 +166,29 @@ class ResponseRecorder:
         self._counters: Counters | None = None
 
     def watch(self, server: Server, application: Application) -> None:
-        """Count the active requests of a server, and note the URL patterns of its app."""
+        """Count the active requests of a server, and record the URL patterns of its app."""
         self._counters = server.shared.counters
-        self.metrics.running_requests = partial(requests_under_way, server)
+        self.metrics.running_requests = partial(active_requests, server)
         self._application = application
         self.note_patterns()
 
     def note_patterns(self) -> None:
-        """Note the URL patterns of the app's framework, if one is loaded by now.
+        """Wrap the app to record URL patterns, if a known framework is loaded.
 
-        An app may load it at its first request, so this is called now and then. An app without one
-        is called directly.
+        Some apps load their framework at the first request. So this method is called every second
+        until a framework is loaded.
         """
         application = self._application
         if application is None or modules.keys().isdisjoint(FRAMEWORKS):
             return
         self._application = None
-        if type(application.app) is not WSGIFast:  # WSGIFast notes them itself
+        if type(application.app) is not WSGIFast:  # WSGIFast records patterns itself
             application.app = partial(call_noting_pattern, application.app)
 
     def record(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
         """Record a request after the last byte of its response.
 
-        :param now: monotonic.
+        :param now: the monotonic time.
         """
         environ, resp = exchange.environ, exchange.resp
         if environ is None:
@@ -201,7 +202,7 @@ class ResponseRecorder:
             and _REQUEST_START not in environ
             and LENGTH_ERROR not in environ
         ):
-            # Each call would cost a hundredth of a small response.
+            # Written inline: a function call would cost 1 % of the time of a small response.
             req = exchange.req
             self._recording.add(
                 (
@@ -221,13 +222,13 @@ class ResponseRecorder:
     def _record_other(
         self, output: OutputQueue, exchange: Exchange, environ: dict[str, Any], now: float
     ) -> None:
-        """Record a request that has waited in a proxy's queue or has failed."""
+        """Record a request that failed or that waited in the queue of a proxy."""
         error, resp = output.error, exchange.resp
-        status, size = 500, 0  # the response to an error of the app is not the app's
+        status, size = 500, 0  # if the app failed before its response began
         if resp is not None and resp.status is not None:
             status, size = resp.status_code, resp.sent
         elif resp is not None and error is None:
-            return  # the app has taken its connection over
+            return  # the app has taken over its connection
         if self._counters is not None and (queued_s := queued_seconds(exchange)) is not None:
             self._counters.queued.append(queued_s)
         length_error = environ.get(LENGTH_ERROR)
@@ -265,11 +266,11 @@ def _length_error(resp: Response | None, error: BaseException | None) -> LengthE
 def start_reporting(
     collector: WorkerCollector, responses: ResponseRecorder | None, worker: Any
 ) -> Callable[[], None]:
-    """Report a worker's metrics from now on.
+    """Start to report a worker's metrics.
 
-    :param responses: None if no requests are recorded.
-    :param worker: its class has the address.
-    :returns: a function for the last report, when the worker ends.
+    :param responses: None if requests are not recorded.
+    :param worker: its class defines the address of the exporter.
+    :returns: a function that writes the last report when the worker ends.
     """
     process_collectors.append(collector.collect)
     if responses is not None:
@@ -286,12 +287,12 @@ def start_reporting(
     return partial(every_second.call, [files.report])
 
 
-def state_of(server: Server, worker: Any, *, most_clients: int = _MOST_CLIENTS) -> State:
-    """A worker's state, for probes. Any thread may call."""
+def state_of(server: Server, worker: Any, *, max_clients: int = _MAX_CLIENTS) -> State:
+    """Return a worker's state for probes. This function is thread-safe."""
     slowest: list[SlowClient] = []
-    if most_clients:
+    if max_clients:
         connections = list(server.connections)
-        slowest = slowest_clients(connections, time.monotonic(), most=most_clients)
+        slowest = slowest_clients(connections, time.monotonic(), limit=max_clients)
     return State(
         os.getpid(),
         worker.beaten_at,

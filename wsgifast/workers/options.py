@@ -1,8 +1,8 @@
-"""FastWorker's options: their checks, and their values from gunicorn's configuration.
+"""FastWorker's options: the checks, and the values from gunicorn's configuration file.
 
-They are class attributes, and plain names in gunicorn's configuration file, beside its settings.
-gunicorn ignores names that it does not know. It runs the file as a module. The names in it are read
-here whenever gunicorn asks for the worker class: at the start, and at each reload.
+The options are class attributes. gunicorn's configuration file may define them as variables, next
+to gunicorn's settings. gunicorn runs this file as a module, and ignores unknown names. FastWorker
+reads the variables when gunicorn loads the worker class: at the start and at each reload.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from .gunicorn_support import Settings
 from .gunicorn_version import is_tested
 
 _WITH_UNITS = [name for name in OPTIONS if name.endswith(("_bytes", "_s"))]
-# difflib's similarity of two names. Misspelt names are above it. A subclass's own names are below
-# it, even memory_limit_bytes (0.82) or db_timeout_s (0.85).
-_ALIKE = 0.87
+# A name is misspelt if difflib finds a higher similarity with an option. The names of a subclass's
+# own attributes are less similar, such as memory_limit_bytes (0.82) or db_timeout_s (0.85).
+_MIN_SIMILARITY = 0.87
 
 
 class InvalidWorkerOption(ConfigurationError, RuntimeError):
-    """An attribute of FastWorker has a value that cannot work, or a name that it does not know.
+    """An attribute of FastWorker has an unknown name, or a value that is not allowed.
 
-    A RuntimeError too: gunicorn's command prints those as a sentence.
+    It is a RuntimeError, because gunicorn's command prints such errors without a traceback.
     """
 
 
-def declare(base: type) -> None:
-    """Give FastWorker its options as attributes, with their defaults."""
+def declare_options(base: type) -> None:
+    """Set the options with their defaults as attributes of FastWorker."""
     for name, option in OPTIONS.items():
         setattr(base, name, option.default)
 
@@ -52,8 +52,8 @@ def declare(base: type) -> None:
 def check_attributes(worker: Any, base: type) -> None:
     """Check the attributes of a worker class.
 
-    :param base: FastWorker, from which on the classes are looked through for misspelt names.
-    :raises InvalidWorkerOption: for the first that is wrong.
+    :param base: FastWorker. Its own attributes and those of its subclasses are checked.
+    :raises InvalidWorkerOption: for the first wrong attribute.
     """
     for kind in worker.__mro__:
         if issubclass(kind, base):
@@ -65,7 +65,9 @@ def check_attributes(worker: Any, base: type) -> None:
                 f"FastWorker.{name}={value!r}: expected {option.kind.expected}"
             )
     try:
-        check_probe_paths(outside_value(worker, "health_path"), outside_value(worker, "ready_path"))
+        check_probe_paths(
+            effective_value(worker, "health_path"), effective_value(worker, "ready_path")
+        )
         if worker.metrics_bind is not None:
             metrics_address(worker.metrics_bind, "FastWorker.metrics_bind")
     except ConfigurationError as error:
@@ -73,9 +75,9 @@ def check_attributes(worker: Any, base: type) -> None:
 
 
 def check_settings(cfg: Any) -> None:
-    """Check gunicorn's settings that FastWorker does not have, or gunicorn checks too little.
+    """Check the settings that gunicorn accepts, but FastWorker does not support.
 
-    :raises InvalidWorkerOption: for the first that is wrong.
+    :raises InvalidWorkerOption: for the first wrong setting.
     """
     for name in ("keepalive", "graceful_timeout"):
         value = getattr(cfg, name)
@@ -85,101 +87,102 @@ def check_settings(cfg: Any) -> None:
             )
     if cfg.http2_cleartext == "upgrade":
         raise InvalidWorkerOption(
-            "http2_cleartext='upgrade': FastWorker knows no Upgrade to HTTP/2, which RFC 9113 has "
-            "made obsolete: use 'prior-knowledge', or 'both' if clients of HTTP/1 come too"
+            "http2_cleartext='upgrade': FastWorker does not support the Upgrade header for HTTP/2, "
+            "which RFC 9113 made obsolete: use 'prior-knowledge', or 'both' to serve HTTP/1 too"
         )
 
 
 def check_names(names: Mapping[str, Any]) -> None:
-    """Refuse a value with a name that is nearly an attribute's: it would have no effect.
+    """Refuse names that resemble an option's name, because they would have no effect.
 
-    No other name is refused, since subclasses and configurations may have names of their own.
-    Neither is one that its own file reads, as in ``timeout = request_timeout``.
+    Other unknown names are allowed: subclasses and configuration files may define their own. A name
+    that its own file reads is allowed too, as in ``timeout = request_timeout``.
 
-    :param names: names with their values.
-    :raises InvalidWorkerOption: for the first that is misspelt.
+    :param names: names and values of a class or module.
+    :raises InvalidWorkerOption: for the first misspelt name.
     """
     for name, value in names.items():
         if name in OPTIONS or not isinstance(value, (int, float, str)):
             continue
-        meant = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=_ALIKE)
+        meant = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=_MIN_SIMILARITY)
         without_unit = [each for each in _WITH_UNITS if each.rpartition("_")[0] == name]
         if (meant or without_unit) and name not in _names_read(names):
             raise InvalidWorkerOption(
-                f"FastWorker.{name}={value!r}: there is no such attribute; is "
-                f"{(meant or without_unit)[0]} meant? There are {', '.join(OPTIONS)}"
+                f"FastWorker.{name}={value!r}: there is no such attribute. Did you mean "
+                f"{(meant or without_unit)[0]}? The attributes are {', '.join(OPTIONS)}"
             )
 
 
 def _names_read(names: Mapping[str, Any]) -> set[str]:
-    """Return the names that the code of a module reads. Empty for a class, and without a source."""
+    """Return the names that a module's source reads. Empty for a class or without a source."""
     with contextlib.suppress(KeyError, OSError, SyntaxError, ValueError):
         nodes = ast.walk(ast.parse(Path(names["__file__"]).read_bytes()))
         return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     return set()
 
 
-# From gunicorn's configuration.
+# Options in gunicorn's configuration.
 
-# gunicorn's setting `config`.
+# The value of gunicorn's setting `config`.
 _config: str | None = None
-# Each class's options as they are without a configuration.
-_own: dict[type, dict[str, Any]] = {}
-# The options of the last valid configuration. Empty until there is one.
-_in_use: dict[str, Any] = {}
+# The options of each worker class, without those of gunicorn's configuration.
+_class_options: dict[type, dict[str, Any]] = {}
+# The options of the last valid configuration. Empty until a configuration was valid.
+_last_valid: dict[str, Any] = {}
 
 
-def name_module(config: str | None) -> bool:
-    """Set at the start which module is the configuration. Return whether it is not a file's.
+def set_config(config: str | None) -> bool:
+    """Set which configuration to read. Return whether it is a Python module, not a file.
 
-    In that case :func:`configure` could not read it before, and has to be called again.
+    For a module, the caller must call :func:`configure` again: gunicorn loads the worker class
+    before it knows the setting.
 
-    :param config: gunicorn's setting `config`.
+    :param config: the value of gunicorn's setting `config`.
     """
-    global _config, _in_use
+    global _config, _last_valid
     _config = config
     if config is None or not config.startswith("python:"):
         return False
-    _in_use = {}
+    _last_valid = {}
     return True
 
 
 def configure(worker: type, base: type) -> None:
-    """Give a worker class the options that the configuration has, and check all of its options.
+    """Set the options of gunicorn's configuration on a worker class, and check all options.
 
-    If a reload brings one that cannot work, the error is logged, and the options stay as they were.
+    If a configuration is invalid at a reload, the error is logged and the options do not change.
 
     :param base: FastWorker.
-    :raises InvalidWorkerOption: at the start, for an option with an impossible value or a misspelt
-        name, and for one that a subclass in the configuration sets, too.
+    :raises InvalidWorkerOption: at the start, if an option has a wrong value or a misspelt name, or
+        if both the configuration and a subclass set the option.
     """
-    global _in_use
-    own = _own.setdefault(base, {name: getattr(base, name) for name in OPTIONS})
-    if worker not in _own:
+    global _last_valid
+    own = _class_options.setdefault(base, {name: getattr(base, name) for name in OPTIONS})
+    if worker not in _class_options:
         for kind in reversed(worker.__mro__[: worker.__mro__.index(base)]):
             own = own | {name: value for name, value in vars(kind).items() if name in OPTIONS}
-        _own[worker] = own
-    _assign(worker, _own[worker])
+        _class_options[worker] = own
+    _assign(worker, _class_options[worker])
     try:
         _assign(worker, _options(configuration_names(_config), worker, base))
         check_attributes(worker, base)
     except InvalidWorkerOption as error:
-        _assign(worker, _in_use or _own[worker])
-        if not _in_use:
+        _assign(worker, _last_valid or _class_options[worker])
+        if not _last_valid:
             raise
         logging.getLogger("gunicorn.error").error("%s. The options stay as they were.", error)
-    _in_use = {name: getattr(worker, name) for name in OPTIONS}
+    _last_valid = {name: getattr(worker, name) for name in OPTIONS}
 
 
 def _options(names: Mapping[str, Any], worker: type, base: type) -> dict[str, Any]:
-    """The names in a module that are options."""
+    """Return the options that a module defines."""
     check_names(names)
     given = {name: names[name] for name in OPTIONS if name in names}
     for name, value in given.items():
-        if (own := _own[worker][name]) != _own[base][name]:
+        if (own := _class_options[worker][name]) != _class_options[base][name]:
             raise InvalidWorkerOption(
                 f"{name}={value!r} in gunicorn's configuration: {worker.__name__}.{name} is "
-                f"{own!r}, leave out one of the two"
+                f"{own!r} too. Remove one of the two"
             )
     return given
 
@@ -189,18 +192,18 @@ def _assign(worker: type, values: Mapping[str, Any]) -> None:
         setattr(worker, name, value)
 
 
-# To the server.
+# The server's options.
 
-# A setting has 32 bits (RFC 9113 section 6.5.1).
-_MOST_HTTP2_VALUE = 2**32 - 1
-# Attributes of the worker that are options of the server.
-_OF_THE_SERVER = [field.name for field in fields(Options) if field.name in OPTIONS]
+# An HTTP/2 setting has 32 bits (RFC 9113 section 6.5.1).
+_MAX_HTTP2_VALUE = 2**32 - 1
+# The worker's attributes that are also options of the server.
+_SERVER_OPTIONS = [field.name for field in fields(Options) if field.name in OPTIONS]
 
 
-def outside_value(worker: Any, name: str) -> Any:
-    """Return the value of an option that an environment variable may set.
+def effective_value(worker: Any, name: str) -> Any:
+    """Return an option's value from the environment if it is set there, else from the worker.
 
-    :raises InvalidWorkerOption: for a variable with a value that an option cannot have.
+    :raises InvalidWorkerOption: if the environment variable's value is not allowed.
     """
     try:
         return options_of_environment().get(name, getattr(worker, name))
@@ -209,38 +212,38 @@ def outside_value(worker: Any, name: str) -> Any:
 
 
 def options(worker: Any, settings: Settings) -> Options:
-    """Return the server's options.
+    """Return the server's options, from a worker's attributes and gunicorn's settings.
 
     :raises MissingExtra: if HTTP/2 is enabled, and h2 is not installed.
-    :raises ConfigurationError: if HTTP/2 is enabled, and the installed h2 does not fit.
+    :raises ConfigurationError: if HTTP/2 is enabled, and the installed h2 is not supported.
     """
     if "h2" in settings.http_protocols:
         with needs("HTTP/2 on FastWorker", "h2", "http2"):
             import h2  # noqa: F401
         check_h2()
     limits = options_of_environment()
-    own = {name: limits.get(name, getattr(worker, name)) for name in _OF_THE_SERVER}
+    own = {name: limits.get(name, getattr(worker, name)) for name in _SERVER_OPTIONS}
     return Options(
         threads=settings.threads,
         worker_connections=settings.worker_connections,
-        max_keepalived=settings.worker_connections - settings.threads,  # as gthread's
+        max_keepalived=settings.worker_connections - settings.threads,  # the same as in gthread
         keepalive_s=float(settings.keepalive),
         graceful_timeout_s=settings.graceful_timeout,
-        # Not where each worker has its own listeners.
+        # With reuse_port each worker has its own listeners.
         has_other_workers=settings.workers > 1 and not settings.reuse_port,
         sendfile=settings.sendfile is not False,
-        trailer_line_bytes=settings.most_field_bytes,
-        max_fields=settings.most_fields,
-        http2_streams=min(settings.http2_max_concurrent_streams, _MOST_HTTP2_VALUE),
+        trailer_line_bytes=settings.max_field_bytes,
+        max_fields=settings.max_fields,
+        http2_streams=min(settings.http2_max_concurrent_streams, _MAX_HTTP2_VALUE),
         http2_window_bytes=settings.http2_initial_window_size,
         http2_frame_bytes=settings.http2_max_frame_size,
-        http2_header_list_bytes=min(settings.http2_max_header_list_size, _MOST_HTTP2_VALUE),
+        http2_header_list_bytes=min(settings.http2_max_header_list_size, _MAX_HTTP2_VALUE),
         **own,
     )
 
 
 def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
-    """Return a function that chooses the parser for a peer by its address."""
+    """Return a function that returns the parser for a peer's address."""
 
     limit = options_of_environment().get("head_limit_bytes", worker.head_limit_bytes)
 
@@ -262,7 +265,7 @@ def parsers(worker: Any, settings: Settings) -> Callable[[Any], Parser]:
 
 
 def has_httptools(cfg: Any) -> bool:
-    """Return whether httptools is installed, and the settings do not ask for gunicorn's parser."""
+    """Return whether httptools is installed and gunicorn's settings allow its use."""
     return bool(
         cfg.http_parser == "auto" and cfg.protocol != "uwsgi" and find_spec("httptools") is not None
     )
@@ -273,9 +276,9 @@ def _uses_httptools(settings: Settings) -> bool:
 
 
 def drop_http2(cfg: Any) -> str | None:
-    """Turn HTTP/2 off in gunicorn's settings if the installed h2 does not fit.
+    """Disable HTTP/2 in gunicorn's settings if the installed h2 is not supported.
 
-    :returns: a line for the log if it has been turned off.
+    :returns: a line for the log if HTTP/2 was disabled.
     """
     if "h2" not in cfg.http_protocols or find_spec("h2") is None:
         return None
@@ -284,7 +287,7 @@ def drop_http2(cfg: Any) -> str | None:
         return None
     cfg.set("http_protocols", "h1")
     cfg.set("http2_cleartext", "off")
-    return f"FastWorker serves HTTP/1.1 alone: {problem}"
+    return f"FastWorker serves only HTTP/1.1: {problem}"
 
 
 @cache

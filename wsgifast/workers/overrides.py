@@ -1,8 +1,8 @@
-"""Parts of gunicorn that other code has replaced, and that FastWorker never calls.
+"""Finds parts of gunicorn that other code replaced, although FastWorker never calls them.
 
-FastWorker has its own input, output and responses. A subclass that overrides gthread's methods for
-them may check or limit requests there, so it is refused. A part that is replaced in gunicorn's own
-modules, such as Response, is named in the log.
+FastWorker has its own input, output and responses. A subclass may override a method of gthread to
+check or limit requests. FastWorker would not call that method, so FastWorker refuses the subclass.
+If other code replaced a part of gunicorn's modules, such as Response, FastWorker logs its name.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from gunicorn.workers import gthread
 
 from ..bodies.line_log import is_defined_in
 
-# gthread's methods that FastWorker calls and does not define.
+# Methods that FastWorker inherits from gthread and calls.
 _CALLED = frozenset({"is_parent_alive"})
-# The classes and functions that gthread uses. Only gunicorn's own parser uses those of `message`,
-# and httptools parses plain requests.
+# The classes and functions that gthread uses. FastWorker uses those of `message` only for requests
+# that are not plain.
 _PARTS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (gthread, ("ThreadWorker", "TConn")),
     (wsgi, ("Response", "create", "default_environ", "base_environ", "proxy_environ")),
     (message, ("Message", "Request")),
 )
-# Those that the log has named, in this process or in the arbiter.
+# Parts that were logged, in this process or in the arbiter before the fork.
 _named: set[str] = set()
 
 
 def uncalled_methods(worker: type, base: type) -> list[str]:
-    """Return gthread's methods that a subclass of FastWorker overrides in vain.
+    """Return the overridden methods of gthread that FastWorker does not call.
 
+    :param worker: a subclass of FastWorker, or FastWorker.
     :param base: FastWorker.
     """
     ignored = _uncalled(base)
@@ -50,7 +51,7 @@ def _uncalled(base: type) -> set[str]:
 
 
 def name_replaced_methods(worker: Any, base: type) -> None:
-    """Log each of gthread's methods that a hook has replaced on a worker in vain.
+    """Log each method of gthread that a hook replaced on a worker, and FastWorker does not call.
 
     :param base: FastWorker.
     """
@@ -63,7 +64,7 @@ def name_replaced_methods(worker: Any, base: type) -> None:
 
 
 def name_replaced_parts(log: Any) -> None:
-    """Log each part that is replaced by now, once."""
+    """Log once the name of each part of gunicorn that other code replaced."""
     for name in replaced_parts():
         if name not in _named:
             _named.add(name)
@@ -75,7 +76,7 @@ def name_replaced_parts(log: Any) -> None:
 
 
 def replaced_parts() -> list[str]:
-    """Return the classes and functions of gunicorn that other code has replaced."""
+    """Return the names of gunicorn's classes and functions that other code replaced."""
     return list(_replaced())
 
 

@@ -1,49 +1,55 @@
-"""Replaces workers without a gap: none ends before a successor has loaded the app and is ready.
+"""Replaces workers without a gap: an old worker ends after its successor is ready.
 
 Theory of operation
 -------------------
-gunicorn's arbiter starts the successor of a worker that ends by itself (max_requests) after its
-end. At a reload (SIGHUP) it ends all old workers as soon as it has started the new ones. While
-those import the app, no worker serves. If a new one cannot import it, the server ends.
+If a worker ends because of max_requests, gunicorn's arbiter starts its successor afterwards. At a
+reload (SIGHUP), the arbiter starts all new workers and ends all old workers at once. No worker
+serves while the new workers import the app. If a new worker cannot import the app, the server ends.
 
-FastWorker makes the running arbiter a :class:`ReplacingArbiter`, which keeps gunicorn's methods and
-changes when workers are started and ended. The arbiter is found by gunicorn's hook when_ready
-(:func:`install`). on_starting gets it too, but is called before FastWorker can set a hook.
+FastWorker turns the running arbiter into a :class:`ReplacingArbiter`. This class keeps gunicorn's
+methods, and changes when workers are started and ended. gunicorn passes the arbiter to its hook
+when_ready, which :func:`install` wraps. gunicorn calls the hook on_starting before FastWorker could
+wrap it.
 
-No class would have to be assigned to a running arbiter if gunicorn had a setting ``arbiter_class``.
-That is one line in ``BaseApplication.run()``, which makes an ``Arbiter``. A subclass would have to
-replace two more parts. One is the end of ``reload()``, which starts new workers and ends the old
-ones. The other is how ``reap_workers()`` reacts to a worker that cannot start.
+With a setting ``arbiter_class`` in gunicorn, this module would not assign a class to a running
+object. It would need one changed line in ``BaseApplication.run()``, which makes the ``Arbiter``. A
+subclass would still have to replace two parts of gunicorn's arbiter:
 
-Each worker shares a byte with it, its *stage*, in memory made before the fork:
+- The end of ``reload()``, which starts new workers and ends the old workers.
+- The reaction of ``reap_workers()`` to a worker that cannot start.
 
-- BOOTING: it imports the app.
-- BROKEN: the app's code has an error, and cannot be imported. Set by the worker, which ends.
-- READY: it serves. Set by the worker.
-- RETIRING: it has reached a limit, serves, and asks for a successor. Set by the worker.
-- RELEASED: a successor serves. Set by the arbiter, just before it sends SIGTERM.
+The arbiter and each worker share two bytes of memory, which the arbiter allocates before the fork.
+The first byte is the *stage* of the worker:
 
-Another byte says that the worker *drains*, since the whole server is about to stop. The arbiter
-sets it just before it sends SIGTERM. The worker fails its readiness, and serves on until the next
-SIGTERM.
+- BOOTING: the worker imports the app.
+- BROKEN: the app's code has an error. The worker sets this stage and ends.
+- READY: the worker serves. The worker sets this stage.
+- RETIRING: the worker has reached a limit. It serves until a successor is ready. The worker sets
+  this stage.
+- RELEASED: a successor serves. The arbiter sets this stage and then sends SIGTERM.
 
-*Old* workers are those that a reload has found, and those that retire. While there is one, the
-arbiter starts a spare worker, waits until it is READY, and ends the oldest of the old ones. Then
-it does so again. If a worker ends while it is BOOTING and others serve, the arbiter does not halt.
-It tries again after a second, and after twice as long each time.
+The second byte tells the worker to *drain*, because the whole server will stop. The arbiter sets it
+and then sends SIGTERM. The worker serves until the next SIGTERM, but its readiness probe fails.
 
-Some workers cannot run beside their predecessor, since each has a number, a lock or a port of its
-own. If a successor of a RETIRING worker fails, or the pre_fork hook does, the arbiter ends the old
-worker and then starts the successor. It does so once, because another failure has another reason.
-If the successor is BROKEN, the old worker continues to serve. With ``end_old_worker_first`` all
-workers are replaced in this order, one after the other, and each has the graceful_timeout to end.
+A worker is *old* if it was started before the last reload, or if it is RETIRING. For each old
+worker, the arbiter starts a spare worker, waits until the spare worker is READY, and then ends the
+oldest old worker. If a worker ends while it is BOOTING and other workers serve, the arbiter does
+not halt. The arbiter tries again after a second. After each further failure, it waits twice as
+long.
 
-A pre_fork hook may give a successor the number of an old worker (worker_numbers.py). Its files are
-named by that number, and the old worker's exit would delete them. So the arbiter keeps the
-successor as it is, ends this old worker, and forks the successor then.
+Some workers cannot run at the same time as their predecessor, because they use the same port or
+lock. So if the successor of a RETIRING worker fails, or its pre_fork hook fails, the arbiter ends
+the old worker and then starts the successor. The arbiter does this once. If the start fails again,
+the old workers were not the reason. If the successor is BROKEN, the old worker continues to serve.
+With ``end_old_worker_first``, the arbiter always ends one old worker before it starts the
+successor.
 
-A worker that was old at a reload has gunicorn's graceful_timeout to end. One that is RELEASED may
-take ten times as long for its last responses.
+A pre_fork hook may assign a number to a worker (worker_numbers.py). If the number is an old
+worker's, both would use the same files, and the old worker would delete them when it ends. So the
+arbiter ends this old worker first, and forks the successor afterwards.
+
+An old worker that a reload replaces must end within gunicorn's graceful_timeout. A RELEASED worker
+has ten times as long for its last responses.
 """
 
 from __future__ import annotations
@@ -61,28 +67,26 @@ from gunicorn.errors import HaltServer
 
 from ..hosts import GUNICORN
 from ..metrics.health import resident_bytes
-from .options import outside_value
+from .options import effective_value
 from .worker_numbers import NumberSearch, numbers_of
 
 BOOTING, READY, RETIRING, RELEASED, BROKEN = range(5)
-#: A released worker's last responses may take this many graceful timeouts.
-PATIENCE = 10
-# Until the next try after a new worker has failed. Doubled each time.
-_FIRST_RETRY_S = 1.0
-_LAST_RETRY_S = 60.0
+#: The number of graceful timeouts that a RELEASED worker has for its last responses.
+RELEASED_TIMEOUTS = 10
+# The delay after a new worker failed. It is doubled after each failure, up to the maximum.
+_MIN_RETRY_S = 1.0
+_MAX_RETRY_S = 60.0
 _HINT = "If new workers cannot start beside old ones, set end_old_worker_first = True"
-# Each worker's lifetime is up to this part shorter: those that started together do not end
-# together.
+# The maximum part by which a worker's lifetime is shortened at random. So workers that started
+# together do not end together.
 _JITTER = 0.1
 
 
-class Life:
-    """The stage of one worker, and its limits.
+class Lifecycle:
+    """The stage of one worker, and its limits. The arbiter makes it before the fork.
 
-    Made in the arbiter, before the fork.
-
-    :param max_rss_bytes: of resident memory, shared pages included. `math.inf` for no limit.
-    :param max_lifetime_s: seconds. `math.inf` for no limit.
+    :param max_rss_bytes: the limit of resident memory, which includes shared pages, or `math.inf`.
+    :param max_lifetime_s: the limit of the lifetime in seconds, or `math.inf`.
     """
 
     def __init__(self, max_rss_bytes: float, max_lifetime_s: float) -> None:
@@ -107,10 +111,10 @@ class Life:
         self._shared[1] = 1
 
     def limit_reached(self, requests: int, max_requests: int) -> tuple[str, str] | None:
-        """Why the worker has to be replaced now: the limit, and the text for the log.
+        """Return the limit that the worker has reached, and a text for the log. None if it has not.
 
-        :param requests: how many it has had.
-        :param max_requests: gunicorn's, with its jitter, or a hook's.
+        :param requests: the number of requests so far.
+        :param max_requests: gunicorn's limit with its jitter, or a value that a hook has set.
         """
         if requests >= max_requests:
             return "max_requests", f"{requests} requests, max_requests={max_requests}"
@@ -124,22 +128,20 @@ class Life:
         return None
 
 
-# The arbiter of this process, or of the process that has forked it.
-_running: Any = None
+# The arbiter of this process. A forked worker has a copy.
+_arbiter: Any = None
 _is_missing_logged = False
 
 
 def running_arbiter() -> Any:
-    """Return gunicorn's arbiter, or None if it has not been found."""
-    return _running
+    """Return gunicorn's arbiter, or None before gunicorn has called when_ready."""
+    return _arbiter
 
 
 def install(cfg: Any) -> None:
-    """Have the arbiter replace workers without a gap, as soon as gunicorn calls when_ready.
+    """Wrap gunicorn's hook when_ready, so that it turns the arbiter into a ReplacingArbiter.
 
-    The hook that the user has set is called afterwards.
-
-    :param cfg: gunicorn's configuration, before it calls when_ready.
+    :param cfg: gunicorn's configuration. gunicorn must not have called when_ready before.
     """
     users_hook = cfg.when_ready
 
@@ -151,54 +153,54 @@ def install(cfg: Any) -> None:
 
 
 def _install(arbiter: Any) -> None:
-    global _running
-    _running = arbiter
+    global _arbiter
+    _arbiter = arbiter
     if isinstance(arbiter, Arbiter) and not isinstance(arbiter, ReplacingArbiter):
-        kind = type(arbiter)  # perhaps a subclass of gunicorn's
+        kind = type(arbiter)  # it may be a subclass of Arbiter
         arbiter.__class__ = type(kind.__name__, (ReplacingArbiter, kind), {})
-        arbiter._outdated = set()
-        arbiter._ending = set()
+        arbiter._outdated_pids = set()
+        arbiter._ending_pids = set()
         arbiter._search = NumberSearch()
 
 
 def log_missing_arbiter(log: Any) -> None:
-    """Log once that the arbiter has not been found, and the consequence."""
+    """Log once that the arbiter was not found, and what follows from that."""
     global _is_missing_logged
     if _is_missing_logged:
         return
     _is_missing_logged = True
     log.error(
         "gunicorn's arbiter is missing: gunicorn has not passed it to the hook when_ready. So no "
-        "worker waits for its successor, and requests wait during a reload. Restart gunicorn if a "
-        "reload has brought FastWorker. Otherwise install gunicorn %s",
+        "worker waits for its successor, and requests wait during a reload. If a reload has "
+        "introduced FastWorker, restart gunicorn. Otherwise install gunicorn %s",
         GUNICORN.newest,
     )
 
 
 class ReplacingArbiter(Arbiter):  # type: ignore[misc]
-    """gunicorn's arbiter. See the module's theory of operation."""
+    """gunicorn's arbiter with another order of starts and ends. See the theory of operation."""
 
-    # Process ids: of workers older than the last reload, and of those that end.
-    _outdated: set[int]
-    _ending: set[int]
-    worker_class: Any  # gunicorn's
+    # The process ids of workers older than the last reload, and of workers that are ending.
+    _outdated_pids: set[int]
+    _ending_pids: set[int]
+    worker_class: Any  # declared here because gunicorn ships no types
     _reads_configuration = False
     _stopping = False
     _retry_at = 0.0
     _retry_s = 0.0
     _failed_age = 0
-    # A successor has failed beside an old worker, which therefore ends first. That is tried once,
-    # until a new worker is ready.
-    _is_alone = False
-    _has_tried_alone = False
-    # The process id of an old worker that ends before its successor starts.
-    _awaited = 0
-    # A worker that is not forked yet: an old worker has one of its numbers.
-    _made: Any = None
+    # A successor failed while an old worker served. So the next start ends the old worker first.
+    # The arbiter tries this once until a new worker is ready.
+    _ends_old_first = False
+    _has_ended_old_first = False
+    # The process id of an old worker that must end before its successor starts.
+    _awaited_pid = 0
+    # A new worker that waits for the end of an old worker with the same number.
+    _unforked: Any = None
     _search: NumberSearch
 
     def reload(self) -> None:
-        """Read the configuration again. :meth:`manage_workers` replaces the workers."""
+        """Read the configuration again, and start to replace all workers."""
         self._reads_configuration = True
         try:
             super().reload()
@@ -206,56 +208,58 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             pass
         finally:
             self._reads_configuration = False
-        self._outdated = set(self.WORKERS)
+        self._outdated_pids = set(self.WORKERS)
         self._retry_at = self._retry_s = 0.0
-        self._is_alone = self._has_tried_alone = False
-        if self._made is not None:  # by the old configuration
-            self._made.tmp.close()
-            self._made = None
+        self._ends_old_first = self._has_ended_old_first = False
+        if self._unforked is not None:  # the old configuration made it
+            self._unforked.tmp.close()
+            self._unforked = None
         self.log.info("Each worker serves until its successor is ready")
         self.manage_workers()
 
     def spawn_worker(self) -> Any:
         if self._reads_configuration:
-            # From here on gunicorn's reload() starts all workers, ends all old ones, and waits for
-            # them without looking at signals.
+            # gunicorn's reload() has read the configuration. Its remaining code would start all new
+            # workers and end all old workers, without handling signals meanwhile.
             raise _ConfigurationRead
         serving = self._serving()
         try:
-            return self._spawn_without_twin()
-        except _NumberTaken as error:
+            return self._spawn_with_free_number()
+        except _NumberInUse as error:
             old = error.worker
             self.log.info(
-                "The old worker (pid:%s) ends first: its successor has its number", old.pid
+                "The old worker (pid:%s) ends first, because its successor has the same number",
+                old.pid,
             )
-            self._awaited = old.pid
-            self._end(old, patiently=False)
+            self._awaited_pid = old.pid
+            self._end(old, releases=False)
             return None
-        except Exception:  # of the pre_fork hook, or there is no process to be had
+        except Exception:  # the pre_fork hook failed, or the system refused a new process
             if not serving:
                 raise
             self.log.exception("A new worker could not be started")
-            old = any(w.pid in self._outdated or _stage(w) == RETIRING for w in serving)
-            self._note_failure(self.worker_age, may_be_alone=old)
+            old = any(w.pid in self._outdated_pids or _stage(w) == RETIRING for w in serving)
+            self._note_failure(self.worker_age, may_end_old_first=old)
             return None
 
-    def _spawn_without_twin(self) -> Any:
-        """Start a worker, or keep it in :attr:`_made`.
+    def _spawn_with_free_number(self) -> Any:
+        """Start a worker, or store it in :attr:`_unforked`.
 
-        :raises _NumberTaken: if an old worker has a number of this one.
+        :raises _NumberInUse: if an old worker has a number of the new worker.
         """
         hook, worker_class = self.cfg.pre_fork, self.worker_class
-        made, self._made = self._made, None
+        made, self._unforked = self._unforked, None
 
         def pre_fork(server: Any, worker: Any) -> None:
             if made is None:
                 self._search.call(hook, server, worker)
             else:
-                worker.given.restore()  # that of another worker meanwhile
-            twin = self._twin(worker.given.numbers)
-            if twin is not None:
-                self._made = worker
-                raise _NumberTaken(twin)
+                # The hook may have set another worker's number since the first attempt.
+                worker.hook_numbers.restore()
+            old_worker = self._old_worker_with_number(worker.hook_numbers.numbers)
+            if old_worker is not None:
+                self._unforked = worker
+                raise _NumberInUse(old_worker)
 
         if made is not None:
             self.worker_class = lambda *args: made
@@ -266,15 +270,16 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             self.cfg.set("pre_fork", hook)
             self.worker_class = worker_class
 
-    def _twin(self, numbers: dict[str, object]) -> Any:
-        """Return an old worker that has one of a new worker's numbers, or None."""
+    def _old_worker_with_number(self, numbers: dict[str, object]) -> Any:
+        """Return an old worker that has a number of the new worker, or None."""
         workers = list(self.WORKERS.values())
         for name, number in numbers.items():
             theirs = [(numbers_of(worker).get(name), worker) for worker in workers]
             if len({repr(each) for each, _ in theirs}) < len(theirs):
-                continue  # not a number: several workers have it
+                continue  # several workers share the value, so it is not a number of one worker
             for each, worker in theirs:
-                is_old = worker.pid in self._outdated | self._ending or _stage(worker) == RETIRING
+                is_leaving = worker.pid in self._outdated_pids | self._ending_pids
+                is_old = is_leaving or _stage(worker) == RETIRING
                 if is_old and each == number and type(each) is type(number):
                     return worker
         return None
@@ -288,24 +293,24 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             pass
 
     def _manage_one(self) -> bool:
-        """Start or end one worker, if that is due. Return whether there may be more to do."""
+        """Start or end one worker if necessary. Return whether there may be more to do."""
         workers = sorted(self.WORKERS.values(), key=lambda worker: worker.age)
-        self._ending &= self.WORKERS.keys()
-        self._outdated &= self.WORKERS.keys()
-        active = [worker for worker in workers if worker.pid not in self._ending]
-        old = [w for w in active if w.pid in self._outdated or _stage(w) == RETIRING]
-        if not old and not self._ending:
+        self._ending_pids &= self.WORKERS.keys()
+        self._outdated_pids &= self.WORKERS.keys()
+        active = [worker for worker in workers if worker.pid not in self._ending_pids]
+        old = [w for w in active if w.pid in self._outdated_pids or _stage(w) == RETIRING]
+        if not old and not self._ending_pids:
             super().manage_workers()
             return False
-        booting = any(_boots(worker) for worker in active)
+        booting = any(_is_booting(worker) for worker in active)
         spare = len(active) - self.num_workers
-        if self._awaited in self._ending:
+        if self._awaited_pid in self._ending_pids:
             return False
-        if self._ends_first() and old and spare == 0 and not booting:
-            self._has_tried_alone |= self._is_alone
-            self._is_alone = False
-            self._awaited = old[0].pid
-            self._end(old[0], patiently=False)
+        if self._must_end_old_first() and old and spare == 0 and not booting:
+            self._has_ended_old_first |= self._ends_old_first
+            self._ends_old_first = False
+            self._awaited_pid = old[0].pid
+            self._end(old[0], releases=False)
             return True
         if spare > 0 and not booting:
             self._end((old or active)[0])
@@ -315,43 +320,44 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             return True
         return False
 
-    def _ends_first(self) -> bool:
-        """Whether an old worker ends before its successor is started."""
-        return self._is_alone or getattr(self.worker_class, "end_old_worker_first", False)
+    def _must_end_old_first(self) -> bool:
+        """Return whether an old worker must end before its successor starts."""
+        return self._ends_old_first or getattr(self.worker_class, "end_old_worker_first", False)
 
-    def _end(self, worker: Any, *, patiently: bool = True) -> None:
-        self._ending.add(worker.pid)
-        if patiently and worker.pid not in self._outdated:
-            worker.life.stage = RELEASED
+    def _end(self, worker: Any, *, releases: bool = True) -> None:
+        self._ending_pids.add(worker.pid)
+        if releases and worker.pid not in self._outdated_pids:
+            worker.lifecycle.stage = RELEASED
         self.kill_worker(worker.pid, signal.SIGTERM)
-        if worker.pid in self._outdated and not self._outdated - self._ending:
+        if worker.pid in self._outdated_pids and not self._outdated_pids - self._ending_pids:
             self.log.info("All workers are replaced")
 
     def _may_spawn(self) -> bool:
-        """Return whether the delay after a failure is over."""
+        """Return whether a worker may be started. It may not during the delay after a failure."""
         if any(worker.age > self._failed_age for worker in self._serving()):
-            self._retry_at = self._retry_s = 0.0  # another one has been ready since
-            self._is_alone = self._has_tried_alone = False
+            # A worker became ready after the failure.
+            self._retry_at = self._retry_s = 0.0
+            self._ends_old_first = self._has_ended_old_first = False
         return time.monotonic() >= self._retry_at or not self._serving()
 
     def _serving(self) -> list[Any]:
         return [
             worker
             for worker in list(self.WORKERS.values())
-            if worker.pid not in self._ending and not _boots(worker)
+            if worker.pid not in self._ending_pids and not _is_booting(worker)
         ]
 
     def reap_workers(self) -> None:
-        booting = [worker for worker in self.WORKERS.values() if _boots(worker)]
+        booting = [worker for worker in self.WORKERS.values() if _is_booting(worker)]
         while True:
             before = dict(self.WORKERS)
             try:
                 super().reap_workers()
                 break
-            except HaltServer:  # a worker could not import the app, or a hook has failed
+            except HaltServer:  # a worker could not import the app, or a hook failed
                 if not self._stopping and not self._serving():
                     raise
-                # gunicorn leaves this out, because it would halt. The last that it has reaped:
+                # gunicorn skips this work if it halts. The worker is the last one that it reaped.
                 worker = [before[pid] for pid in before if pid not in self.WORKERS][-1]
                 worker.tmp.close()
                 self.cfg.child_exit(self, worker)
@@ -361,47 +367,50 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             is_broken = any(_stage(worker) == BROKEN for worker in failed)
             self.log.error("A new worker has ended before it was ready")
             self._note_failure(
-                max(worker.age for worker in failed), may_be_alone=retires and not is_broken
+                max(worker.age for worker in failed), may_end_old_first=retires and not is_broken
             )
-            if not (is_broken or self._ends_first()):
+            if not (is_broken or self._must_end_old_first()):
                 self.log.error(_HINT)
 
-    def _note_failure(self, age: int, *, may_be_alone: bool) -> None:
-        """Wait before the next try, or have the next one without its predecessor.
+    def _note_failure(self, age: int, *, may_end_old_first: bool) -> None:
+        """Set the delay before the next attempt, or let that attempt end the old worker first.
 
-        :param age: of the worker that has failed.
+        :param age: gunicorn's age of the failed worker.
         """
         self._failed_age = age
-        if may_be_alone and not (self._has_tried_alone or self._ends_first()):
-            self._is_alone = True
+        if may_end_old_first and not (self._has_ended_old_first or self._must_end_old_first()):
+            self._ends_old_first = True
             self._retry_at = 0.0
-            self.log.error("The old worker ends before the next try. %s", _HINT)
+            self.log.error("The old worker ends before the next attempt. %s", _HINT)
             return
-        self._retry_s = min(max(_FIRST_RETRY_S, 2 * self._retry_s), _LAST_RETRY_S)
+        self._retry_s = min(max(_MIN_RETRY_S, 2 * self._retry_s), _MAX_RETRY_S)
         self._retry_at = time.monotonic() + self._retry_s
         self.log.error(
-            "%d older workers go on serving; the next one is started in %.0f s",
+            "%d older workers continue to serve. The next attempt starts in %.0f s",
             len(self._serving()),
             self._retry_s,
         )
 
     def stop(self, graceful: bool = True) -> None:
         self._stopping = True
-        if graceful and not (self.master_pid or self.reexec_pid):  # else another one serves
-            graceful = self._drain(outside_value(self.worker_class, "drain_delay_s"))
+        # During an upgrade (SIGUSR2), another arbiter serves with the same sockets.
+        if graceful and not (self.master_pid or self.reexec_pid):
+            graceful = self._drain(effective_value(self.worker_class, "drain_delay_s"))
         super().stop(graceful)
 
     def _drain(self, delay_s: float) -> bool:
-        """Let the workers serve while their readiness fails. Return False if a signal ends it.
+        """Let the workers serve while their readiness probes fail.
 
-        The listeners stay open meanwhile, also those of Unix sockets.
+        The listeners stay open for this time, including those of Unix sockets.
+
+        :returns: False if SIGINT or SIGQUIT arrived.
         """
         if not delay_s or not self.WORKERS:
             return True
-        self.log.info("The stop begins in %g s: readiness fails from now on", delay_s)
+        self.log.info("The stop begins in %g s. Until then, readiness probes fail", delay_s)
         for worker in list(self.WORKERS.values()):
-            if getattr(worker, "life", None) is not None:
-                worker.life.drain()
+            if getattr(worker, "lifecycle", None) is not None:
+                worker.lifecycle.drain()
                 self.kill_worker(worker.pid, signal.SIGTERM)
         end_at = time.monotonic() + delay_s
         while self.WORKERS and (left_s := end_at - time.monotonic()) > 0:
@@ -413,13 +422,13 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
 
 
 class _ConfigurationRead(Exception):
-    """gunicorn's reload() has read the configuration."""
+    """Raised to leave gunicorn's reload() after it has read the configuration."""
 
 
-class _NumberTaken(Exception):
-    """A new worker has the number of an old one.
+class _NumberInUse(Exception):
+    """A new worker has the same number as an old worker.
 
-    :ivar worker: the old one.
+    :ivar worker: the old worker.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -428,9 +437,9 @@ class _NumberTaken(Exception):
 
 
 def _stage(worker: Any) -> int:
-    life = getattr(worker, "life", None)
-    return READY if life is None else life.stage  # a worker of another class has no stage
+    lifecycle = getattr(worker, "lifecycle", None)
+    return READY if lifecycle is None else lifecycle.stage  # workers of other classes have no stage
 
 
-def _boots(worker: Any) -> bool:
+def _is_booting(worker: Any) -> bool:
     return _stage(worker) in (BOOTING, BROKEN)

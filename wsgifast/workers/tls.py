@@ -1,4 +1,4 @@
-"""The TLS context of a worker. It is renewed when its files change, if they are valid."""
+"""The TLS context of a worker. It is renewed if its files have changed and are valid."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from gunicorn import sock as gunicorn_sock
 
 _Stamp = tuple[int, int, int] | None
 
-#: How often files are read again if they are replaced during a reading that fails.
-_READS = 5
+#: The maximum number of attempts to read files while they are being replaced.
+_READ_ATTEMPTS = 5
 
 
 class TLSContexts:
-    """Makes gunicorn's TLS context, anew only when one of its files has changed.
+    """Makes gunicorn's TLS context, and renews it when a file has changed.
 
-    gunicorn makes one for each connection, which reads the certificate each time. A renewed
-    certificate is then used without a restart, and so it is here. Invalid files, such as a new
-    certificate beside an old key, are logged once. The last valid context stays in use. The arbiter
-    makes the first one, so that a worker has one even if it starts with invalid files, or may not
-    read the key.
+    gunicorn reads the certificate again for each connection, so that a renewed certificate is used
+    without a restart. This class has the same effect, but reads only changed files.
+
+    If the files are invalid, such as a new certificate with an old key, the error is logged once
+    and the last valid context is used. The arbiter makes the first context. So a worker has a
+    context even if the files are invalid at its start, or it has no permission to read the key.
 
     :param cfg: gunicorn's configuration.
     """
 
-    #: The last one that could be made: in this process, or in the arbiter before it forked.
-    last_good: ClassVar[ssl.SSLContext | None] = None
+    #: The last valid context, made in this process or by the arbiter before the fork.
+    last_valid: ClassVar[ssl.SSLContext | None] = None
 
     def __init__(self, cfg: Any, log: Any) -> None:
         self._cfg = cfg
@@ -39,36 +40,37 @@ class TLSContexts:
         self._error: Exception | None = None
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for a connection that begins now.
+        """Return the context for a new connection.
 
-        :raises OSError, ValueError: if there has never been a valid one. ssl.SSLError is an
-            OSError. Errors of the `ssl_context` hook are raised too.
+        :raises OSError, ValueError: if the files have never been valid. ssl.SSLError is an OSError.
+            Errors of the `ssl_context` hook are raised unchanged.
         """
         with self._lock:
-            if self._look() != self._stamps:
+            if self._current_stamps() != self._stamps:
                 self._renew()
-            if self.last_good is None:
+            if self.last_valid is None:
                 assert self._error is not None
                 raise self._error
-            return self.last_good
+            return self.last_valid
 
-    def _look(self) -> list[_Stamp]:
+    def _current_stamps(self) -> list[_Stamp]:
         return [_stamp(path) for path in self._files]
 
     def _renew(self) -> None:
-        for _ in range(_READS):
-            # Looked at before they are read. Files replaced meanwhile are read again next time.
-            self._stamps = self._look()
+        for _ in range(_READ_ATTEMPTS):
+            # If files are replaced while they are read, their stamps change. The next call or the
+            # next attempt reads them again.
+            self._stamps = self._current_stamps()
             try:
-                TLSContexts.last_good = gunicorn_sock.ssl_context(self._cfg)
-            except Exception as error:  # noqa: BLE001 - the hook of a user may raise anything
+                TLSContexts.last_valid = gunicorn_sock.ssl_context(self._cfg)
+            except Exception as error:  # noqa: BLE001 - the user's hook may raise any exception
                 self._error = error
-                if self._look() == self._stamps:
-                    break  # else a file was replaced during the reading
+                if self._current_stamps() == self._stamps:
+                    break  # no file was replaced, so the error is permanent
             else:
                 return
         self.log.error(
-            "TLS: %s cannot be used: %s; the last that worked are used, if any, until they change",
+            "TLS: %s cannot be used: %s. The last valid files stay in use, if there are any",
             " and ".join(self._files) or "the ssl_context hook",
             self._error,
         )
@@ -78,5 +80,5 @@ def _stamp(path: str) -> _Stamp:
     try:
         stat_result = os.stat(path)
     except OSError:
-        return None  # reading it reports why
+        return None  # ssl_context() reports the error
     return stat_result.st_mtime_ns, stat_result.st_size, stat_result.st_ino

@@ -1,7 +1,7 @@
-"""FastWorker: gunicorn's gthread worker, with another way of doing input and output.
+"""FastWorker: a replacement of gunicorn's gthread worker, with its own input and output.
 
-For gunicorn it is a ThreadWorker, with the same settings, hooks and logs. wsgifast.server, which
-does not know gunicorn, does everything between the listeners and the app.
+gunicorn treats it as a ThreadWorker, with the same settings, hooks and logs. wsgifast.server does
+everything between the listeners and the app, and does not depend on gunicorn.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .gunicorn_support import (
     MemoryReturn,
     RecordingWorker,
     Settings,
-    arbiters_signals,
-    environ_part,
-    unfit_threads,
+    early_signals,
+    thread_problem,
+    worker_environ,
 )
 from .gunicorn_version import check_gunicorn, untested_note
 from .hooks import post_request, pre_request
@@ -56,35 +56,35 @@ from .options import (
     check_attributes,
     check_settings,
     configure,
-    declare,
+    declare_options,
     drop_http2,
     has_httptools,
-    name_module,
     options,
     parsers,
+    set_config,
 )
 from .overrides import name_replaced_methods, name_replaced_parts, uncalled_methods
 from .replacement import (
     BOOTING,
     BROKEN,
-    PATIENCE,
     READY,
     RELEASED,
+    RELEASED_TIMEOUTS,
     RETIRING,
-    Life,
+    Lifecycle,
     install,
     log_missing_arbiter,
     running_arbiter,
 )
 from .tls import TLSContexts
 
-# The folder of a worker's heartbeat file. On a disk, a heartbeat may have to wait for other writes,
-# such as those of responses for slow clients.
-_MEMORY_FILES = "/dev/shm"
+# The directory of a worker's heartbeat file, in memory. On a disk, a heartbeat might have to wait
+# for other writes, such as responses for slow clients.
+_MEMORY_DIR = "/dev/shm"
 
 
-# Errors of an app's code, at its import. Another error may mean that a resource is taken.
-_ERRORS_OF_CODE = (
+# Import errors that mean wrong code. Other errors may mean that a resource is in use.
+_CODE_ERRORS = (
     AppImportError, AttributeError, ImportError, NameError, SyntaxError, TypeError,
 )  # fmt: skip
 
@@ -95,37 +95,36 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     ``gunicorn -k wsgifast.workers.FastWorker --threads 4 module:app``
 
     gunicorn's own settings have the same meaning as for gthread. All other options are class
-    attributes. gunicorn's configuration file sets them by their names. FastWorker refuses to start
-    with a misspelt name::
+    attributes. gunicorn's configuration file may define them as variables. FastWorker refuses to
+    start with a misspelt name::
 
         worker_class = "wsgifast.workers.FastWorker"
         body_limit_bytes = 20 * 2**20
 
-    A subclass may set them too, ``class worker_class(FastWorker)``. For some of them an environment
-    variable takes precedence: WSGIFAST_BODY_LIMIT_BYTES and so on. wsgifast/server_options.py has
-    all options, and docs/reference/fastworker.md shows them in tables.
+    A subclass may define options too: ``class worker_class(FastWorker)``. For some options, an
+    environment variable has precedence, such as WSGIFAST_BODY_LIMIT_BYTES.
+    wsgifast/server_options.py defines all options. docs/reference/fastworker.md has tables of them.
     """
 
-    # Options that are used here. :func:`declare` sets all of them.
+    # The options that this class reads. :func:`declare_options` sets the defaults of all options.
     max_rss_bytes: float
     max_lifetime_s: float
     end_old_worker_first: bool
     metrics_bind: str | None
 
-    # gunicorn's own, named here because it ships no types.
+    # gunicorn's attribute, declared here because gunicorn ships no types.
     alive: bool
 
     server: Server | None = None
     application: Application | None = None
     _responses: ResponseRecorder | None = None
-    # The number that a hook has added to the number of requests. And gunicorn's setting, or a
-    # hook's.
-    _nr_before = 0
+    # The difference between `nr`, which a hook may set, and the number of requests.
+    _nr_offset = 0
     _max_requests = sys.maxsize
-    # The monotonic time of the main thread's last heartbeat.
+    # The monotonic time of the last heartbeat, which the main thread sends.
     beaten_at = 0.0
 
-    # Called by gunicorn before any worker is started.
+    # gunicorn calls these methods in the arbiter, before it starts a worker.
 
     @classmethod
     def setup(cls) -> None:
@@ -134,19 +133,18 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     @classmethod
     def check_config(cls, cfg: Any, log: Any) -> None:
-        """Refuse a configuration, or a gunicorn, that cannot work.
+        """Refuse a configuration or a gunicorn that cannot work with FastWorker.
 
-        A line in the log names the differences with an untested gunicorn or h2.
+        If gunicorn or h2 is untested, this method logs what FastWorker does differently.
 
-        :raises UnsupportedGunicorn: for a version that is too old, or lacks a name that we use.
-        :raises InvalidWorkerOption: for a class attribute with an impossible value or a misspelt
-            name. For an overridden method that is not called. For `threads` below 1, and threads
-            that are patched or have no GIL. For TLS files that cannot be used, and metrics that
-            cannot be served.
+        :raises UnsupportedGunicorn: if gunicorn is too old, or does not have a name that FastWorker
+            uses.
+        :raises InvalidWorkerOption: for a wrong value, a misspelt name, or an overridden method
+            that FastWorker does not call. For unusable threads, TLS files or metrics.
         """
         check_gunicorn()
         super().check_config(cfg, log)
-        if name_module(cfg.config):  # which setup() could not know
+        if set_config(cfg.config):  # setup() did not know this setting
             wanted_before = wants_metrics(cls)
             cls.setup()
             if cfg.preload_app and wants_metrics(cls) != wanted_before:
@@ -163,7 +161,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         if cfg.threads < 1:
             raise InvalidWorkerOption(f"threads={cfg.threads}: FastWorker needs 1 or more")
         check_settings(cfg)
-        if problem := unfit_threads():  # an app that is loaded in the arbiter may replace them
+        if problem := thread_problem():  # a preloaded app may have patched threads
             raise InvalidWorkerOption(problem)
         for note in (untested_note(has_httptools=has_httptools(cfg)), drop_http2(cfg)):
             if note is not None:
@@ -178,30 +176,31 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         check_metrics(cls, cfg)
         name_replaced_parts(log)
         install(cfg)
-        if cfg.worker_tmp_dir is None and os.access(_MEMORY_FILES, os.W_OK):
-            cfg.set("worker_tmp_dir", _MEMORY_FILES)
+        if cfg.worker_tmp_dir is None and os.access(_MEMORY_DIR, os.W_OK):
+            cfg.set("worker_tmp_dir", _MEMORY_DIR)
 
     def __init__(self, *args: Any) -> None:
-        # For each thread, the number of the request in a post_request hook, or 0.
-        self.of_hook = threading.local()
-        super().__init__(*args)  # in the arbiter still
-        self._limit = ""  # that was reached
+        # For each thread, the number of the request whose post_request hook runs, or 0.
+        self.hook_request = threading.local()
+        super().__init__(*args)  # this runs in the arbiter, before the fork
+        self._limit_reached = ""
         self._memory_return = MemoryReturn()
-        drop_http2(self.cfg)  # a reload brings new settings
-        self.life = Life(self.max_rss_bytes, self.max_lifetime_s)
-        # The arbiter makes its workers itself. Nothing is missing where there is none.
-        if not self.life.has_arbiter and self.ppid == os.getpid():
+        drop_http2(self.cfg)  # a reload has read the settings again
+        self.lifecycle = Lifecycle(self.max_rss_bytes, self.max_lifetime_s)
+        # Only an arbiter's worker can miss its arbiter. `ppid` is the pid of the process that made
+        # it.
+        if not self.lifecycle.has_arbiter and self.ppid == os.getpid():
             log_missing_arbiter(self.log)
         self._tls = TLSContexts(self.cfg, self.log) if self.cfg.is_ssl else None
         if self._tls is not None:
-            with contextlib.suppress(Exception):  # logged, and raised for each connection
+            with contextlib.suppress(Exception):  # current() has logged it, and raises it again
                 self._tls.current()
 
-    # gunicorn's attributes, which hooks read and set at any time.
+    # gunicorn's attributes, which hooks may read and set at any time.
 
     @property
     def wsgi(self) -> Any:
-        """The app. A hook may wrap it."""
+        """The WSGI app. A hook may wrap it."""
         return self._wsgi
 
     @wsgi.setter
@@ -217,16 +216,16 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
 
     @nr_conns.setter
     def nr_conns(self, connections: int) -> None:
-        """gthread starts with 0. The server counts by itself."""
+        """Ignore the assignment. gthread sets 0, but the server counts connections itself."""
 
     @property
     def nr(self) -> int:
-        """The number of requests. In a post_request hook, the number of its own request."""
-        return self._nr_before + self._served()
+        """The number of requests. In a post_request hook, the number of the hook's request."""
+        return self._nr_offset + self._served()
 
     @nr.setter
     def nr(self, requests: int) -> None:
-        self._nr_before = requests - self._served()
+        self._nr_offset = requests - self._served()
         self._pass_max_requests()
 
     @property
@@ -240,25 +239,25 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self._pass_max_requests()
 
     def _served(self) -> int:
-        number: int = getattr(self.of_hook, "number", 0)
+        number: int = getattr(self.hook_request, "number", 0)
         if number or self.application is None:
             return number
         return self.application.requests
 
     def _pass_max_requests(self) -> None:
         if self.application is not None:
-            self.application.max_requests = self._max_requests - self._nr_before
+            self.application.max_requests = self._max_requests - self._nr_offset
 
-    # The worker's life.
+    # Start, run and end of the worker.
 
     def init_process(self) -> None:
-        self.beaten_at = time.monotonic()  # a probe may ask before the first heartbeat
-        # Not gthread's own method, which makes a pool and a poller.
+        self.beaten_at = time.monotonic()  # probes may read it before the first heartbeat
+        # This skips gthread's method, which makes a thread pool and a poller.
         super(gthread.ThreadWorker, self).init_process()
 
     def init_signals(self) -> None:
-        """Set the worker's handlers. A signal that arrived before ends the worker too."""
-        pending_signals = arbiters_signals(running_arbiter())
+        """Set the worker's signal handlers, and handle signals that arrived before."""
+        pending_signals = early_signals(running_arbiter())
         super().init_signals()
         for number in pending_signals():
             if number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
@@ -267,25 +266,25 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def load_wsgi(self) -> None:
         """Load the app.
 
-        :raises AppImportError: also if its threads are unfit (see :func:`unfit_threads`), and
-            if the worker has more memory than max_rss_bytes by now.
+        :raises AppImportError: if the import fails, if FastWorker cannot use the process's threads
+            (see :func:`thread_problem`), or if the worker already exceeds max_rss_bytes.
         """
         try:
             super().load_wsgi()
-        except _ERRORS_OF_CODE:
-            self.life.stage = BROKEN
+        except _CODE_ERRORS:
+            self.lifecycle.stage = BROKEN
             raise
         name_replaced_parts(self.log)
-        if problem := unfit_threads():
+        if problem := thread_problem():
             raise AppImportError(problem)
         if (used := resident_bytes()) > self.max_rss_bytes:
             raise AppImportError(
                 f"FastWorker.max_rss_bytes={self.max_rss_bytes:,}: with this app a worker has "
-                f"{used:,} bytes before its first request; allow for more"
+                f"{used:,} bytes before its first request. Set a higher limit"
             )
 
     def run(self) -> None:
-        """Serve until gunicorn ends the worker, or the server ends by itself."""
+        """Serve until gunicorn ends the worker, or the server ends because of an error."""
         if wants_metrics(type(self)) is not None:
             from ..metrics.prometheus import recorder
 
@@ -293,78 +292,88 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         name_replaced_methods(self, FastWorker)
         self.server = server = self.make_server()
         collector = WorkerCollector(server)
-        report_the_last = start_reporting(collector, self._responses, self)
+        report_last = start_reporting(collector, self._responses, self)
         try:
             server.serve(self._beat)
             self.alive = False
             server.finish(self._beat)
-        except SystemExit:  # SIGQUIT, SIGINT, SIGABRT
+        except SystemExit:  # gunicorn's handlers raise it for SIGQUIT, SIGINT and SIGABRT
             server.end_now(self.notify)
             raise
         finally:
-            collector.end(self._limit if server.end == "stopped" and self._limit else server.end)
-            report_the_last()
+            collector.end(
+                self._limit_reached
+                if server.end == "stopped" and self._limit_reached
+                else server.end
+            )
+            report_last()
         for sock in self.sockets:
             sock.close()
         if server.end in ("failed", "stuck"):
             sys.exit(1)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """SIGTERM: finish running requests, then end."""
+        """Handle SIGTERM: finish the running requests, then end."""
         server = self.server
-        if self.life.drains and server is not None and not server.shared.is_draining:
+        if self.lifecycle.drains and server is not None and not server.shared.is_draining:
             server.drain()
             return
         self.alive = False
         if self.server is None:
-            sys.exit(0)  # the app is still being imported: there are no requests to finish
-        if self.life.stage == RELEASED:
-            self.life.stage = RETIRING  # the next SIGTERM means the whole server
-            self._stop_patiently()
+            sys.exit(0)  # the app is being imported, so there are no requests to finish
+        if self.lifecycle.stage == RELEASED:
+            self.lifecycle.stage = RETIRING  # another SIGTERM stops within graceful_timeout
+            self._stop_with_long_timeout()
         else:
             self.server.stop()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
-        """SIGQUIT, SIGINT: end now, even if apps run. See :meth:`Server.end_now`."""
+        """Handle SIGQUIT and SIGINT: end now, even if apps run. See :meth:`Server.end_now`."""
         super(gthread.ThreadWorker, self).handle_quit(sig, frame)
 
     def _beat(self) -> bool:
-        """Send gunicorn's heartbeat. Return whether the worker goes on."""
+        """Send gunicorn's heartbeat. Return whether the worker should continue to serve."""
         self.beaten_at = time.monotonic()
         self.notify()
         if self.server is not None:
             memory = self.server.output_rules.memory
             self._memory_return.update(memory.used_bytes, memory.disk.used_bytes)
-        if self.life.stage == BOOTING:
+        if self.lifecycle.stage == BOOTING:
             self.log.info("Worker ready (pid: %s)", os.getpid())
             self._enter(READY)
-        reached = None if self._limit else self.life.limit_reached(self.nr, self.max_requests)
+        reached = (
+            None
+            if self._limit_reached
+            else self.lifecycle.limit_reached(self.nr, self.max_requests)
+        )
         if reached is not None:
-            self._limit, reason = reached
+            self._limit_reached, reason = reached
             self.log.info("Autorestarting worker: %s.", reason)
-            if self.life.has_arbiter:
+            if self.lifecycle.has_arbiter:
                 self._enter(RETIRING)
             else:
                 self.alive = False
-                self._stop_patiently()
+                self._stop_with_long_timeout()
         return bool(self.alive and self.is_parent_alive())
 
     def _enter(self, stage: int) -> None:
-        self.life.stage = stage
-        if self.life.has_arbiter:
-            with contextlib.suppress(OSError):  # another user's: it looks once a second
-                os.kill(self.ppid, signal.SIGCHLD)  # the arbiter looks at its workers
+        self.lifecycle.stage = stage
+        if self.lifecycle.has_arbiter:
+            with contextlib.suppress(OSError):  # another user's arbiter: it looks every second
+                os.kill(self.ppid, signal.SIGCHLD)  # wakes the arbiter
 
-    def _stop_patiently(self) -> None:
+    def _stop_with_long_timeout(self) -> None:
         if self.server is not None:
-            self.server.stop(within_s=PATIENCE * self.server.shared.options.graceful_timeout_s)
+            self.server.stop(
+                within_s=RELEASED_TIMEOUTS * self.server.shared.options.graceful_timeout_s
+            )
 
-    # Its server.
+    # The worker's server.
 
     def make_server(self) -> Server:
-        """The server of this process: its app, gunicorn's settings and hooks, TLS and HTTP/2."""
+        """Make the server, with the app and with gunicorn's settings, hooks, TLS and HTTP/2."""
         self.settings = settings = Settings(self.cfg)
-        environ = environ_part(settings)
+        environ = worker_environ(settings)
         environ[IS_BEHIND] = lambda: self.server is not None and self.server.pool.is_behind
         COPIES.pace.is_behind = environ[IS_BEHIND]
         environ[TRUSTS_PEER] = lambda environ: settings.trusts(environ["gunicorn.socket"].peer)
@@ -400,13 +409,13 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         return server
 
     def _readiness(self) -> tuple[bool, str]:
-        """Return whether this worker is ready for requests, and why."""
+        """Return whether this worker is ready for requests, and the reason if it is not."""
         assert self.server is not None
-        return readiness([state_of(self.server, self, most_clients=0)], time.monotonic())
+        return readiness([state_of(self.server, self, max_clients=0)], time.monotonic())
 
     def _logs_access(self) -> bool:
         if type(self.log).access is not Logger.access:
-            return True  # of statsd's logger, for instance, which also counts
+            return True  # a subclass's access() may do more than log: statsd's also counts
         return bool(getattr(self.log, "access_log_enabled", True))
 
     def _secure(self, sock: socket.socket) -> socket.socket:
@@ -418,15 +427,15 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             do_handshake_on_connect=False,
         )
 
-    # Callbacks of the application.
+    # Callbacks that the application calls.
 
     def _answer_error(self, channel: Channel, req: Any, error: Any) -> tuple[str, int]:
-        """Let gunicorn log and answer an error. Return the status and the size of the page."""
+        """Let gunicorn log an error and send its page. Return the page's status and size."""
         page = ErrorPage(channel.send_error)
         recording = RecordingWorker(self)
         type(self).handle_error(recording, req, page, channel.connection().peer, error)
         if req is None and recording.line is not None:
-            # The request could not be read to its end. gunicorn has the received part of it.
+            # gunicorn's parser failed within the request. Its error has the parsed part.
             resp, req, environ, elapsed = recording.line
             environ.setdefault("PATH_INFO", decoded_path(req.path or ""))
             environ.setdefault("wsgi.url_scheme", req.scheme)
@@ -444,4 +453,4 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             self.log.exception("Error in the access log")
 
 
-declare(FastWorker)
+declare_options(FastWorker)

@@ -1,12 +1,14 @@
-"""Finds the numbers that a pre_fork hook gives to workers, by the hook's changes.
+"""Finds the numbers that a pre_fork hook assigns to workers, by comparing values around the hook.
 
-These are numbers of a worker:
+A number of a worker may be:
 
-- its attributes that are new.
-- variables of the environment, globals of the hook's module and attributes of the arbiter.
-- entries of dicts and lists among these, with the worker or its age as the key or the value.
+- a new attribute of the worker.
+- a variable of the environment, a global of the hook's module, or an attribute of the arbiter.
+- an entry of a dict or list in these globals or attributes. The worker or its age is the key or the
+  value of the entry, and the number is the other part.
 
-All but attributes are numbers only if the hook has given several values: it may be a flag.
+An attribute of the worker is always a number. The other values may be flags. So they count as
+numbers only after hooks have assigned several different values.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from typing import Any
 _MISSING = object()
 
 
-class GivenNumbers:
-    """The numbers of one worker, and the places of those that are not its attributes.
+class HookNumbers:
+    """The numbers of one worker, and the variables in which the hook stored them.
 
-    :ivar numbers: by the names of their places.
-    :ivar variables: as `numbers`, with those that may be flags.
+    :ivar numbers: the worker's numbers, by name of the variable or attribute.
+    :ivar variables: all variables that the hook assigned, including flags.
     """
 
     def __init__(self) -> None:
@@ -31,26 +33,26 @@ class GivenNumbers:
         self._changes: list[tuple[Any, Any, object]] = []
 
     def note(self, name: str, number: object, change: tuple[Any, Any, object]) -> None:
-        """Note a number, and a place with its key and value."""
+        """Add a number, and the container, key and value of its variable."""
         self.variables[name] = number
         self._changes.append(change)
 
     def restore(self) -> None:
-        """Put the numbers into their places again. A hook may have removed them meanwhile."""
+        """Assign the variables again. Hooks for other workers may have changed them."""
         for place, key, value in self._changes:
             if not isinstance(place, list) or key < len(place):
                 place[key] = value
 
 
 class NumberSearch:
-    """Calls pre_fork hooks, and finds the numbers that they give."""
+    """Calls pre_fork hooks, and finds the numbers that they assign."""
 
     def __init__(self) -> None:
-        # All values that the hooks have given to a variable.
+        # All values that hooks have assigned to each variable.
         self._seen: dict[str, set[object]] = {}
 
-    def call(self, hook: Callable[[Any, Any], object], server: Any, worker: Any) -> GivenNumbers:
-        """Call a hook, and set the worker's attribute `given`."""
+    def call(self, hook: Callable[[Any, Any], object], server: Any, worker: Any) -> HookNumbers:
+        """Call a hook, and set the worker's attribute `hook_numbers`."""
         attributes = set(vars(worker))
         own = {
             "environ": os.environ,
@@ -65,40 +67,40 @@ class NumberSearch:
         }
         before = {name: _entries(place) for name, place in (own | inner).items()}
         hook(server, worker)
-        given = GivenNumbers()
+        found = HookNumbers()
         for name, place in own.items():
-            self._note_variables(given, name, place, before[name])
+            self._note_variables(found, name, place, before[name])
         for name, place in inner.items():
             for key, value in _entries(place).items():
                 number = _number_in(worker, key, value)
                 if before[name].get(key, _MISSING) is not value and _is_number(number):
-                    self._note(given, name, number, (place, key, value))
-        given.numbers = {n: v for n, v in given.variables.items() if len(self._seen[n]) > 1}
+                    self._note(found, name, number, (place, key, value))
+        found.numbers = {n: v for n, v in found.variables.items() if len(self._seen[n]) > 1}
         new = {name: value for name, value in vars(worker).items() if name not in attributes}
-        given.numbers |= {name: value for name, value in new.items() if _is_number(value)}
-        worker.given = given
-        return given
+        found.numbers |= {name: value for name, value in new.items() if _is_number(value)}
+        worker.hook_numbers = found
+        return found
 
     def _note_variables(
-        self, given: GivenNumbers, name: str, place: Any, before: dict[Any, object]
+        self, found: HookNumbers, name: str, place: Any, before: dict[Any, object]
     ) -> None:
         for key, value in list(place.items()):
             if place is os.environ or _is_number(value):
                 variable = f"{name}.{key}"
                 if variable in self._seen or before.get(key) != value:
-                    self._note(given, variable, value, (place, key, value))
+                    self._note(found, variable, value, (place, key, value))
 
     def _note(
-        self, given: GivenNumbers, name: str, number: object, change: tuple[Any, Any, object]
+        self, found: HookNumbers, name: str, number: object, change: tuple[Any, Any, object]
     ) -> None:
         self._seen.setdefault(name, set()).add(number)
-        given.note(name, number, change)
+        found.note(name, number, change)
 
 
 def numbers_of(worker: Any) -> dict[str, object]:
-    """Return candidates for a worker's numbers: its attributes, and those of the hook."""
-    given = getattr(worker, "given", None)
-    return {**({} if given is None else given.variables), **vars(worker)}
+    """Return values that may be numbers of a worker: its attributes and the hook's variables."""
+    found = getattr(worker, "hook_numbers", None)
+    return {**({} if found is None else found.variables), **vars(worker)}
 
 
 def _entries(place: Any) -> dict[Any, object]:
@@ -106,12 +108,12 @@ def _entries(place: Any) -> dict[Any, object]:
 
 
 def _number_in(worker: Any, key: object, value: object) -> object:
-    """Return the number that an entry gives to a worker, or None."""
+    """Return the number that an entry of a dict or list assigns to a worker, or None."""
     if key is worker or key == worker.age:
         return value
     return key if value is worker or value == worker.age else None
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value may be a number or a name with one."""
+    """Return whether a value may be a number, or a string that contains one."""
     return type(value) is int or (type(value) is str and any(map(str.isdecimal, value)))

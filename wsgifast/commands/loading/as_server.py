@@ -172,9 +172,9 @@ def _problem_of_worker(cfg: Any) -> str:
         return ""
     try:
         from ...workers import FastWorker
-        from ...workers.options import check_settings, configure, name_module
+        from ...workers.options import check_settings, configure, set_config
 
-        name_module(cfg.config)
+        set_config(cfg.config)
         configure(FastWorker, FastWorker)
         check_settings(cfg)
     except WSGIFastError as error:
@@ -191,10 +191,10 @@ def _operators(load: Callable[[], Any]) -> dict[str, Any]:
         kind = load()
         if not hasattr(kind, "drain_delay_s"):
             return {}
-        from ...workers.options import outside_value
+        from ...workers.options import effective_value
 
         names = ("health_path", "ready_path", "drain_delay_s")
-        return {name: outside_value(kind, name) for name in names}
+        return {name: effective_value(kind, name) for name in names}
     except Exception:  # noqa: BLE001 - the server reports it when it starts
         return {}
 
