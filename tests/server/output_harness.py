@@ -128,7 +128,7 @@ class Near:
     def write_until_full(self) -> int:
         """Write zeros until the kernel accepts no more. Return their number."""
         size = 0
-        while not self.queue.draining:
+        while not self.queue.is_waiting:
             self.queue.write(bytes(1 << 20))
             size += 1 << 20
         return size
@@ -190,7 +190,7 @@ class Near:
     def receive_rest(self, size: int) -> bytes:
         """Receive the remaining output, of so many bytes. The queue goes on meanwhile."""
         received = b""
-        while self.queue.draining:
+        while self.queue.is_waiting:
             received += self.receive(size - self.queue.bytes_left() - len(received))
             self.queue.on_writable()
         return received + self.receive(size - len(received))
@@ -219,7 +219,7 @@ class Near:
         received = bytearray()
         while len(received) < size:
             received += self.receive_all_there_is()
-            if self.queue.draining:
+            if self.queue.is_waiting:
                 self.queue.on_writable()
         return bytes(received)
 
@@ -349,7 +349,7 @@ def arrives_in_order(near: Near, pieces: Pieces, content: bytes, fd: int) -> Non
                 queue.write_file(b"head", fd, offset, size)
                 data = b"head" + data
             elif kind == "all":
-                queue.write_all([data[: size // 2], b"", data[size // 2 :]])
+                queue.write_buffers([data[: size // 2], b"", data[size // 2 :]])
             elif kind == "next" and data:
                 near.write_next(data)
             else:
@@ -357,7 +357,7 @@ def arrives_in_order(near: Near, pieces: Pieces, content: bytes, fd: int) -> Non
             expected += data
             if reads:
                 received += near.receive_all_there_is()
-                if queue.draining:
+                if queue.is_waiting:
                     queue.on_writable()
         queue.flush()
         received += near.receive_in_turn(len(expected) - len(received))

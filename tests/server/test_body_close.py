@@ -146,7 +146,7 @@ def test_body_is_closed_once_at_each_end(
     watched = Watched(make)
     stepped = make_stepped(WSGIFast(watched) if wrapped else watched, keepalive=5)
     client = stepped.begin()
-    assert client.near.output.draining
+    assert client.near.output.is_waiting
     assert watched.closed == (0 if is_read_by_output(make) else 1)
     received = end_client(stepped, client, end)
     wait_until_closed(stepped, watched)
@@ -265,7 +265,7 @@ def test_thread_owes_no_close_of_bytes(make_stepped: MakeStepped, make: Any) -> 
     watched = Watched(make)
     stepped = make_stepped(watched, attributes={"output_ahead_bytes": 2 * LARGE})
     client = stepped.begin()
-    assert client.near.output.draining
+    assert client.near.output.is_waiting
     assert watched.closed == 1
     assert not stepped.thread.closes
 
@@ -285,7 +285,7 @@ def test_file_of_slow_download_takes_one_descriptor(
     client = stepped.connect()
     client.near.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     client.run(request_for("/file"))
-    assert client.near.output.draining
+    assert client.near.output.is_waiting
     assert not stepped.thread.closes
     opened = [leads_to for _, leads_to in open_descriptors()]
     assert opened.count(str(path.resolve())) == 1

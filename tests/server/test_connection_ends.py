@@ -260,7 +260,7 @@ def test_sweep_tries_a_kernel_without_memory(make_stepped: MakeStepped) -> None:
     stepped = make_stepped(large, keepalive=60)
     client = stepped.begin()
     received = 0
-    while client.near.output.draining:
+    while client.near.output.is_waiting:
         stepped.server.pool.push((client.near.fd, WRITE))
         stepped.run()
         assert client.near.waits_for_memory

@@ -88,7 +88,7 @@ def test_late_continue_is_sent_before_the_body(stepped: SteppedWorker) -> None:
     filled = fill(near.sock)
     events = stepped.armed()
     client.run(EXPECTS)
-    assert near.output.draining
+    assert near.output.is_waiting
     stepped.server.pool.push((near.fd, READ))  # this changes nothing
     stepped.run()
     # The server does not wait for the body before the app reads it.

@@ -89,13 +89,13 @@ def test_delayed_blocks_leave_full_memory_at_end(begin: Begin, window: int, bloc
 def test_stream_sent_whole_as_app_ends_is_not_lost(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_all(output: StreamOutput, buffers: Sequence[bytes | memoryview]) -> None:
+    def write_buffers(output: StreamOutput, buffers: Sequence[bytes | memoryview]) -> None:
         if not buffers:  # the delayed bytes at the end
             peer.open(LARGE, 1)
             peer.serve_elsewhere()
-        OutputQueue.write_all(output, buffers)
+        OutputQueue.write_buffers(output, buffers)
 
-    monkeypatch.setattr(StreamOutput, "write_all", write_all)
+    monkeypatch.setattr(StreamOutput, "write_buffers", write_buffers)
     peer = begin(responses([b"a" * 20], status="200 OK"), window=10)
     response = peer.get()
     assert (response.body, response.ended) == (b"a" * 20, True)
@@ -159,7 +159,7 @@ def test_client_taking_least_of_a_stream_is_reported(begin: Begin) -> None:
     peer.open(1000, slow)
     peer.run()
     connections, now = peer.stepped.server.connections, peer.stepped.clock.now
-    first, second = slowest_clients(connections, now, most=10)
+    first, second = slowest_clients(connections, now, limit=10)
     assert (first.path, first.bytes_per_s, first.waited_s) == ("/stopped", 0, 10)
     assert (second.path, second.bytes_per_s) == ("/slow", 100)
     assert first.queued_bytes == LARGE - 1000
@@ -191,7 +191,7 @@ def test_full_socket_delays_streams(begin: Begin) -> None:
     peer.open(8 * LARGE)
     streams = [peer.ask() for _ in range(3)]
     peer.run_unread()
-    assert peer.near.output.draining
+    assert peer.near.output.is_waiting
     assert peer.near.output.bytes_queued <= 2 * multiplexer._QUANTUM_BYTES
     assert peer.streams == 3
     peer.run()
@@ -212,7 +212,7 @@ def test_client_taking_no_responses_is_not_read(begin: Begin) -> None:
     peer = begin()
     for _ in range(700):  # below the limit for floods
         peer.state.ping(b"12345678")
-    peer.near.output.draining = True  # nothing is sent
+    peer.near.output.is_waiting = True  # nothing is sent
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "_MOST_UNSENT_BYTES", 1000)
         armed = peer.stepped.armed()

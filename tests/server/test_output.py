@@ -104,7 +104,7 @@ def test_socket_that_has_taken_something_is_waited_for(
 
     near.queue.write(bytes(SIZE))
     assert near.armed == [False]
-    near.queue.write_all([b"more"])
+    near.queue.write_buffers([b"more"])
     near.queue.write_file(b"", content, 0, 100)
     monkeypatch.setattr(os, "sendfile", full)
     received = 0
@@ -131,8 +131,8 @@ def test_quick_client_gets_turns(near: Near, file: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "sendfile", takes_everything)
     monkeypatch.setattr(sending, "_TURN_BYTES", SIZE // 4)
     near.queue.write_file(b"", file, 0, SIZE)
-    assert near.queue.draining
-    while near.queue.draining:
+    assert near.queue.is_waiting
+    while near.queue.is_waiting:
         near.queue.on_writable()
     assert sum(offered) == SIZE
     assert near.armed == [False] * 3
@@ -159,7 +159,7 @@ def test_quick_tls_client_gets_one_turn_at_a_time(
         else:
             near.queue.write(bytes(SIZE))
         turns = 1
-        while near.queue.draining:
+        while near.queue.is_waiting:
             near.queue.on_writable()
             turns += 1
         assert turns == SIZE // sending._TLS_TURN_BYTES
@@ -177,7 +177,7 @@ def test_quick_tls_client_gets_one_turn_at_a_time(
 def test_tls_file_for_slow_client_uses_no_memory(make_near: MakeNear, tls: TLS, file: int) -> None:
     near = make_near(tls=tls)
     near.queue.write_file(b"head", file, 0, SIZE)
-    assert near.queue.draining
+    assert near.queue.is_waiting
     for _ in range(3):
         assert near.receive(1000)
         near.queue.on_writable()
@@ -193,7 +193,7 @@ def test_tls_file_leaving_memory_is_read_by_a_thread(
     """
     near, data = make_near(tls=tls), os.pread(file, SIZE - 1, 0)
     near.queue.write_file(b"", file, 0, SIZE - 1)
-    assert near.queue.draining
+    assert near.queue.is_waiting
     monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
     assert near.receive_in_turn(SIZE - 1) == data
     near.queue.write_file(b"", file, 0, 1000)
@@ -237,10 +237,10 @@ def test_queues_share_nothing(make_near: MakeNear, content: int) -> None:
     [
         (lambda near, fd: near.queue.write(b"more"), 4),
         (lambda near, fd: near.write_next(b""), 0),
-        (lambda near, fd: near.queue.write_all([b"more", b"", b"two"]), 7),
+        (lambda near, fd: near.queue.write_buffers([b"more", b"", b"two"]), 7),
         (lambda near, fd: near.queue.write_file(b"more", fd, 0, 10), 14),
     ],
-    ids=["write", "write_next", "write_all", "write_file"],
+    ids=["write", "write_next", "write_buffers", "write_file"],
 )
 def test_nothing_follows_what_an_error_has_dropped(
     near: Near, content: int, write: Callable[[Near, int], object], more: int
@@ -251,9 +251,9 @@ def test_nothing_follows_what_an_error_has_dropped(
     near.queue.write(bytes(SIZE))
     left = near.queue.bytes_left()
     sent = 4 + len(CONTENT) + 1000 + SIZE - left
-    near.queue.fail(TimeoutError("the client took no byte in time"))
+    near.queue.fail(TimeoutError("the client accepted no bytes in time"))
     assert open_descriptors() <= descriptors
-    assert not near.queue.draining
+    assert not near.queue.is_waiting
     near.receive(sent)
     with pytest.raises(ClientGone, match="took no byte"):
         write(near, content)
@@ -270,7 +270,7 @@ def test_nothing_follows_what_an_error_has_dropped(
 def test_last_byte_of_whole_response_alone_finishes_it(near: Near) -> None:
     near.queue.write(bytes(SIZE))
     assert not near.queue.on_writable()
-    near.queue.closing = True
+    near.queue.is_complete = True
     received = 0
     finished = False
     while not finished:
@@ -314,7 +314,7 @@ def test_writer_waiting_for_room_learns_of_the_end(make_near: MakeNear) -> None:
     with started(write):
         while queue._room is None:
             assert not reported.is_set()
-        queue.fail(TimeoutError("the client took no byte in time"))
+        queue.fail(TimeoutError("the client accepted no bytes in time"))
         assert reported.wait(60)
 
 
@@ -324,7 +324,7 @@ def test_unwatchable_socket_ends_the_queue(near: Near, file: int) -> None:
     for data in (bytes(SIZE), b"more"):
         with pytest.raises(ClientGone, match="Cannot allocate memory"):
             near.queue.write(data)
-        assert not near.queue.draining
+        assert not near.queue.is_waiting
     near.receive(SIZE + 4 - near.queue.bytes_left())
     near.queue = near.make_queue()
     with pytest.raises(ClientGone, match="Cannot allocate memory"):

@@ -47,8 +47,8 @@ def test_output_beyond_memory_waits_in_files() -> None:
     with giving_back(*[shared] * 6) as clients:
         before = open_descriptors()
         for client in clients:
-            client.queue.write_all([b"head", *[CONTENT] * 10])
-            assert client.queue.draining
+            client.queue.write_buffers([b"head", *[CONTENT] * 10])
+            assert client.queue.is_waiting
         assert shared.memory.used_bytes <= 20 * len(CONTENT)
         assert len(open_descriptors() - before) >= 4  # two blocks are in memory
         assert len(warnings) == 1
@@ -128,7 +128,7 @@ def test_output_stays_in_memory_without_files(full: bool, monkeypatch: pytest.Mo
     with giving_back(shared) as (near,), monkeypatch.context() as patch:
         patch.setattr(*((os, "pwritev") if full else (tempfile, "TemporaryFile")), refuse)
         for _ in range(3):
-            near.queue.write_all([CONTENT] * 5)
+            near.queue.write_buffers([CONTENT] * 5)
             # One warning for each queue would be too many: the log may be on the same disk.
             assert [line[-7:] for line in warnings].count("no room") == 1
         assert near.receive_in_turn(15 * len(CONTENT)) == 15 * CONTENT
@@ -149,7 +149,7 @@ def test_generator_over_limit_waits_for_its_client(make_near: MakeNear) -> None:
         assert not written.wait(0.05)
         while not written.is_set():
             near.receive_all_there_is()
-            if near.queue.draining:
+            if near.queue.is_waiting:
                 near.queue.on_writable()
 
 
@@ -228,7 +228,7 @@ def test_writer_waits_where_no_file_may_take_more(
         while len(received) < 20_000_000:
             assert near.queue.bytes_queued <= 250_000
             received += near.receive_all_there_is()
-            if near.queue.draining:
+            if near.queue.is_waiting:
                 near.queue.on_writable()
     assert received == b"".join(blocks(20_000))
     assert len(warnings) == fails
@@ -286,7 +286,7 @@ def test_client_must_take_some_bytes_a_second(make_near: MakeNear, clock: Clock)
     assert near.deadlines[-1] <= 1060.0 + (left - queue.bytes_left()) / 500.0
     # The time for bytes that follow after all were taken begins anew.
     near.receive_in_turn(SIZE - 50_000)
-    assert not queue.draining
+    assert not queue.is_waiting
     queue.write(bytes(SIZE))
     assert near.deadlines[-1] == clock.now + 60.0
 
@@ -398,7 +398,7 @@ def test_output_sent_beside_slow_disk_stays_on_it(disk: HangingWrites, fails: bo
 def test_writer_waits_for_disk_at_either_memory_limit(
     disk: HangingWrites, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "_MOST_BESIDE_DISK_BYTES", 300_000)
+    monkeypatch.setattr(output, "_MAX_UNWRITTEN_BYTES", 300_000)
     with spilling(memory_bytes=memory_bytes) as near:
         with started(lambda: write_blocks(near)) as (writer,):
             assert disk.began.wait(60)
@@ -423,7 +423,7 @@ def test_writer_waiting_for_disk_learns_of_the_end(disk: HangingWrites) -> None:
 
         with started(write):
             assert disk.began.wait(60)
-            near.queue.fail(TimeoutError("the client took no byte in time"))
+            near.queue.fail(TimeoutError("the client accepted no bytes in time"))
         assert len(errors) == 1
         disk.go.set()
 
@@ -452,7 +452,7 @@ def test_failing_disk_leaves_output_in_memory_in_order(disk: HangingWrites) -> N
         near.queue.write(WRITTEN)
         wait_for(lambda: warnings, "it fails")
         wait_for(lambda: not near.queue.may_run_ahead, "the writer will wait for its client")
-        near.queue.write_all([b"end"])
+        near.queue.write_buffers([b"end"])
         assert near.receive_in_turn(len(WRITTEN) + 3) == WRITTEN + b"end"
 
 

@@ -88,7 +88,7 @@ def test_blocks_that_leave_together_share_a_frame(near: Near) -> None:
 def test_stream_without_a_pause_learns_of_the_end(near: Near) -> None:
     near.write_next(b"a")
     near.write_next(b"b")
-    near.queue.fail(TimeoutError("the client took no byte in time"))
+    near.queue.fail(TimeoutError("the client accepted no bytes in time"))
     for block in (b"c", b"d"):
         with pytest.raises(ClientGone, match="took no byte"):
             near.write_next(block)
@@ -188,7 +188,7 @@ def test_stream_written_amid_ticks_arrives_in_order(near: Near) -> None:
         try:
             for block in blocks:
                 near.write_next(block)
-                if near.queue.draining:
+                if near.queue.is_waiting:
                     near.queue.on_writable()
             near.queue.flush()
             while near.queue.bytes_left():
@@ -230,8 +230,8 @@ def test_stream_sent_by_another_thread_is_in_order(make_near: MakeNear) -> None:
     near.queue.sender = stingy
 
     def send() -> None:
-        while not is_written.is_set() or near.queue.draining:
-            if near.queue.draining:
+        while not is_written.is_set() or near.queue.is_waiting:
+            if near.queue.is_waiting:
                 near.queue.on_writable()
 
     def receive() -> None:
@@ -312,7 +312,7 @@ def test_waiting_blocks_leave_behind_the_others(near: Near, flushes: bool) -> No
         queue.flush()
         assert queue.bytes_left() == queue.bytes_queued
     received = b""
-    while queue.draining:
+    while queue.is_waiting:
         received += near.receive_all_there_is()
         queue.on_writable()
     received += near.receive(sent + len(b"9\r\nabcabcabc\r\n") - len(received))
@@ -326,7 +326,7 @@ def test_waiting_blocks_are_left_after_an_error(near: Near) -> None:
     near.write_until_full()
     write_next(b"abc")
     left = queue.bytes_left()
-    queue.fail(TimeoutError("the client took no byte in time"))
+    queue.fail(TimeoutError("the client accepted no bytes in time"))
     assert queue.bytes_left() == left
 
 

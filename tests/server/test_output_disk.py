@@ -49,7 +49,7 @@ def test_file_disk_keeps_nobody_waiting(
 ) -> None:
     other = make_near()
     near.queue.write_file(b"head", content, 7, 600_000)
-    assert near.queue.draining
+    assert near.queue.is_waiting
     near.queue.write(b"end")  # waits behind it
     assert near.queue.flush_at_tick()
     other.queue.write(b"answer")
@@ -84,7 +84,7 @@ def test_evicted_file_is_brought_in_by_a_disk_thread(near: Near, file: int) -> N
 
     def brought_in_by_a_disk_thread() -> bool:
         near.queue.write_file(b"", file, 0, SIZE)
-        assert near.queue.draining
+        assert near.queue.is_waiting
         assert near.receive_in_turn(SIZE) == data
         return near.disk_threads >= 1
 
@@ -121,7 +121,7 @@ def test_connection_may_end_while_its_disk_works(
     wait_for(lambda: hanging.calls, "the disk is asked")
     near.queue.fail(TimeoutError("the worker stops"))
     assert len(open_descriptors() - descriptors) == 1
-    near.queue.closing = True
+    near.queue.is_complete = True
     hanging.go.set()
     with near.changed:
         assert near.changed.wait_for(lambda: near.resumed, 60)
@@ -149,9 +149,9 @@ def test_error_of_the_disk_reaches_who_finishes(
     monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", fail)
     near.queue.write_file(b"", content, 0, 100_000)
-    near.queue.closing = closing
+    near.queue.is_complete = closing
     go.set()
-    wait_for(lambda: not near.queue.draining and (near.resumed or not closing), "it has failed")
+    wait_for(lambda: not near.queue.is_waiting and (near.resumed or not closing), "it has failed")
     assert near.queue.error is error
     assert near.queue.bytes_left() == 100_000
     assert near.resumed == closing

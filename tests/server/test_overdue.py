@@ -69,7 +69,7 @@ def test_deadline_is_not_that_of_the_request_before() -> None:
     member = Member("one", since=time.monotonic() - 60, job=request())
     shared: Any = SimpleNamespace(options=SimpleNamespace(request_timeout_s=50.0))
     deadlines = Deadlines(shared, [member, Member("two")], lambda *job: ended.append(job), list)
-    assert deadlines.look(time.monotonic()) > 40
+    assert deadlines.check(time.monotonic()) > 40
     assert not ended
 
 

@@ -406,8 +406,8 @@ def test_pollers_of_a_listener_take_turns(listener: socket.socket) -> None:
 
 def test_poll_gathers_events_reported_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short request may wait for thousands of writable downloads, but not for ever."""
-    monkeypatch.setattr("wsgifast.server.poller._MOST_AT_ONCE", 2)
-    monkeypatch.setattr("wsgifast.server.poller._MOST_EVENTS", 6)
+    monkeypatch.setattr("wsgifast.server.poller._CALL_EVENTS", 2)
+    monkeypatch.setattr("wsgifast.server.poller._POLL_EVENTS", 6)
     poller = EpollPoller()
     parts: list[list[tuple[int, int]]] = []
     timeouts: list[float | None] = []
@@ -430,7 +430,7 @@ def test_poll_gathers_events_reported_in_parts(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_wake_is_no_event_of_the_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wsgifast.server.poller._MOST_AT_ONCE", 2)
+    monkeypatch.setattr("wsgifast.server.poller._CALL_EVENTS", 2)
     poller = EpollPoller()
     epoll = poller._epoll
     with contextlib.ExitStack() as stack:

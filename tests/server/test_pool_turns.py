@@ -148,7 +148,7 @@ def test_deferred_items_run_between_two_polls(
 ) -> None:
     monkeypatch.setattr("wsgifast.server.pool._FEW_EVENTS", 3)
     monkeypatch.setattr("wsgifast.server.pool._DEFERRED_S", 1.0)
-    monkeypatch.setattr("wsgifast.server.pool._MOST_DEFERRED_S", 8.0)
+    monkeypatch.setattr("wsgifast.server.pool._MAX_DEFERRED_S", 8.0)
     pool = monitored.pool
     taken: list[Any] = []
 

@@ -207,7 +207,7 @@ def test_nothing_is_left_of_a_response_at_its_end(
     # The writer may be ahead of its client by the whole body, as no other thread sends here.
     stepped = make_stepped(app, keepalive=5, attributes={"output_ahead_bytes": 64 * LARGE})
     client = stepped.begin()
-    assert client.near.output.draining
+    assert client.near.output.is_waiting
     end_client(stepped, client, end)
     assert_nothing_is_left(app, stepped)
 
@@ -222,7 +222,7 @@ def test_nothing_is_left_of_a_file_at_its_end(
     app = App(sends_file(path))
     stepped = make_stepped(app, keepalive=5, sendfile=sendfile)
     client = stepped.begin()
-    assert client.near.output.draining
+    assert client.near.output.is_waiting
     end_client(stepped, client, end)
     assert_nothing_is_left(app, stepped)
 

@@ -261,10 +261,10 @@ def test_body_at_hand_is_queued_at_once(
     client = stepped.connect()
     client.send_request(headers=[("X-File", str(tmp_path / "file"))])
     stepped.run()  # in this thread, it would wait for the client for ever
-    assert client.near.output.draining
+    assert client.near.output.is_waiting
     assert not CLOSED
     received = b""
-    while client.near.output.draining:
+    while client.near.output.is_waiting:
         received += client.receive_all_there_is()
         stepped.run()
     received += client.receive_all_there_is()

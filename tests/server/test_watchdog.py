@@ -59,10 +59,10 @@ def stuck() -> Iterator[Stuck]:
 
 def test_stuck_threads_are_logged_once_with_stacks(stuck: Stuck) -> None:
     for now in (100, 120, 129.9):
-        stuck.watchdog.look(now)
+        stuck.watchdog.check(now)
     assert not stuck.lines
     for now in (130, 131, 159):
-        stuck.watchdog.look(now)
+        stuck.watchdog.check(now)
     ((level, text),) = stuck.lines
     assert level == "error"
     assert "All 2 threads" in text
@@ -75,27 +75,27 @@ def test_stuck_threads_are_logged_once_with_stacks(stuck: Stuck) -> None:
 
 def test_stuck_worker_is_killed_once(stuck: Stuck) -> None:
     for now in (100, 130, 160, 170):
-        stuck.watchdog.look(now)
+        stuck.watchdog.check(now)
     assert stuck.kills == 1
     assert stuck.levels == ["error", "critical"]
 
 
 @pytest.mark.parametrize("turn", [None, 8])
 def test_one_running_thread_satisfies_the_watchdog(stuck: Stuck, turn: int | None) -> None:
-    stuck.watchdog.look(100)
+    stuck.watchdog.check(100)
     stuck.turn = turn
-    stuck.watchdog.look(129)
+    stuck.watchdog.check(129)
     stuck.turn = 8
-    stuck.watchdog.look(150)
-    stuck.watchdog.look(158)
+    stuck.watchdog.check(150)
+    stuck.watchdog.check(158)
     assert not stuck.lines
-    stuck.watchdog.look(180)
+    stuck.watchdog.check(180)
     assert len(stuck.lines) == 1
     stuck.turn = None
-    stuck.watchdog.look(181)
-    stuck.watchdog.look(182)
+    stuck.watchdog.check(181)
+    stuck.watchdog.check(182)
     assert stuck.levels == ["error", "warning"]
     stuck.turn = 9
-    stuck.watchdog.look(200)
-    stuck.watchdog.look(230)
+    stuck.watchdog.check(200)
+    stuck.watchdog.check(230)
     assert stuck.levels == ["error", "warning", "error"]

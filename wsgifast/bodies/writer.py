@@ -41,7 +41,7 @@ class Output(Protocol):
     """
 
     def write(self, data: bytes, /) -> None: ...
-    def write_all(self, buffers: Sequence[bytes], /) -> None: ...
+    def write_buffers(self, buffers: Sequence[bytes], /) -> None: ...
     def begin_stream(
         self,
         data: bytes,
@@ -236,7 +236,7 @@ class ResponseWriter(BodyCounter):
         parts.append(self._end())
         self.headers_sent = True
         if sum(map(len, parts)) > _JOIN_BYTES:
-            self._output.write_all(parts)
+            self._output.write_buffers(parts)
         else:
             self._output.write(b"".join(parts))
 
@@ -364,7 +364,7 @@ class ResponseWriter(BodyCounter):
         if not before:
             return
         if begun or len(before) > _JOIN_BYTES:
-            output.write_all([before])
+            output.write_buffers([before])
         else:
             output.write(before)
 

@@ -148,18 +148,18 @@ class Outlet:
         self.unsent = 0
 
     def write(self, data: bytes) -> None:
-        self.write_all([data])
+        self.write_buffers([data])
 
     def begin_stream(
         self, data: bytes, *, frame: Callable[[bytes], bytes] | None, **_of_queues: bool
     ) -> Callable[[bytes], None]:
-        self.write_all([data])
+        self.write_buffers([data])
         return self.write if frame is None else lambda block: self.write(frame(block))
 
     def end_stream(self, end: Callable[[], bytes]) -> None:
         self.write(end())
 
-    def write_all(
+    def write_buffers(
         self, buffers: Sequence[bytes | memoryview], *, more_follows: bool = False
     ) -> None:
         """Send all buffers.
@@ -183,7 +183,7 @@ class Outlet:
         :raises BodyTooShort: if the file cannot be read.
         """
         if headers:
-            self.write_all([headers], more_follows=True)
+            self.write_buffers([headers], more_follows=True)
         self.unsent = size
         try:
             segment = FileSegment(fd, offset, size)

@@ -220,7 +220,7 @@ class Application:
         """
         output = channel.output
         with output.lock:
-            if exchange.has_ended or channel.exchange is not exchange:
+            if exchange.response_is_complete or channel.exchange is not exchange:
                 return None
             exchange.is_timed_out = True
             if exchange.resp is not None and exchange.resp.headers_sent:

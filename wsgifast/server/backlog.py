@@ -1,10 +1,11 @@
 """The queued output for one client: blocks of a stream, bytes in memory and parts of files.
 
-Plain data structures without a socket. Every call of a :class:`Backlog` needs the queue's lock,
-except for :meth:`Backlog.spill`.
+These are data structures without a socket. All methods of a :class:`Backlog` need the queue's lock,
+except :meth:`Backlog.spill`.
 
-A disk thread writes output to a temporary file. The output stays in its place in the queue. If its
-turn comes before it is written, it is sent from memory, and the written bytes are not used.
+A disk thread may write buffers to a temporary file. The buffers keep their place in the queue. If
+they must be sent before they are written, they are sent from memory. Their bytes in the file are
+then not used.
 """
 
 from __future__ import annotations
@@ -19,29 +20,29 @@ from itertools import islice
 from ..files.temporary import Budget, TemporaryFile
 from ..sockets.sending import FileSegment
 
-# This much of each connection's output stays in memory in any case: a response of usual size.
+# This many bytes of each connection's output always stay in memory: a response of usual size.
 _ALWAYS_IN_MEMORY_BYTES = 16 * 1024
-# The bytes that TLS encrypts in one call, and those read of a file without sendfile. It is constant
-# because TLS must get refused bytes again, without a byte less.
+# The number of bytes that TLS encrypts in one call. Also the size of reads from a file without
+# sendfile. It is constant: if TLS refuses bytes, the next call must pass at least the same bytes.
 PIECE_BYTES = 128 * 1024
-# Smaller buffers are joined: each has an overhead of some hundred bytes.
+# Smaller buffers are joined, because each buffer has an overhead of some hundred bytes.
 _JOINED_BYTES = 4 * 1024
-# The most buffers of one send.
+# The maximum number of buffers in one send.
 _BUFFERS = 64
-# Blocks are coalesced up to this size: larger writes are no cheaper per byte.
+# Blocks are joined up to this size. Larger writes have the same cost per byte.
 _COALESCED_BYTES = 64 * 1024
-# The same for blocks that are compressed when they are framed. The thread that takes them
-# compresses them under the queue's lock.
+# The same limit for blocks that are compressed when they are framed. They are compressed under the
+# queue's lock, so the limit is lower.
 _COMPRESSED_BYTES = 16 * 1024
-# Free space that is left on the file system of the temporary files.
+# The space that must remain free on the file system of the temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
 
 
 class OutputMemory(Budget):
-    """Counts the output in memory that waits for clients. Beyond a limit, temporary files are used.
+    """Counts the output in memory that waits for clients. Output above a limit uses the disk.
 
-    :param disk: counts the bytes of these.
-    :param warn: a logging function.
+    :param disk: counts the bytes in temporary files.
+    :param warn: a function that logs a warning.
     """
 
     def __init__(self, limit_bytes: int, disk: Budget, warn: Callable[..., object]) -> None:
@@ -58,15 +59,15 @@ class OutputMemory(Budget):
         if super().take(size):
             return True
         self.warn_once(
-            "Slow clients leave more than %d bytes waiting in memory: from now on what "
-            "exceeds it goes to temporary files in %s",
+            "More than %d bytes wait in memory for slow clients: further output is written to "
+            "temporary files in %s",
             self._limit_bytes,
             tempfile.gettempdir(),
         )
         return False
 
     def warn_once(self, text: str, *args: object) -> None:
-        """Log a text for the first time only: the log may be on the same disk."""
+        """Log a text once. The log may be on the same disk as the temporary files."""
         with self._lock:
             warned = text in self._warned
             self._warned.add(text)
@@ -75,18 +76,20 @@ class OutputMemory(Budget):
 
 
 class DelayedBlocks:
-    """The blocks of a stream that are delayed, and framed together.
+    """Delayed blocks of a stream, which are framed together.
 
-    Only the writer adds blocks, without a lock. The thread that takes them has the queue's lock.
-    CPython copies a list in one step, and blocks that are appended later stay.
+    Only the writer appends blocks, and needs no lock for that. A thread that removes blocks needs
+    the queue's lock. CPython copies a list in one step, so blocks that are appended later are not
+    lost.
 
-    :param frame: frames blocks that are sent together, as one chunk. None for no framing.
-    :param most_waiting: how many bytes may wait here for a slow client.
-    :param compresses: whether `frame` compresses, too.
-    :ivar blocks: unframed, none of them empty.
-    :ivar size: their bytes. It may be wrong for a moment, which a limit and a log tolerate.
-    :ivar last_block_at: when the app handed the last one over, monotonic.
-    :ivar most_delayed: how many bytes may wait for the next block.
+    :param frame: frames joined blocks as one chunk. None if the response has no chunks.
+    :param most_waiting: the maximum number of bytes that may wait here for a slow client.
+    :param compresses: whether `frame` also compresses.
+    :ivar blocks: the unframed blocks. None of them is empty.
+    :ivar size: the bytes of the blocks. It may be wrong for a moment, because it is changed without
+        the lock. It is only used for limits and for the log.
+    :ivar last_block_at: the monotonic time at which the app wrote its last block.
+    :ivar most_delayed: the maximum number of bytes that may wait for the next block.
     """
 
     __slots__ = ("_frame", "blocks", "last_block_at", "most_delayed", "most_waiting", "size")
@@ -117,8 +120,8 @@ class DelayedBlocks:
 class Spilling:
     """Buffers that a disk thread writes to a temporary file.
 
-    :ivar size: their bytes, without those that were taken.
-    :ivar taken: how many bytes were taken to be sent from memory, as they are not written yet.
+    :ivar size: the bytes that have not been taken.
+    :ivar taken: the number of bytes that were taken to be sent before the file is written.
     """
 
     __slots__ = ("_at", "_first", "buffers", "size", "taken")
@@ -127,11 +130,11 @@ class Spilling:
         self.buffers = buffers
         self.size = sum(map(len, buffers))
         self.taken = 0
-        # The first buffer of which something is left, and where.
+        # The first buffer with bytes that have not been taken, and the position in it.
         self._first = self._at = 0
 
     def take(self, most: int) -> bytes:
-        """Return a copy of the next bytes, `most` or all that are left."""
+        """Take the next bytes, at most `most`, and return a copy of them."""
         parts: list[memoryview] = []
         left = most
         while left and self._first < len(self.buffers):
@@ -147,7 +150,7 @@ class Spilling:
         return b"".join(parts)
 
     def rest(self) -> list[memoryview]:
-        """Return the buffers without the bytes that were taken."""
+        """Return the bytes that have not been taken."""
         left = self.buffers[self._first :]
         if self._at:
             left[0] = left[0][self._at :]
@@ -157,13 +160,14 @@ class Spilling:
 class Backlog:
     """A queue of buffers and parts of files.
 
-    :param memory: counts buffers that stay in memory for longer than one send.
-    :ivar size: bytes that wait.
-    :ivar in_memory: bytes of memory that buffers use. A buffer is freed when its last byte is sent.
-    :ivar file_sent: bytes sent of the first item, if it is a file.
-    :ivar by_sendfile: bytes sent by sendfile.
-    :ivar waited_s: seconds that the writer has waited for its client, or for a disk.
-    :ivar spilling: the buffers that a disk thread is writing. They may have left the queue.
+    :param memory: counts buffers that stay in memory after a send.
+    :ivar size: the number of queued bytes.
+    :ivar in_memory: the bytes of memory that buffers use. A buffer is freed after its last byte was
+        sent.
+    :ivar file_sent: the number of sent bytes of the first item, if the item is a file.
+    :ivar by_sendfile: the number of bytes sent by sendfile.
+    :ivar waited_s: the seconds for which the writer has waited for the client or a disk.
+    :ivar spilling: buffers that a disk thread is writing. They may have been sent already.
     """
 
     __slots__ = (
@@ -179,20 +183,20 @@ class Backlog:
         self._items: deque[memoryview | FileSegment | Spilling] = deque()
         self._memory = memory
         self.in_memory = 0
-        self._reserved = 0  # how many of them `memory` has counted
-        self._spill_file: TemporaryFile | None = None  # more may be written to it
+        self._reserved = 0  # the part of `in_memory` that `memory` has counted
+        self._spill_file: TemporaryFile | None = None  # the file for further buffers
         self.spilling: Spilling | None = None
         self._is_closed = False
-        self._uses: dict[int, int] = {}  # reference counts of descriptors: the last use closes one
-        self._temporary: dict[int, TemporaryFile] = {}  # those of temporary files
+        self._uses: dict[int, int] = {}  # the reference count of each open descriptor
+        self._temporary: dict[int, TemporaryFile] = {}  # the temporary files among these
 
-    # Adding
+    # Adding output.
 
     def append(self, buffer: bytes | memoryview) -> None:
         items = self._items
         self.size += len(buffer)
         if len(items) > 1 and len(buffer) < _JOINED_BYTES:
-            # Not the first one: TLS may need the same buffer again.
+            # The first buffer is never joined, because TLS may need the same buffer again.
             last = items[-1]
             if isinstance(last, memoryview) and len(last) < _JOINED_BYTES:
                 items.pop()
@@ -203,17 +207,20 @@ class Backlog:
         self.in_memory += _bytes_in_memory(view)
 
     def append_file(self, segment: FileSegment) -> None:
-        """Add a part of a file. Its descriptor is closed once it is sent."""
+        """Add a part of a file. Its descriptor is closed after the part was sent."""
         self.size += segment.size
         self._items.append(segment)
         self.use(segment.fd)
 
     def take_excess(self, ahead_bytes: int | None) -> list[memoryview]:
-        """Count the buffers in memory. Remove excess ones from the end, and return them.
+        """Count the buffers in memory, and remove those that exceed a limit from the end.
 
-        Buffers before a file stay in any case, and all of them while a disk thread is writing.
+        Buffers before a file are never removed. While a disk thread is writing, no buffer is
+        removed.
 
-        :param ahead_bytes: the bytes to keep if there are more than twice as many, or None.
+        :param ahead_bytes: the number of bytes to keep if there are more than twice as many. None
+            to keep all.
+        :returns: the removed buffers.
         """
         if self.spilling is not None:
             self.count_memory()
@@ -229,14 +236,14 @@ class Backlog:
         return []
 
     def count_memory(self) -> None:
-        """Count all buffers in memory."""
+        """Count all buffers in memory, without a limit."""
         more = self.in_memory - self._reserved
         if more > 0:
             self._memory.count(more)
             self._reserved = self.in_memory
 
     def _take_back(self, keep: int) -> list[memoryview]:
-        """Remove buffers from the end until at most `keep` bytes are in memory."""
+        """Remove buffers from the end until at most `keep` bytes remain in memory."""
         items = self._items
         taken: list[memoryview] = []
         while items and self.in_memory > keep:
@@ -252,15 +259,15 @@ class Backlog:
         return taken
 
     def may_spill(self, limit: int) -> bool:
-        """Return whether more may be written to a temporary file.
+        """Return whether more bytes may be written to the temporary file.
 
-        :param limit: the largest size of the file. Sent bytes cannot be overwritten, because their
-            pages may still be in the socket.
+        :param limit: the maximum size of the file. The space of sent bytes cannot be reused,
+            because the socket may still refer to their pages.
         """
         return (0 if self._spill_file is None else self._spill_file.size) < limit
 
     def begin_spill(self, buffers: list[memoryview]) -> Spilling:
-        """Add the buffers of :meth:`take_excess`. :meth:`spill` and :meth:`end_spill` follow."""
+        """Add removed buffers. A disk thread then calls :meth:`spill` and :meth:`end_spill`."""
         self.spilling = spilling = Spilling(buffers)
         self._items.append(spilling)
         self.size += spilling.size
@@ -269,9 +276,9 @@ class Backlog:
         return spilling
 
     def end_spill(self, spilling: Spilling, segment: FileSegment | None) -> None:
-        """Buffers have been written, or cannot be.
+        """Replace buffers by the part of the temporary file that contains them.
 
-        :param segment: where they are, or None if they stay in memory.
+        :param segment: this part, or None if the buffers could not be written.
         """
         self.spilling = None
         if self._is_closed:
@@ -281,7 +288,7 @@ class Backlog:
         try:
             at = items.index(spilling)
         except ValueError:
-            return  # sent from memory by now, or dropped
+            return  # the buffers were sent from memory or dropped
         items.rotate(-at)
         items.popleft()
         if segment is None:
@@ -305,24 +312,24 @@ class Backlog:
         self.release_memory()
 
     def spill(self, buffers: list[memoryview]) -> FileSegment | None:
-        """Write buffers to a temporary file. Called by a disk thread, without the lock.
+        """Write buffers to a temporary file. A disk thread calls it without the lock.
 
-        :returns: None if that is not possible.
+        :returns: the part of the file, or None if it cannot be written.
         """
         try:
             if self._spill_file is None:
                 disk = self._memory.disk
-                # It is only read by the kernel, or by os.pread: there is no use for a buffer.
+                # It has no write buffer, because the kernel and os.pread read it directly.
                 file = TemporaryFile(disk, left_free_bytes=_LEFT_FREE_BYTES, buffer_bytes=1)
                 self._spill_file = self._temporary[file.fileno()] = file
                 self.use(file.fileno())
             return self._spill_file.append(*buffers)
         except OSError as error:
-            text = "Output stays in memory, as it cannot be written to a temporary file: %s"
+            text = "Output stays in memory, because a temporary file cannot be written: %s"
             self._memory.warn_once(text, error)
             return None
 
-    # Sending
+    # Sending output.
 
     @property
     def first(self) -> memoryview | FileSegment | None:
@@ -332,8 +339,8 @@ class Backlog:
         first = items[0]
         if not isinstance(first, Spilling):
             return first
-        # Not written in time. The rest stays there, so that a slow client does not keep all of it.
-        # It must be enough for a piece that TLS has refused before.
+        # The buffers have not been written in time. A piece is copied and the other bytes stay, so
+        # that they can still be written. The piece has at least the bytes that TLS refused before.
         if first.size <= PIECE_BYTES:
             items.popleft()
             self._return_rest(first)
@@ -342,7 +349,7 @@ class Backlog:
         return self.first
 
     def buffers(self) -> tuple[list[memoryview], bool]:
-        """Return the first buffers, as many as one send takes, and whether a file follows them."""
+        """Return the first buffers for one send, and whether a file follows them."""
         buffers: list[memoryview] = []
         for item in islice(self._items, _BUFFERS):
             if not isinstance(item, memoryview):
@@ -351,7 +358,7 @@ class Backlog:
         return buffers, False
 
     def replace_buffers(self, count: int, left: Sequence[bytes | memoryview]) -> int:
-        """Replace the first buffers by the unsent ones. Return how many bytes were sent."""
+        """Replace the first buffers by their unsent bytes. Return the number of sent bytes."""
         sent = 0
         for _ in range(count):
             buffer = self._items.popleft()
@@ -367,9 +374,9 @@ class Backlog:
         return sent
 
     def advance_file(self, size: int, *, by_kernel: bool) -> None:
-        """Some bytes of the first file have been sent.
+        """Remove sent bytes from the first file.
 
-        :param by_kernel: by sendfile.
+        :param by_kernel: whether sendfile has sent them.
         """
         self.size -= size
         if by_kernel:
@@ -377,12 +384,12 @@ class Backlog:
         self._take_from_file(size)
 
     def insert_read(self, data: bytes) -> None:
-        """The next bytes of the first file have been read: send them first."""
+        """Replace the next bytes of the first file by a buffer, which is sent first."""
         self._take_from_file(len(data))
         self._insert(data)
 
     def _return_rest(self, spilling: Spilling) -> None:
-        """Put buffers, of which nothing is written, at the front of the queue."""
+        """Put the buffers that were not written at the front of the queue."""
         rest = spilling.rest()
         self.in_memory += sum(map(_bytes_in_memory, rest))
         self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
@@ -406,7 +413,7 @@ class Backlog:
     def _on_gone(self, buffer: memoryview) -> None:
         self.in_memory -= _bytes_in_memory(buffer)
 
-    # Ends
+    # The end of a response.
 
     def release_memory(self) -> None:
         """Stop counting bytes that are no longer in memory."""
@@ -415,7 +422,7 @@ class Backlog:
             self._reserved = self.in_memory
 
     def clear(self) -> None:
-        """Drop everything, except a temporary file to which a disk thread may be writing."""
+        """Drop all output. A temporary file stays open, because a disk thread may be writing it."""
         for item in self._items:
             if isinstance(item, FileSegment):
                 self.release(item.fd)
@@ -424,10 +431,10 @@ class Backlog:
         self.release_memory()
 
     def close(self) -> None:
-        """Drop everything. The writer is done."""
+        """Drop all output, and close the temporary file. The writer adds no more output."""
         self.clear()
         self._is_closed = True
-        if self.spilling is None:  # else the thread that writes closes it
+        if self.spilling is None:  # otherwise end_spill() closes it
             self._close_spill_file()
 
     def _close_spill_file(self) -> None:
@@ -436,7 +443,7 @@ class Backlog:
             self.release(spill.fileno())
 
     def use(self, fd: int) -> None:
-        """Keep a descriptor open until :meth:`release`."""
+        """Keep a descriptor open until :meth:`release` is called as often."""
         self._uses[fd] = self._uses.get(fd, 0) + 1
 
     def release(self, fd: int) -> None:

@@ -1,13 +1,15 @@
-"""A channel serves one request at a time: a connection of HTTP/1, or a stream of HTTP/2.
+"""A channel serves one request at a time: an HTTP/1 connection or an HTTP/2 stream.
 
-The application (application.py) runs the app on a :class:`Channel`, and knows no version of HTTP.
+The application (application.py) runs the app for a :class:`Channel`. It does not depend on the
+version of HTTP.
 
 The end of a response
 ---------------------
-The thread that ran the app calls :meth:`Channel.finish_when_sent`. If bytes are left for a slow
-client, the thread that sends the last of them goes on. Either of them calls
-:meth:`Channel.finish`, once. It hands the exchange to :meth:`.Application.end_exchange`, which
-closes bodies and logs. Then HTTP/1 waits for the next request, and a stream is over.
+The thread that ran the app calls :meth:`Channel.finish_when_sent`. If all bytes have been sent,
+this thread calls :meth:`Channel.finish`. Otherwise the thread that sends the last byte calls it. So
+it is called once. It passes the exchange to :meth:`.Application.end_exchange`, which closes bodies
+and writes the log. Then an HTTP/1 connection waits for the next request, and an HTTP/2 stream is
+closed.
 """
 
 from __future__ import annotations
@@ -22,30 +24,30 @@ from .receiving import Exchange
 from .response import Response, header_lines
 from .sending import Owner
 
-# The states of a connection, and those that may follow. CLOSED follows every other one.
+# The states of a connection, and their possible next states. Any state can change to CLOSED.
 #
 #     HANDSHAKE: IDLE, LINGERING                   SENDING: IDLE, SKIPPING, LINGERING
 #     IDLE: RECEIVING, RUNNING, SENDING, STREAMS   SKIPPING: IDLE, LINGERING
 #     RECEIVING: RUNNING, SENDING, STREAMS         STREAMS: LINGERING
 #     RUNNING: SENDING, IDLE, SKIPPING, LINGERING
 #
-# Only the connection's owner changes its state. The metrics have the same names. A stream has some
-# of them too (http2/stream.py).
+# Only the connection's owner changes its state. Metrics use the names of the states as labels. A
+# stream has some of these states too (http2/stream.py).
 HANDSHAKE: Final = "handshake"  # TLS handshake
-IDLE: Final = "idle"  # nothing of the next request has been received
+IDLE: Final = "idle"  # no byte of the next request has been received
 RECEIVING: Final = "receiving"  # a part of a request has been received
-RUNNING: Final = "running"  # the app runs, or waits for a thread
-SENDING: Final = "sending"  # the app has returned, or was not called: the queue has more
-SKIPPING: Final = "body"  # all is sent: unread bytes of the body still arrive
-STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py). Its streams have their own states
-LINGERING: Final = "closing"  # all is sent: the client closes first (RFC 9112 section 9.6)
+RUNNING: Final = "running"  # the app runs, or the request waits for a thread
+SENDING: Final = "sending"  # the app is not running, and the output queue is not empty
+SKIPPING: Final = "body"  # the response was sent, and the unread body is being discarded
+STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py). Streams have their own states
+LINGERING: Final = "closing"  # waits until the client closes (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
 
 Headers = list[tuple[str, str]]
 
 
 class ErrorPage(NamedTuple):
-    """A whole response with an error."""
+    """A complete error response."""
 
     status: int
     reason: str
@@ -54,13 +56,13 @@ class ErrorPage(NamedTuple):
 
 
 class AcceptedSocket:
-    """An accepted socket, as the apps of its requests know it.
+    """An accepted socket, and the data that environs of its requests need.
 
-    :param peer: the client's address as accept() returned it.
-    :param address: the listener's.
-    :ivar app_socket: `gunicorn.socket` for its apps, or None until it is made.
-    :ivar hijacked: whether an app has taken the socket over.
-    :ivar proxy: environ keys from its PROXY header.
+    :param peer: the client's address as returned by accept().
+    :param address: the listener's address.
+    :ivar app_socket: the value of `gunicorn.socket` in environs. None until it is needed.
+    :ivar hijacked: whether an app has taken over the socket.
+    :ivar proxy: environ keys from the PROXY header.
     """
 
     __slots__ = ("address", "app_socket", "peer", "proxy", "sock")
@@ -75,20 +77,21 @@ class AcceptedSocket:
         self.proxy: dict[str, Any] | None = None
 
     def hijack(self) -> socket.socket:
-        """Hand the socket to the app.
+        """Let the app take over the socket.
 
-        :raises OSError: if other streams use it too.
+        :raises OSError: if other streams use the socket too.
         """
         raise NotImplementedError
 
 
 class Channel(Owner):
-    """Receives one request after the other, or just one, and sends its response.
+    """Receives requests and sends their responses, one at a time.
 
-    :ivar exchange: the request that runs or is being answered, and its response.
-    :ivar output: sends the response.
-    :ivar state: SENDING once the app has returned and output waits for the client. See above.
-    :cvar response_class: the class of its responses.
+    :ivar exchange: the current request and its response.
+    :ivar output: the queue that sends the response.
+    :ivar state: one of the states above. It is SENDING if the app has returned and the output waits
+        for the client.
+    :cvar response_class: the class of the responses.
     """
 
     __slots__ = ()
@@ -100,71 +103,72 @@ class Channel(Owner):
 
     @abstractmethod
     def connection(self) -> AcceptedSocket:
-        """Return the connection: itself, or the stream's."""
+        """Return the HTTP/1 connection itself, or the connection of the stream."""
 
     @abstractmethod
     def begin_app(self) -> bool:
-        """The app is about to be called. Return False if the client no longer waits for it."""
+        """Prepare for the call of the app. Return False if the client has already left."""
 
     @abstractmethod
     def has_left(self) -> bool:
-        """Return whether the client has left, or sends no more. For the owner."""
+        """Return whether the client has left or shut down its sending side. For the owner."""
 
     @abstractmethod
     def end_early(self, error: Exception, page: ErrorPage | None) -> None:
-        """End the response while the app runs, under the output's lock. For any thread.
+        """End the response while the app runs. Any thread may call it with the output's lock.
 
-        :param error: the output's from then on.
-        :param page: sent in place of the response, if that has not begun.
+        :param error: the error of the output from now on.
+        :param page: the error response to send, if the app's response has not begun.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """The response has been sent, or never will be."""
+        """Finish the exchange: its response was sent, or an error prevents that."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give up after an internal error."""
+        """Close the connection or reset the stream after an internal error."""
 
     @abstractmethod
     def _is_head(self) -> bool:
-        """Return whether the request's method is HEAD, also if the request is refused."""
+        """Return whether the request's method is HEAD, even if the request is refused."""
 
     @abstractmethod
     def _write_error(self, page: ErrorPage) -> bool:
-        """Send a whole response with an error. Return False if another one has begun."""
+        """Send an error response. Return False if another response has begun."""
 
     def send_error(self, status: int, reason: str, headers: Headers, body: bytes) -> int:
-        """Respond with an error, if nothing has been sent. HEAD gets no body.
+        """Send an error response, if no other response has begun. HEAD gets no body.
 
-        :param headers: of the response, without Date.
-        :returns: the size of the body that is sent, in bytes.
+        :param headers: the headers without Date.
+        :returns: the size of the sent body in bytes.
         :raises ClientGone: if the client has disconnected.
         """
         page = self.error_page(status, reason, headers, body)
         return len(page.body) if self._write_error(page) else 0
 
     def error_page(self, status: int, reason: str, headers: Headers, body: bytes) -> ErrorPage:
-        """Return a response with an error as this request gets it: dated, without body to HEAD."""
+        """Return an error response with a Date header. It has no body if the method is HEAD."""
         if self._is_head():  # RFC 9110 section 9.3.2
             body = b""
         # RFC 9110 section 6.6.1
         return ErrorPage(status, reason, [*headers, ("Date", header_lines.date())], body)
 
     def finish_when_sent(self) -> None:
-        """The response is complete: finish it, or let the thread do so that sends its last byte."""
+        """Finish a complete response, or let the thread that sends its last byte finish it."""
         output = self.output
         if output.delayed is not None:
             output.flush()
-        # Under the lock: the monitor's tick may have taken blocks that it has not queued yet.
+        # With the lock, because the monitor may have removed delayed blocks and not queued them
+        # yet.
         with output.lock:
             if self.exchange is not None:
-                self.exchange.has_ended = True
-            if output.draining:
-                if self.state is not SENDING:  # a refused connection is already
+                self.exchange.response_is_complete = True
+            if output.is_waiting:
+                if self.state is not SENDING:  # it is SENDING if the request was refused
                     self.state = SENDING  # type: ignore[misc]  # a slot of each subclass
                     if self.exchange is not None:
                         self.exchange.context = copy_context()
-                output.closing = True
+                output.is_complete = True
                 return
         self.finish()

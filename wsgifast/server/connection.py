@@ -1,19 +1,19 @@
-"""One client connection: its steps at an event, or at a deadline, in each of its states.
+"""One client connection, and its steps after an event or a deadline in each of its states.
 
 Theory of operation
 -------------------
-channel.py has the states, and which may follow which. :data:`_IN_STATE`, below, has the step of
-each. A waiting connection is in the registry, where an event or the sweep claims it and makes
-one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`, which lets the
-connection wait again, closes it, or returns it because its app is to run. Once HTTP/2 is
-negotiated, an HTTP2Connection takes its place (http2/connection.py).
+channel.py defines the states and their possible next states. :data:`_IN_STATE` defines the step of
+each state. A waiting connection is in the registry. An event or the sweep claims the connection,
+and makes one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`. This
+method lets the connection wait again, closes it, or returns it because its app is to run. After
+HTTP/2 was negotiated, an HTTP2Connection replaces the connection (http2/connection.py).
 
-While the app runs, the app's thread is the owner. If the output queue waits for the client
-meanwhile, the connection waits in the registry too, but its event then only sends, under the
-queue's lock. Only the owner closes the socket, and never while the app may use it.
+While the app runs, the app's thread is the owner. If the output queue waits for the client at this
+time, the connection is in the registry too. An event then only sends bytes, with the queue's lock.
+Only the owner closes the socket, and never while the app may use it.
 
-Three parts do the other work. The receiver parses received bytes and has no socket. The output
-queue sends. The base class, Endpoint, waits and closes.
+Other objects do the remaining work. The receiver parses received bytes and has no socket. The
+output queue sends. The base class Endpoint waits and closes.
 """
 
 from __future__ import annotations
@@ -51,27 +51,28 @@ from .response import Response
 from .sending import SocketSender
 from .streamed_body import StreamedBody
 
-# The deadline of an overdue connection that gets a last turn.
+# Marks an idle connection that is overdue, but has unread data. It is read once more.
 _LAST_TURN = 0.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# For the same end of a connection, Python and OpenSSL raise one or the other, by their version.
+# If the peer closes during the handshake, the error depends on the versions of Python and OpenSSL.
 _LEFT_IN_HANDSHAKE = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-# An alert that names no fault (RFC 8446 section 6.1).
+# An alert that reports no error (RFC 8446 section 6.1).
 _CANCELLED = "USER_CANCELLED"
 
 
 class Connection(Endpoint, Channel):
-    """One accepted connection of HTTP/1: a channel, as a stream of HTTP/2 is one.
+    """One accepted HTTP/1 connection. It is a channel, like an HTTP/2 stream.
 
-    :param sock: non-blocking, and with TLS before the handshake.
-    :param peer: the client's address as accept() returned it.
-    :param address: the listener's.
-    :param receiver: parses its requests.
-    :param begin_http2: lets another object go on with HTTP/2, given this one, its parser and the
-        bytes received so far. It returns a channel that is ready to run its app, or None.
-    :param on_handshake_end: called when a TLS handshake has succeeded, or its connection ends.
-    :ivar exchange: the request that runs or is being answered.
-    :ivar hijacked: the app has taken the socket over.
+    :param sock: a non-blocking socket. With TLS, the handshake has not begun.
+    :param peer: the client's address as returned by accept().
+    :param address: the listener's address.
+    :param receiver: parses the requests.
+    :param begin_http2: replaces this connection by an HTTP/2 connection. Its arguments are this
+        connection, its parser and the received bytes. It returns a channel whose app is ready to
+        run, or None.
+    :param on_handshake_end: called when a TLS handshake succeeds or fails.
+    :ivar exchange: the current request and its response.
+    :ivar hijacked: whether the app has taken over the socket.
     """
 
     __slots__ = (
@@ -102,11 +103,11 @@ class Connection(Endpoint, Channel):
         self._application = application
         self._begin_http2, self._on_handshake_end = begin_http2, on_handshake_end
         self._receiver = receiver
-        self._unread: StreamedBody | None = None  # its unread bytes are discarded
+        self._unread: StreamedBody | None = None  # a body whose unread bytes are discarded
 
     @property
     def receives_body(self) -> bool:
-        """Return whether the headers of a request are complete, and its body is not."""
+        """Return whether the headers of a request are complete, but its body is not."""
         return self.state is RECEIVING and self._receiver.exchange is not None
 
     def is_sending(self) -> bool:
@@ -122,10 +123,11 @@ class Connection(Endpoint, Channel):
         return ready
 
     def on_overdue(self) -> None:
-        """End a connection after its deadline. The sweep owns it.
+        """End a connection that is past its deadline. The sweep owns it.
 
-        It stays open if a request has arrived that a busy server has not read yet. Otherwise its
-        client could not know whether it was processed (RFC 9110 section 9.2.2).
+        An idle connection stays open if a busy server has not read its next request yet. If it were
+        closed, the client would not know whether the request was processed (RFC 9110 section
+        9.2.2).
         """
         if self.state is IDLE and self.deadline != _LAST_TURN and self.has_unread():
             self.deadline = _LAST_TURN
@@ -155,7 +157,7 @@ class Connection(Endpoint, Channel):
                 ip = self.peer[0] if isinstance(self.peer, tuple) else ""
                 self.shared.log.warning("Invalid request from ip=%s: %s", ip, error)
                 self._on_handshake_end(self)
-                self.linger()  # OpenSSL has sent an alert: the client is to receive it
+                self.linger()  # so that the client receives OpenSSL's alert
             else:
                 self.shared.log.debug("The client has left in the TLS handshake: %s", error)
                 self.close()
@@ -167,7 +169,7 @@ class Connection(Endpoint, Channel):
         return self._receive(READ)
 
     def _receive_rest(self, events: int) -> Channel | None:
-        """Receive more of a request. A disk thread does it if it may write to a disk."""
+        """Receive more of a request. If a temporary file may be written, a disk thread does it."""
         if self._receiver.may_need_disk() and self.registry.wait_for_disk(
             self, partial(self._receive, events)
         ):
@@ -176,9 +178,9 @@ class Connection(Endpoint, Channel):
 
     def _receive(self, events: int) -> Channel | None:
         output = self.output
-        if output.draining:  # "100 Continue" goes first
+        if output.is_waiting:  # "100 Continue" must be sent first
             output.on_writable()
-            if self.output.draining:
+            if self.output.is_waiting:
                 return None
             events = 0
         receiver = self._receiver
@@ -197,7 +199,7 @@ class Connection(Endpoint, Channel):
                 return None
         try:
             step = receiver.feed(data)
-        except Exception as error:  # noqa: BLE001 - each is answered
+        except Exception as error:  # noqa: BLE001 - refuse() responds to any error
             self.refuse(error)
             return None
         if step is COMPLETE:
@@ -219,9 +221,9 @@ class Connection(Endpoint, Channel):
         return None
 
     def _receive_more(self, *, wants_continue: bool) -> None:
-        """Wait for more of a request, or go on with the bytes that have been received.
+        """Wait for more of a request, or continue with bytes that have been received.
 
-        :param wants_continue: the client waits for "100 Continue".
+        :param wants_continue: whether the client waits for "100 Continue".
         """
         deadline = self._receiver.deadline(time.monotonic())
         if wants_continue:
@@ -231,17 +233,18 @@ class Connection(Endpoint, Channel):
                 self.shared.log.debug("The client has gone before its body: %s", error)
                 self.close()
                 return
-            if self.output.draining:
-                return  # the queue waits for the socket, and receiving goes on after that
+            if self.output.is_waiting:
+                return  # after sending it, the queue's event continues to receive
         if deadline is not None:
             self.deadline = deadline
-        if self._receiver.has_more_to_do() or self.has_more_in_tls():  # which no event will report
+        # An event reports only bytes that are still in the socket.
+        if self._receiver.has_more_to_do() or self.has_more_in_tls():
             self.registry.resume(self)
         else:
             self.wait(READ)
 
     def _await_request(self) -> None:
-        """Wait for the next request, or go on at once with its bytes that have been received."""
+        """Wait for the next request, or continue at once if its first bytes have been received."""
         self.state = IDLE
         if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
             self.registry.resume(self)
@@ -264,14 +267,14 @@ class Connection(Endpoint, Channel):
             try:
                 self.output.write(_CONTINUE)
             except ClientGone:
-                pass  # the app's first read fails
+                pass  # the app's first read raises the error
 
     def _send(self, events: int) -> None:
         if self.output.on_writable():
             self.finish()
 
     def _speak_http2(self) -> Channel | None:
-        """Let another object go on with the bytes that have been received."""
+        """Replace this connection by an HTTP/2 connection, which gets the received bytes."""
         self.state = STREAMS
         receiver = self._receiver
         return self._begin_http2(self, receiver.parser, receiver.rest)
@@ -279,11 +282,11 @@ class Connection(Endpoint, Channel):
     # The app's thread
 
     def begin_app(self) -> bool:
-        """The app is about to be called. Return False if the client no longer waits for it."""
+        """Return True: an HTTP/1 client is waiting for its response."""
         return True
 
     def has_left(self) -> bool:
-        """See :class:`~.channel.Channel`. A client that sends no more has left, too."""
+        """Return whether the client has closed the connection or its sending side."""
         try:
             return not socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
         except WOULD_BLOCK:
@@ -294,7 +297,7 @@ class Connection(Endpoint, Channel):
     def end_early(self, error: Exception, page: ErrorPage | None) -> None:
         self.output.replace(b"" if page is None else _encoded(page), error)
         with contextlib.suppress(OSError):
-            # Not SSLSocket's: another thread may use its TLS object.
+            # SSLSocket's own method is not thread-safe: another thread may use its TLS object.
             socket.socket.shutdown(self.sock, socket.SHUT_WR if page else socket.SHUT_RDWR)
 
     def _is_head(self) -> bool:
@@ -306,28 +309,28 @@ class Connection(Endpoint, Channel):
         return True
 
     def connection(self) -> Connection:
-        """Return the connection: itself, or the stream's."""
+        """Return this connection."""
         return self
 
     def hijack(self) -> socket.socket:
-        """Hand the socket to the app, once the client has taken all queued output."""
+        """Let the app take over the socket, after all queued output was sent."""
         if not self.hijacked:
             self.hijacked = True
             self.output.wait_until_sent()
             self.sock.setblocking(True)
         return self.sock
 
-    # Ends
+    # The end of a request or of the connection.
 
     def refuse(self, error: Exception) -> None:
-        """Respond to a request that is malformed or refused, then close."""
+        """Respond to a malformed or refused request, then close the connection."""
         self.state = SENDING
         self._application.refuse(self, self._receiver.exchange, error)
         self._receiver.close()
         self.finish_when_sent()
 
     def finish(self) -> None:
-        """The response has been sent, or never will be: wait for the next request, or end."""
+        """Finish the exchange. Then wait for the next request, or end the connection."""
         exchange, self.exchange = self.exchange, None
         output = self.output
         now = time.monotonic()
@@ -353,10 +356,10 @@ class Connection(Endpoint, Channel):
         self._discard_body(0)
 
     def _discard_body(self, events: int) -> None:
-        """Discard the unread bytes of a body, and go on to the next request.
+        """Discard the unread bytes of a body, then wait for the next request.
 
-        The response's headers say that the connection stays open. Closing it now could lose the
-        client's next request.
+        The response's headers announced a persistent connection. If it were closed now, the
+        client's next request could be lost.
         """
         body = self._unread
         assert body is not None
@@ -385,8 +388,8 @@ class Connection(Endpoint, Channel):
         self.refuse(RequestError(408, "The request did not come in time"))
 
     def _on_send_timeout(self) -> None:
-        self.output.fail(TimeoutError("the client took no byte in time"))
-        if self.state is SENDING:  # else the app's thread does it
+        self.output.fail(TimeoutError("the client accepted no bytes in time"))
+        if self.state is SENDING:  # in another state, the app's thread finishes
             self.finish()
 
 
@@ -397,12 +400,12 @@ def _encoded(page: ErrorPage) -> bytes:
 
 
 def _has_left(error: ssl.SSLError) -> bool:
-    """Return whether a handshake failed because the client left, and not because of its bytes."""
+    """Return whether a handshake failed because the client left, not because of wrong bytes."""
     return isinstance(error, _LEFT_IN_HANDSHAKE) or _CANCELLED in (error.reason or "")
 
 
-# Of each state: the step at an event, the step when it is overdue, and its kind in the counter of
-# timeouts.
+# For each state: the step after an event, the step after the deadline, and the label of the timeout
+# in the counter of timeouts.
 _IN_STATE: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any], object], str]] = {
     HANDSHAKE: (Connection._shake_hands, Connection.close, "handshake"),
     IDLE: (Connection._receive, Connection.close, "keepalive"),

@@ -1,20 +1,21 @@
-"""Ends the response to a request if its app takes too long: the request's deadline.
+"""Ends the response to a request whose app takes too long. This is the request's deadline.
 
 Theory of operation
 -------------------
-The main thread looks at the running requests about once a second, and when the next deadline is
-due. A request costs nothing before that. At the deadline the client gets 503, or is disconnected if
-its response has begun. The output has an error from then on. So the app's later output is
-discarded, and its next write() raises. The app's thread cannot be stopped. It goes on until the app
-returns, and then closes the connection.
+The main thread checks the running requests about once a second, and when the next deadline is due.
+Other threads have no work with deadlines. At the deadline, the client gets a response with 503. If
+the app's response has begun, the client is disconnected instead. The output queue then has an
+error. So the app's later output is discarded, and its next write() raises. The app's thread cannot
+be stopped. When the app returns, its thread closes the connection.
 
     running --the app returns--> ended
             --the deadline--> timed out --the app returns--> ended
 
-Both changes happen under the lock of the response's output (:meth:`.Channel.finish_when_sent`,
-:meth:`.Application.time_out`), so that only one of them comes first.
+Both changes happen with the lock of the response's output (:meth:`.Channel.finish_when_sent`,
+:meth:`.Application.time_out`). So a request cannot both end and time out.
 
-If all threads of a worker are past their deadlines, it serves no client. It is replaced then.
+If all requests of a worker are past their deadlines, the worker cannot serve other clients. So it
+ends, and gunicorn replaces it.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from .shared import Shared
 
 
 class RequestTimedOut(TimeoutError):
-    """The deadline of a request has passed."""
+    """The app has exceeded the request's deadline."""
 
 
 class Deadlines:
-    """Looks for requests after their deadlines. For the main thread.
+    """Finds requests that are past their deadlines. Only the main thread uses it.
 
     :param members: the threads that run apps.
-    :param time_out: ends the response to a request. It returns the client's result, for the log. It
-        returns None if the app has returned by now.
+    :param time_out: ends the response to a request, and returns for the log how it ended. It
+        returns None if the app has returned in the meantime.
     :param kill: ends the server.
     """
 
@@ -53,11 +54,11 @@ class Deadlines:
         self._time_out, self._kill = time_out, kill
         self._has_killed = False
 
-    def look(self, now: float) -> float:
-        """End the responses that are overdue.
+    def check(self, now: float) -> float:
+        """End the responses of requests that are past their deadlines.
 
-        :param now: monotonic.
-        :returns: after how many seconds to look again, at the latest.
+        :param now: the monotonic time.
+        :returns: the maximum time in seconds until the next check.
         """
         left_s = self._default_s
         overdue = 0
@@ -66,7 +67,7 @@ class Deadlines:
             exchange = None if channel is None else channel.exchange
             if exchange is None or channel.connection().hijacked:
                 continue
-            # The connection may have the next request by now, which another thread has begun.
+            # Another thread may have begun the connection's next request in the meantime.
             since = max(since, exchange.started)
             seconds = timeout_of(exchange.environ, self._default_s)
             if now < since + seconds:
@@ -100,7 +101,7 @@ class Deadlines:
 
 
 def _set_timeout(seconds: float | None) -> None:
-    """Set the deadline of the request that this thread serves, if it serves one."""
+    """Set the deadline of the request that this thread serves. Do nothing in other threads."""
     member: Member | None = getattr(this_thread, "member", None)
     exchange = None if member is None or member.job is None else member.job.exchange
     if exchange is not None and exchange.environ is not None:

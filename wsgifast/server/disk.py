@@ -1,16 +1,19 @@
-"""Threads for work that may wait for a disk, and for the lines of a log that may be slow.
+"""Threads for work that may wait for a disk, and a thread for slow access logs.
 
 Theory of operation
 -------------------
-A job is one read, or one sendfile, of a file that may not be in the page cache. Or it is one write
-to a temporary file, of a response that waits for its client or of a request's body. Each device has
-a queue and a few threads of its own. So a slow disk, or a network file system that hangs, delays
-only its own files. The threads are started when needed and end when idle. Temporary files have
-theirs, on any device.
+A job may wait for a disk. It is one of these:
 
-So has the access log, but only one thread, which keeps the lines in their order. It writes the
-lines of responses that were still being sent when their app returned. None of these threads runs an
-app or a hook, so a `threading.local` has no value of another request there.
+- One read or one sendfile of a file that may not be in the page cache.
+- One write to a temporary file, which contains a response for a slow client or a request's body.
+
+Each device has its own queue and a few threads. So a slow disk, or a network file system that does
+not respond, delays only its own files. Temporary files on all devices share one queue. Threads are
+started when they are needed, and end after some idle time.
+
+The access log has one thread, so that the lines keep their order. It writes the lines of responses
+that were still being sent when their app returned. None of these threads runs an app or a hook. So
+a `threading.local` in these threads never contains a value of another request.
 """
 
 from __future__ import annotations
@@ -21,14 +24,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
-# Threads of one device: enough for a disk to order its seeks, and for a network file system to hide
-# its latency.
+# The maximum number of threads for each device. A disk can order several requests, and a network
+# file system can handle several requests at once.
 _PER_DEVICE = 4
-# In place of a device's number.
+# The key of the queue for temporary files, in place of a device's number.
 _TEMPORARY_FILES = -1
-# If so many lines wait for a log that takes none, further ones make their threads wait, too.
+# If this many lines wait for a slow log, threads with further lines wait too.
 _MOST_LINES = 1000
-# A thread that is idle for this long ends.
+# A thread ends after it has been idle for this time.
 _IDLE_S = 5.0
 
 Job = Callable[[], object]
@@ -37,7 +40,7 @@ Job = Callable[[], object]
 class DiskThreads:
     """Runs jobs that may wait for a disk.
 
-    :param on_error: called in the job's thread if a job raises, which is a bug.
+    :param on_error: called in the disk thread if a job raises an exception, which is a bug.
     """
 
     def __init__(self, on_error: Callable[[BaseException], object]) -> None:
@@ -51,18 +54,18 @@ class DiskThreads:
         """Queue a job.
 
         :param device: st_dev of the file.
-        :raises OSError: if the device has no thread and none can be started.
+        :raises OSError: if the device has no thread and no thread can be started.
         """
         with self._lock:
             known = self._devices.setdefault(device, _Device())
         self._submit(known, job, "wsgifast-disk")
 
     def submit_temporary(self, job: Job) -> None:
-        """As :meth:`submit`, for temporary files."""
+        """Queue a job that reads or writes a temporary file, like :meth:`submit`."""
         self.submit(_TEMPORARY_FILES, job)
 
     def write_line(self, write: Job) -> None:
-        """Have the log's thread write a line. Write it here if that thread cannot be started."""
+        """Let the log's thread write a line. If the thread cannot be started, write it now."""
 
         def job() -> None:
             try:
@@ -90,7 +93,7 @@ class DiskThreads:
                     known.threads += 1
                 except RuntimeError as error:
                     if not known.threads:
-                        text = f"no thread for the disk: {error}"
+                        text = f"no thread can be started for the disk: {error}"
                         raise OSError(errno.ENOMEM, text) from error
             known.unfinished += 1
             known.jobs.put(job)
@@ -107,18 +110,18 @@ class DiskThreads:
                 continue
             try:
                 job()
-            except BaseException as error:  # noqa: BLE001 - the thread goes on
+            except BaseException as error:  # noqa: BLE001 - the thread must not end
                 self._on_error(error)
-            del job  # it may wait for long now, and keeps nothing of a response
+            del job  # the thread may wait for long now, and must not keep a response
             with self._lock:
                 device.unfinished -= 1
 
 
 @dataclass(slots=True, eq=False)
 class _Device:
-    """The jobs of one device.
+    """The jobs and threads of one device.
 
-    :ivar unfinished: how many are queued or run.
+    :ivar unfinished: the number of jobs that are queued or running.
     """
 
     jobs: SimpleQueue[Job] = field(default_factory=SimpleQueue)

@@ -1,23 +1,24 @@
-"""An accepted socket: its states, how it waits and how it ends, in every version of HTTP.
+"""An accepted socket: its state, how it waits, and how it is closed. All versions of HTTP use it.
 
 Theory of operation
 -------------------
-A waiting connection is *published* in the registry under its descriptor and *armed* in the poller.
-Either an event (:meth:`.Server.receive`) or the sweep (:meth:`Registry.sweep`) claims it, never
-both. The thread that claims it owns it: no other thread touches it until it waits again or is
-closed.
+A waiting connection is *published*: it is in the registry under its descriptor. The descriptor is
+*armed* in the poller. Either an event (:meth:`.Server.receive`) or the sweep
+(:meth:`Registry.sweep`) claims the connection. The thread that claims it owns it. No other thread
+uses it until it waits again or is closed.
 
     owned --wait--> published and armed --event--> owned by the event's thread
                                         --sweep--> owned by the sweep's thread
 
-Publishing comes first, because the event may arrive as soon as the descriptor is armed. No thread
-may claim the connection between the two steps. The sweep could close it, the kernel could reuse the
-descriptor's number for a new connection, and the owner would then arm that one. So both steps
-happen under one lock, which the sweep takes for each claim. An event needs no lock: it proves that
-the connection is armed.
+A connection is published first, because the event may arrive as soon as the descriptor is armed.
+The sweep must not claim the connection between the two steps. Otherwise the sweep could close it,
+the kernel could reuse the descriptor's number, and the owner would arm a new connection's
+descriptor. So both steps happen under one lock. The sweep acquires this lock for each claim. An
+event needs no lock, because it proves that both steps are done.
 
-The sweep may claim a connection just before its event does. The event then finds no connection, and
-is not lost: when the connection waits again it is armed, and the poller reports the event again.
+The sweep may claim a connection just before its event is handled. Then the event finds no
+connection. The event is not lost: when the connection waits again, the poller reports the event
+again.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ from .receiving import Exchange
 from .sending import Owner
 from .shared import Shared
 
-# A step of a connection's owner. It returns a channel that is ready to run its app, or None.
+# A step of a connection's owner. It returns a channel whose app is ready to run, or None.
 Step = Callable[[], Channel | None]
 
-# Bytes discarded in one turn.
+# The maximum number of bytes that a lingering connection discards in one step.
 _DISCARD_BYTES = 256 * 1024
 
 
 class Registry:
-    """Keeps a worker's connections. Thread-safe.
+    """The connections of a worker. It is thread-safe.
 
-    :param defer: has a thread of the pool take a step, see :meth:`.Pool.defer`.
-    :param push_first: the same before all other work, see :meth:`.Pool.push_first`.
-    :param submit: has a disk thread run a function, see :meth:`.DiskThreads.submit_temporary`.
-    :param on_closed: called when a connection has closed its descriptor.
-    :ivar connections: the open ones.
-    :ivar waiting: those that wait for an event, by their descriptors.
+    :param defer: lets a thread of the pool run a step, see :meth:`.Pool.defer`.
+    :param push_first: lets a thread run a step before all other work, see :meth:`.Pool.push_first`.
+    :param submit: lets a disk thread run a function, see :meth:`.DiskThreads.submit_temporary`.
+    :param on_closed: called after a connection has closed its descriptor.
+    :ivar connections: the open connections.
+    :ivar waiting: the connections that wait for an event, by descriptor.
     """
 
     def __init__(
@@ -89,13 +90,13 @@ class Registry:
         self.waiting: dict[int, Endpoint] = {}
         self._lock = threading.Lock()
 
-    # Called by the owner of a connection.
+    # The owner of a connection calls these methods.
 
     def wait(self, connection: Endpoint, events: int) -> None:
-        """Give a connection up until an event. The caller must not touch it afterwards.
+        """Let a connection wait for an event. The caller must not use it afterwards.
 
-        :param events: as for :meth:`Poller.arm`.
-        :raises OSError, ValueError: if the kernel cannot wait for the descriptor. The caller then
+        :param events: see :meth:`Poller.arm`.
+        :raises OSError, ValueError: if the kernel cannot watch the descriptor. The caller then
             still owns the connection.
         """
         arm = self._poller.arm if connection.known else self._poller.add
@@ -103,11 +104,11 @@ class Registry:
         fd = connection.fd
         other = self.waiting.get(fd)
         if other is not None and other is not connection:
-            # The app of one of them has taken the socket over, and closed it.
+            # Two connections have the same number: an app took over one socket and closed it.
             if connection.sock.fileno() != fd:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             if self.claim(other):
-                # Not here: the caller may have the lock of its own output.
+                # Deferred, because the caller may have acquired the lock of its own output.
                 end = partial(self.attempt, other, other.on_overdue)
                 self.defer(end)
         with self._lock:
@@ -115,28 +116,29 @@ class Registry:
             try:
                 arm(fd, events)
             except (OSError, ValueError) as error:
-                # None: an event has claimed it even so.
+                # If it is missing, an event has claimed the connection in spite of the error.
                 if self.waiting.pop(fd, None) is connection:
                     self.log.warning("cannot wait for a connection: %s", error)
                     raise
 
     def change(self, connection: Endpoint, events: int) -> None:
-        """Change the events that a connection waits for, if it waits. For any thread.
+        """Change the events of a connection, if it waits. Any thread may call this.
 
-        An event that is under way already may then be reported twice: the new owner must cope with
-        finding nothing to do.
+        If an event is being reported at this time, it may be reported twice. So the owner must
+        handle an event without data.
 
-        :raises OSError, ValueError: as :meth:`wait`.
+        :raises OSError, ValueError: see :meth:`wait`.
         """
         with self._lock:
             if self.waiting.get(connection.fd) is connection:
                 self._poller.arm(connection.fd, events)
 
     def claim(self, connection: Endpoint, *, overdue_at: float | None = None) -> bool:
-        """Become the owner of a connection without an event, or before it is closed.
+        """Become the owner of a waiting connection without an event.
 
-        :param overdue_at: only if its deadline is before that, or it waits_for_memory.
-        :returns: False if it does not wait.
+        :param overdue_at: claim it only if its deadline is before this monotonic time or it
+            waits_for_memory.
+        :returns: False if the connection does not wait.
         """
         fd = connection.fd
         with self._lock:
@@ -146,30 +148,30 @@ class Registry:
                 connection.deadline < overdue_at or connection.waits_for_memory
             ):
                 return False
-            # None: its event has come in between. No other connection can: that needs the lock.
+            # None means that an event has claimed it. Adding a connection would need this lock.
             return self.waiting.pop(fd, None) is not None
 
     def replace(self, connection: Endpoint, other: Endpoint) -> None:
-        """Another object goes on with the socket of a connection."""
+        """Replace a connection by another object that uses the same socket."""
         self.connections.add(other)
         self.connections.discard(connection)
 
     def remove(self, connection: Endpoint) -> None:
-        """A connection has closed its descriptor."""
+        """Remove a connection that has closed its descriptor."""
         self.connections.discard(connection)
         self._on_closed(connection)
 
-    # Called by the threads of the pool.
+    # The threads of the pool call these methods.
 
     def sweep(self, now: float) -> None:
-        """Claim the connections that are overdue, and have them end.
+        """Claim the overdue connections, and call their :meth:`Endpoint.on_overdue`.
 
-        :param now: the monotonic clock, in seconds.
+        :param now: the monotonic time in seconds.
         """
         for connection in list(self.waiting.values()):
             if not (connection.deadline < now or connection.waits_for_memory):
                 continue
-            # An event may have been handled in between.
+            # An event may have claimed the connection in the meantime.
             if not self.claim(connection, overdue_at=now):
                 continue
             if connection.deadline < now:
@@ -178,13 +180,13 @@ class Registry:
                 self.attempt(connection, connection.end_memory_wait)
 
     def cap_deadlines(self, deadline: float, applies: Callable[[Endpoint], bool]) -> None:
-        """Have the waiting connections for which `applies` is true end by `deadline`."""
+        """Limit the deadlines of the waiting connections for which `applies` returns True."""
         for connection in list(self.waiting.values()):
             if applies(connection):
                 connection.deadline = min(connection.deadline, deadline)
 
     def attempt(self, connection: Endpoint, step: Step) -> Channel | None:
-        """Have the owner of a connection take a step. An error is logged, and closes it."""
+        """Run a step of a connection's owner. Log any error and close the connection."""
         try:
             return step()
         except Exception:
@@ -193,15 +195,16 @@ class Registry:
             return None
 
     def resume(self, connection: Endpoint) -> None:
-        """Have a thread of the pool call :meth:`Endpoint.on_event` without an event."""
+        """Let a thread of the pool call :meth:`Endpoint.on_event` without an event."""
         self.defer(partial(self.attempt, connection, partial(connection.on_event, 0)))
 
     def wait_for_disk(self, connection: Endpoint, step: Step) -> bool:
-        """Have a disk thread take a step that may write to a temporary file.
+        """Let a disk thread run a step that may write to a temporary file.
 
-        It owns the connection until then. If the step returns a channel, its app is run as usual.
+        The disk thread owns the connection during the step. If the step returns a channel, a thread
+        of the pool runs its app.
 
-        :returns: False if there is no such thread.
+        :returns: False if no disk thread can be started.
         """
 
         def job() -> None:
@@ -217,14 +220,14 @@ class Registry:
 
 
 class Endpoint(AcceptedSocket, Owner):
-    """An accepted socket, its output queue and its state. connection.py describes who owns it.
+    """An accepted socket, its output queue and its state. connection.py explains who owns it.
 
-    :param peer: the client's address as accept() returned it.
-    :param address: the listener's.
-    :param state: the first one.
-    :ivar deadline: when the sweep claims it, on the monotonic clock in seconds.
-    :ivar known: whether the poller knows its descriptor.
-    :ivar waits_for_memory: whether the next sweep claims it in any case.
+    :param peer: the client's address as returned by accept().
+    :param address: the listener's address.
+    :param state: the first state.
+    :ivar deadline: the monotonic time after which the sweep claims the connection.
+    :ivar known: whether its descriptor was added to the poller.
+    :ivar waits_for_memory: whether the next sweep claims the connection before its deadline.
     """
 
     __slots__ = (
@@ -255,46 +258,46 @@ class Endpoint(AcceptedSocket, Owner):
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self.state = state
 
-    # The methods that differ between the versions of HTTP
+    # Methods that differ between the versions of HTTP.
 
     @property
     def receives_body(self) -> bool:
-        """Return whether the headers of a request are complete, and its body is not."""
+        """Return whether the headers of a request are complete, but its body is not."""
         return False
 
     @abstractmethod
     def on_event(self, events: int) -> Channel | None:
         """Handle an event. The caller owns the connection.
 
-        :param events: 0 to go on without one.
-        :returns: the connection, or one of its streams, if it is ready to run its app.
+        :param events: 0 to continue without an event.
+        :returns: the connection or one of its streams if its app is ready to run, else None.
         """
 
     @abstractmethod
     def on_overdue(self) -> None:
-        """End an overdue connection or stream. Called by the sweep, which owns the connection."""
+        """End an overdue connection or stream. The sweep calls it and owns the connection."""
 
     @abstractmethod
     def outputs(self) -> list[tuple[OutputQueue, Exchange | None]]:
-        """Return all output queues, each with the exchange that it is for. For any thread."""
+        """Return all output queues with their exchanges. Any thread may call it."""
 
     @abstractmethod
     def is_sending(self) -> bool:
-        """Return whether a response is being sent after its app has returned."""
+        """Return whether a response is being sent whose app has returned."""
 
     def is_idle(self) -> bool:
-        """Return whether it is before a request of HTTP/1, or in its TLS handshake."""
+        """Return whether the connection waits for an HTTP/1 request or a TLS handshake."""
         return self.state is IDLE or self.state is SKIPPING or self.state is HANDSHAKE
 
     def needs_goaway(self) -> bool:
-        """Whether it speaks HTTP/2 and its client has got no GOAWAY from a server that ends."""
+        """Return whether the server ends, and this HTTP/2 connection has not sent GOAWAY yet."""
         return False
 
     @abstractmethod
     def _drop_requests(self) -> bool:
         """Drop all requests before the socket is closed. Return False if an app still runs."""
 
-    # Waiting
+    # Waiting for events.
 
     def begin(self) -> None:
         """Wait for the first event."""
@@ -309,12 +312,12 @@ class Endpoint(AcceptedSocket, Owner):
         self.registry.resume(self)
 
     def end_memory_wait(self) -> None:
-        """Wait for the socket after all. Called by the sweep, which owns the connection."""
+        """Wait until the socket is writable. The sweep calls it and owns the connection."""
         self.waits_for_memory = False
         self.wait(WRITE)
 
     def wait(self, events: int) -> None:
-        """Give the connection up until an event. The caller must not touch it afterwards."""
+        """Let the connection wait for an event. The caller must not use it afterwards."""
         try:
             self.registry.wait(self, events)
         except (OSError, ValueError) as error:
@@ -323,30 +326,30 @@ class Endpoint(AcceptedSocket, Owner):
                 self.close()
 
     def has_unread(self) -> bool:
-        """Return whether the socket has unread (perhaps encrypted) data."""
+        """Return whether the socket has unread data. With TLS, the data is encrypted."""
         try:
             return bool(socket.socket.recv(self.sock, 1, socket.MSG_PEEK))
         except (OSError, ValueError):
             return False
 
     def has_more_in_tls(self) -> bool:
-        """Return whether TLS holds decrypted bytes, which no event would report."""
+        """Return whether the TLS object has decrypted bytes. No event reports them."""
         return self._tls is not None and self._tls.pending() > 0
 
-    # Ends
+    # The end of a connection.
 
     def cut_off(self) -> None:
-        """Give the client up. The owner, or the next event, ends the connection. For any thread."""
+        """Disconnect the client. The owner or the next event closes. Any thread may call it."""
         self.output.fail(ClientGone("the server ends"))
         with contextlib.suppress(OSError):
-            # Not SSLSocket's: another thread may use its TLS object.
+            # SSLSocket's own method is not thread-safe: another thread may use its TLS object.
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def linger(self) -> None:
-        """End the connection so that the client can read the whole response.
+        """Shut down the sending side, and wait until the client has read the whole response.
 
-        Only the sending side is shut down. Further bytes of the client are discarded until it
-        closes: see :mod:`~wsgifast.sockets.closing`.
+        Further bytes of the client are discarded until it closes the connection. See
+        :mod:`~wsgifast.sockets.closing`.
         """
         if self.output.error is not None:
             self.close()
@@ -354,7 +357,7 @@ class Endpoint(AcceptedSocket, Owner):
         try:
             self.sock.setblocking(False)
             if self._tls is not None:
-                # It sends close_notify (RFC 8446 section 6.1), and does not wait for the client's.
+                # This sends close_notify (RFC 8446 section 6.1) without waiting for the client's.
                 with contextlib.suppress(OSError, ValueError):
                     self._tls.unwrap()
             self.sock.shutdown(socket.SHUT_WR)
@@ -368,7 +371,7 @@ class Endpoint(AcceptedSocket, Owner):
 
     def _discard(self, events: int) -> None:
         try:
-            size = len(socket.socket.recv(self.sock, _DISCARD_BYTES))  # without decrypting it
+            size = len(socket.socket.recv(self.sock, _DISCARD_BYTES))  # TLS bytes stay encrypted
             if not self._lingering.should_continue(size, time.monotonic()):
                 self.close()
                 return
@@ -382,11 +385,11 @@ class Endpoint(AcceptedSocket, Owner):
         self.wait(READ)
 
     def close(self) -> None:
-        """Close at once. For the owner only, and never while the app runs."""
+        """Close at once. Only the owner may call it, and not while the app runs."""
         if self.state is CLOSED:
             return
         if not self._drop_requests():
-            return  # the thread of its last app closes it
+            return  # the thread of the last running app closes the connection
         self.state = CLOSED
         self.output.close()
         self.app_socket = None

@@ -1,15 +1,16 @@
-"""The monitor: promotes another thread to leader while the pool's leader is busy, and cannot poll.
+"""The monitor promotes another thread if the pool's leader is in a long turn and cannot poll.
 
-It works in the main thread and never blocks. It neither polls nor receives. It calls only `on_tick`
-and `on_saturation`, and its caller works between rounds. So it notices every blocked leader.
+The monitor runs in the main thread. It never blocks, polls or receives. It only calls `on_tick` and
+`on_saturation`, so it notices every blocked leader. Its caller does other work between two calls of
+:meth:`Monitor.watch`.
 
-It sleeps until its alarm goes off. A thread that begins a turn sets the alarm forward
+The monitor sleeps until its alarm. A thread that begins a turn postpones the alarm
 (:meth:`Monitor.guard`), at most once in half a tick. So the alarm goes off only if a turn takes
-longer than a tick, or when no turn follows. While all turns are short, the monitor never asks for
-the GIL. If long turns turn out to be computing, it looks less often. If one was blocked, it looks
-after a tick again. A tick that was requested for `on_tick` comes in any case.
+longer than a tick, or if no turn follows. While all turns are short, the monitor does not acquire
+the GIL. If long turns turn out to be computation, the monitor checks less often. After a blocked
+turn, it checks after one tick again. It always calls `on_tick` in time if a tick was requested.
 
-The watchdog warns when all threads of the pool are stuck, so that no client is served.
+The watchdog logs a warning if all threads of the pool are stuck, so that no client is served.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ from .shared import Shared
 if TYPE_CHECKING:
     from .pool import Pool
 
-# One tick. A blocked turn keeps the lead for one to two, if the last long turn was blocked too.
+# One tick. A blocked leader is replaced after one to two ticks, if the last long turn was blocked
+# too.
 TICK_S = 0.0007
-# The longest wait before looking at a turn, where long turns compute or send large files: each look
-# takes the GIL away from the thread that works.
-_MOST_PATIENCE_S = 4 * TICK_S
-# How long a leader that computes, or waits for a CPU, has the lead. Its follower would wait for
-# the same CPU, or for the leader's GIL.
+# The maximum time of a turn before the monitor checks it, if long turns compute or send large
+# files. Each check takes the GIL away from the working thread.
+_MAX_PATIENCE_S = 4 * TICK_S
+# A leader that computes, or waits for a CPU, is replaced after this time. The new leader would wait
+# for the same CPU or GIL.
 _RUNNING_PATIENCE_S = 0.005
-# The spare is blocked if its turn takes longer. Until then it may just compete with all the apps
-# for the GIL.
+# A spare whose turn takes longer than this is blocked. In shorter turns it may compete with all
+# apps for the GIL.
 _SPARE_PATIENCE_S = 0.25
 
 # See :meth:`.Pool.turns`.
@@ -52,12 +54,12 @@ class Member:
     name: str
     spare: bool = False
     thread: threading.Thread | None = None
-    busy: bool = False  # in a turn: receiving, or in the app
-    since: float = 0.0  # when its last turn began, monotonic
-    polling: bool = False  # in the poller, or about to be
-    turn: int = 0  # number of turns begun, by which the watchdog recognizes one
-    job: Any = None  # the channel of the app that it runs
-    # The close() of its apps' bodies: those not called yet, and those to be called now.
+    busy: bool = False  # whether it is in a turn
+    since: float = 0.0  # the monotonic time at which its last turn began
+    polling: bool = False  # whether it polls or is about to poll
+    turn: int = 0  # the number of turns so far, so that the watchdog can compare turns
+    job: Any = None  # the channel whose app it runs
+    # The close() calls of its apps' bodies that have not been called, and those that are due.
     closes: set[Any] = field(default_factory=set)
     due: deque[Any] = field(default_factory=deque)
     gate: threading.Lock = field(default_factory=threading.Lock)
@@ -69,72 +71,73 @@ class Member:
 class Exhaustion:
     """Measures the time during which no thread of a pool was free.
 
-    Unlike :attr:`.Pool.saturated`, it does not end when a thread finishes one job and immediately
-    takes the next.
+    A thread that finishes a job and immediately runs the next one ends :attr:`.Pool.saturated`, but
+    not this period.
 
-    :ivar since: when the current period began (monotonic), or None if a thread is free.
+    :ivar since: the monotonic time at which the current period began. None if a thread is free.
     """
 
-    __slots__ = ("_over_s", "since")
+    __slots__ = ("_total_s", "since")
 
     def __init__(self) -> None:
         self.since: float | None = None
-        self._over_s = 0.0  # the periods that have ended
+        self._total_s = 0.0  # the sum of all past periods
 
     def begin(self) -> None:
-        """No thread is free."""
+        """Note that no thread is free."""
         if self.since is None:
             self.since = time.monotonic()
 
     def end(self) -> None:
-        """A thread is idle."""
+        """Note that a thread is idle."""
         since, self.since = self.since, None
         if since is not None:
-            self._over_s += time.monotonic() - since
+            self._total_s += time.monotonic() - since
 
     def seconds(self, now: float) -> float:
-        """Return the total up to `now` (monotonic)."""
+        """Return the total time in seconds up to `now`, a monotonic time."""
         since = self.since
-        return self._over_s + (0.0 if since is None else now - since)
+        return self._total_s + (0.0 if since is None else now - since)
 
 
-# `member` is the thread's own. Only threads that run apps have it.
+# Its attribute `member` is the thread's Member. Only the pool's threads have it.
 this_thread = threading.local()
 
 
 class Monitor:
-    """Watches the leader of a pool, and has it replaced when its turn takes too long.
+    """Checks the leader of a pool, and replaces the leader if its turn takes too long.
 
     :param on_tick: see :class:`.Pool`.
-    :ivar guard_at: a thread that begins a turn after this monotonic time calls :meth:`guard`.
+    :ivar guard_at: the first thread that begins a turn after this monotonic time calls
+        :meth:`guard`.
     """
 
     def __init__(self, pool: Pool, on_tick: Callable[[], bool]) -> None:
         self.guard_at = 0.0
         self._pool = pool
         self._on_tick = on_tick
-        self._tick_requested = False  # a tick was requested: the alarm must not be set forward
-        # How long a turn may take before the monitor looks at it.
+        self._tick_requested = False  # if True, the alarm must not be postponed
+        # The duration of a turn after which the monitor checks the leader.
         self._patience_s = TICK_S
         self._alarm = make_alarm()
         self._interrupted = False
 
     def watch(self, seconds: float) -> None:
-        """Watch the leader for some time.
+        """Check the leader when the alarm goes off, for some time.
 
-        :param seconds: when to return, unless :meth:`interrupt` is called before.
+        :param seconds: the duration, unless :meth:`interrupt` is called before.
         """
         now = time.monotonic()
         deadline = now + seconds
         while not self._interrupted:
-            # Before looking: a thread that requests a tick or begins a turn from here on sets the
-            # alarm.
+            # These are reset before the checks. If a thread requests a tick or begins a turn from
+            # now on, it sets the alarm.
             self._tick_requested = False
             self.guard_at = 0.0
             more = self._on_tick()
             leader = self._pool.leader
             now = time.monotonic()
-            if leader.busy and self._keeps_too_long(leader, now - leader.since):
+            if leader.busy and self._must_replace(leader, now - leader.since):
                 self._pool.replace(leader)
                 leader = self._pool.leader
             if now >= deadline:
@@ -147,56 +150,57 @@ class Monitor:
         self._interrupted = False
 
     def guard(self, now: float) -> None:
-        """Have the monitor look if the turn that begins now takes long."""
-        # The alarm is set to one and a half times the patience. It is set again half of it later at
-        # the earliest. So every turn has had all of it when the alarm goes off.
+        """Set the alarm, so that the monitor checks a turn that begins now if it takes long."""
+        # The alarm is set to one and a half times `_patience_s`. The next turn that begins after
+        # half of `_patience_s` sets it again. So a turn has lasted at least `_patience_s` at the
+        # alarm.
         half = self._patience_s / 2
         self.guard_at = now + half
         if not (self._tick_requested or self._interrupted):
             self._alarm.set(self._patience_s + half)
 
     def request_tick(self) -> None:
-        """Have `on_tick` called within TICK_S, or as soon as the monitor begins to watch."""
+        """Request a call of `on_tick` within TICK_S, or when :meth:`watch` is called next."""
         if not self._tick_requested:
             self._tick_requested = True
             self._alarm.set(TICK_S)
 
     def interrupt(self) -> None:
-        """Make :meth:`watch`, or its next call, return. Safe in a signal handler."""
+        """Make :meth:`watch` return, now or in its next call. A signal handler may call this."""
         self._interrupted = True
         self._alarm.set(0)
 
-    def _keeps_too_long(self, leader: Member, seconds: float) -> bool:
-        """Return whether to replace a leader that has been in a turn for so long."""
+    def _must_replace(self, leader: Member, seconds: float) -> bool:
+        """Return whether to replace a leader that has been in a turn for this many seconds."""
         if leader.spare:
             return seconds >= _SPARE_PATIENCE_S
-        # It may look early, for a requested tick.
+        # A requested tick may cause an early check.
         if seconds < TICK_S:
             return False
         if seconds >= _RUNNING_PATIENCE_S:
             return True
         if is_running(leader.thread):
-            self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
+            self._patience_s = min(2 * self._patience_s, _MAX_PATIENCE_S)
             return False
         self._patience_s = TICK_S
         return True
 
 
 def is_running(thread: threading.Thread | None) -> bool:
-    """Return whether a thread runs or waits for a CPU, if the system reports it."""
+    """Return whether a thread is running or waits for a CPU. False if the system does not tell."""
     try:
         with open(f"/proc/self/task/{thread and thread.native_id}/stat", "rb", 0) as file:
-            # proc_pid_stat(5): the name in parentheses may have any character in it.
+            # The name is in parentheses and may contain any character (proc_pid_stat(5)).
             return file.read(256).rpartition(b") ")[2].startswith(b"R")
     except OSError:
         return False
 
 
 class Watchdog:
-    """Checks whether any thread has ended its turn since the last check. Not thread-safe.
+    """Checks whether a thread has finished its turn since the last check. It is not thread-safe.
 
-    After `stuck_after_s` without that, each thread's stack is logged, once. After
-    `kill_stuck_after_s` the server is killed.
+    If no thread has finished for `stuck_after_s`, the watchdog logs each thread's stack once. After
+    `kill_stuck_after_s` it ends the server.
 
     :param turns: see :meth:`.Pool.turns`.
     :param kill: ends the server.
@@ -211,10 +215,10 @@ class Watchdog:
         self._since = 0.0
         self._has_warned = self._has_killed = False
 
-    def look(self, now: float) -> None:
-        """Check now.
+    def check(self, now: float) -> None:
+        """Check the threads, and log or end the server if they are stuck.
 
-        :param now: monotonic.
+        :param now: the monotonic time.
         """
         turns = self._get_turns()
         if turns != self._turns or any(turn is None for _, _, turn in turns):
@@ -227,15 +231,15 @@ class Watchdog:
         if stuck_s >= self._options.stuck_after_s and not self._has_warned:
             self._has_warned = True
             self.log.error(
-                "All %d threads have been in the same request for %.0f s; nobody else is "
-                "answered.\n%s",
+                "All %d threads have worked on the same requests for %.0f s. No other request is "
+                "served.\n%s",
                 len(turns),
                 stuck_s,
                 _stacks(turns),
             )
         if stuck_s >= self._options.kill_stuck_after_s and not self._has_killed:
             self._has_killed = True
-            self.log.critical("All threads are stuck for %.0f s: the worker ends", stuck_s)
+            self.log.critical("All threads have been stuck for %.0f s: the worker ends", stuck_s)
             self._kill()
 
 
@@ -244,7 +248,7 @@ def _stacks(turns: _Turns) -> str:
 
 
 def stack_of(member: Member) -> str:
-    """Return the stack of a thread, as a traceback shows it."""
+    """Return the stack of a thread as text, in the format of a traceback."""
     return _stack(member.name, None if member.thread is None else member.thread.ident)
 
 

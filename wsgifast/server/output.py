@@ -1,36 +1,40 @@
-"""The output queue of a connection, or of one stream of HTTP/2.
+"""The output queue of an HTTP/1 connection or of one HTTP/2 stream.
 
 Theory of operation
 -------------------
-The *writer*, which is the app's thread or the one that responds with an error, hands over bytes and
-parts of files, in order. They are sent at once as far as the kernel takes them (sending.py). The
-others wait in the backlog (backlog.py), and the queue is *draining*: the thread that gets the
-socket's next event goes on, and the writer does not wait for it. From then on two threads may use
-the queue, so everything happens under its lock. Nor may two threads use one TLS object at once.
+The *writer* is the app's thread, or the thread that responds with an error. It writes bytes and
+parts of files, in order. The queue sends them at once as far as the socket accepts them
+(sending.py). Unsent output is stored in the backlog (backlog.py), and the queue *waits*: the thread
+that gets the socket's next event continues to send. The writer does not wait for this. From now on
+two threads may use the queue. So everything happens with its lock, which also protects the TLS
+object.
 
     empty --write--> (all was sent)      empty
-                     (socket full)       draining --writable--> draining | empty
-                     (file not cached)   draining --disk thread--> draining | empty
+                     (socket full)       waiting --writable--> waiting | empty
+                     (file not cached)   waiting --disk thread--> waiting | empty
 
-*Coalescing.* A generator's block that closely follows another waits for the next one. The monitor's
-next tick sends it at the latest, while the app goes on (PEP 3333, "Buffering and Streaming").
-The thread that takes the lock next frames the delayed blocks together, and queues them.
+*Coalescing.* If a block of a generator closely follows another block, it is delayed until the next
+block. The monitor's next tick sends it at the latest, even if the app is still running (PEP 3333,
+"Buffering and Streaming"). The thread that acquires the lock next joins the delayed blocks, frames
+them together, and queues them.
 
     none delayed --a block, soon after another--> delayed --tick, or enough--> sent
-                 --a block, before a slow client--> delayed --queue is empty, or enough--> queued
+                 --a block for a slow client--> delayed --queue is empty, or enough--> queued
 
-*Running ahead.* A writer that is more than `ahead_bytes` ahead of its client waits. If it *may run
-ahead*, it goes on into a temporary file, so that a slow client does not occupy the app's thread (as
-with nginx's proxy_buffering). So it does if all queues together have too much in memory. A disk
-thread writes the file without the lock. The writer waits for it only if its memory is used up.
+*Running ahead.* If more than `ahead_bytes` are queued for its client, the writer waits. If the
+writer *may run ahead*, further output is written to a temporary file. So a slow client does not
+occupy the app's thread (like nginx's proxy_buffering). The file is also used if all queues together
+use too much memory. A disk thread writes the file without the lock. The writer waits for the disk
+thread only if too much memory is in use.
 
-*Disk.* An event's thread sends a file only as far as the page cache has it. For other bytes a disk
-thread makes one step without the lock, and waits for the socket again. It alone sends meanwhile.
+*Disk.* The thread of an event sends a file only as far as it is in the page cache. For other bytes,
+a disk thread makes one step without the lock. No other thread sends during this step. Then the
+queue waits for the socket again.
 
-An error is final: queued bytes are dropped, and the writer's next call raises :class:`ClientGone`.
+An error is final: queued output is dropped, and the writer's next call raises :class:`ClientGone`.
 
-When the kernel is out of memory for TCP, a socket is writable and takes nothing. Waiting until it
-is writable would spin, so the queue tries again after some time.
+If the kernel has no memory left for TCP, a socket is writable but accepts no bytes. Waiting for the
+writable event would then cause a busy loop. So the queue waits for some time instead.
 """
 
 from __future__ import annotations
@@ -48,30 +52,42 @@ from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
 from .sending import Owner, Sender, Turn
 
-# A block is delayed if it follows another one this soon.
+# A block is delayed if it is written within this time after another block.
 _COALESCE_S = 0.0005
-# The most bytes of one response in memory while a disk thread writes its temporary file.
-_MOST_BESIDE_DISK_BYTES = 8 * 1024 * 1024
+# The maximum size of one response in memory while a disk thread writes its temporary file.
+_MAX_UNWRITTEN_BYTES = 8 * 1024 * 1024
 
 
 class OutputQueue:
-    """The written output that is not sent yet.
+    """Sends written output, and stores unsent output.
 
-    :param lock: by default one of its own.
-    :ivar owner: waits for the client.
-    :ivar sender: sends on the socket, or on the stream.
-    :ivar backlog: waiting bytes and files, or None while every response was sent at once.
-    :ivar draining: an event's thread, or a disk thread, will go on sending.
-    :ivar delayed: the delayed blocks of a stream, or None before a stream.
-    :ivar may_run_ahead: bytes beyond `ahead_bytes` may go to a temporary file.
-    :ivar keeps_all: nothing goes to a temporary file: it holds little, and is written under a lock.
-    :ivar closing: the response is complete: the thread that sends its last byte finishes it.
-    :ivar error: why nothing can be sent any more.
+    :param lock: the queue's lock. By default, the queue makes its own lock.
+    :ivar owner: the connection or stream, which waits for events.
+    :ivar sender: sends on the socket or on the stream.
+    :ivar backlog: the unsent output. None if no output had to be stored.
+    :ivar is_waiting: whether an event's thread or a disk thread will continue to send.
+    :ivar delayed: the delayed blocks of a stream. None until a stream begins.
+    :ivar may_run_ahead: whether output above `ahead_bytes` may be written to a temporary file.
+    :ivar keeps_all: whether all output stays in memory. It is small, and is written under a lock.
+    :ivar is_complete: whether the response is complete, so that the thread that sends its last byte
+        finishes it.
+    :ivar error: why no more output can be sent, or None.
     """
 
     __slots__ = (
-        "_dropped", "_room", "_rules", "backlog", "closing", "delayed", "draining", "error",
-        "keeps_all", "lock", "may_run_ahead", "owner", "sender",
+        "_dropped",
+        "_room",
+        "_rules",
+        "backlog",
+        "delayed",
+        "error",
+        "is_complete",
+        "is_waiting",
+        "keeps_all",
+        "lock",
+        "may_run_ahead",
+        "owner",
+        "sender",
     )  # fmt: skip
 
     def __init__(
@@ -85,7 +101,7 @@ class OutputQueue:
         self.lock = lock or threading.Lock()
         self.error: BaseException | None = None
         self.backlog: Backlog | None = None
-        self.draining = False
+        self.is_waiting = False
         self.keeps_all = False
         self.owner = owner
         self._rules = rules
@@ -94,25 +110,25 @@ class OutputQueue:
         self.reset()
 
     def reset(self) -> None:
-        """Prepare for the next response. The queue is empty."""
-        self._dropped = 0  # bytes that an error has dropped
-        self.closing = False
+        """Prepare the empty queue for the next response."""
+        self._dropped = 0  # the number of bytes that were dropped because of an error
+        self.is_complete = False
         self.may_run_ahead = False
-        self.delayed = None  # of a stream
+        self.delayed = None
         if self.backlog is not None:
             self.backlog.close()
             self.backlog = None
 
     @property
     def bytes_queued(self) -> int:
-        """For any thread, also without the lock."""
-        backlog = self.backlog  # which the end of a response removes
+        """The number of bytes in the backlog. Any thread may read it without the lock."""
+        backlog = self.backlog  # a copy, because another thread may set it to None
         return 0 if backlog is None else backlog.size
 
-    # Called by the writer. All of it raises ClientGone if the client has disconnected.
+    # The writer calls these methods. They raise ClientGone if the client has disconnected.
 
     def write(self, data: bytes) -> None:
-        """Send bytes, and queue those that the kernel does not take. May wait for the client."""
+        """Send bytes, and queue the unsent ones. This may wait for the client."""
         rest: bytes | memoryview = data
         with self.lock:
             if self.delayed is not None and self.delayed.blocks:
@@ -123,7 +139,7 @@ class OutputQueue:
             if self.error is not None:
                 self._dropped += len(data)
                 raise ClientGone(str(self.error))
-            if not queued and not self.draining:
+            if not queued and not self.is_waiting:
                 sender = self.sender
                 size = len(data)
                 if size > sender.free_bytes:
@@ -139,7 +155,7 @@ class OutputQueue:
                 if sent == size:
                     return
                 rest = memoryview(data)[sent:]
-        self.write_all((rest,))
+        self.write_buffers((rest,))
 
     def begin_stream(
         self,
@@ -151,12 +167,12 @@ class OutputQueue:
     ) -> Callable[[bytes], None]:
         """Send the beginning of a stream.
 
-        :param data: the headers, and the first block, framed.
-        :param frame: frames blocks that are sent together, as one chunk. None for no framing.
-        :param compresses: whether `frame` compresses. It then gets fewer bytes at once.
+        :param data: the headers and the framed first block.
+        :param frame: frames joined blocks as one chunk. None if the response has no chunks.
+        :param compresses: whether `frame` also compresses. The joined blocks are then smaller.
         :returns: :meth:`write_block`, for the further blocks.
         """
-        # An event stream may be less ahead of its client than others.
+        # Fewer bytes of an event stream may be queued, so that its events arrive in time.
         ahead_bytes = self._rules.ahead_bytes // (1 if may_run_ahead else 4)
         self.delayed = DelayedBlocks(frame, most_waiting=ahead_bytes, compresses=compresses)
         self.may_run_ahead = may_run_ahead
@@ -164,24 +180,25 @@ class OutputQueue:
         return self.write_block
 
     def write_block(self, block: bytes) -> None:
-        """As :meth:`write`, but the block of a stream may be delayed for the next one.
+        """Send a block of a stream, or delay it to join it with the next block.
 
-        Before a slow client, it is delayed without a tick: the queue takes blocks once it has
-        nothing else to send, or when there are many. They count as no memory that waits for
-        clients: the end of the app's turn queues them.
+        If the queue waits for a slow client, the block is delayed without a tick. The queue removes
+        delayed blocks when it has no other output, or when there are many. Delayed blocks do not
+        count as memory that waits for clients. They are counted when they are queued.
         """
         delayed = self.delayed
         assert delayed is not None
         now = time.monotonic()
         follows = now - delayed.last_block_at < _COALESCE_S
         delayed.last_block_at = now
-        # First. A tick removes the queue from `to_flush` and then takes the blocks: if it came too
-        # early for this one, the check below finds the queue missing.
+        # The block is added before the checks below. A tick removes the queue from `to_flush` and
+        # then removes the blocks. If the tick missed this block, the queue is no longer in
+        # `to_flush`.
         delayed.blocks.append(block)
         delayed.size = size = delayed.size + len(block)
-        if self.draining:
-            # Its thread sets `draining` to False before it takes the blocks for the last time: it
-            # finds this one.
+        if self.is_waiting:
+            # The sending thread sets `is_waiting` to False before it removes blocks for the last
+            # time. So it will find this block.
             if size < delayed.most_waiting and self.error is None:
                 return
         elif follows and size < delayed.most_delayed and self.error is None:
@@ -195,16 +212,19 @@ class OutputQueue:
             self.write(data)
 
     def end_stream(self, end: Callable[[], bytes]) -> None:
-        """Send the end of a stream, which is made once all its blocks have been framed."""
+        """Send the end of a stream.
+
+        :param end: returns the last bytes. It is called after all blocks were framed.
+        """
         with self.lock:
             self._queue_delayed()
             data = end()
         self.write(data)
 
-    def write_all(self, buffers: Sequence[bytes | memoryview]) -> None:
+    def write_buffers(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Send several buffers, in one system call if possible.
 
-        It never waits for the client. It may wait for a disk thread.
+        It never waits for the client, but may wait for a disk thread.
         """
         buffers = [buffer for buffer in buffers if buffer]
         with self.lock:
@@ -226,15 +246,17 @@ class OutputQueue:
             self._wait_for_disk(backlog)
 
     def write_file(self, headers: bytes, fd: int, offset: int, size: int) -> None:
-        """Send headers, which may be empty, and a part of a file, through a duplicate of `fd`.
+        """Send headers and a part of a file.
 
-        :raises OSError: if no descriptor is left. Nothing was sent then.
+        :param headers: may be empty.
+        :param fd: the file. The queue duplicates this descriptor.
+        :raises OSError: if no descriptor is available. In this case nothing was sent.
         """
         with self.lock:
             if self.error is not None:
                 self._dropped += len(headers) + size
             self._check()
-            # First of all: if no descriptor is left, the app's response can still be a 500.
+            # The descriptor is duplicated first. If this fails, a response with 500 is possible.
             segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None
             self._queue_delayed()
             backlog = self._begin_backlog()
@@ -245,37 +267,37 @@ class OutputQueue:
             self._send_or_raise()
 
     def is_sent(self) -> bool:
-        """Return whether the kernel has taken everything, or never will."""
+        """Return whether the socket has accepted all output, or an error prevents that."""
         if self.delayed is None:
-            return not self.draining
+            return not self.is_waiting
         self.flush()
-        with self.lock:  # the monitor's tick may have taken blocks that it has not queued yet
-            return not self.draining
+        with self.lock:  # the monitor may have removed delayed blocks and not queued them yet
+            return not self.is_waiting
 
     def wait_until_sent(self) -> None:
-        """Send everything, and wait until the client has taken it or is given up."""
+        """Send all output, and wait until the client has received it or is disconnected."""
         self.flush()
         with self.lock:
             self._wait_for_room(0)
 
     def flush(self) -> None:
-        """Send the delayed blocks, or queue them as :meth:`write_all` does."""
+        """Send or queue the delayed blocks, like :meth:`write_buffers`."""
         if self.delayed is not None and self.delayed.blocks:
             self._rules.to_flush.pop(self, None)
-            with contextlib.suppress(ClientGone):  # which the writer's next call reports
-                self.write_all(())
+            with contextlib.suppress(ClientGone):  # the writer's next call raises it again
+                self.write_buffers(())
 
-    # Called by any thread
+    # Any thread may call these methods.
 
     def flush_at_tick(self) -> bool:
-        """As :meth:`flush`, but never wait. Return False if another thread has the lock."""
+        """Flush without waiting. Return False if another thread has the lock."""
         if self.delayed is None or not self.delayed.blocks:
             return True
         if not self.lock.acquire(blocking=False):
             return False
         try:
-            if self.draining:
-                return True  # the thread that sends takes them once it has nothing else
+            if self.is_waiting:
+                return True  # the sending thread queues the blocks when it has no other output
             self._queue_delayed()
             if self.bytes_queued:
                 self._send()
@@ -286,26 +308,26 @@ class OutputQueue:
         return True
 
     def on_writable(self) -> bool:
-        """Go on sending. Called by the owner of the socket's event.
+        """Continue to send. The owner calls it after an event of the socket.
 
-        :returns: True if the caller is to finish the response: it is complete, and nothing is left
-            to send. Decided under the lock, so that the app's thread does not finish it as well.
+        :returns: whether the caller must finish the response: it is complete, and all of it was
+            sent. This is decided with the lock, so that the app's thread does not finish it too.
         """
         with self.lock:
-            self.draining = False
+            self.is_waiting = False
             if self.error is None:
                 self._send(after_event=True)
             if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
                 self._room.notify_all()
-            return self.closing and not self.draining
+            return self.is_complete and not self.is_waiting
 
     def fail(self, error: BaseException) -> None:
-        """Drop everything. The writer's next call raises."""
+        """Drop all output. The writer's next call raises ClientGone."""
         with self.lock:
             self._fail(error)
 
     def close(self) -> None:
-        """The connection is about to be closed, and its writer is done."""
+        """Drop all output before the connection is closed. The writer has finished."""
         self._rules.to_flush.pop(self, None)
         with self.lock:
             self._fail(ClientGone("closed"))
@@ -313,21 +335,23 @@ class OutputQueue:
                 self.backlog.close()
 
     def bytes_left(self) -> int:
-        """Bytes that the kernel has not taken, including those that an error has dropped."""
+        """Return the number of unsent bytes, including those that were dropped after an error."""
         with self.lock:
             return self._dropped + (self.delayed.size if self.delayed else 0) + self.bytes_queued
 
     def replace(self, data: bytes, error: BaseException) -> None:
-        """Send bytes in place of the writer's, as far as the kernel takes them. Needs the lock.
+        """Drop the writer's output and send other bytes, as far as the socket accepts them.
 
-        :param error: the writer's next call raises it.
+        The caller has the lock.
+
+        :param error: the reason, which the writer's next call raises.
         """
         if data and self.error is None:
             with contextlib.suppress(OSError):
                 self.sender.send(data)
         self._fail(error)
 
-    # Without the lock: a slow disk must not hold up the thread that sends, nor the writer.
+    # These methods do not have the lock, because other threads must not wait for a slow disk.
 
     def _spill_soon(self, backlog: Backlog, spilling: Spilling) -> None:
         try:
@@ -336,7 +360,7 @@ class OutputQueue:
             self._end_spilling(backlog, spilling, None)
 
     def _spill(self, backlog: Backlog, spilling: Spilling) -> None:
-        """Write to a temporary file, in a disk thread."""
+        """Write buffers to a temporary file. A disk thread runs this."""
         segment = backlog.spill(spilling.buffers)
         more = self._end_spilling(backlog, spilling, segment)
         if more is not None:
@@ -357,25 +381,25 @@ class OutputQueue:
             return self._begin_spilling(backlog)
 
     def _wait_for_disk(self, backlog: Backlog) -> None:
-        """Wait for a disk thread, if a response takes too much memory meanwhile, or all of them."""
+        """Wait for a disk thread while this response or all responses use too much memory."""
         memory = self._rules.memory
         with self.lock:
             began = time.monotonic()
             while (
                 backlog.spilling is not None
                 and self.error is None
-                and (memory.is_full or backlog.in_memory > _MOST_BESIDE_DISK_BYTES)
+                and (memory.is_full or backlog.in_memory > _MAX_UNWRITTEN_BYTES)
             ):
                 self._wait()
             backlog.waited_s += time.monotonic() - began
 
     def _go_on_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
-        """Make one step of sending a file, in a disk thread and without the lock."""
+        """Make one step of sending a file, without the lock. A disk thread runs this."""
         done: int | bytes = 0
         failure: Exception | None = None
         try:
             done = self.sender.step_from_disk(backlog, segment)
-        except Exception as error:  # noqa: BLE001 - raised below, unless it is the client's or disk's
+        except Exception as error:  # noqa: BLE001 - raised below if it is not an OSError
             failure = error
         with self.lock:
             if failure is not None:
@@ -383,19 +407,19 @@ class OutputQueue:
             elif self.error is None:
                 if done:
                     self.sender.record_file(backlog, done)
-                self._start_draining()
+                self._start_waiting()
             backlog.release(segment.fd)
-            if self.error is not None and self.closing:
-                self.owner.resume_sending()  # to finish the response
+            if self.error is not None and self.is_complete:
+                self.owner.resume_sending()  # so that the owner finishes the response
         if failure is not None and not isinstance(failure, OSError):
-            raise failure  # for the log: a bug, or no memory
+            raise failure  # a bug or a lack of memory: the disk thread logs it
 
-    # With the lock
+    # These methods need the lock.
 
     def _check(self, *lost: bytes | memoryview) -> None:
-        """Raise if there was an error.
+        """Raise ClientGone if there was an error.
 
-        :param lost: the bytes to be written, which are dropped then.
+        :param lost: the bytes to be written. After an error they count as dropped.
         """
         if self.error is not None:
             self._dropped += sum(map(len, lost))
@@ -407,7 +431,7 @@ class OutputQueue:
         if self.backlog is not None:
             self._dropped += self.backlog.size
             self.backlog.clear()
-        self.draining = False
+        self.is_waiting = False
         if self._room is not None:
             self._room.notify_all()
 
@@ -440,11 +464,11 @@ class OutputQueue:
             if turn is Turn.DISK:
                 self._call_disk_thread(backlog)
             elif turn is not Turn.DONE:
-                self._start_draining(no_memory=turn is Turn.NO_MEMORY)
+                self._start_waiting(no_memory=turn is Turn.NO_MEMORY)
         backlog.release_memory()
 
-    def _start_draining(self, *, no_memory: bool = False) -> None:
-        self.draining = True
+    def _start_waiting(self, *, no_memory: bool = False) -> None:
+        self.is_waiting = True
         try:
             deadline = self.sender.wait_until(no_memory=no_memory)
             self.owner.wait_to_send(deadline, no_memory=no_memory)
@@ -454,8 +478,8 @@ class OutputQueue:
     def _call_disk_thread(self, backlog: Backlog) -> None:
         segment = backlog.first
         assert isinstance(segment, FileSegment)
-        self.draining = True
-        backlog.use(segment.fd)  # it stays open even if the connection fails meanwhile
+        self.is_waiting = True
+        backlog.use(segment.fd)  # keeps it open if the connection fails in the meantime
         try:
             device = os.fstat(segment.fd).st_dev
             self._rules.disk.submit(device, lambda: self._go_on_from_disk(backlog, segment))
@@ -468,7 +492,7 @@ class OutputQueue:
         return backlog.begin_spill(rest) if rest else None
 
     def _may_spill(self, backlog: Backlog) -> bool:
-        """Return whether bytes beyond `ahead_bytes` may go to a temporary file."""
+        """Return whether output above `ahead_bytes` may be written to a temporary file."""
         limit = self._rules.options.response_on_disk_bytes
         return self.may_run_ahead and backlog.may_spill(limit)
 
@@ -478,22 +502,22 @@ class OutputQueue:
         self._room.wait()
 
     def _wait_for_room(self, most: int) -> None:
-        """Wait until at most `most` bytes are queued, or the queue has failed."""
+        """Wait until at most `most` bytes are queued, or there is an error."""
         began = time.monotonic()
-        # The sweep ends this if the client takes nothing.
-        while self.draining and self.bytes_queued > most:
+        # If the client accepts no bytes, the sweep fails the queue after a timeout.
+        while self.is_waiting and self.bytes_queued > most:
             self._wait()
         if self.backlog is not None:
             self.backlog.waited_s += time.monotonic() - began
 
     def _wait_for_backlog(self, backlog: Backlog) -> int:
-        """Wait for the client if too much is queued. Return the bytes that were queued before."""
+        """Wait for the client if too much is queued. Return the number of bytes queued before."""
         queued, most = backlog.size, self._rules.ahead_bytes
         if queued > most and not self._may_spill(backlog):
             self._wait_for_room(most // 2)
         return queued
 
     def _send_or_raise(self) -> None:
-        if not self.draining:
+        if not self.is_waiting:
             self._send()
             self._check()

@@ -1,4 +1,4 @@
-"""Shared by all output queues of a server: limits, memory, threads for the disk, and the tick."""
+"""Limits, counters and threads that all output queues of a server share."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from .shared import Shared
 
 
 class OutputRules:
-    """How responses are sent.
+    """The limits, counters and threads of all output queues.
 
-    :param share_work: called during a long turn that releases the GIL: other threads go on with
-        the rest of the work.
-    :param request_tick: has :meth:`tick` called soon.
-    :ivar to_flush: how to flush each queue with delayed blocks, at the next tick.
-        Such a function never blocks, and returns False if it has to be called again.
-    :ivar ahead_bytes: how many bytes may wait for one client before the writer waits or spills.
+    :param share_work: called during a long turn that releases the GIL, so that other threads handle
+        the remaining work.
+    :param request_tick: requests a call of :meth:`tick`.
+    :ivar to_flush: the queues with delayed blocks, and a function that flushes each queue at the
+        next tick. The function never blocks. It returns False if it must be called again.
+    :ivar ahead_bytes: the number of bytes that may wait for one client before the writer waits or
+        uses a temporary file.
     :ivar memory: counts the output in memory.
-    :ivar disk: the threads for files that are not in the page cache.
+    :ivar disk: threads that read files that are not in the page cache.
     """
 
     def __init__(
@@ -43,22 +44,22 @@ class OutputRules:
         self.disk = DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error))
 
     def new_wait(self) -> ClientWait:
-        """A client is waited for, for the first time in its response."""
+        """Return the time limits for a client that must be waited for."""
         return ClientWait(self.options.send_timeout_s, self.options.send_least_bytes_per_s)
 
-    # Queues with delayed blocks
+    # Queues with delayed blocks.
 
     def flush_soon(self, queue: object, flush: Callable[[], bool]) -> None:
-        """Have a queue flushed at the next tick."""
+        """Flush a queue at the next tick."""
         self.to_flush[queue] = flush
         self._request_tick()
 
     def tick(self) -> bool:
-        """Send the delayed blocks, and return whether there were any. Never blocks."""
+        """Send all delayed blocks. Return whether there were any. It never blocks."""
         if not self.to_flush:
             return False
         later = {}
-        # A copy: writers add queues meanwhile, which wait for the next tick.
+        # A copy, because writers may add queues meanwhile. Those are flushed at the next tick.
         for queue, flush in self.to_flush.copy().items():
             self.to_flush.pop(queue, None)
             if not flush():

@@ -1,16 +1,18 @@
-"""Waits for events of descriptors: one interface, two implementations.
+"""Waits for events of descriptors, with epoll or poll.
 
 Theory of operation
 -------------------
-A connection is either *armed* here or *owned* by one thread. An event is reported once and disarms
-its descriptor (EPOLLONESHOT). So the thread that gets the event owns the connection until it arms
-it again. Any thread may arm a descriptor while another thread polls.
+A connection is either *armed* here or *owned* by one thread. The poller reports one event of an
+armed descriptor, and disarms the descriptor (EPOLLONESHOT). The thread that gets the event owns the
+connection until it arms the descriptor again. It may do so while another thread polls.
 
-Listeners are level-triggered and stay armed. If several workers share a listener, epoll reports a
-connection to one of them (EPOLLEXCLUSIVE).
+Listeners are level-triggered and stay armed. If several workers share a listener, epoll reports
+each new connection to one of the workers (EPOLLEXCLUSIVE).
 
-:class:`EpollPoller` leaves all of this to the kernel. :class:`PollPoller` does it with poll(2)
-elsewhere: a pipe wakes the poll under way if a descriptor is armed.
+:class:`EpollPoller` leaves this to the kernel. :class:`PollPoller` is for systems without epoll,
+    and
+implements it with poll(2). If a thread arms a descriptor while another thread polls, a byte in a
+pipe wakes that thread.
 """
 
 from __future__ import annotations
@@ -22,41 +24,41 @@ import ssl
 import threading
 from typing import TypeAlias
 
-# epoll's and poll's values of IN and OUT, so that their events need no translation. An event may
-# have more bits set (EPOLLHUP, EPOLLERR): the next read or write then fails.
+# The values of IN and OUT in both epoll and poll. An event may have more bits (EPOLLHUP, EPOLLERR).
+# In that case the next read or write fails.
 READ = 0x1
 WRITE = 0x4
-# Set together with READ: the peer has shut down its sending side (EPOLLRDHUP, epoll only).
+# Set together with READ if the peer has shut down its sending side (EPOLLRDHUP, only with epoll).
 HUNG_UP = 0x2000
 
-# The errors of a non-blocking socket, plain or TLS, that is not ready.
+# Errors of a non-blocking socket, plain or with TLS, that is not ready.
 WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
-# epoll's event mask of an armed descriptor.
+# epoll's event masks of armed descriptors.
 _ONCE = {
     events: events | (HUNG_UP if events & READ else 0) | getattr(select, "EPOLLONESHOT", 0)
     for events in (0, READ, WRITE, READ | WRITE)
 }
 
-# EPOLLEXCLUSIVE, which Pythons that were built with old headers do not have.
+# EPOLLEXCLUSIVE. Some builds of Python do not define it.
 _EXCLUSIVE = 1 << 28
 
-# The most events of one call (select.epoll's default), and of one poll, which may make several.
-_MOST_AT_ONCE = 1023
-_MOST_EVENTS = 16 * _MOST_AT_ONCE
+# The maximum number of events of one call (select.epoll's default) and of one poll (several calls).
+_CALL_EVENTS = 1023
+_POLL_EVENTS = 16 * _CALL_EVENTS
 
 Event = tuple[int, int]
 
 
 def make_poller() -> Poller:
-    """Make the best poller that this system has."""
+    """Return a new poller of the best kind for this system."""
     return EpollPoller() if hasattr(select, "epoll") else PollPoller()
 
 
 class EpollPoller:
-    """Linux: the kernel gives each event to one thread only.
+    """A poller for Linux. The kernel reports each event to one thread only.
 
-    Every method but :meth:`close` may be called from any thread.
+    All methods except :meth:`close` are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -69,70 +71,73 @@ class EpollPoller:
     def add(self, fd: int, events: int) -> None:
         """Arm a new descriptor for one event.
 
-        :raises OSError: if the kernel refuses (out of memory, or of watches).
+        :raises OSError: if the kernel has no memory or watches left.
         """
         self._register(fd, _ONCE[events])
 
     def arm(self, fd: int, events: int) -> None:
-        """Arm a descriptor again after its event, or change the events it is armed for.
+        """Arm a descriptor again after its event, or change the events for which it is armed.
 
-        :param events: 0 for none. epoll then still reports an error or a hang-up.
+        :param events: 0 for no event. epoll still reports an error or a hang-up.
         """
         self._modify(fd, _ONCE[events])
 
     def forget(self, fd: int) -> None:
-        """Report nothing more of a descriptor."""
+        """Stop reporting events of a descriptor."""
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
 
     def listen(self, fd: int) -> None:
-        """Report a listener whenever it is readable, until :meth:`forget`."""
+        """Report a listener each time it is readable, until :meth:`forget`."""
         self._register(fd, select.EPOLLIN | _EXCLUSIVE)
 
     def requeue(self, fd: int) -> None:
-        """Have the next connection of a shared listener reported to other processes first."""
-        # The kernel asks the processes in the order of registration.
+        """Make the kernel report a shared listener's next connection to other processes first."""
+        # The kernel tries processes in the order in which they registered the listener.
         self._epoll.unregister(fd)
         self.listen(fd)
 
     def poll(self, timeout: float | None) -> list[Event]:
-        """Wait for events: at most `timeout` seconds, or indefinitely if it is None."""
+        """Wait for events.
+
+        :param timeout: the maximum time in seconds, or None for no limit.
+        """
         poll = self._epoll.poll
         events = poll(timeout)
-        if len(events) >= _MOST_AT_ONCE:
-            # Those that follow may be more urgent.
-            while len(more := poll(0)) >= _MOST_AT_ONCE and len(events) < _MOST_EVENTS:
+        if len(events) >= _CALL_EVENTS:
+            # Later events may be more urgent.
+            while len(more := poll(0)) >= _CALL_EVENTS and len(events) < _POLL_EVENTS:
                 events += more
             events += more
         wake_fd = self._pipe.fd
         for event in events:
             if event[0] == wake_fd:
                 self._pipe.empty()
-                # It may be among the events more than once, if several calls were made.
+                # Several calls of epoll may have reported the pipe more than once.
                 return [each for each in events if each[0] != wake_fd]
         return events
 
     def wake(self) -> None:
-        """Make the poll that is waiting, or else the next one, return at once."""
+        """Make the current poll return at once. If no thread polls, the next poll does."""
         self._pipe.wake()
 
     def close(self) -> None:
-        """Close the poller's own descriptors. No thread may be polling."""
+        """Close the poller's own descriptors. No thread may be polling at this time."""
         self._epoll.close()
         self._pipe.close()
 
 
 class PollPoller:
-    """Any system with poll(2). Only one thread polls at a time.
+    """A poller for any system with poll(2). Only one thread polls at a time.
 
-    The methods are those of :class:`EpollPoller`. A descriptor that is closed while it is armed is
-    reported once, without effect.
+    It has the same methods as :class:`EpollPoller`. If a descriptor is closed while it is armed, it
+    is reported once, which has no effect.
     """
 
     def __init__(self) -> None:
         self._pipe = _WakePipe()
-        self._armed: dict[int, int] = {}  # the events that each descriptor is watched for
-        self._listeners = {self._pipe.fd}  # those that stay armed
+        self._armed: dict[int, int] = {}  # the events for which each descriptor is armed
+        self._listeners = {self._pipe.fd}  # descriptors that stay armed
         self._armed[self._pipe.fd] = READ
         self._polling = threading.Lock()
 
@@ -151,7 +156,7 @@ class PollPoller:
         self.add(fd, READ)
 
     def requeue(self, fd: int) -> None:
-        pass  # each connection is reported to all of them
+        pass  # poll() reports each connection to all processes
 
     def poll(self, timeout: float | None) -> list[Event]:
         with self._polling:
@@ -177,7 +182,7 @@ Poller: TypeAlias = EpollPoller | PollPoller
 
 
 class _WakePipe:
-    """A pipe that makes a poll return. Each wake-up is one byte, which the poll reads."""
+    """A pipe that wakes a polling thread. Each wake-up writes a byte, which the poll reads."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()
@@ -185,7 +190,7 @@ class _WakePipe:
         os.set_blocking(self._write_fd, False)
 
     def wake(self) -> None:
-        # Full: a wake-up is pending already. Closed: the worker has stopped.
+        # OSError: the pipe is full, so a wake-up is pending. Or it is closed: the worker has ended.
         with contextlib.suppress(OSError):
             os.write(self._write_fd, b"\0")
 
@@ -194,6 +199,6 @@ class _WakePipe:
             os.read(self.fd, 4096)
 
     def close(self) -> None:
-        write_fd, self._write_fd = self._write_fd, -1  # wake() must not use a reused number
+        write_fd, self._write_fd = self._write_fd, -1  # the number may be reused for another file
         os.close(write_fd)
         os.close(self.fd)

@@ -1,55 +1,57 @@
-"""The thread pool: one thread leads, the others run apps or follow (the leader/followers pattern).
+"""The thread pool: one thread leads, the others run apps or wait (the leader/followers pattern).
 
 Theory of operation
 -------------------
-To pass each request from a polling thread to an app thread costs two context switches and a wait
-for the GIL. A short request costs less than that. So the *leader* polls, and then serves the
-request itself: no other thread wakes up.
+Passing a request from a polling thread to an app thread costs two context switches and a wait for
+the GIL. This is more than a short request costs. So one thread, the *leader*, polls, and then
+serves the request itself without waking another thread.
 
-That only works while its turns are short. A leader may be in one turn for a tick, in the app or
-blocked in a system call. Then the *monitor* (monitor.py) promotes a *follower*. Go's sysmon retakes
-a processor from a goroutine in the same way. A leader that computes has more time, because two
-threads that alternate on the GIL are slower than one. For the same reason a thread follows after
-its turn if another one leads, even if that one is in a turn. It takes the lead only if the lead is
-on offer, because no thread was free to take it.
+This works while each turn is short. A *turn* is one event, task or job that a thread handles. If
+the leader is in a turn for longer than a tick, the *monitor* (monitor.py) promotes a *follower*,
+which is a waiting thread. The old leader may run an app, or be blocked in a system call. Go's
+sysmon takes a processor from a goroutine in the same way. A leader that computes has more time,
+because two threads that alternate on the GIL are slower than one. For the same reason, a thread
+becomes a follower after its turn if another thread leads, even if that thread is in a turn. It
+leads only if the lead was offered because no thread was free.
 
-If no thread is free, the pool is *saturated* and the monitor promotes the *spare*. It polls,
-receives and sends, but never runs an app. So downloads, uploads and new connections go on, and so
-do events that a thread left in `work` when it entered the app. Jobs that are ready to run wait in
-`ready`.
+If no thread is free, the pool is *saturated* and the monitor promotes the *spare* thread. The spare
+polls, receives and sends, but never runs an app. So downloads, uploads and new connections
+continue. The spare also handles events that a thread left in `work` before it called the app. Jobs
+that are ready to run wait in `ready`.
 
     following --promoted--> leading <--> leading, in a turn
         ^                                          | the monitor promotes another thread
         |                                          v
         +--another thread leads------------ not leading, in a turn
-                                                   | the lead is on offer: lead
+                                                   | the lead was offered: lead
 
     spare, idle --no follower--> leading --a job for a follower, or blocked--> spare, idle
 
-The leader is the thread that *should* poll. Nothing breaks if two threads poll for a moment: the
-poller reports an event to one of them only (poller.py), and a deque gives an item out once. But
-some thread must poll. So the leader never waits at its gate, and a waiting thread becomes the
-leader only when it is woken. The leader changes under one lock. A thread that still leads after its
-turn need not take it.
+The leader is the thread that *should* poll. Two threads may poll for a moment without harm: the
+poller reports an event to only one thread (poller.py), and a deque returns an item only once. But
+at least one thread must poll. So the leader never waits at its gate, which is a lock that another
+thread releases to wake it. A waiting thread becomes the leader only when it is woken. The leader
+changes under one lock. A thread that still leads after its turn does not acquire this lock.
 
-A connection with more work to do at once, such as the next pipelined request, must not keep the
-others waiting. It is *deferred* until the leader has run out of work and polled. The events of the
-poll go first. Then come some of the deferred items, for about as long, before the next poll.
-Writable sockets are deferred too where many events arrive at once: they may be thousands of
-downloads, and a short request should wait for few of them.
+Some connections have more work to do at once, such as the next pipelined request. This work is
+*deferred*, so that other connections do not wait for it. The leader finishes its work and polls.
+Then it handles the events of the poll. Then it handles deferred items for about as long, before the
+next poll. If many events arrive at once, writable sockets are deferred too. They may be thousands
+of downloads, and a short request should not wait for them.
 
-*close().* If the output reads a file of the app, the body is closed when its last byte has been
-sent. The thread that ran the app closes it, since frameworks keep things by thread. It does so
-between two of its turns, never within one. The thread that has sent the last byte makes the close()
-*due*. The app's thread is woken if it polls or follows, and looks for due calls first.
+*close() of bodies.* If the output queue reads a file of the app, the body is closed after the last
+byte was sent. The thread that ran the app calls close(), because frameworks store objects for each
+thread. It calls close() between two of its turns. The thread that sends the last byte makes the
+close() *due*. If the app's thread polls or follows, it is woken. It calls due close()s before it
+does other work.
 
-A thread with a close() to come leads only if every follower has one. So it is free when its time
-comes. A request that waits for a lock of the body is not run by the one thread that would release
-the lock.
+A thread with a pending close() leads only if every follower has one too. So it is free when the
+close() becomes due. Otherwise it might run a request that waits for a lock of the body, which only
+this thread's close() would release.
 
-    to come --last byte sent, or the client disconnects--> due --its thread's next turn--> called
-                                                            --that thread is stuck--> called by a
-                                                                    thread of its own
+    pending --last byte sent, or the client disconnects--> due --its thread's next turn--> called
+                                                               --that thread is stuck--> called by a
+                                                                       new thread
 """
 
 from __future__ import annotations
@@ -66,28 +68,28 @@ from typing import Any
 from .monitor import TICK_S, Exhaustion, Member, Monitor, is_running, this_thread
 from .poller import WRITE, Event, Poller
 
-# After a slow app, the lead passes on before each app, until this many in a row were quick. Slow
-# requests come in bursts, and each would make the next one wait for a tick.
+# After a slow app, the leader promotes another thread before each app, until this many apps in a
+# row were quick. Slow requests arrive in bursts, and each would delay the next request by a tick.
 _EARLY_PROMOTIONS = 8
-# The time from which on an app counts as slow. On a busy machine a quick one may wait for a CPU.
+# An app is slow if it takes this long. On a busy machine, a quick app may wait for a CPU.
 _SLOW_S = 4 * TICK_S
-# Up to this many events are not sorted: none of them waits long.
+# If a poll returns at most this many events, they are not sorted, because no event waits long.
 _FEW_EVENTS = 8
-# The least and the most seconds for deferred items between two polls. A poll takes less than the
-# least. The most counts even if other events took longer.
+# The minimum and maximum time for deferred items between two polls. A poll takes less than the
+# minimum.
 _DEFERRED_S = 0.0005
-_MOST_DEFERRED_S = 0.005
+_MAX_DEFERRED_S = 0.005
 
-Job = Any  # a channel with an app to run
-# Work other than an event. It returns a job if one is ready to run.
+Job = Any  # a channel whose app is to be run
+# Work that is not an event. It returns a job if one is ready to run.
 Task = Callable[[], Job | None]
 
 
 @dataclass(slots=True, eq=False)
 class Close:
-    """close() of a body that is still being sent.
+    """The postponed close() of a body whose bytes are still being sent.
 
-    :param call: it.
+    :param call: calls the body's close().
     :param req: the request, for the log.
     :param member: the thread that ran the app.
     """
@@ -98,22 +100,22 @@ class Close:
 
 
 class Pool:
-    """A fixed number of threads that poll and run jobs, and a spare one that only polls.
+    """A fixed number of threads that poll and run jobs, and a spare thread that only polls.
 
-    Any of its threads may call the functions that it is given. None of them may raise.
+    Any thread of the pool may call the functions that are passed to it. They must not raise.
 
-    :param size: number of threads, which is the number of apps that run at once.
+    :param size: the number of threads that run jobs.
     :param log: the error log.
     :param receive: handles an event or a task, and returns a job if one is ready to run.
     :param run: runs a job. The spare never calls it.
-    :param on_tick: called by the monitor when it looks, or if a tick was requested. It returns
-        whether there was something to do.
-    :param on_queued: called before a job waits in `ready`, as no thread is free for it.
-    :param on_taken: called when a thread takes such a job. It returns whether to run it.
-    :param on_saturation: called when `saturated` has changed, by the monitor too.
+    :param on_tick: the monitor calls it when it checks the leader or when a tick was requested. It
+        returns whether there was something to do.
+    :param on_queued: called before a job is added to `ready`, because no thread is free.
+    :param on_taken: called when a thread removes a job from `ready`. It returns whether to run it.
+    :param on_saturation: called when `saturated` has changed. The monitor may call it too.
     :ivar leader: the thread that should poll.
-    :ivar saturated: no thread is free to run a job, and a spare leads.
-    :ivar failed: a thread has ended because of an internal error: the worker must end.
+    :ivar saturated: whether no thread is free to run a job, so that the spare leads.
+    :ivar failed: whether a thread has ended because of an internal error. The worker must end.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class Pool:
         self.work: deque[Event | Task] = deque()
         self.deferred: deque[Event | Task] = deque()
         self._polled_at = 0.0
-        # Jobs that a spare has received while no thread was free.
+        # Jobs that wait for a free thread.
         self.ready: deque[Job] = deque()
         self.saturated = False
         self.exhaustion = Exhaustion()
@@ -145,11 +147,11 @@ class Pool:
         self._members = [Member(f"wsgifast-{number}") for number in range(size)]
         self._spare = Member("wsgifast-spare", spare=True)
         self._spare_waits = False  # at its gate
-        self._by_ident: dict[int, Member] = {}  # those that have started
+        self._by_ident: dict[int, Member] = {}  # the started threads
         self.leader = self._members[0]
-        # The leader is in a turn that may be long, and no thread was free to take the lead.
+        # Whether the leader is in a turn that may be long, while no thread was free to lead.
         self._lead_is_offered = False
-        # Threads that wait at their gates.
+        # The threads that wait at their gates.
         self._followers: list[Member] = []
         self._lock = threading.Lock()
         self._stopped = False
@@ -158,7 +160,7 @@ class Pool:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether as many events and jobs wait as there are threads, or more."""
+        """Return whether at least as many events and jobs wait as there are threads."""
         return len(self.work) + len(self.ready) >= len(self._members)
 
     def start(self) -> None:
@@ -175,19 +177,19 @@ class Pool:
         self._wake_for_work()
 
     def push_first(self, task: Task) -> None:
-        """As :meth:`push`, before all other work. For tasks that take no longer than a tick."""
+        """Add a task before all other work, like :meth:`push`. The task must not exceed a tick."""
         self.work.appendleft(task)
         self._wake_for_work()
 
     def defer(self, task: Task) -> None:
-        """As :meth:`push`, but let the events of the next poll go first."""
+        """Add a task like :meth:`push`, to run after the events of the next poll."""
         self.deferred.append(task)
         self._wake_for_work()
 
     def poll_events(self, timeout: float | None) -> None:
-        """Poll, and add the events to the work, followed by deferred tasks.
+        """Poll, and add the events to the work. Deferred items follow them.
 
-        :param timeout: as for :meth:`Poller.poll`. It does not wait if something is deferred.
+        :param timeout: see :meth:`Poller.poll`. With deferred items, the poll does not wait.
         """
         work, deferred = self.work, self.deferred
         events = self._poller.poll(0 if deferred else timeout)
@@ -198,16 +200,16 @@ class Pool:
                 (deferred if event[1] == WRITE else work).append(event)
         if deferred:
             self._polled_at = time.monotonic()
-            work.append(self._take_deferred)
+            work.append(self._handle_deferred)
 
-    def _take_deferred(self, until: float | None = None) -> Job | None:
+    def _handle_deferred(self, until: float | None = None) -> Job | None:
         """Handle deferred items, each at most once, for as long as the other events took.
 
-        :param until: when to stop (monotonic), if this goes on with an earlier call.
+        :param until: the monotonic time of the end, to continue an earlier call. None otherwise.
         """
         now = time.monotonic()
         if until is None:
-            until = now + min(max(now - self._polled_at, _DEFERRED_S), _MOST_DEFERRED_S)
+            until = now + min(max(now - self._polled_at, _DEFERRED_S), _MAX_DEFERRED_S)
         deferred = self.deferred
         for _ in range(len(deferred)):
             if now >= until:
@@ -215,33 +217,33 @@ class Pool:
             try:
                 item = deferred.popleft()
             except IndexError:
-                break  # another thread was quicker
+                break  # another thread has handled the last item
             job = self._receive(item)
             if job is not None:
                 if deferred:
-                    self.work.appendleft(partial(self._take_deferred, until))
+                    self.work.appendleft(partial(self._handle_deferred, until))
                 return job
             now = time.monotonic()
         return None
 
     def share_work(self) -> None:
-        """Let another thread handle the remaining work during a long turn of this one.
+        """Let another thread handle the remaining work during a long turn of this thread.
 
-        For turns that release the GIL, such as those that encrypt: the monitor would take the
-        thread for a busy one and leave it the lead.
+        This is for turns that release the GIL, such as encryption. The monitor would see that the
+        thread is running, and not promote another one.
         """
         leader = self.leader
         if (self.work or self.deferred) and leader.thread is threading.current_thread():
-            self._offer_the_lead(leader)
+            self._offer_lead(leader)
 
-    # The close() of bodies
+    # The close() of bodies.
 
     def postpone(self, close: Callable[[], object], req: Any) -> Callable[[], None]:
-        """Have this thread, which runs an app, call the close() of its body when that is due.
+        """Make this thread call the close() of its app's body later, when the close() is due.
 
         :param req: the request, for the log.
-        :returns: a function that makes it due: the thread then calls it between two of its turns.
-            Any thread may call this function.
+        :returns: a function that makes the close() due. Any thread may call it. The app's thread
+            then calls close() between two of its turns.
         """
         me = self._by_ident[threading.get_ident()]
         postponed = Close(close, req, me)
@@ -261,13 +263,13 @@ class Pool:
 
     @property
     def has_pending_closes(self) -> bool:
-        """Return whether a postponed close() has not returned yet."""
+        """Return whether any postponed close() has not finished."""
         return any(member.closes for member in self._members)
 
     def close_in_other_thread(self, stuck_since: float) -> None:
-        """Have another thread call a due close() if its own thread is stuck, and may wait for it.
+        """Start a thread for each due close() whose own thread is stuck.
 
-        :param stuck_since: for threads in a turn since before this monotonic time.
+        :param stuck_since: threads in a turn since before this monotonic time are stuck.
         """
         for member in self._members:
             if not (member.due and member.busy and member.since < stuck_since):
@@ -275,7 +277,7 @@ class Pool:
             thread = threading.Thread(
                 target=self._close_all, args=(member.due,), name=f"{member.name}-close", daemon=True
             )
-            with contextlib.suppress(RuntimeError):  # no more threads: it is tried again
+            with contextlib.suppress(RuntimeError):  # no thread can be started: try again later
                 thread.start()
 
     def _close_all(self, due: deque[Close]) -> None:
@@ -286,14 +288,14 @@ class Pool:
     def _close(self, close: Close) -> None:
         try:
             close.call()
-        except BaseException:  # sys.exit() in an app ends no thread
+        except BaseException:  # sys.exit() in an app must not end the thread
             req = close.req
             text = "Error in close() of the response to %s %s"
             self.log.exception(text, req.method, req.uri)
         close.member.closes.discard(close)
 
     def stop(self) -> None:
-        """End every thread: at once, or when its app returns."""
+        """End all threads. A thread that runs an app ends when the app returns."""
         self._stopped = True
         with self._lock:
             for member in self._followers:
@@ -308,7 +310,7 @@ class Pool:
         return self._members
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
-        """Return name, ident and current turn (None: idle) of each thread that runs apps."""
+        """Return the name, ident and current turn of each thread that runs apps. None if idle."""
         return [
             (
                 member.name,
@@ -318,22 +320,22 @@ class Pool:
             for member in self._members
         ]
 
-    # The pool's threads
+    # The threads of the pool.
 
     def _serve_until_stopped(self, me: Member) -> None:
         self._by_ident[threading.get_ident()] = this_thread.member = me
         try:
             while not self._stopped:
                 self._serve(me)
-            self._poller.wake()  # another thread may still poll
+            self._poller.wake()  # another thread may still be polling
         except BaseException:
             self.failed = True
-            self.log.exception("A thread of the worker has failed; the worker restarts")
+            self.log.exception("A thread of the worker has failed. The worker ends")
             self.monitor.interrupt()
             raise
 
     def _serve(self, me: Member) -> None:
-        """Take one turn, or wait for one."""
+        """Handle one event, task, job or close(), or wait for work."""
         job = item = close = None
         try:
             if me.spare and self.leader is not me:
@@ -354,7 +356,7 @@ class Pool:
                 self._lead_or_follow(me)
                 return
         except IndexError:
-            return  # another thread was quicker
+            return  # another thread has removed the item
         me.turn += 1
         me.since = now = time.monotonic()
         me.busy = True
@@ -372,21 +374,21 @@ class Pool:
             else:
                 me.job = job
                 if self._promote_early:
-                    self._hand_over_and_run(me, job)
+                    self._promote_and_run(me, job)
                 else:
                     self._run(job)
                 me.job = None
         me.busy = False
-        job = item = close = None  # it may wait for long now, and keeps nothing of a request
+        job = item = close = None  # the thread may wait for long now, and must not keep a request
         if me.spare:
             return
         if self.leader is not me:
             self._lead_or_follow(me)
         elif me.closes:
-            self._step_back(me)
+            self._pass_lead(me)
 
     def _park(self, me: Member) -> None:
-        """The spare does not lead: it waits until none of the other threads is free."""
+        """Let the spare wait until no other thread is free."""
         with self._lock:
             if self.leader is me or self._stopped:
                 return
@@ -399,8 +401,8 @@ class Pool:
             self._spare.gate.release()
 
     def _poll(self, me: Member) -> None:
-        # Set before the last look at the work: a thread that adds some either sees this and wakes
-        # the poll, or has added it before that look.
+        # `polling` is set before the checks below. A thread that adds work either sees `polling`
+        # and wakes the poll, or has added the work before the checks.
         me.polling = True
         if not (self.work or me.due) and (me.spare or not self.ready):
             if self.exhaustion.since is not None and not me.spare:
@@ -408,17 +410,17 @@ class Pool:
             self.poll_events(None)
         me.polling = False
         if self.leader is not me:
-            self._wake_for_work()  # the wake-up may have been meant for the leader
+            self._wake_for_work()  # another thread may have meant to wake the leader
 
-    def _hand_over_and_run(self, me: Member, job: Job) -> None:
-        """Hand the lead over before a job that may be slow, and note whether it was."""
-        self._offer_the_lead(me)
+    def _promote_and_run(self, me: Member, job: Job) -> None:
+        """Promote another thread before a job that may be slow, and record whether it was slow."""
+        self._offer_lead(me)
         self._run(job)
         slow = time.monotonic() - me.since > _SLOW_S
         self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
 
-    def _offer_the_lead(self, me: Member) -> None:
-        """Promote another thread if this one leads, or the next one that is free."""
+    def _offer_lead(self, me: Member) -> None:
+        """Promote another thread if this one leads. If no thread is free, offer the lead."""
         with self._lock:
             if self.leader is me:
                 if self._followers:
@@ -426,14 +428,14 @@ class Pool:
                 else:
                     self._lead_is_offered = True
 
-    def _step_back(self, me: Member) -> None:
-        """Leave the lead to a follower without a close() to come, if there is one."""
+    def _pass_lead(self, me: Member) -> None:
+        """Promote a follower that has no pending close(), if there is one."""
         with self._lock:
             if self.leader is me and not all(each.closes for each in self._followers):
                 self._promote(self._take_follower())
 
     def _lead_or_follow(self, me: Member) -> None:
-        """After a turn: take the lead if it is on offer, else follow until promoted."""
+        """Lead if the lead was offered. Otherwise wait until another thread promotes this one."""
         with self._lock:
             leader = self.leader
             if self._stopped or leader is me or me.due:
@@ -442,7 +444,7 @@ class Pool:
             if leads:
                 self._set_leader(me)
             elif (self.work or self.ready) and (leader.polling or leader.spare):
-                return  # no other thread would handle it now
+                return  # otherwise no thread would handle the work now
             else:
                 self._followers.append(me)
                 self.exhaustion.end()
@@ -452,10 +454,10 @@ class Pool:
         if not leads:
             me.gate.acquire()
 
-    # Changes of the leader
+    # Changes of the leader.
 
     def _wake_for_work(self) -> None:
-        """See that some thread handles the new work."""
+        """Make sure that a thread handles the new work."""
         leader = self.leader
         if leader.spare:
             with self._lock:
@@ -465,7 +467,7 @@ class Pool:
             self._poller.wake()
 
     def replace(self, leader: Member) -> None:
-        """Promote another thread if the leader is still in its long turn (for the monitor)."""
+        """Promote another thread if the leader is still in its long turn. The monitor calls it."""
         if not leader.spare and not is_running(leader.thread):
             self._promote_early = _EARLY_PROMOTIONS
         with self._lock:
@@ -475,16 +477,16 @@ class Pool:
                 self._promote(self._take_follower())
                 return
             if leader is self._spare:
-                return  # the next thread that is free takes the lead
+                return  # the next free thread leads
             self._set_leader(self._spare)
             self.saturated = True
             self.exhaustion.begin()
-        self._on_saturation()  # before it polls
+        self._on_saturation()  # before the spare polls
         with self._lock:
             self._wake_spare()
 
     def _take_follower(self) -> Member:
-        """Return the follower that came last, of those without a close() to come if possible."""
+        """Return the most recent follower, if possible one without a pending close()."""
         followers = self._followers
         for number in reversed(range(len(followers))):
             if not followers[number].closes:

@@ -67,7 +67,7 @@ class Exchange:
         why the body cannot be read to its end.
     :ivar context: the app's, for log lines that another thread writes later. None without need.
     :ivar make_close_due: has the body closed, if its app has returned and it is still being sent.
-    :ivar has_ended: the app has returned, and the output has all of the response.
+    :ivar response_is_complete: the app has returned, and the output has all of the response.
     :ivar is_timed_out: its deadline has passed first.
     :ivar replaced_by: the response that the client got at the deadline, in place of the app's.
     :ivar started: when this was made. All times are monotonic, and 0.0 if they do not apply.
@@ -77,9 +77,26 @@ class Exchange:
     """
 
     __slots__ = (
-        "answered", "begun", "body", "context", "environ", "expects_continue", "fields",
-        "has_ended", "is_timed_out", "length", "make_close_due", "proxy", "queued", "replaced_by",
-        "req", "resp", "rest", "script_name", "started", "streamed",
+        "answered",
+        "begun",
+        "body",
+        "context",
+        "environ",
+        "expects_continue",
+        "fields",
+        "is_timed_out",
+        "length",
+        "make_close_due",
+        "proxy",
+        "queued",
+        "replaced_by",
+        "req",
+        "resp",
+        "response_is_complete",
+        "rest",
+        "script_name",
+        "started",
+        "streamed",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +122,7 @@ class Exchange:
         self.streamed: Any = None
         self.make_close_due: Callable[[], object] | None = None
         self.context: Context | None = None
-        self.has_ended = self.is_timed_out = False
+        self.response_is_complete = self.is_timed_out = False
         self.replaced_by: Any = None
         self.started = time.monotonic()
         self.queued = self.begun = self.answered = 0.0

@@ -1,13 +1,13 @@
-"""Sends a connection's backlog on its socket, one turn at a time, plain or with TLS.
+"""Sends a connection's backlog on its socket, plain or with TLS, one turn at a time.
 
-A file is sent only as far as the page cache has it. A disk thread sends the other bytes. Where
+A file is sent only as far as it is in the page cache. A disk thread sends the other bytes. If
 sendfile does not work, as with TLS, a piece of the file is read into a buffer of the thread and
-sent from there. If the socket does not take it, it is read again later. TLS may have sent a part of
-a piece that it refuses. It must then get the same bytes again.
+then sent. If the socket does not accept the piece, it is read again later. TLS may have sent a part
+of a piece that it refuses. The next call must then pass the same bytes again.
 
-The socket's send buffer is small until the client is known to be fast. Bytes that slow clients
-leave in it count against the kernel's memory for all TCP connections. When that is used up, every
-connection of the host stalls.
+The socket's send buffer is small until the client has proved to be fast. Unsent bytes in these
+buffers count against the kernel's limit of memory for all TCP connections. If the limit is reached,
+every connection of the host stalls.
 """
 
 from __future__ import annotations
@@ -48,64 +48,67 @@ from .backlog import PIECE_BYTES, Backlog
 from .output_rules import OutputRules
 from .poller import WOULD_BLOCK
 
-# The bytes that a connection sends before the others have their turn.
+# The maximum number of bytes that a connection sends in one turn.
 _TURN_BYTES = 4 * 1024 * 1024
-# The bytes of a file that are looked up in the page cache at once. A socket takes as much at once,
-# so the look-up costs little beside sending.
+# The maximum number of bytes of a file that are looked up in the page cache at once. A socket
+# accepts about as many bytes at once, so a look-up is cheap in comparison.
 _PROBE_BYTES = 512 * 1024
-# The bytes read from a disk before other files have their turn.
+# The maximum number of bytes that a disk thread reads from one file before it reads others.
 _DISK_STEP_BYTES = 1024 * 1024
-# The bytes of a turn with TLS, which costs several times as much per byte. After LONG_TURN_BYTES
-# another thread takes over the remaining work. Slow clients have no turns as long as that.
+# The same maximum as _TURN_BYTES with TLS, which costs several times as much per byte. After
+# LONG_TURN_BYTES, another thread handles the remaining work. Slow clients never accept so many
+# bytes.
 _TLS_TURN_BYTES = 2 * 1024 * 1024
 LONG_TURN_BYTES = 512 * 1024
-# How many refusals in a row mean that the kernel is out of memory. TLS may refuse a piece although
-# it has sent at least one of its records.
+# After this many refusals in a row, the kernel is out of memory. TLS may refuse a piece after it
+# has sent at least one record of the piece.
 _TLS_REFUSALS = 4 * PIECE_BYTES // (16 * 1024)
 
-# The most unsent bytes of a multiplexed connection in the kernel. A client is fast if it takes half
-# of them in this time: 8 KiB in 1 ms are 65 Mbit/s.
+# The maximum number of unsent bytes of a multiplexed connection in the kernel.
 _UNSENT_BYTES = 16 * 1024
+# A client is far if its smoothed round trip takes longer than this.
 _FAR_US = 2_000
-# The bytes for a client that has become fast after an event, before it gets all.
+# For a fast client, the share of bytes after one event is doubled up to this limit. Then the client
+# has no limit.
 _MOST_SHARE_BYTES = 256 * 1024
+# A client is fast if it accepts half of _UNSENT_BYTES in this time, which are 65 Mbit/s.
 _FAST_S = 0.001
 
 
 class Turn(enum.Enum):
-    """How a turn ended."""
+    """The reason why a turn ended."""
 
     DONE = "nothing is left"
-    FULL = "the socket is full, or it is other connections' turn"
-    NO_MEMORY = "the socket takes nothing although it is writable: the kernel is out of memory"
+    FULL = "the socket is full, or the turn is over"
+    NO_MEMORY = "the socket is writable but accepts nothing: the kernel is out of memory"
     DISK = "the next bytes of a file may not be in the page cache"
 
 
 class Owner(ABC):
-    """The methods of its owner that an output queue calls, under its lock."""
+    """The methods of its connection or stream that an output queue calls, with its lock."""
 
     __slots__ = ()
 
     @abstractmethod
     def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
-        """Have :meth:`.OutputQueue.on_writable` called once the client takes more.
+        """Call :meth:`.OutputQueue.on_writable` when the client can accept more.
 
-        :param deadline: when to give up on the client. Monotonic.
-        :param no_memory: the kernel is out of memory for TCP: have it called some time later.
-        :raises OSError, ValueError: if the kernel cannot watch the socket. It ends the queue.
+        :param deadline: the monotonic time after which the client is disconnected.
+        :param no_memory: True if the kernel is out of memory for TCP: call it after some time.
+        :raises OSError, ValueError: if the kernel cannot watch the socket. The queue then fails.
         """
 
     @abstractmethod
     def resume_sending(self) -> None:
-        """Have :meth:`.OutputQueue.on_writable` called soon."""
+        """Call :meth:`.OutputQueue.on_writable` soon."""
 
 
 class Sender(ABC):
-    """Sends the output of one queue, under its lock except where a method says otherwise.
+    """Sends the output of one queue. Most methods need the queue's lock.
 
-    :ivar send: sends as much of a block as the client takes, and returns the number of bytes. It
-        raises as :meth:`take_turn` does, or an error of `WOULD_BLOCK`.
-    :ivar free_bytes: the number of bytes to send before :meth:`prepare_socket` is called.
+    :ivar send: sends as much of some bytes as the client accepts, and returns the number of bytes.
+        It raises the errors of :meth:`take_turn` and of `WOULD_BLOCK`.
+    :ivar free_bytes: the number of bytes that may be sent before :meth:`prepare_socket` is called.
     """
 
     __slots__ = ("free_bytes",)
@@ -115,54 +118,54 @@ class Sender(ABC):
 
     @abstractmethod
     def prepare_socket(self) -> None:
-        """Limit the socket's send buffer, once: the connection has sent `free_bytes`, or waits."""
+        """Limit the socket's send buffer once, after `free_bytes` or before the first wait."""
 
     @abstractmethod
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
-        """Send until the client takes no more, the turn is over, or a disk is needed.
+        """Send until the client accepts no more, the turn is over, or a disk is needed.
 
-        :param after_event: the socket has just been reported writable.
-        :raises FileTruncated: if a file ends early.
+        :param after_event: whether the socket was just reported as writable.
+        :raises FileTruncated: if a file has fewer bytes than expected.
         :raises OSError: if the client has disconnected, or a file cannot be read.
         """
 
     @abstractmethod
     def wait_until(self, *, no_memory: bool) -> float:
-        """Return when to give up on a client that is waited for from now on (monotonic).
+        """Return the monotonic time until which to wait for the client.
 
-        :param no_memory: the wait goes on. The client has had no chance to end it.
+        :param no_memory: True to continue the current wait, because the client could not end it.
         """
 
     @abstractmethod
     def pace(self, now: float) -> tuple[float, int] | None:
-        """Return for how long the client has been waited for, and the bytes taken since.
+        """Return how long the client has been waited for, and the bytes it accepted since then.
 
-        For any thread. A stream waits for its client only while its window is used up.
+        Any thread may call it. A stream waits for its client only while its window is used up.
 
-        :param now: monotonic.
-        :returns: None if the client is not waited for.
+        :param now: the monotonic time.
+        :returns: None if the queue does not wait for the client.
         """
 
     @abstractmethod
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        """Send or read the next bytes of the first file. In a disk thread, without the lock.
+        """Send or read the next bytes of the first file. A disk thread calls it without the lock.
 
         :returns: an argument for :meth:`record_file`.
-        :raises OSError: as :meth:`take_turn`.
+        :raises OSError: see :meth:`take_turn`.
         """
 
     @abstractmethod
     def record_file(self, backlog: Backlog, done: int | bytes) -> None:
-        """Record the number of sent bytes of the first file, or the bytes read to be sent next."""
+        """Record the number of sent bytes of the first file, or queue the bytes that were read."""
 
 
 class SocketSender(Sender):
-    """Sends on a socket. http2/response.py has the sender of a stream.
+    """Sends on a socket. http2/response.py has the sender for a stream.
 
-    :param sock: non-blocking, plain or TLS.
-    :ivar free_bytes: infinite once :meth:`prepare_socket` has been called.
-    :ivar encrypts: whether the socket is TLS.
-    :ivar sends_files: whether sendfile works. Never with TLS.
+    :param sock: a non-blocking socket, plain or with TLS.
+    :ivar free_bytes: infinite after :meth:`prepare_socket` was called.
+    :ivar encrypts: whether the socket uses TLS.
+    :ivar sends_files: whether sendfile works. It never works with TLS.
     """
 
     __slots__ = (
@@ -177,14 +180,14 @@ class SocketSender(Sender):
         self.send = partial(_encrypt, sock) if self.encrypts else sock.send
         self.sends_files = rules.options.sendfile and not self.encrypts and hasattr(os, "sendfile")
         self.free_bytes: float = FIRST_SEND_BUFFER_BYTES
-        self._may_grow = False  # whether it is the small one
-        self._was_quick = False  # it was writable again soon, when it was last full
+        self._may_grow = False  # whether the send buffer is still small
+        self._was_quick = False  # whether the socket was soon writable again the last time
         self._full_since = 0.0
-        self._is_full = False  # the socket has taken only a part of the last send
-        self._refused = 0  # bytes of a file that TLS has refused, and must be given again
-        self._refusals = 0  # writable events in a row after which nothing was taken
-        self._wait: ClientWait | None = None  # until all of the response is sent
-        self._taken = 0  # bytes
+        self._is_full = False  # whether the socket has accepted only a part of the last send
+        self._refused = 0  # the size of the file's piece that TLS refused and must get again
+        self._refusals = 0  # the number of writable events in a row with no byte accepted
+        self._wait: ClientWait | None = None  # reset when all of the response was sent
+        self._taken = 0  # the number of bytes that the socket has accepted
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
         if after_event:
@@ -233,7 +236,7 @@ class SocketSender(Sender):
         wait = self._wait
         return None if wait is None else wait.pace(now)
 
-    # Bytes
+    # Sending bytes.
 
     def _send_buffers(self, backlog: Backlog) -> None:
         if self.encrypts:
@@ -246,7 +249,7 @@ class SocketSender(Sender):
         self._count(backlog.replace_buffers(len(buffers), left))
 
     def _send_first_buffer(self, backlog: Backlog) -> None:
-        # After a refusal TLS needs the same bytes, which the front of the backlog still has.
+        # After a refusal, TLS needs the same bytes. They are still the first ones of the backlog.
         first = backlog.buffers()[0][0]
         rest = first[self.send(first) :]
         self._is_full = False
@@ -258,11 +261,11 @@ class SocketSender(Sender):
         if self._wait is not None:
             self._wait.moved += size
 
-    # Files
+    # Sending files.
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
         if self._wait is not None:
-            self._wait.end()  # the client is not to blame for the disk
+            self._wait.end()  # the time limit of the client must not include a slow disk
         try:
             return self._send_file(backlog, segment, _DISK_STEP_BYTES, may_wait=True) or 0
         except WOULD_BLOCK:
@@ -271,7 +274,7 @@ class SocketSender(Sender):
     def record_file(self, backlog: Backlog, done: int | bytes) -> None:
         if isinstance(done, bytes):
             backlog.insert_read(done)
-            self._refused = 0  # from now on the piece is stored until it is sent
+            self._refused = 0  # the piece is in the backlog now, so it is not read again
             return
         self._count(done)
         if self.sends_files:
@@ -283,9 +286,9 @@ class SocketSender(Sender):
     ) -> int | bytes | None:
         """Send the next bytes of a file.
 
-        :param may_wait: for the disk.
-        :returns: the number of bytes sent. Without sendfile and if it may wait: the bytes read.
-            None if it must not wait and the disk may be needed.
+        :param may_wait: whether to wait for the disk.
+        :returns: the number of sent bytes. If it may wait and sendfile does not work, the bytes
+            that were read. If it must not wait and the bytes may not be cached, None.
         """
         fd, offset, whole = segment
         place = offset + backlog.file_sent
@@ -303,7 +306,7 @@ class SocketSender(Sender):
             except SendfileUnavailable:
                 self.sends_files = False
         if result is None:
-            # A piece that is not taken is read again, so that slow clients use no memory.
+            # An unsent piece is not stored but read again, so that slow clients use no memory.
             size = min(left, PIECE_BYTES)
             if not may_wait:
                 result = self._send_cached(fd, place, size)
@@ -314,7 +317,7 @@ class SocketSender(Sender):
         return result
 
     def _send_cached(self, fd: int, place: int, size: int) -> int | None:
-        """Read a piece of a file from the page cache and send it. None if a part is not there."""
+        """Send a piece of a file from the page cache. Return None if a part is not cached."""
         data = view_cached(fd, place, size)
         if data is None or 0 < len(data) < size:
             return None
@@ -334,23 +337,23 @@ class SocketSender(Sender):
             self._may_grow = limit_send_buffer(cast(SocketLike, self._sock))
 
     def _on_writable(self) -> None:
-        """The socket is writable again. Give a fast client a larger buffer."""
+        """Enlarge the send buffer of a fast client after a writable event."""
         if not self._may_grow:
             return
         was_quick, self._was_quick = self._was_quick, time.monotonic() - self._full_since < QUICK_S
-        # Twice in a row: a slow client's first receive is quick, too.
+        # Twice in a row, because even a slow client's first receive is quick.
         if was_quick and self._was_quick:
             self._may_grow = False
-            with contextlib.suppress(OSError):  # the client has disconnected: the next send fails
+            with contextlib.suppress(OSError):  # the client has left, and the next send fails
                 release_send_buffer(cast(SocketLike, self._sock))
 
 
 class MultiplexedSender(SocketSender):
-    """Gives the kernel of a slow client little ahead, so that an urgent response waits for little.
+    """Sends few bytes ahead to the kernel of a slow client, so that an urgent response is not late.
 
-    TCP_NOTSENT_LOWAT delays the writable event until the kernel has sent nearly everything. But
-    after the event the kernel accepts whole packets of 64 KiB. So this sender then sends a part of
-    that, until the next event.
+    TCP_NOTSENT_LOWAT delays the writable event until the kernel has sent nearly all bytes. But
+    after the event, the kernel would accept packets of 64 KiB. So this sender passes fewer bytes to
+    the kernel until the next event.
     """
 
     __slots__ = ("_least", "_left", "_paused_at", "_send_all", "_share")
@@ -358,9 +361,9 @@ class MultiplexedSender(SocketSender):
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
         super().__init__(sock, rules)
         self._send_all, self.send = self.send, self._send_part
-        self._share = math.inf  # bytes that may be sent after one writable event
-        self._left = math.inf  # how many of them have not been sent
-        self._least = 0  # bytes that TLS has refused, and must be given again
+        self._share = math.inf  # the number of bytes that may be sent after one writable event
+        self._left = math.inf  # the number of these bytes that have not been sent
+        self._least = 0  # the number of bytes that TLS refused and must get again
         self._paused_at = 0.0
 
     def _send_part(self, data: bytes | memoryview) -> int:
@@ -390,7 +393,7 @@ class MultiplexedSender(SocketSender):
         if time.monotonic() - self._paused_at > _FAST_S and self._is_far():
             self._share = _UNSENT_BYTES
         else:
-            self._share *= 2  # one quick event may be chance
+            self._share *= 2  # not at once without a limit: a quick event may be a coincidence
             if self._share > _MOST_SHARE_BYTES:
                 self._share = math.inf
         if self.is_paced is not was_paced:
@@ -399,17 +402,17 @@ class MultiplexedSender(SocketSender):
 
     @property
     def is_paced(self) -> bool:
-        """Whether the client is slow."""
+        """Whether the client is slow, so that the number of bytes after an event is limited."""
         return self._share < math.inf
 
     def _is_far(self) -> bool:
-        """Return whether bytes need long to the client now. A near one may just be busy."""
+        """Return whether the client's round trip is long. A near client may just be busy."""
         try:
             return smoothed_round_trip_us(cast(SocketLike, self._sock)) > _FAR_US
-        except OSError:  # a Unix socket, or no client any more
+        except OSError:  # a Unix socket, or the client has left
             return False
 
 
 def _encrypt(sock: socket.socket, data: bytes | memoryview) -> int:
-    """Send the first piece of some bytes with TLS, which takes it whole or not at all."""
+    """Send the first piece of some bytes with TLS. TLS accepts the whole piece or nothing."""
     return sock.send(data if len(data) <= PIECE_BYTES else memoryview(data)[:PIECE_BYTES])

@@ -158,7 +158,7 @@ class Server:
             self._sweep_soon()
             if self.shared.is_draining:
                 self._send_goaways(time.monotonic())
-            self.pool.monitor.watch(min(_ROUND_S, self._deadlines.look(time.monotonic())))
+            self.pool.monitor.watch(min(_ROUND_S, self._deadlines.check(time.monotonic())))
 
     def finish(self, beat: Callable[[], object]) -> None:
         """Let requests finish within the time given to :meth:`stop`, and drop the others then.
@@ -207,7 +207,7 @@ class Server:
             self._send_goaways(now)
             beat()
             self._sweep_soon()
-            self._deadlines.look(now)
+            self._deadlines.check(now)
             self.pool.monitor.watch(min(_LAST_ROUND_S, self._end_at - now))
         self.pool.stop()
 
@@ -423,7 +423,7 @@ class Server:
         self.acceptor.shorten_handshakes()
         self.registry.sweep(now)
         self.acceptor.update()
-        self._watchdog.look(now)
+        self._watchdog.check(now)
         if self._sheds:
             self._shed_overdue()
         self.pool.close_in_other_thread(now - self._options.stuck_after_s)

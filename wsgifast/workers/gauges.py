@@ -1,4 +1,4 @@
-"""The current state of a server, for metrics and `wsgifast top`. Any thread may call."""
+"""The current state of a server, for metrics and `wsgifast top`. All functions are thread-safe."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..server.endpoint import Endpoint
 from ..server.server import Server
 from ..sockets.options import Address
 
-# tcp(7), linux/tcp.h: for a listening socket tcpi_unacked is the length of its accept queue, and
-# tcpi_sacked the limit.
+# See tcp(7) and linux/tcp.h. For a listening socket, tcpi_unacked is the length of its accept queue
+# and tcpi_sacked is the limit of the queue.
 _TCP_INFO_UNACKED_AT = 24
 _TCP_LISTEN = 10
 
 
 def gauges(server: Server) -> Iterator[Point]:
-    """Yield a server's gauges at this moment. It goes on meanwhile."""
+    """Yield a server's gauges while it serves."""
     connections = list(server.connections)
     turns = server.pool.turns()
     shared, memory = server.shared, server.output_rules.memory
@@ -34,8 +34,8 @@ def gauges(server: Server) -> Iterator[Point]:
     yield point("wsgifast_saturated_seconds_total", exhausted_s)
     yield from points_of("wsgifast_connections", Counter(map(_state_of, connections)))
     yield point("wsgifast_connections_limit", shared.options.worker_connections)
-    waits = [any(output.draining for output, _ in each.outputs()) for each in connections]
-    yield point("wsgifast_slow_clients", sum(waits))
+    slow = [any(output.is_waiting for output, _ in each.outputs()) for each in connections]
+    yield point("wsgifast_slow_clients", sum(slow))
     yield point("wsgifast_output_queued_bytes", memory.used_bytes)
     yield point("wsgifast_output_spooled_bytes", memory.disk.used_bytes)
     yield point("wsgifast_request_bodies_spooled_bytes", shared.bodies_on_disk.used_bytes)
@@ -46,8 +46,8 @@ def gauges(server: Server) -> Iterator[Point]:
         yield point("wsgifast_accept_backlog_limit", backlog[1])
 
 
-def requests_under_way(server: Server) -> list[RequestLabels]:
-    """Return the method and scheme of each request that the app has got and not answered."""
+def active_requests(server: Server) -> list[RequestLabels]:
+    """Return the labels of each request whose app was called and whose response is not finished."""
     found = []
     for connection in list(server.connections):
         for _, exchange in connection.outputs():
@@ -56,16 +56,17 @@ def requests_under_way(server: Server) -> list[RequestLabels]:
     return found
 
 
-def slowest_clients(connections: Iterable[Endpoint], now: float, *, most: int) -> list[SlowClient]:
-    """Return the clients with queued output, the slowest first.
+def slowest_clients(connections: Iterable[Endpoint], now: float, *, limit: int) -> list[SlowClient]:
+    """Return the clients with queued output, slowest first.
 
-    :param now: monotonic.
+    :param now: the monotonic time.
+    :param limit: the maximum number of clients.
     """
     found = []
     for connection in connections:
         for output, exchange in connection.outputs():
-            pace = output.sender.pace(now) if output.draining else None
-            if pace is None:  # it may wait for a disk
+            pace = output.sender.pace(now) if output.is_waiting else None
+            if pace is None:  # the output may wait for the disk instead of the client
                 continue
             waited_s, taken = pace
             peer = connection.peer
@@ -79,7 +80,7 @@ def slowest_clients(connections: Iterable[Endpoint], now: float, *, most: int) -
                 )
             )
     found.sort(key=lambda client: client.bytes_per_s)
-    return found[:most]
+    return found[:limit]
 
 
 def _state_of(connection: Endpoint) -> str:
@@ -90,14 +91,14 @@ def _state_of(connection: Endpoint) -> str:
 
 
 def _backlog(listeners: Iterable[socket.socket]) -> tuple[int, int] | None:
-    """The longest accept queue, and its limit. None where the system does not report it."""
+    """Return the length and limit of the longest accept queue. None if the system reports none."""
     found = []
     for listener in listeners:
         if listener.family not in (socket.AF_INET, socket.AF_INET6):
             continue
         try:
             info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
-        except (OSError, AttributeError):  # closed, or not Linux
+        except (OSError, AttributeError):  # the socket is closed, or the system is not Linux
             continue
         if len(info) == 32 and info[0] == _TCP_LISTEN:
             found.append(struct.unpack_from("=II", info, _TCP_INFO_UNACKED_AT))

@@ -193,7 +193,7 @@ class HTTP2Connection(Endpoint):
             state = self.mux.state
             if state is LOST and self.streams:
                 return None  # the thread that ends the last one goes on
-            ends = state is LOST or (state is GOING_AWAY and not self.output.draining)
+            ends = state is LOST or (state is GOING_AWAY and not self.output.is_waiting)
             ends = ends and not self.streams
             if not ends:
                 awaited = self._awaited()
@@ -233,7 +233,7 @@ class HTTP2Connection(Endpoint):
 
     def _receive(self) -> Channel | None:
         """Receive once, and end the turn."""
-        bodies = any(not stream.has_ended for stream in list(self.streams.values()))
+        bodies = any(not stream.request_is_complete for stream in list(self.streams.values()))
         size = MOST_RECEIVED_BYTES if bodies else _RECEIVE_BYTES
         try:
             with self._lock:  # both directions share one TLS object
@@ -279,14 +279,14 @@ class HTTP2Connection(Endpoint):
             raise Flood("there is no memory left for the headers")
 
     def _on_plain_request(self, event: PlainRequest) -> None:
-        self._begin_stream(event.stream_id, event.headers, event.plain, ends=event.ends)
+        self._accept_stream(event.stream_id, event.headers, event.plain, ends=event.ends)
 
     def _on_request(self, event: events.RequestReceived) -> None:
         headers: Any = event.headers  # of bytes
         ends = event.stream_ended is not None
-        self._begin_stream(event.stream_id, headers, plain_headers(headers), ends=ends)
+        self._accept_stream(event.stream_id, headers, plain_headers(headers), ends=ends)
 
-    def _begin_stream(
+    def _accept_stream(
         self, number: int, received: list[Field], plain: PlainHeaders | None, *, ends: bool
     ) -> None:
         if number > self._last_stream:
@@ -304,7 +304,7 @@ class HTTP2Connection(Endpoint):
             stream.priority = self.mux.first_priority(number, exchange.fields.get("HTTP_PRIORITY"))
             if ends:
                 exchange.body = io.BytesIO()
-                stream.has_ended = True
+                stream.request_is_complete = True
                 paths = self.mux.application.probe_paths
                 if paths and exchange.req.path in paths and stream.answer_probe():
                     return
@@ -431,7 +431,7 @@ class HTTP2Connection(Endpoint):
 
     def _awaited(self) -> int:
         """The events to wait for."""
-        is_full = self.output.draining and self.output.bytes_queued > _MOST_UNSENT_BYTES
+        is_full = self.output.is_waiting and self.output.bytes_queued > _MOST_UNSENT_BYTES
         return (0 if is_full else READ) | (WRITE if self._wants_write else 0)
 
     def cap_deadline(self, deadline: float) -> None:
@@ -440,11 +440,11 @@ class HTTP2Connection(Endpoint):
 
     # Ends
 
-    def end_stream(self, stream: Stream) -> None:
-        if self._forget(stream):
+    def remove_stream(self, stream: Stream) -> None:
+        if self._drop_stream(stream):
             self.linger()
 
-    def _forget(self, stream: Stream) -> bool:
+    def _drop_stream(self, stream: Stream) -> bool:
         """Drop a stream that is over. Return whether it was the last of a lost connection."""
         with self._lock:
             self.mux.forget(stream)
@@ -455,7 +455,7 @@ class HTTP2Connection(Endpoint):
             if self.mux.state is GOING_AWAY:
                 self._wait_for_socket()
                 return False
-            if not self.output.draining:
+            if not self.output.is_waiting:
                 self.output.reset()
             now = time.monotonic()
             self._idle_deadline = now + (

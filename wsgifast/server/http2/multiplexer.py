@@ -175,8 +175,8 @@ class Multiplexer:
             self._window_wait.moved += self.frames.body_bytes
         data = self.frames.data_to_send()
         if data:
-            if self.output.draining:
-                self.output.write_all((data,))
+            if self.output.is_waiting:
+                self.output.write_buffers((data,))
             else:
                 self.output.write(data)  # the queue is empty: this does not wait
 
@@ -291,7 +291,7 @@ class Multiplexer:
 
     def _can_transmit(self) -> bool:
         output = self.output
-        return not output.draining and output.error is None and self.state is not LOST
+        return not output.is_waiting and output.error is None and self.state is not LOST
 
     def _pump_soon(self) -> None:
         """Have a thread of the pool go on, if there is anything to do."""
@@ -345,7 +345,7 @@ class Multiplexer:
         if self.frames.is_open(stream.number):
             failed = stream.output.error is not None
             code = ErrorCodes.CANCEL if failed else ErrorCodes.INTERNAL_ERROR
-            if stream.output.stream_sender.has_ended:
+            if stream.output.stream_sender.has_sent_end:
                 # The client need not complete its request (RFC 9113 section 8.1).
                 code = ErrorCodes.NO_ERROR
             with contextlib.suppress(ProtocolError):  # the connection is about to be lost
@@ -359,7 +359,7 @@ class Multiplexer:
         """Send a GOAWAY frame after which the connection goes on."""
         with contextlib.suppress(ClientGone):
             self.transmit()
-            self.output.write_all((goaway(last_stream),))
+            self.output.write_buffers((goaway(last_stream),))
 
     def first_priority(self, number: int, value: str | None) -> Priority:
         """Return the priority of a stream that begins.

@@ -112,12 +112,19 @@ class StreamSender(Sender):
     :ivar ends_after: the size of the whole body. None until it is known. An empty queue is not
         always the end: its writer may be putting later bytes into a temporary file.
     :ivar sent: body bytes that have been framed.
-    :ivar has_ended: whether END_STREAM has been sent.
+    :ivar has_sent_end: whether END_STREAM has been sent.
     """
 
     __slots__ = (
-        "_mux", "_number", "_window_wait", "ends_after", "has_ended", "has_headers", "headers",
-        "sent", "trailers",
+        "_mux",
+        "_number",
+        "_window_wait",
+        "ends_after",
+        "has_headers",
+        "has_sent_end",
+        "headers",
+        "sent",
+        "trailers",
     )  # fmt: skip
 
     def __init__(self, mux: Multiplexer, number: int) -> None:
@@ -129,7 +136,7 @@ class StreamSender(Sender):
         self.trailers: Fields = []
         self.ends_after: int | None = None
         self.sent = 0
-        self.has_ended = False
+        self.has_sent_end = False
         self.free_bytes = math.inf  # the connection's own sender limits the socket's buffer
 
     def prepare_socket(self) -> None:
@@ -142,7 +149,7 @@ class StreamSender(Sender):
         size = len(data)
         if size:
             # A window may be negative (RFC 9113 section 6.9.2).
-            room = 0 if mux.output.draining else max(0, self._room())
+            room = 0 if mux.output.is_waiting else max(0, self._room())
             size = min(size, room, mux.quantum)
         self._send_data(data[:size], of=len(data))
         self._transmit()
@@ -156,7 +163,7 @@ class StreamSender(Sender):
         try:
             self._send_headers()
             while (first := backlog.first) is not None:
-                room = 0 if mux.output.draining else min(left, self._room())
+                room = 0 if mux.output.is_waiting else min(left, self._room())
                 if room <= 0:
                     return Turn.FULL
                 of = backlog.size
@@ -218,13 +225,13 @@ class StreamSender(Sender):
         return min(frames.outbound_flow_control_window, frames.stream_window(self._number))
 
     def _transmit(self) -> None:
-        if self.has_ended:
+        if self.has_sent_end:
             self._mux.transmit_end()
         else:
             self._mux.transmit()
 
     def _send_headers(self) -> None:
-        if self.has_ended:
+        if self.has_sent_end:
             return  # all has been sent, also if the client has closed the stream since
         self._mux.check(self._number)
         if self.headers is not None:
@@ -245,7 +252,7 @@ class StreamSender(Sender):
         """
         size = len(data)
         self.sent += size
-        ends = self.sent == self.ends_after and not self.has_ended
+        ends = self.sent == self.ends_after and not self.has_sent_end
         ends_here = ends and not self.trailers
         if size or ends_here:
             try:
@@ -256,7 +263,7 @@ class StreamSender(Sender):
             self._mux.floods.earn_windows(size, frames=frames - is_cut)
         if ends and self.trailers:
             self._frame_headers(self.trailers, ends=True)
-        self.has_ended = self.has_ended or ends
+        self.has_sent_end = self.has_sent_end or ends
         if self._window_wait is not None:
             self._window_wait.moved += size
 
@@ -297,14 +304,14 @@ class StreamOutput(OutputQueue):
         sender = self.stream_sender
         with self.lock:
             self._check()
-            if sender.has_ended:
+            if sender.has_sent_end:
                 return
             sender.trailers = trailers or []
             sender.ends_after = size
-            if not (self.bytes_queued or self.draining or (self.delayed and self.delayed.blocks)):
+            if not (self.bytes_queued or self.is_waiting or (self.delayed and self.delayed.blocks)):
                 self._or_fail(lambda: sender.send(b""))
                 return
-        self.write_all(())  # sends the delayed blocks
+        self.write_buffers(())  # sends the delayed blocks
 
     def _or_fail(self, send: Callable[[], object]) -> None:
         try:

@@ -56,12 +56,23 @@ class Stream(Channel):
     :ivar is_blocked: it has something to send, and a window is used up.
     :ivar priority: of its response.
     :ivar last_turn: when it has last had a turn beside others, in turns.
-    :ivar has_ended: the client has sent END_STREAM.
+    :ivar request_is_complete: the client has sent END_STREAM.
     """
 
     __slots__ = (
-        "_is_head_request", "_mux", "_received_before", "_spool", "deadline", "exchange",
-        "has_ended", "is_blocked", "last_turn", "number", "output", "priority", "state",
+        "_is_head_request",
+        "_mux",
+        "_received_before",
+        "_spool",
+        "deadline",
+        "exchange",
+        "is_blocked",
+        "last_turn",
+        "number",
+        "output",
+        "priority",
+        "request_is_complete",
+        "state",
     )  # fmt: skip
 
     response_class = HTTP2Response
@@ -78,7 +89,7 @@ class Stream(Channel):
         self.is_blocked = False
         self.priority = NO_PRIORITY
         self.last_turn = 0
-        self.has_ended = False
+        self.request_is_complete = False
         self._spool: Spool | None = None  # the body being received, if it is buffered
         self._received_before = mux.uploads.received
 
@@ -125,7 +136,7 @@ class Stream(Channel):
 
     def end_request(self) -> bool:
         """The request is complete. Return whether the app can run now."""
-        self.has_ended = True
+        self.request_is_complete = True
         upload, exchange = self._upload, self.exchange
         if upload is not None:
             upload.end()
@@ -254,7 +265,7 @@ class Stream(Channel):
         if self._spool is not None:
             self._spool.close()
             self._spool = None
-        self._mux.connection.end_stream(self)
+        self._mux.connection.remove_stream(self)
 
     # Called by its output queue, under the lock
 
@@ -280,7 +291,7 @@ class StreamedUpload(RawBody):
         self._number = number
         self._came = threading.Condition(mux.lock)
         self._parts: deque[tuple[memoryview, int]] = deque()  # with the padding of each
-        self._has_ended = False
+        self._is_complete = False
         self._received_before = mux.uploads.received
         self._waited_s = 0.0
 
@@ -306,12 +317,12 @@ class StreamedUpload(RawBody):
 
     def end(self) -> None:
         with self._came:
-            self._has_ended = True
+            self._is_complete = True
             self._came.notify_all()
 
     def fail(self, error: Exception) -> None:
         with self._came:
-            if not self._has_ended:
+            if not self._is_complete:
                 self.failure = self.failure or error
             self._came.notify_all()
 
@@ -324,7 +335,7 @@ class StreamedUpload(RawBody):
         """
         view = memoryview(buffer).cast("B")
         with self._came:
-            while view and not self._parts and not self._has_ended:
+            while view and not self._parts and not self._is_complete:
                 self._wait()
             if not self._parts:
                 return 0
