@@ -138,7 +138,7 @@ def test_misspelt_attribute_error_names_the_right_one(name: str, meant: str) -> 
             check_attributes(each, FastWorker)
         sentence = str(caught.value)
         assert sentence.startswith(f"FastWorker.{name}=1: ")
-        assert f"is {meant} meant?" in sentence
+        assert f"Did you mean {meant}?" in sentence
         assert "body_limit_bytes, bodies_on_disk_bytes, head_limit_bytes" in sentence
 
 
@@ -169,7 +169,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return gunicorn's configuration file, as the module that gunicorn makes of it."""
     module = ModuleType("__config__")
     monkeypatch.setitem(sys.modules, "__config__", module)
-    monkeypatch.setattr(own_options, "_in_use", {})
+    monkeypatch.setattr(own_options, "_last_valid", {})
     yield module
     vars(module).clear()
     configure(FastWorker, FastWorker)
@@ -345,7 +345,7 @@ def test_environment_overrides_configuration(monkeypatch: pytest.MonkeyPatch, na
     assert (found.body_limit_bytes, found.head_timeout_s) == (7, 2.5)
     assert found.body_timeout_s == FastWorker.body_timeout_s
     monkeypatch.setenv("WSGIFAST_BODY_LIMIT_BYTES", "1e3")
-    monkeypatch.setattr(own_options, "_in_use", {})
+    monkeypatch.setattr(own_options, "_last_valid", {})
     with pytest.raises(InvalidWorkerOption, match="WSGIFAST_BODY_LIMIT_BYTES='1e3': expected byt"):
         configure(FastWorker, FastWorker)
     monkeypatch.delenv("WSGIFAST_BODY_LIMIT_BYTES")

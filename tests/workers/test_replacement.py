@@ -166,7 +166,7 @@ def test_reload_again_tries_a_fixed_app_at_once(tmp_path: Path) -> None:
     with gated(tmp_path) as app:
         app.write("raise ValueError('not today')")
         app.reload()
-        app.server.wait_for_log("is started in 4 s")
+        app.server.wait_for_log("attempt starts in 4 s")
         app.write(GATED.replace("{version}", "two"))
         app.reload()
         wait_for(lambda: app.version() == "two", "the new one answers")
@@ -283,7 +283,7 @@ def test_stuck_threads_are_logged_with_their_stacks() -> None:
         for _ in range(THREADS):
             stack.enter_context(Connection(server.address)).send_request("/stuck")
         server.wait_for_log("in do_stuck", THREADS)
-        assert "All 4 threads have been" in server.log()
+        assert "All 4 threads have worked" in server.log()
         assert server.log().count("All 4 threads") == 1
 
 

@@ -231,15 +231,7 @@ class Endpoint(AcceptedSocket, Owner):
     """
 
     __slots__ = (
-        "_lingering",
-        "_tls",
-        "deadline",
-        "fd",
-        "known",
-        "output",
-        "registry",
-        "shared",
-        "state",
+        "_lingering", "_tls", "deadline", "fd", "known", "output", "registry", "shared", "state",
         "waits_for_memory",
     )  # fmt: skip
 

@@ -75,19 +75,8 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_dropped",
-        "_room",
-        "_rules",
-        "backlog",
-        "delayed",
-        "error",
-        "is_complete",
-        "is_waiting",
-        "keeps_all",
-        "lock",
-        "may_run_ahead",
-        "owner",
-        "sender",
+        "_dropped", "_room", "_rules", "backlog", "delayed", "error", "is_complete", "is_waiting",
+        "keeps_all", "lock", "may_run_ahead", "owner", "sender",
     )  # fmt: skip
 
     def __init__(

@@ -77,26 +77,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "answered",
-        "begun",
-        "body",
-        "context",
-        "environ",
-        "expects_continue",
-        "fields",
-        "is_timed_out",
-        "length",
-        "make_close_due",
-        "proxy",
-        "queued",
-        "replaced_by",
-        "req",
-        "resp",
-        "response_is_complete",
-        "rest",
-        "script_name",
-        "started",
-        "streamed",
+        "answered", "begun", "body", "context", "environ", "expects_continue", "fields",
+        "is_timed_out", "length", "make_close_due", "proxy", "queued", "replaced_by", "req", "resp",
+        "response_is_complete", "rest", "script_name", "started", "streamed",
     )  # fmt: skip
 
     def __init__(

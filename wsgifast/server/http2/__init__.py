@@ -1,4 +1,4 @@
-"""HTTP/2 (RFC 9113) on the server's own threads. It needs h2."""
+"""HTTP/2 (RFC 9113) for FastWorker's core. It needs the package h2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...hosts import H2
 
 
 def check_h2() -> None:
-    """Check that h2 has every name that is used, and exchange a request and its response in memory.
+    """Check that h2 has all necessary names, and that it can exchange a request and a response.
 
     :raises ConfigurationError: if the installed h2 does not work.
     """
@@ -29,8 +29,8 @@ def check_h2() -> None:
         except PackageNotFoundError:
             installed = "h2"
         raise ConfigurationError(
-            f"HTTP/2: the installed {installed} does not fit ({type(error).__name__}: {error}): "
-            "pip install --upgrade 'wsgifast[http2]', or leave h2 out of http_protocols"
+            f"HTTP/2: the installed {installed} does not work ({type(error).__name__}: {error}): "
+            "pip install --upgrade 'wsgifast[http2]', or remove h2 from http_protocols"
         ) from error
 
 
@@ -43,7 +43,7 @@ def _exchange() -> None:
     from .frames import Frames
 
     for name in vars(Frames):
-        if name.startswith("_receive"):  # overrides a method, which has to be called
+        if name.startswith("_receive"):  # h2 must have the method that this one overrides
             getattr(H2Connection, name)
     floods = Floods(0.0)
     limits: Any = SimpleNamespace(

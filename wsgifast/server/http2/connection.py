@@ -1,20 +1,21 @@
-"""HTTP/2 on one connection: it passes received frames to the streams, which take turns to send.
+"""An HTTP/2 connection: it passes received frames to its streams, which take turns to send.
 
 Theory of operation
 -------------------
-The connection's *owner* is the thread that has claimed it (endpoint.py). It receives, and it alone
-creates streams. Between its turns the connection waits, also while apps run on its streams. Four
-kinds of threads send, all under the connection's one lock: owner, app threads, monitor and disk
-threads. The lock also guards h2's state and the output queue. So frames are sent in the order in
-which they were made (HPACK depends on it). No thread waits for a client under the lock.
+The *owner* of the connection is the thread that has claimed it (endpoint.py). Only the owner
+receives and creates streams. Between the owner's turns, the connection waits for events, even while
+apps of its streams run. Four kinds of threads send: the owner, app threads, the monitor and disk
+threads. All of them use the connection's one lock, which also protects h2's state and the output
+queue. So frames are sent in the order in which they were made, as HPACK requires. A thread that has
+the lock never waits for a client.
 
     open --error, or the client disconnects--> lost --no app runs--> closed
          --GOAWAY for all streams, then for new ones--> going away --no stream is left--> closed
 
-A *lost* connection waits for no event: the thread that ends its last stream closes it.
+A *lost* connection waits for no event. The thread that ends its last stream closes it.
 
-These are states of sending. For the connection, all of them are the state STREAMS (channel.py).
-The streams use only the sending half of their connection (multiplexer.py).
+These are states of the multiplexer (multiplexer.py), which the streams use to send. The state of
+the connection itself is always STREAMS (channel.py).
 """
 
 from __future__ import annotations
@@ -49,21 +50,23 @@ from .frames import ALL_STREAMS, PlainRequest, PriorityUpdate, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
 from .stream import MOST_RECEIVED_BYTES, READY, Stream, StreamedUpload
 
-# With more unsent bytes than this, nothing is received: the client does not read our responses.
+# If more bytes than this are unsent, nothing is received, because the client does not read
+# responses.
 _MOST_UNSENT_BYTES = 128 * 1024
-# Bytes of one receive: a TLS record (RFC 8446 section 5.1).
+# The size of one receive: a TLS record (RFC 8446 section 5.1).
 _RECEIVE_BYTES = 16 * 1024
-# How long after the first GOAWAY new streams are accepted: the client may have sent them before.
+# New streams are accepted for this time after the first GOAWAY. The client may have sent them
+# before it received the GOAWAY.
 _SECOND_GOAWAY_S = 1.0
 
 
 class HTTP2Connection(Endpoint):
     """A connection on which HTTP/2 was negotiated.
 
-    :param before: the object that owned its socket until then.
-    :param parser: for the requests of its client.
-    :ivar mux: the sending half, which the streams use.
-    :ivar streams: those that are not over, by number.
+    :param before: the connection that owned the socket before.
+    :param parser: the parser for the client's requests.
+    :ivar mux: sends for the streams.
+    :ivar streams: the streams that are not over, by number.
     """
 
     __slots__ = (
@@ -87,21 +90,23 @@ class HTTP2Connection(Endpoint):
         self.streams: dict[int, Stream] = mux.streams
         self._floods = mux.floods
         self._frames = mux.frames
-        self._header_memory = Reservation(self.shared.input_memory)  # for one that is incomplete
+        self._header_memory = Reservation(
+            self.shared.input_memory
+        )  # for an incomplete header block
         self._lock = mux.lock
         self._parser = parser
-        self._ready: list[Stream] = []  # their apps can run
-        self._last_stream = ALL_STREAMS  # the highest number that is accepted
-        self._is_in_turn = False  # a thread owns the connection and will close it if it must
+        self._ready: list[Stream] = []  # streams whose apps can run
+        self._last_stream = ALL_STREAMS  # the highest number of a stream that is accepted
+        self._is_in_turn = False  # whether an owner is in a turn, and will close a lost connection
         self._idle_deadline = self.deadline
-        self._wants_write = False  # the output queue waits for the socket
-        self._until_sent = math.inf  # and gives the client up then
-        self._second_goaway_at: float | None = None  # set with the first GOAWAY
+        self._wants_write = False  # whether the output queue waits for the socket
+        self._until_sent = math.inf  # the monotonic deadline of this wait
+        self._second_goaway_at: float | None = None  # set by the first GOAWAY
 
-    # Called by the connection's owner.
+    # The connection's owner calls these methods.
 
     def begin_streams(self, received: bytes) -> Channel | None:
-        """Start with the bytes that have been received already."""
+        """Begin HTTP/2 with the bytes that have been received."""
         self._is_in_turn = True
         with self._lock:
             self._frames.begin()
@@ -118,7 +123,7 @@ class HTTP2Connection(Endpoint):
         if events & WRITE:
             self._on_writable()
         if events & ~WRITE or not events:
-            # A stream's body may have to be written to a temporary file.
+            # A stream may write its body to a temporary file.
             may_need_disk = any(each.may_need_disk() for each in list(self.streams.values()))
             if may_need_disk and self.registry.wait_for_disk(self, self._receive):
                 return None
@@ -126,7 +131,7 @@ class HTTP2Connection(Endpoint):
         return self._end_turn()
 
     def on_overdue(self) -> None:
-        """End the connection, or those of its streams that are overdue."""
+        """End the connection or its streams if they are overdue."""
         if self.state is not STREAMS:
             self.close()
             return
@@ -182,7 +187,7 @@ class HTTP2Connection(Endpoint):
         return self._second_goaway_at is None and self.mux.state is OPEN
 
     def _end_turn(self) -> Channel | None:
-        """End the owner's turn: send, wait for the next event, and return the stream to run."""
+        """End the owner's turn: send, wait for the next event, and return a stream to run."""
         self.mux.pump()
         shared = self.shared
         if shared.is_ending or shared.is_draining:
@@ -192,7 +197,7 @@ class HTTP2Connection(Endpoint):
             ready, self._ready = deque(self._ready), []
             state = self.mux.state
             if state is LOST and self.streams:
-                return None  # the thread that ends the last one goes on
+                return None  # the thread that ends the last stream closes the connection
             ends = state is LOST or (state is GOING_AWAY and not self.output.is_waiting)
             ends = ends and not self.streams
             if not ends:
@@ -207,10 +212,11 @@ class HTTP2Connection(Endpoint):
         return self._next_ready(ready, time.monotonic() + TICK_S) if ready else None
 
     def _next_ready(self, ready: deque[Stream], until: float) -> Channel:
-        """Return the next stream that is ready to run, and leave the others to the pool.
+        """Return the next stream whose app can run. Other threads get the other streams.
 
-        :param until: until then they run one after the other, so that their responses can be
-            transmitted together. Later ones let other connections go first. Monotonic.
+        :param until: a monotonic time. Until then the streams run one after the other, so that
+            their responses can be sent together. Afterwards, other connections are served in
+            between.
         """
         stream = ready.popleft()
         if ready:
@@ -222,7 +228,7 @@ class HTTP2Connection(Endpoint):
         if stream is not None:
             self.registry.defer(lambda: stream)
 
-    # Receiving: frames go to their streams
+    # Receiving frames for streams.
 
     def _on_writable(self) -> None:
         with self._lock:
@@ -236,7 +242,7 @@ class HTTP2Connection(Endpoint):
         bodies = any(not stream.request_is_complete for stream in list(self.streams.values()))
         size = MOST_RECEIVED_BYTES if bodies else _RECEIVE_BYTES
         try:
-            with self._lock:  # both directions share one TLS object
+            with self._lock:  # receiving and sending use the same TLS object
                 data = self.sock.recv(size)
         except WOULD_BLOCK:
             pass
@@ -252,7 +258,7 @@ class HTTP2Connection(Endpoint):
     def _handle(self, data: bytes) -> None:
         shared = self.shared
         if shared.is_ending or shared.is_draining:
-            self.send_goaway()  # before a response, so that clients see it in time
+            self.send_goaway()  # before the response, so that clients see it in time
         try:
             with self._lock:
                 found = self._frames.receive(data)
@@ -269,9 +275,9 @@ class HTTP2Connection(Endpoint):
             self._end_with_error(error)
 
     def _reserve_headers(self, size: int) -> None:
-        """Reserve memory for a header block that is incomplete, which its client may never end.
+        """Reserve memory for an incomplete header block, which the client may never complete.
 
-        :raises Flood: if there is none left.
+        :raises Flood: if no memory is left.
         """
         if not size:
             self._header_memory.release()
@@ -296,7 +302,7 @@ class HTTP2Connection(Endpoint):
             return
         is_head = plain.method == "HEAD" if plain else (b":method", b"HEAD") in received
         stream = Stream(self.mux, number, is_head=is_head)
-        with self._lock:  # another thread may be looking at all of them, for the end of one
+        with self._lock:  # another thread may be iterating over the streams
             self.streams[number] = stream
         try:
             exchange = self._parser.parse_stream(received, plain, self.peer, number)
@@ -311,13 +317,13 @@ class HTTP2Connection(Endpoint):
                 self._make_ready(stream)
             elif stream.begin(exchange, self._body_of(exchange, number)):
                 self._make_ready(stream)
-        except Exception as error:  # noqa: BLE001 - each is answered
+        except Exception as error:  # noqa: BLE001 - refuse() responds to any error
             stream.refuse(error)
 
     def _body_of(self, exchange: Exchange, number: int) -> Spool | StreamedUpload:
-        """Return the receiver of a request's body.
+        """Return a receiver for a request's body.
 
-        :raises BodyTooLarge: if its Content-Length is over the limit.
+        :raises BodyTooLarge: if its Content-Length exceeds the limit.
         """
         options = self.shared.options
         if not options.buffer_bodies:
@@ -325,7 +331,7 @@ class HTTP2Connection(Endpoint):
         limit = options.body_limit_bytes
         if "CONTENT_LENGTH" in exchange.fields and (exchange.length or 0) > limit:
             raise BodyTooLarge(limit)
-        # The bodies of one connection share the memory limit of one body.
+        # All bodies of a connection together may use as much memory as one body.
         waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
         return Spool(
             options.body_memory_bytes // waiting,
@@ -340,7 +346,7 @@ class HTTP2Connection(Endpoint):
             shared.counters.refused[400] += 1
             peer = self.peer
             shared.log.warning("Invalid request from %s: %s", peer, event.malformed)
-        self._fail(event.stream_id, "the stream has been reset")
+        self._fail(event.stream_id, "the server has reset the stream")
         self._floods.count("resets", time.monotonic())
 
     def _fail(self, number: int, reason: str) -> None:
@@ -357,7 +363,7 @@ class HTTP2Connection(Endpoint):
             self.mux.uploads.count(len(event.data))
         try:
             stream.receive(event.data, event.flow_controlled_length)
-        except Exception as error:  # noqa: BLE001 - each is answered
+        except Exception as error:  # noqa: BLE001 - refuse() responds to any error
             stream.refuse(error)
 
     def _on_trailers(self, event: events.TrailersReceived) -> None:
@@ -366,7 +372,7 @@ class HTTP2Connection(Endpoint):
         if stream is not None and exchange is not None:
             try:
                 self._parser.take_trailers(exchange.req, trailer_lines(event.headers))
-            except Exception as error:  # noqa: BLE001 - each is answered
+            except Exception as error:  # noqa: BLE001 - refuse() responds to any error
                 stream.refuse(error)
 
     def _on_end(self, event: events.StreamEnded) -> None:
@@ -376,7 +382,7 @@ class HTTP2Connection(Endpoint):
 
     def _on_reset(self, event: events.StreamReset) -> None:
         self._floods.count("resets", time.monotonic())
-        self._fail(event.stream_id, "the stream is reset")
+        self._fail(event.stream_id, "the client has reset the stream")
 
     def _on_window(self, event: events.WindowUpdated) -> None:
         with self._lock:
@@ -407,15 +413,15 @@ class HTTP2Connection(Endpoint):
         self._ready.append(stream)
 
     def _end_with_error(self, error: Exception) -> None:
-        """A connection error (RFC 9113 section 5.4.1). h2 has made the GOAWAY frame."""
+        """Handle a connection error (RFC 9113 section 5.4.1). h2 has made the GOAWAY frame."""
         with self._lock:
             self.mux.try_to_transmit()
         self.mux.drop(error)
 
-    # Waiting. For any thread
+    # Waiting for the client. Any thread may call these methods.
 
     def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
-        """See :class:`~..endpoint.Endpoint`. The connection may have any owner, or none."""
+        """Wait until the client accepts more. The connection may have any owner, or no owner."""
         self._until_sent = deadline
         self.cap_deadline(deadline)
         if no_memory:
@@ -424,28 +430,28 @@ class HTTP2Connection(Endpoint):
             self._wait_for_socket()
 
     def _wait_for_socket(self) -> None:
-        """Have the owner's next event come as soon as the socket is writable."""
+        """Make the poller report the socket when it is writable."""
         with self._lock:
             self._wants_write = True
             self.registry.change(self, self._awaited())
 
     def _awaited(self) -> int:
-        """The events to wait for."""
+        """Return the events to wait for."""
         is_full = self.output.is_waiting and self.output.bytes_queued > _MOST_UNSENT_BYTES
         return (0 if is_full else READ) | (WRITE if self._wants_write else 0)
 
     def cap_deadline(self, deadline: float) -> None:
-        """Have the sweep look at the connection by then at the latest."""
+        """Make the sweep check the connection at this deadline at the latest."""
         self.deadline = min(self.deadline, deadline)
 
-    # Ends
+    # The end of streams and of the connection.
 
     def remove_stream(self, stream: Stream) -> None:
         if self._drop_stream(stream):
             self.linger()
 
     def _drop_stream(self, stream: Stream) -> bool:
-        """Drop a stream that is over. Return whether it was the last of a lost connection."""
+        """Drop a finished stream. Return whether it was the last stream of a lost connection."""
         with self._lock:
             self.mux.forget(stream)
             if self.mux.state is LOST:
@@ -465,7 +471,10 @@ class HTTP2Connection(Endpoint):
             return False
 
     def send_goaway(self) -> None:
-        """Have the client, in two steps, make new requests elsewhere (RFC 9113 section 6.8)."""
+        """Make the client send new requests on other connections (RFC 9113 section 6.8).
+
+        Two calls are necessary. The first call announces the end, and the second call ends it.
+        """
         now = time.monotonic()
         with self._lock:
             if self.mux.state is not OPEN:
@@ -478,7 +487,7 @@ class HTTP2Connection(Endpoint):
                 self._go_away()
 
     def _go_away(self) -> None:
-        """Accept no new stream. The connection ends after the last one."""
+        """Accept no more streams. The connection ends after its last stream."""
         with self._lock:
             if self.mux.state is OPEN:
                 self.mux.state = GOING_AWAY

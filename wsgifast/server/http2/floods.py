@@ -1,4 +1,4 @@
-"""Rate limits for frames that cost a client nothing and the server something."""
+"""Rate limits for frames that are cheap for a client but expensive for the server."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from hyperframe.frame import (
 
 from ...errors import WSGIFastError
 
-# Each limit is a leaky bucket: its capacity may arrive at once, and leaks away over its period.
+# Each limit is a leaky bucket. Its capacity may arrive at once, and leaks within the period.
 
 # Streams that the client resets, or makes the server reset (CVE-2023-44487, "rapid reset", and
-# CVE-2025-8671). This is gunicorn's limit. Clients that cancel requests stay far below it.
+# CVE-2025-8671). gunicorn has the same limit. Clients that cancel requests stay far below it.
 RESETS = 200
-# Frames that bring no part of a request: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA, unknown
-# ones and others. Also gunicorn's limit.
+# Frames that are not a part of a request: PING, SETTINGS, PRIORITY, RST_STREAM, empty DATA, unknown
+# frames and others. gunicorn has the same limit.
 CONTROL_FRAMES = 1000
-# So many values of a SETTINGS frame, in bytes, count as one more frame: they take as long.
+# This many bytes of a SETTINGS frame count as one more frame, because they take as long.
 _SETTINGS_BYTES = 16 * 6
-# WINDOW_UPDATE frames beyond those that are expected: one for the stream and one for the connection
-# for each frame, and each KiB, that was sent.
+# WINDOW_UPDATE frames that exceed the expected number. The server expects two of them, for the
+# stream and for the connection, for each frame and for each KiB that it has sent.
 WINDOWS = 2000
 PERIOD_S = 10.0
 _EARNED_PER_BYTE = 2 / 1024
 
 
 class Flood(WSGIFastError):
-    """A client exceeds one of the limits (RFC 9113 section 10.5)."""
+    """A client has exceeded one of the limits (RFC 9113 section 10.5)."""
 
 
-# The size of each bucket, and the client's action that fills it.
+# The capacity of each bucket, and the error text.
 _BUCKETS = {
     "resets": (RESETS, "too many streams are reset"),
-    "control": (CONTROL_FRAMES, "too many frames ask for nothing"),
-    "windows": (WINDOWS, "windows are opened too often, by too little"),
+    "control": (CONTROL_FRAMES, "too many frames that are not a part of a request"),
+    "windows": (WINDOWS, "too many WINDOW_UPDATE frames that open windows by few bytes"),
 }
 
 
@@ -53,11 +53,12 @@ class Floods:
         self._levels = dict.fromkeys(_BUCKETS, 0.0)
 
     def admit(self, frame: Frame) -> None:
-        """Count a received frame by its cost, before any other step.
+        """Count a received frame. This happens before the frame is handled.
 
-        Streams that are reset are counted apart. They cost more than the frame that resets them.
+        Streams that are reset are also counted by the connection, because they cost more than one
+        frame.
 
-        :raises Flood: as :meth:`count`.
+        :raises Flood: see :meth:`count`.
         """
         if isinstance(frame, HeadersFrame):
             return
@@ -73,12 +74,15 @@ class Floods:
         self.count("control", time.monotonic(), cost)
 
     def count(self, bucket: str, now: float, cost: int = 1) -> None:
-        """:raises Flood: if the bucket is full."""
+        """Add a cost to a bucket.
+
+        :raises Flood: if the bucket is full.
+        """
         levels = self._levels
         share = (now - self._since) / PERIOD_S
         self._since = now
         for each, (most, _) in _BUCKETS.items():
-            if levels[each] > 0:  # a credit does not leak
+            if levels[each] > 0:  # a negative level is a credit, which does not leak
                 levels[each] = max(0.0, levels[each] - share * most)
         levels[bucket] += cost
         most, done = _BUCKETS[bucket]
@@ -86,9 +90,9 @@ class Floods:
             raise Flood(done)
 
     def earn_windows(self, size: int, *, frames: int) -> None:
-        """Allow WINDOW_UPDATE frames for data that has been sent.
+        """Allow the WINDOW_UPDATE frames that the client may send for received data.
 
-        :param size: bytes.
-        :param frames: DATA frames, except one that a window cut short.
+        :param size: the size of the data in bytes.
+        :param frames: the number of DATA frames, except a frame that a window has cut.
         """
         self._levels["windows"] -= size * _EARNED_PER_BYTE + 2 * frames

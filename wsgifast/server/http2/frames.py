@@ -1,6 +1,6 @@
-"""The h2 library's connection, adapted: bytes in, events out, and the other way round.
+"""h2's connection with changes for a server: it parses received bytes, and makes frames.
 
-Sans I/O: no socket, thread or clock. The caller holds the connection's lock.
+It has no socket, thread or clock. The caller must have the connection's lock.
 """
 
 from __future__ import annotations
@@ -36,28 +36,30 @@ from ...http.stream_headers import Field, PlainHeaders, plain_headers
 from ..options import Options
 from .header_blocks import TABLE_BYTES, Decoder, Encoder
 
-# The last stream of the first of two GOAWAY frames: none is refused yet (RFC 9113 section 6.8).
+# The last stream of the first of two GOAWAY frames. It refuses no stream (RFC 9113 section 6.8).
 ALL_STREAMS = 2**31 - 1
-# RFC 9113 section 6.9.2.
+# The default of INITIAL_WINDOW_SIZE (RFC 9113 section 6.9.2).
 _DEFAULT_WINDOW_BYTES = 65_535
 _PRIORITY_UPDATE = 0x10  # RFC 9218 section 7.1
 _NO_OLD_PRIORITIES = 0x9  # SETTINGS_NO_RFC7540_PRIORITIES
-# The longest DATA frame, even if the client accepts more: other streams' frames go in between.
+# The maximum size of a DATA frame. Clients may accept more, but other streams' frames must not
+# wait.
 _FRAME_BYTES = 64 * 1024
-# Length in 24 bits, type, flags, stream (RFC 9113 section 4.1).
+# A frame begins with its length (24 bits), type, flags and stream (RFC 9113 section 4.1).
 _FRAME_HEADER = struct.Struct(">BHBBI")
 _DATA, _HEADERS, _CONTINUATION = 0x0, 0x1, 0x9
 _END_STREAM, _END_HEADERS = 0x1, 0x4
 
 _KNOWN_SETTINGS = frozenset(SettingCodes)
 
-# With so many streams, those that are closed are dropped. h2 would search them for each new one.
+# If there are this many streams, closed streams are dropped. h2 would search them for each new
+# stream.
 _CLOSED_STREAMS = 16
-# Fields beyond gunicorn's limit that are decoded: cookies may come one by one (RFC 9113 section
-# 8.2.3), and count as one.
+# The number of fields that are decoded in addition to gunicorn's limit. A client may split a Cookie
+# header into several fields (RFC 9113 section 8.2.3), which count as one.
 _CRUMBS = 512
 
-# Headers stay bytes, for HTTP/1's parser. Those of responses have been checked already.
+# Headers are bytes, because HTTP/1's parser needs bytes. Response headers were checked before.
 _CONFIG = H2Configuration(
     client_side=False,
     header_encoding=None,
@@ -67,7 +69,7 @@ _CONFIG = H2Configuration(
 
 
 class _Values(list[Any]):
-    """The values of a setting, of which the first is in effect. It replaces h2's deque."""
+    """The values of a setting. The first value is in effect. It replaces h2's deque."""
 
     __slots__ = ()
 
@@ -76,7 +78,7 @@ class _Values(list[Any]):
 
 
 class _SmallSettings(Settings):
-    """h2's Settings without deques, which take half of the memory of an idle connection."""
+    """h2's Settings without deques, which use half of the memory of an idle connection."""
 
     def __init__(self, *, client: bool, initial_values: dict[Any, int] | None = None) -> None:
         super().__init__(client, initial_values)
@@ -88,18 +90,18 @@ class _SmallSettings(Settings):
 
 
 class _OwnSettings(_SmallSettings):
-    """The server's settings as h2 enforces them, without the limit of streams.
+    """The server's settings as h2 enforces them, except the limit of concurrent streams.
 
-    h2 would end a connection that exceeds it. See :meth:`Frames._receive_headers_frame`.
+    h2 would end a connection that exceeds the limit. See :meth:`Frames._receive_headers_frame`.
     """
 
     max_concurrent_streams = 2**32 + 1
 
 
 class StreamRefused(Event):
-    """A stream has been reset, before its request or in the middle of it.
+    """The server has reset a stream, before its request was passed on or in the middle of it.
 
-    :ivar malformed: the fault of the request (RFC 9113 section 8.1.1). It is "" if the request
+    :ivar malformed: why the request is malformed (RFC 9113 section 8.1.1). Empty if the client
         exceeded MAX_CONCURRENT_STREAMS.
     """
 
@@ -111,8 +113,8 @@ class StreamRefused(Event):
 class PlainRequest(Event):
     """A request with plain headers. It replaces h2's event.
 
-    :ivar headers: as they were received.
-    :ivar ends: it has no body.
+    :ivar headers: the fields as they were received.
+    :ivar ends: whether the request has no body.
     """
 
     def __init__(
@@ -125,9 +127,9 @@ class PlainRequest(Event):
 
 
 class PriorityUpdate(Event):
-    """A stream, which may not have begun, has another priority (RFC 9218 section 7.1).
+    """The client has changed the priority of a stream, which may not have begun (RFC 9218, 7.1).
 
-    :ivar value: as of the `priority` field.
+    :ivar value: like the value of the `priority` header.
     """
 
     def __init__(self, stream_id: int, value: str) -> None:
@@ -136,20 +138,20 @@ class PriorityUpdate(Event):
 
 
 class Frames(H2Connection):
-    """h2's connection, which resets single streams and survives a client's GOAWAY.
+    """h2's connection, with faster paths, and with errors that end only one stream.
 
-    Most streams bypass h2 for the headers of a plain request, and for its response. h2's objects
-    have the same state afterwards. h2 does everything else.
+    For most streams, the headers of a plain request and its response do not pass through h2. h2's
+    objects have the same state afterwards as if they had. All other frames pass through h2.
 
-    :param admit: called with each received frame before any other step. It may raise.
-    :ivar body_bytes: framed since the last :meth:`data_to_send`.
+    :param admit: called with each received frame before it is handled. It may raise an error.
+    :ivar body_bytes: the number of body bytes framed since the last :meth:`data_to_send`.
     """
 
     remote_settings: _SmallSettings
     encoder: Encoder  # type: ignore[assignment]
     decoder: Decoder  # type: ignore[assignment]
 
-    # Closed streams that h2 remembers, because late frames may still arrive. Each takes 100 bytes.
+    # The number of closed streams that h2 stores for late frames. Each of them uses 100 bytes.
     MAX_CLOSED_STREAMS = 64
 
     def __init__(self, options: Options, admit: Callable[[Frame], object]) -> None:
@@ -161,9 +163,9 @@ class Frames(H2Connection):
         values = {
             SettingCodes.MAX_CONCURRENT_STREAMS: options.http2_streams,
             SettingCodes.MAX_FRAME_SIZE: options.http2_frame_bytes,
-            # RFC 9218 section 2.1: the priorities of RFC 7540 are ignored.
+            # The server ignores the priorities of RFC 7540 (RFC 9218 section 2.1).
             _NO_OLD_PRIORITIES: 1,
-            # A smaller one takes effect when the client has acknowledged it.
+            # A smaller window is announced afterwards: it is valid when the client acknowledges it.
             SettingCodes.INITIAL_WINDOW_SIZE: max(window, _DEFAULT_WINDOW_BYTES),
         }
         self._header_block_bytes = options.http2_header_list_bytes
@@ -171,7 +173,7 @@ class Frames(H2Connection):
             values[SettingCodes.MAX_HEADER_LIST_SIZE] = options.http2_header_list_bytes
         self._smaller_window = window if window < _DEFAULT_WINDOW_BYTES else None
         self._most_streams = options.http2_streams
-        self._framed: list[bytes | memoryview] = []  # h2's own buffer comes after it
+        self._framed: list[bytes | memoryview] = []  # frames that precede those in h2's buffer
         self.body_bytes = 0
         self.local_settings = _OwnSettings(client=False, initial_values=values)
         self.remote_settings = _SmallSettings(client=True)
@@ -187,20 +189,20 @@ class Frames(H2Connection):
     def receive(self, data: bytes) -> list[Any]:
         """Parse received bytes.
 
-        :returns: h2's events, and :class:`StreamRefused`.
-        :raises h2.exceptions.ProtocolError: for a connection error. The GOAWAY frame is made.
+        :returns: events of h2 and of this module.
+        :raises h2.exceptions.ProtocolError: for a connection error. A GOAWAY frame was made.
         """
         events = self.receive_data(data)
-        # h2 looks at frames and header blocks only when they are complete. Refuse those that are
-        # too long before that.
+        # h2 checks frames and header blocks only when they are complete. Those that are too long
+        # are refused here before they are complete.
         begun = self.incoming_buffer._data
         if len(begun) >= 3 and int.from_bytes(begun[:3], "big") > self.max_inbound_frame_size:
             self.close_connection(ErrorCodes.FRAME_SIZE_ERROR)
-            raise FrameTooLargeError("a frame that is too long")
+            raise FrameTooLargeError("a frame is too long")
         limit = self._header_block_bytes
         if limit and self.unfinished_header_bytes() > limit:
             self.end_flood()
-            raise DenialOfServiceError("a header block that is too long")
+            raise DenialOfServiceError("a header block is too long")
         return events
 
     def unfinished_header_bytes(self) -> int:
@@ -208,14 +210,14 @@ class Frames(H2Connection):
         return sum(len(frame.data) for frame in self.incoming_buffer._headers_buffer)
 
     def send_body(self, number: int, data: bytes | memoryview, *, end_stream: bool) -> int:
-        """Frame a part of a stream's body, which may be empty. Its bytes are copied once.
+        """Frame a part of a stream's body, which may be empty. The bytes are copied once.
 
-        It replaces h2's send_data(), which takes several times as long as encrypting the frame.
+        It replaces h2's send_data(), which takes several times as long as the encryption.
 
-        :param data: no more than the windows allow.
-        :param end_stream: set END_STREAM on the last frame.
+        :param data: not longer than the windows allow.
+        :param end_stream: whether to set END_STREAM on the last frame.
         :returns: the number of frames.
-        :raises h2.exceptions.ProtocolError: if the stream's state does not allow it.
+        :raises h2.exceptions.ProtocolError: if the stream's state does not allow a DATA frame.
         """
         size = len(data)
         stream = self.streams.get(number)
@@ -238,7 +240,7 @@ class Frames(H2Connection):
             parts.append(_FRAME_HEADER.pack(length >> 16, length & 0xFFFF, _DATA, flags, number))
             parts.append(part)
         is_immutable = isinstance(data, bytes) or isinstance(data.obj, bytes)
-        # The buffer in which files are read is used again before these frames are sent.
+        # The buffer for reading files is reused before these frames are sent, so it is copied.
         self._append(parts if is_immutable else [b"".join(parts)])
         self.outbound_flow_control_window -= size
         stream.outbound_flow_control_window -= size
@@ -246,14 +248,14 @@ class Frames(H2Connection):
         return len(parts) // 2
 
     def _append(self, frames: list[bytes | memoryview]) -> None:
-        """Add frames that are made here, after those of h2."""
+        """Add frames of this class after the frames of h2."""
         if before := super().data_to_send():
             self._framed.append(before)
         self._framed += frames
 
     @property
     def has_output(self) -> bool:
-        """Whether anything has been framed since the last :meth:`data_to_send`."""
+        """Whether frames were made since the last :meth:`data_to_send`."""
         self._append([])
         return bool(self._framed)
 
@@ -262,7 +264,7 @@ class Frames(H2Connection):
     ) -> None:
         """Frame the headers of a response, or trailers.
 
-        :raises h2.exceptions.ProtocolError: if the stream's state does not allow it.
+        :raises h2.exceptions.ProtocolError: if the stream's state does not allow headers.
         """
         stream = self.streams.get(number)
         is_interim = fields[0][1][:1] == b"1"
@@ -289,7 +291,7 @@ class Frames(H2Connection):
         self._append(frames)
 
     def _is_answerable(self, stream: H2Stream, *, has_headers: bool) -> bool:
-        """Return whether a stream's request is complete, and none of the response's body sent."""
+        """Return whether a stream's request is complete, and no byte of the body was sent."""
         machine = stream.state_machine
         return (
             machine.state is StreamState.HALF_CLOSED_REMOTE
@@ -298,7 +300,7 @@ class Frames(H2Connection):
         )
 
     def data_to_send(self, amount: int | None = None) -> bytes:
-        """Return everything framed since the last call."""
+        """Return all frames that were made since the last call."""
         self.body_bytes = 0
         self._append([])
         framed, self._framed = self._framed, []
@@ -309,12 +311,12 @@ class Frames(H2Connection):
         self.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
 
     def stream_window(self, stream: int) -> int:
-        """Return a stream's flow-control window, which may be negative. It is 0 once closed."""
+        """Return a stream's flow-control window, which may be negative. 0 for a closed stream."""
         known = self.streams.get(stream)
         return 0 if known is None else known.outbound_flow_control_window
 
     def is_open(self, stream: int) -> bool:
-        """Whether anything can still be sent on a stream, a reset included."""
+        """Return whether a stream can still send frames, such as a reset."""
         known = self.streams.get(stream)
         return known is not None and not known.closed
 
@@ -328,9 +330,9 @@ class Frames(H2Connection):
         return super()._receive_frame(frame) if event is None else [event]
 
     def _begin_plain(self, frame: HeadersFrame) -> PlainRequest | None:
-        """Begin a stream by a plain request. Return None to leave the frame to h2.
+        """Begin a stream with a plain request. Return None if h2 must handle the frame.
 
-        Its header block is complete: h2 has joined it with its CONTINUATION frames.
+        h2 has joined the frame with its CONTINUATION frames, so the header block is complete.
         """
         number, flags = frame.stream_id, frame.flags
         if (
@@ -344,7 +346,7 @@ class Frames(H2Connection):
         decoder = self.decoder
         try:
             fields = decoder.fields(frame.data)
-        except Exception as error:  # noqa: BLE001 - h2 gets it again
+        except Exception as error:  # noqa: BLE001 - h2 gets the error when it decodes the frame
             decoder.keep(error)
             return None
         plain = plain_headers(fields)
@@ -371,19 +373,19 @@ class Frames(H2Connection):
         return PlainRequest(number, fields, plain, ends=ends)
 
     def forget_closed(self) -> None:
-        """Drop the streams that are closed."""
-        _ = self.open_inbound_streams  # h2 drops them when it counts the others
+        """Drop the closed streams."""
+        _ = self.open_inbound_streams  # this property of h2 drops closed streams
 
     def _receive_headers_frame(self, frame: HeadersFrame) -> Any:
-        """Reset a stream that is malformed, or one beyond the limit, and only that one.
+        """Reset a stream that is malformed or exceeds the limit, but continue with other streams.
 
-        RFC 9113 sections 8.1.1 and 5.1.2. Its headers are decoded all the same, because HPACK's
-        state depends on them.
+        See RFC 9113 sections 8.1.1 and 5.1.2. The stream's headers are decoded, because the state
+        of HPACK depends on them.
         """
         number, most = frame.stream_id, self._most_streams
         known = self.streams.get(number)
         refuses = known is None and len(self.streams) >= most and self.open_inbound_streams >= most
-        # h2 forgets it with the trailers, and compares it with DATA frames only.
+        # h2 compares the length only with DATA frames. With trailers, it forgets the length.
         length = None if known is None else known._expected_content_length
         try:
             frames, events = super()._receive_headers_frame(frame)
@@ -393,8 +395,8 @@ class Frames(H2Connection):
                 if length is not None and length != stream._actual_content_length:
                     raise InvalidBodyLengthError(length, stream._actual_content_length)
         except ProtocolError as error:
-            # Headers that cannot be decoded end the connection. So does a frame that the stream's
-            # state does not allow. h2 has closed the stream then.
+            # Some errors end the connection: headers that cannot be decoded, and a frame that the
+            # stream's state does not allow. In the second case h2 has closed the stream.
             if isinstance(error.__cause__, HPACKError) or not self.is_open(number):
                 raise
             return [], [self._reset_malformed(number, error)]
@@ -419,7 +421,7 @@ class Frames(H2Connection):
         return StreamRefused(number, str(error))
 
     def _receive_settings_frame(self, frame: SettingsFrame) -> Any:
-        """Ignore unknown settings (RFC 9113 section 6.5.2): h2 keeps, reports and forgets each."""
+        """Ignore unknown settings (RFC 9113 section 6.5.2). h2 would store and report each one."""
         settings = frame.settings
         for code in settings.keys() - _KNOWN_SETTINGS:
             del settings[code]
@@ -431,7 +433,7 @@ class Frames(H2Connection):
         return received
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> Any:
-        """Go on with the open streams (RFC 9113 section 6.8). h2 would send nothing any more."""
+        """Continue with open streams (RFC 9113 section 6.8). h2 would send nothing more."""
         if frame.error_code:
             return super()._receive_goaway_frame(frame)
         event = ConnectionTerminated()
@@ -441,13 +443,16 @@ class Frames(H2Connection):
 
 
 def _priority_update(frame: ExtensionFrame) -> PriorityUpdate:
-    """:raises h2.exceptions.ProtocolError: if the frame is malformed."""
+    """Return the event for a PRIORITY_UPDATE frame.
+
+    :raises h2.exceptions.ProtocolError: if the frame is malformed.
+    """
     number = int.from_bytes(frame.body[:4], "big") & ALL_STREAMS
     if frame.stream_id or len(frame.body) < 4 or not number & 1:
-        raise ProtocolError("a malformed PRIORITY_UPDATE frame")
+        raise ProtocolError("a PRIORITY_UPDATE frame is malformed")
     return PriorityUpdate(number, frame.body[4:].decode("latin-1"))
 
 
 def goaway(last_stream: int) -> bytes:
-    """Return a GOAWAY frame after which the connection goes on. h2 would end it."""
+    """Return a GOAWAY frame that does not end the connection. h2's own method would end it."""
     return bytes(GoAwayFrame(0, last_stream_id=last_stream).serialize())

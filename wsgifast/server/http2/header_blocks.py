@@ -1,8 +1,8 @@
-"""HPACK (RFC 7541): header lists as bytes, and back, at a small and bounded cost.
+"""HPACK (RFC 7541): encodes and decodes header lists, at a small and bounded cost.
 
-hpack's encoder searches its whole table for each field, and encodes it anew. This one looks
-fields up by their hash. hpack's decoder logs each step. It has no limit for short header blocks
-that are slow to decode. The tables and Huffman's code are hpack's.
+hpack's encoder searches its whole table for each field, and encodes the field again. The encoder in
+this module finds fields in a dictionary. hpack's decoder logs each step, and has no limit for short
+header blocks that are slow to decode. The tables and the Huffman code are hpack's.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from hpack.table import HeaderTable
 
 from ...http.stream_headers import Field
 
-# The encoder's table (RFC 7541 section 4.2), in bytes. A client cannot enlarge it.
+# The size of the encoder's table (RFC 7541 section 4.2) in bytes. A client can only reduce it.
 TABLE_BYTES = 4096
-# The overhead of an entry beside its name and value (section 4.1).
+# The overhead of a table entry in addition to its name and value (section 4.1).
 _ENTRY_BYTES = 32
-# hpack's Huffman coder takes quadratic time: 64 KiB took 350 ms. Longer fields are sent plain.
+# hpack's Huffman encoder takes quadratic time: 350 ms for 64 KiB. Longer strings are not
+# compressed.
 _HUFFMAN_BYTES = 512
-# Shorter values that are sent once are not worth the time.
+# For shorter values that are not added to the table, compression is not worth its time.
 _LEAST_HUFFMAN_BYTES = 16
-# Most changes of a table's size at the start of a header block. Two are useful (section 4.2).
+# The maximum number of table size changes at the start of a header block. Two are useful (section
+# 4.2).
 _TABLE_CHANGES = 8
-# Bytes of an integer after the first one: more than any length or index needs.
+# The maximum number of bytes after the first byte of an integer. No length or index needs more.
 _INTEGER_BYTES = 4
-# Fields that differ from response to response, or are secret: they would only fill the table.
+# Fields that differ between responses, or are secret. They would only fill the table.
 _NOT_INDEXED = frozenset(
     {
         b"content-length", b"content-range", b"etag", b"last-modified", b"location", b"set-cookie",
     }
 )  # fmt: skip
-# Never added to a table, by proxies neither (section 7.1.3).
+# Fields that must not be added to any table, not even by proxies (section 7.1.3).
 _NEVER_INDEXED = frozenset({b"authorization", b"proxy-authorization", b"set-cookie"})
 
 _STATIC = HeaderTable.STATIC_TABLE
@@ -50,21 +52,22 @@ _huffman = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 def _integer(value: int, bits: int, first: int) -> bytes:
     """Encode an integer (section 5.1).
 
-    :param bits: of the first byte that are a part of it. The others are those of `first`.
+    :param bits: how many bits of the first byte belong to the integer.
+    :param first: the other bits of the first byte.
     """
     encoded = encode_integer(value, bits)
     encoded[0] |= first
     return bytes(encoded)
 
 
-# Whole fields of the static table, and the first index of each name.
+# The encoded index of each field in the static table, and the first index of each name.
 _STATIC_INDEXED = {
     field: _integer(index, 7, 0x80) for index, field in enumerate(_STATIC, 1) if field[1]
 }
 _STATIC_NAMES: dict[bytes, int] = {}
 for _index, (_name, _) in enumerate(_STATIC, 1):
     _STATIC_NAMES.setdefault(_name, _index)
-# Fields of the encoder's table, by their index.
+# The encoded indexes of the encoder's table.
 _INDEXED = [
     _integer(index, 7, 0x80) for index in range(1 + _STATIC_FIELDS + TABLE_BYTES // _ENTRY_BYTES)
 ]
@@ -74,16 +77,16 @@ class Encoder:
     """Encodes header lists. It replaces hpack's encoder in h2."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Field, int] = {}  # of the table's entries, from 1 in their order
-        self._entries: deque[tuple[Field, int]] = deque()  # the oldest first, with their sizes
+        self._numbers: dict[Field, int] = {}  # the table's entries, numbered from 1
+        self._entries: deque[tuple[Field, int]] = deque()  # entries with sizes, oldest first
         self._added = 0
         self._size = 0
         self._most = TABLE_BYTES
-        self._changes: list[int] = []  # of the table's size, since the last header block
+        self._changes: list[int] = []  # new sizes of the table since the last header block
 
     @property
     def header_table_size(self) -> int:
-        """How many bytes the table may take."""
+        """The maximum size of the table in bytes."""
         return self._most
 
     @header_table_size.setter
@@ -95,13 +98,13 @@ class Encoder:
             self._evict()
 
     def encode(self, headers: Iterable[Any]) -> bytes:
-        """Return a header block.
+        """Return a header block for a list of headers.
 
         :param headers: pairs of bytes.
         """
         parts: list[bytes] = []
         if self._changes:
-            # The smallest, after which the client has dropped as much, and the last one.
+            # The client must apply the smallest size, which evicts entries, and then the last size.
             sizes = {min(self._changes): None, self._changes[-1]: None}
             parts += [_integer(size, 5, 0x20) for size in sizes]
             self._changes.clear()
@@ -152,14 +155,14 @@ class Encoder:
 
 @lru_cache(maxsize=500)
 def _length(value: bytes) -> bytes:
-    """Encode a Content-Length, which most responses have, without a table."""
+    """Encode a Content-Length header. Most responses have one, and it is not added to the table."""
     return _integer(_STATIC_NAMES[b"content-length"], 4, 0) + _string(value, least=64)
 
 
 def _string(text: bytes, *, least: int = 0) -> bytes:
     """Encode a string (section 5.2).
 
-    :param least: bytes of the shortest one that is worth Huffman's code.
+    :param least: the minimum length for which the Huffman code is tried.
     """
     if least <= len(text) <= _HUFFMAN_BYTES:
         short = _huffman.encode(text)
@@ -171,9 +174,9 @@ def _string(text: bytes, *, least: int = 0) -> bytes:
 class Decoder:
     """Decodes header blocks. It replaces hpack's decoder in h2.
 
-    :param most_fields: of one header block.
-    :ivar max_header_list_size: bytes of one header list, as RFC 9113 section 6.5.2 counts them.
-    :ivar max_allowed_table_size: the largest table that the client may choose, in bytes.
+    :param most_fields: the maximum number of fields in one header block.
+    :ivar max_header_list_size: the maximum size of one header list (RFC 9113 section 6.5.2).
+    :ivar max_allowed_table_size: the maximum table size that the client may choose, in bytes.
     """
 
     def __init__(self, most_fields: int) -> None:
@@ -185,15 +188,15 @@ class Decoder:
 
     @property
     def header_table_size(self) -> int:
-        """How many bytes the table may take."""
+        """The maximum size of the table in bytes."""
         return self.header_table.maxsize
 
     def keep(self, decoded: list[Field] | Exception) -> None:
-        """Have the next :meth:`decode` return the result of :meth:`fields`, or raise its error."""
+        """Store the result or error of :meth:`fields` for the next :meth:`decode`."""
         self._decoded = decoded
 
     def decode(self, data: bytes, raw: bool = True) -> list[hpack.HeaderTuple]:
-        """Decode a block for h2, which asks for bytes."""
+        """Decode a header block for h2. Names and values are bytes."""
         decoded, self._decoded = self._decoded, None
         if isinstance(decoded, Exception):
             raise decoded
@@ -201,9 +204,9 @@ class Decoder:
         return [hpack.HeaderTuple(*field) for field in fields]
 
     def fields(self, data: bytes) -> list[Field]:
-        """Decode a block.
+        """Decode a header block.
 
-        :raises hpack.HPACKError: if it is malformed, or over a limit.
+        :raises hpack.HPACKError: if the block is malformed or exceeds a limit.
         """
         fields: list[Field] = []
         table = self.header_table
@@ -225,13 +228,13 @@ class Decoder:
                     raise hpack.InvalidTableIndex(f"no field has the index {index}")
             elif byte & 0x60 == 0x20:
                 if fields:
-                    raise hpack.HPACKDecodingError("the table's size changes after a field")
+                    raise hpack.HPACKDecodingError("a change of the table's size after a field")
                 changes += 1
                 if changes > _TABLE_CHANGES:
                     raise hpack.OversizedHeaderListError("too many changes of the table's size")
                 most, at = _decode_integer(data, at, 5)
                 if most > self.max_allowed_table_size:
-                    raise hpack.InvalidTableSizeError("the table is larger than it may be")
+                    raise hpack.InvalidTableSizeError("the table's size exceeds its limit")
                 table.maxsize = most
                 continue
             else:
@@ -252,14 +255,14 @@ class Decoder:
             if len(fields) > self._most_fields:
                 raise hpack.OversizedHeaderListError(f"{len(fields)} fields in one header list")
         if table.maxsize > self.max_allowed_table_size:
-            raise hpack.InvalidTableSizeError("the table has not become smaller")
+            raise hpack.InvalidTableSizeError("the client has not reduced the table's size")
         return fields
 
 
 def _decode_integer(data: bytes, at: int, bits: int) -> tuple[int, int]:
-    """Decode an integer (section 5.1). Return it, and the position of the next byte.
+    """Decode an integer (section 5.1). Return it with the position of the next byte.
 
-    :param bits: of the first byte that are a part of it.
+    :param bits: how many bits of the first byte belong to the integer.
     """
     most = (1 << bits) - 1
     value = data[at] & most
@@ -274,16 +277,16 @@ def _decode_integer(data: bytes, at: int, bits: int) -> tuple[int, int]:
         value += (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise hpack.HPACKDecodingError("an integer that is too long, or has no end")
+    raise hpack.HPACKDecodingError("an integer is too long or incomplete")
 
 
 def _decode_string(data: bytes, at: int) -> tuple[bytes, int]:
-    """Decode a string (section 5.2). Return it, and the position of the next byte."""
+    """Decode a string (section 5.2). Return it with the position of the next byte."""
     if at >= len(data):
         raise hpack.HPACKDecodingError("a string is missing")
     is_huffman = data[at] & 0x80
     size, at = _decode_integer(data, at, 7)
     text = data[at : at + size]
     if len(text) < size:
-        raise hpack.HPACKDecodingError("a string that has no end")
+        raise hpack.HPACKDecodingError("a string is incomplete")
     return (decode_huffman(text) if is_huffman else text), at + size

@@ -1,28 +1,28 @@
-"""The sending half of an HTTP/2 connection: its streams take turns, under flow control.
+"""Sends the responses of an HTTP/2 connection: its streams take turns, under flow control.
 
-A stream with something to send is either *blocked*, until the client opens a window, or waits for
-its turn. The *pump* has the streams frame a little, one after the other. It transmits their frames
-for as long as the kernel takes them. So the connection's own output queue contains only a few
-frames. All other bytes wait in the queues of the streams. The owner pumps when the socket is
-writable or windows have opened, and a task of the pool when a disk read has finished. An app's
-thread frames, and transmits, only the block that it has just written.
+A stream with output either waits for its turn, or is *blocked* until the client opens a window. The
+*pump* lets one stream after the other frame a part of its output. It transmits these frames as long
+as the socket accepts them. So the connection's own output queue contains only a few frames. All
+other bytes wait in the queues of the streams. The owner calls the pump when the socket is writable
+or a window was opened. A task of the pool calls it when a disk thread has read a part of a file. An
+app's thread frames and transmits only the block that it has just written.
 
-Calls go down: the pump, or an app's thread > the stream's queue > its sender > h2's frames. Then:
-the connection's queue > the socket. A queue that cannot go on reports the event that it waits for.
-A stream's queue does so by :meth:`Multiplexer.enqueue`, which sends nothing.
+Each call goes down these layers: the pump or an app's thread, the stream's queue, its sender, h2's
+frames, the connection's queue, the socket. If a queue must wait, it registers the event for which
+it waits. A stream's queue calls :meth:`Multiplexer.enqueue` for that, which sends nothing.
 
-*Priorities* (RFC 9218). The most urgent stream has the next turn. Among equally urgent streams,
-those that are not incremental are first. The others follow in a circle. Every few turns the stream
-that has waited for longest has the turn, so that each stream goes on. A stream cannot overtake
-frames that are made already. So the kernel gets little in advance. If the client does not take
-all at once, its streams frame less in one turn.
+*Priorities* (RFC 9218). The most urgent stream has the next turn. Among equally urgent streams, the
+streams that are not incremental are first. Incremental streams alternate. Every few turns, the
+stream that has waited longest has a turn, so that no stream waits for ever. A stream cannot
+overtake frames that were made before. So few frames are passed to the kernel in advance. If the
+client is slow, its streams frame less in one turn.
 
-*Gathering.* A client often sends several requests at once. A response that has ended is not
-transmitted while other complete requests of its connection wait for a thread. The last of them
-transmits for all, in one TLS record. A response waits for one tick at most (monitor.py), in case
-an app is slow. Streamed blocks, and the parts of long bodies, never wait.
+*Gathering.* A client often sends several requests at once. A finished response is not transmitted
+while other complete requests of its connection wait for a thread. After the last of them, all
+responses are transmitted in one TLS record. In case an app is slow, a response waits for at most
+one tick (monitor.py). Blocks of a generator and parts of long bodies never wait.
 
-Everything here runs under the connection's lock: see connection.py.
+All methods run with the connection's lock: see connection.py.
 """
 
 from __future__ import annotations
@@ -51,18 +51,20 @@ if TYPE_CHECKING:
     from .connection import HTTP2Connection
     from .stream import Stream
 
-# The bytes of a stream in one turn. With the headers of four frames of the length that every client
-# accepts, they fill four TLS records. Less where memory is short.
+# The maximum number of bytes of a stream in one turn. With the headers of four frames of the size
+# that every client accepts, they fill four TLS records. The small quantum is for slow clients, and
+# if memory is full.
 _QUANTUM_BYTES = 64 * 1024 - 4 * 9
 _SMALL_QUANTUM_BYTES = 16 * 1024
-# So many turns go by priority before the stream has one that has waited for longest.
+# One of this many turns is for the stream that has waited longest. The others follow the
+# priorities.
 _TURNS_BY_PRIORITY = 8
-# The most bytes gathered before they are transmitted.
+# Gathered responses are transmitted when their size reaches this.
 _GATHERED_BYTES = 60 * 1024
-# The bytes that a connection frames before other connections have their turn.
+# The maximum number of bytes that a connection frames before other connections are served.
 _TURN_BYTES = 1024 * 1024
 
-# Priorities of streams that have not begun. Each takes 200 bytes.
+# The maximum number of stored priorities of future streams. Each of them uses 200 bytes.
 _MOST_PRIORITIES = 100
 
 OPEN: Final = "open"
@@ -71,42 +73,25 @@ LOST: Final = "lost"
 
 
 class Multiplexer:
-    """Sends for the streams of a connection, and gives up on clients that do not receive.
+    """Sends for the streams of a connection, and detects clients that do not receive.
 
-    :param connection: the connection of these streams.
-    :ivar state: of the connection: open, going away or lost.
-    :ivar streams: those that are not over, by number.
-    :ivar uploads: how fast the client sends its bodies.
-    :ivar lock: guards h2's state, all output, and every change of a state.
-    :ivar priorities: of streams that have not begun, by number.
-    :ivar unbegun: the streams with a complete request for which no app has been called.
-    :ivar is_pumping: the pump transmits the frames of the streams.
-    :ivar blocked_until: when to give up on a client that does not open the connection's window.
+    :param connection: the connection of the streams.
+    :ivar state: the state of the connection: open, going away or lost.
+    :ivar streams: the streams that are not over, by number.
+    :ivar uploads: measures how fast the client sends its bodies.
+    :ivar lock: protects h2's state, all output, and all states.
+    :ivar priorities: the priorities of streams that have not begun, by number.
+    :ivar unbegun: the streams with a complete request whose app was not called yet.
+    :ivar is_pumping: whether the pump is running and will transmit the frames of the streams.
+    :ivar blocked_until: the monotonic time until which the client must open the connection's
+        window.
     """
 
     __slots__ = (
-        "_encrypts",
-        "_gathers_until",
-        "_is_pump_pushed",
-        "_sender",
-        "_turns",
-        "_turns_taken",
-        "_window_wait",
-        "application",
-        "blocked_until",
-        "connection",
-        "floods",
-        "frames",
-        "is_pumping",
-        "lock",
-        "output",
-        "priorities",
-        "rules",
-        "shared",
-        "state",
-        "streams",
-        "unbegun",
-        "uploads",
+        "_encrypts", "_gathers_until", "_is_pump_pushed", "_sender", "_turns", "_turns_taken",
+        "_window_wait", "application", "blocked_until", "connection", "floods", "frames",
+        "is_pumping", "lock", "output", "priorities", "rules", "shared", "state", "streams",
+        "unbegun", "uploads",
     )  # fmt: skip
 
     def __init__(
@@ -128,17 +113,17 @@ class Multiplexer:
         self.streams: dict[int, Stream] = {}
         self.priorities: dict[int, Priority] = {}
         self.unbegun: set[Stream] = set()
-        self._gathers_until: float | None = None  # set while responses wait to be transmitted
+        self._gathers_until: float | None = None  # the time limit of gathered responses
         self._turns_taken = 0
-        self._turns: dict[Stream, None] = {}  # those that wait for their turn, in order
+        self._turns: dict[Stream, None] = {}  # an ordered set of the streams that wait for a turn
         self.is_pumping = self._is_pump_pushed = False
         self._window_wait: ClientWait | None = None  # for the connection's window
         self.blocked_until = math.inf
 
-    # Windows of the client's bodies. For any thread.
+    # The windows of the client's bodies. Any thread may call these methods.
 
     def acknowledge(self, size: int, number: int) -> None:
-        """Some bytes of a stream have been consumed. h2 decides when its windows open again."""
+        """Note that bytes of a stream were consumed. h2 decides when to open its windows."""
         with self.lock, contextlib.suppress(ProtocolError):  # the connection is about to be lost
             self.frames.acknowledge_received_data(size, number)
 
@@ -146,25 +131,28 @@ class Multiplexer:
         """Open the window of a stream, or of the connection, at once."""
         with self.lock:
             if size and (number is None or self.frames.is_open(number)) and self.state is not LOST:
-                with contextlib.suppress(ProtocolError):  # as above
+                with contextlib.suppress(ProtocolError):  # the connection is about to be lost
                     self.frames.increment_flow_control_window(size, number)
                 self.try_to_transmit()
 
-    # Called by the senders of streams, under the lock.
+    # The senders of streams call these methods with the lock.
 
     @property
     def quantum(self) -> int:
-        """Bytes that a stream may frame in one turn."""
+        """The number of bytes that a stream may frame in one turn."""
         is_small = self._sender.is_paced or self.rules.memory.is_full
         return _SMALL_QUANTUM_BYTES if is_small else _QUANTUM_BYTES
 
     def check(self, number: int) -> None:
-        """:raises ClientGone: if nothing can be sent on a stream any more."""
+        """Check that a stream can still send.
+
+        :raises ClientGone: if the stream or the connection is closed.
+        """
         if self.state is LOST or not self.frames.is_open(number):
             raise ClientGone("the stream is closed")
 
     def transmit(self) -> None:
-        """Send frames. Those that the kernel does not take stay in the output queue.
+        """Send all frames. The output queue stores those that the socket does not accept.
 
         :raises ClientGone: if the client has disconnected.
         """
@@ -178,15 +166,15 @@ class Multiplexer:
             if self.output.is_waiting:
                 self.output.write_buffers((data,))
             else:
-                self.output.write(data)  # the queue is empty: this does not wait
+                self.output.write(data)  # the queue is empty, so this call does not wait
 
     def try_to_transmit(self) -> None:
-        """As :meth:`transmit`. The owner's next event reports a client that has disconnected."""
+        """Send all frames, and ignore a lost client: the owner's next event reports it."""
         with contextlib.suppress(ClientGone):
             self.transmit()
 
     def transmit_end(self) -> None:
-        """As :meth:`transmit`, for a response that has ended: it may wait for others.
+        """Send all frames after the end of a response, or gather them with other responses.
 
         :raises ClientGone: if the client has disconnected.
         """
@@ -194,14 +182,14 @@ class Multiplexer:
             now = time.monotonic()
             if self._gathers_until is None:
                 self._gathers_until = now + TICK_S
-                # No tick is requested: there is one in any case if an app takes that long.
+                # No tick is requested, because the monitor has one anyway if an app is slow.
                 self.rules.to_flush[self] = self._transmit_at_tick
             if now < self._gathers_until:
                 return
         self.transmit()
 
     def _transmit_at_tick(self) -> bool:
-        """Transmit gathered responses, in the monitor's thread. It never waits for the lock."""
+        """Transmit gathered responses. The monitor calls this, and does not wait for the lock."""
         if not self.lock.acquire(blocking=False):
             return False
         try:
@@ -211,12 +199,12 @@ class Multiplexer:
             self.lock.release()
         return True
 
-    # Turns, under the lock.
+    # Turns of streams. These methods need the lock.
 
     def enqueue(self, stream: Stream, *, is_over: bool = False) -> None:
-        """Have a stream take its turn, once its windows allow it.
+        """Give a stream a turn as soon as its windows allow it.
 
-        :param is_over: it has failed, and takes its turn only to end.
+        :param is_over: whether the stream has failed, so that its turn only ends it.
         """
         stream.is_blocked = not is_over and stream.output.stream_sender.is_blocked()
         if stream.is_blocked:
@@ -231,32 +219,32 @@ class Multiplexer:
             self._pump_soon()
 
     def unblock(self, stream: Stream) -> None:
-        """The windows of a stream may have opened."""
+        """Give a stream a turn if its windows have been opened."""
         if stream.is_blocked and not stream.output.stream_sender.is_blocked():
             stream.is_blocked = False
             stream.deadline = math.inf
             self._turns[stream] = None
 
     def unblock_all(self) -> None:
-        """The window of the connection, or of all streams, may have opened."""
+        """Give turns to all streams whose windows have been opened."""
         if self.frames.outbound_flow_control_window > 0:
             self._end_window_wait()
         for stream in self.streams.values():
             self.unblock(stream)
 
     def _end_window_wait(self) -> None:
-        """No stream waits for the connection's window any more."""
+        """Note that no stream waits for the connection's window any more."""
         if self._window_wait is not None:
             self._window_wait.end()
             self.blocked_until = math.inf
 
     def pump(self) -> None:
-        """Let the streams take turns for as long as the kernel takes their frames."""
+        """Give turns to the streams as long as the socket accepts their frames."""
         over: list[Stream] = []
         with self.lock:
             self.is_pumping = True
             left = _TURN_BYTES
-            transmitted = 0  # of their bodies
+            transmitted = 0  # the number of transmitted body bytes
             shares = self._encrypts
             try:
                 while self._turns and left > 0 and self._can_transmit():
@@ -278,7 +266,7 @@ class Multiplexer:
             stream.finish()
 
     def _next_in_turn(self) -> Stream:
-        """Take the stream that has the next turn from those that wait."""
+        """Remove the stream that has the next turn from `_turns`, and return it."""
         turns = self._turns
         stream = next(iter(turns))
         if len(turns) > 1:
@@ -294,7 +282,7 @@ class Multiplexer:
         return not output.is_waiting and output.error is None and self.state is not LOST
 
     def _pump_soon(self) -> None:
-        """Have a thread of the pool go on, if there is anything to do."""
+        """Let a thread of the pool call the pump, if streams wait for their turns."""
         if self._turns and not self._is_pump_pushed and self._can_transmit():
             self._is_pump_pushed = True
             self.connection.registry.defer(self._pump_as_task)
@@ -306,12 +294,12 @@ class Multiplexer:
         except Exception as error:
             self.shared.log.exception("Error in a connection")
             self.output.fail(error)
-            self.connection.cut_off()  # its owner's next event ends it
+            self.connection.cut_off()  # the owner's next event ends the connection
 
-    # Ends
+    # The end of streams and of the connection.
 
     def lose(self, error: Exception) -> None:
-        """The socket has failed or is overdue: nothing can be sent any more."""
+        """End the connection because the socket has failed or the client is too slow."""
         self.output.fail(error)
         self.drop(error)
 
@@ -321,14 +309,14 @@ class Multiplexer:
         with self.lock:
             self.state = LOST
             streams = list(self.streams.values())
-            lost = self.output.bytes_left()  # of frames that the kernel has not taken
+            lost = self.output.bytes_left()  # the number of framed bytes that were not sent
             for stream in reversed(streams):
                 lost -= stream.output.lose(lost)
         for stream in streams:
             stream.fail(error)
 
     def forget(self, stream: Stream) -> None:
-        """Drop a stream that is over, and reset it if anything is missing. Under the lock."""
+        """Drop a finished stream. Reset it if its response is incomplete. Needs the lock."""
         number = stream.number
         del self.streams[number]
         self._turns.pop(stream, None)
@@ -339,32 +327,32 @@ class Multiplexer:
         stream.output.close()
 
     def reset(self, stream: Stream) -> None:
-        """Tell the client that nothing more is sent on a stream. Under the lock."""
+        """Reset a stream if the client still regards it as open. Needs the lock."""
         if self.state is LOST:
             return
         if self.frames.is_open(stream.number):
             failed = stream.output.error is not None
             code = ErrorCodes.CANCEL if failed else ErrorCodes.INTERNAL_ERROR
             if stream.output.stream_sender.has_sent_end:
-                # The client need not complete its request (RFC 9113 section 8.1).
+                # The rest of the request is not needed (RFC 9113 section 8.1).
                 code = ErrorCodes.NO_ERROR
             with contextlib.suppress(ProtocolError):  # the connection is about to be lost
                 self.frames.reset_stream(stream.number, code)
         if not self.streams:
             self.frames.forget_closed()
-        with contextlib.suppress(ClientGone):  # as in try_to_transmit()
+        with contextlib.suppress(ClientGone):  # the owner's next event reports it
             self.transmit_end()
 
     def send_goaway(self, last_stream: int) -> None:
-        """Send a GOAWAY frame after which the connection goes on."""
+        """Send a GOAWAY frame, and leave the connection open."""
         with contextlib.suppress(ClientGone):
             self.transmit()
             self.output.write_buffers((goaway(last_stream),))
 
     def first_priority(self, number: int, value: str | None) -> Priority:
-        """Return the priority of a stream that begins.
+        """Return the priority of a new stream.
 
-        :param value: of its priority field. None without one.
+        :param value: the request's `priority` header, or None.
         """
         updated = self.priorities.pop(number, None)
         if updated is not None:
@@ -372,7 +360,7 @@ class Multiplexer:
         return NO_PRIORITY if value is None else parse_priority(value)
 
     def prioritize(self, number: int, value: str) -> None:
-        """Set the priority of a stream, which may not have begun (RFC 9218 section 7.1)."""
+        """Set the priority of a stream, which may not have begun yet (RFC 9218 section 7.1)."""
         stream = self.streams.get(number)
         if stream is not None:
             stream.priority = parse_priority(value)
@@ -385,7 +373,7 @@ class Multiplexer:
 def _order(stream: Stream) -> tuple[int, int, int]:
     """Return a stream's sort key. The stream with the smallest key has the next turn."""
     urgency, is_incremental = stream.priority
-    # Responses that are not incremental are sent one after the other, as they were requested.
+    # Responses that are not incremental are sent one after the other, in the order of requests.
     return urgency, ALL_STREAMS if is_incremental else stream.number, stream.last_turn
 
 

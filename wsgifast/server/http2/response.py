@@ -1,9 +1,9 @@
-"""A response on a stream: HTTP/1's semantics in HTTP/2's frames (RFC 9113 section 8).
+"""A response on a stream: the semantics of HTTP/1 in HTTP/2's frames (RFC 9113 section 8).
 
-The output of a stream is the same queue as HTTP/1's, over a sender that makes frames. An HTTP/1
-queue sends until the socket is full. This one puts frames into the connection's own output queue.
-It sends until that queue cannot send all, or until a flow-control window of the stream or of the
-connection is used up (RFC 9113 section 5.2). All output runs under the connection's lock.
+The output of a stream is an OutputQueue with another sender. An HTTP/1 connection's sender sends
+until the socket is full. A stream's sender makes frames for the connection's own output queue. It
+does so until that queue cannot send all of them, or until a flow-control window of the stream or of
+the connection is used up (RFC 9113 section 5.2). All output runs with the connection's lock.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ..sending import Owner, Sender, Turn
 if TYPE_CHECKING:
     from .multiplexer import Multiplexer
 
-# The least that is read from a disk.
+# The minimum size of a read from a disk.
 _LEAST_READ_BYTES = 4096
 
 Fields = list[tuple[bytes, bytes]]
 
 
 class HTTP2Response(Response):
-    """A :class:`~..response.Response` with a :class:`StreamOutput` as its `output`."""
+    """A :class:`~..response.Response` whose `output` is a :class:`StreamOutput`."""
 
     def __init__(self, req: Any, output: OutputQueue, settings: ResponseSettings) -> None:
         super().__init__(req, output, settings)
@@ -50,28 +50,28 @@ class HTTP2Response(Response):
     def send_trailers(self, trailers: Iterable[Any]) -> None:
         """Set the trailers to send after the body.
 
-        :param trailers: pairs of str or bytes. Those that may only be headers are left out.
-        :raises BodyError: for a malformed one.
+        :param trailers: pairs of str or bytes. Fields that must not be trailers are left out.
+        :raises BodyError: if a trailer is malformed.
         """
         self._trailers = encoded_headers(trailer_fields(trailers))
 
     def should_close(self) -> bool:
-        return self.must_close  # Connection headers do not apply
+        return self.must_close  # an HTTP/2 request has no Connection header
 
     def write_body(self, body: Any, file_wrapper: type) -> None:
         super().write_body(body, file_wrapper)
-        if not self.missing:  # or it is reset, so that it does not look complete
+        if not self.missing:  # an incomplete response is reset instead
             self._stream.end(self.sent, self._trailers)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
         try:
             size = self.sent + sum(map(len, blocks))
         except TypeError:
-            pass  # the base class names the block that is not bytes
+            pass  # the base class raises an error that names the wrong block
         else:
             length = self.length
             if not self._trailers and (length is None or length <= size):
-                # END_STREAM goes on the last DATA frame.
+                # So that the last DATA frame has the END_STREAM flag.
                 self._stream.stream_sender.ends_after = size if length is None else length
         super().write_all(blocks)
 
@@ -93,44 +93,37 @@ class HTTP2Response(Response):
         sender = self._stream.stream_sender
         sender.headers = [(b":status", b"%d" % start.code), *fields]
         if not (self._framing.has_body or self._trailers):
-            sender.ends_after = 0  # the client need not wait for the app
+            sender.ends_after = 0  # so that the client need not wait until the app returns
         return b""
 
 
 def encoded_headers(headers: Iterable[tuple[str, str]]) -> Fields:
-    """Encode headers: names in lower case, no Upgrade (RFC 9113 sections 8.2 and 8.2.2)."""
+    """Encode headers with lower-case names, without Upgrade (RFC 9113 sections 8.2, 8.2.2)."""
     return [field for field in raw_headers(headers) if field[0] != b"upgrade"]
 
 
 class StreamSender(Sender):
     """Makes the frames of one stream.
 
-    :param number: of the stream.
-    :ivar headers: headers of the response, until they are sent with the first bytes.
-    :ivar has_headers: whether the headers have been sent.
-    :ivar trailers: to be sent after the body.
-    :ivar ends_after: the size of the whole body. None until it is known. An empty queue is not
-        always the end: its writer may be putting later bytes into a temporary file.
-    :ivar sent: body bytes that have been framed.
-    :ivar has_sent_end: whether END_STREAM has been sent.
+    :param number: the number of the stream.
+    :ivar headers: the response headers. None after they were sent with the first bytes.
+    :ivar has_headers: whether the headers were sent.
+    :ivar trailers: the trailers to send after the body.
+    :ivar ends_after: the size of the whole body, or None if it is not known yet. An empty queue
+        does not mean the end: the writer may be writing further bytes to a temporary file.
+    :ivar sent: the number of framed body bytes.
+    :ivar has_sent_end: whether END_STREAM was sent.
     """
 
     __slots__ = (
-        "_mux",
-        "_number",
-        "_window_wait",
-        "ends_after",
-        "has_headers",
-        "has_sent_end",
-        "headers",
-        "sent",
-        "trailers",
+        "_mux", "_number", "_window_wait", "ends_after", "has_headers", "has_sent_end", "headers",
+        "sent", "trailers",
     )  # fmt: skip
 
     def __init__(self, mux: Multiplexer, number: int) -> None:
         self._mux = mux
         self._number = number
-        self._window_wait: ClientWait | None = None  # most streams need none
+        self._window_wait: ClientWait | None = None  # most streams never wait
         self.headers: Fields | None = None
         self.has_headers = False
         self.trailers: Fields = []
@@ -143,7 +136,7 @@ class StreamSender(Sender):
         """Do nothing: a stream has no socket."""
 
     def send(self, data: bytes | memoryview) -> int:
-        """Send as much of a block as the windows and the connection's queue take now."""
+        """Send as many bytes as the windows and the connection's queue accept now."""
         mux = self._mux
         self._send_headers()
         size = len(data)
@@ -197,18 +190,18 @@ class StreamSender(Sender):
         return None if self._window_wait is None else self._window_wait.pace(now)
 
     def is_blocked(self) -> bool:
-        """Whether its own window, or the connection's, is used up."""
+        """Return whether the window of the stream or of the connection is used up."""
         return self._room() <= 0
 
     def wait_until(self, *, no_memory: bool) -> float:
         if self._mux.frames.stream_window(self._number) > 0:
-            return math.inf  # it waits for the connection, which has its own deadline
+            return math.inf  # it waits for the connection's window, which has its own deadline
         if self._window_wait is None:
             self._window_wait = self._mux.rules.new_wait()
         return self._window_wait.begin()
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        # No more than the windows allow: it waits in memory.
+        # The bytes wait in memory. So this reads no more than the windows accept.
         most = min(max(self._room(), _LEAST_READ_BYTES), BLOCK_BYTES)
         size = min(segment.size - backlog.file_sent, most)
         data = os.pread(segment.fd, size, segment.offset + backlog.file_sent)
@@ -232,7 +225,7 @@ class StreamSender(Sender):
 
     def _send_headers(self) -> None:
         if self.has_sent_end:
-            return  # all has been sent, also if the client has closed the stream since
+            return  # the response is complete, even if the client has closed the stream since
         self._mux.check(self._number)
         if self.headers is not None:
             headers, self.headers = self.headers, None
@@ -242,13 +235,13 @@ class StreamSender(Sender):
     def _frame_headers(self, headers: Fields, *, ends: bool = False) -> None:
         try:
             self._mux.frames.send_headers_frame(self._number, headers, end_stream=ends)
-        except ProtocolError as error:  # the client has just caused a connection error
+        except ProtocolError as error:  # the client has caused a connection error
             raise ClientGone(str(error)) from error
 
     def _send_data(self, data: bytes | memoryview, *, of: int) -> None:
-        """Frame a part of the body, which may be empty, and END_STREAM after the last part.
+        """Frame a part of the body, which may be empty. The last part has the END_STREAM flag.
 
-        :param of: bytes that were to be sent. The windows may have allowed fewer.
+        :param of: the number of bytes to send. The windows may have allowed only a part of them.
         """
         size = len(data)
         self.sent += size
@@ -257,9 +250,9 @@ class StreamSender(Sender):
         if size or ends_here:
             try:
                 frames = self._mux.frames.send_body(self._number, data, end_stream=ends_here)
-            except ProtocolError as error:  # as above
+            except ProtocolError as error:  # the client has caused a connection error
                 raise ClientGone(str(error)) from error
-            is_cut = size < of and self._room() <= 0  # the last frame, by a window
+            is_cut = size < of and self._room() <= 0  # whether a window has cut the last frame
             self._mux.floods.earn_windows(size, frames=frames - is_cut)
         if ends and self.trailers:
             self._frame_headers(self.trailers, ends=True)
@@ -271,7 +264,7 @@ class StreamSender(Sender):
 class StreamOutput(OutputQueue):
     """The output of one stream.
 
-    :ivar stream_sender: its sender, with the attributes that only a stream's sender has.
+    :ivar stream_sender: the same object as `sender`, with its exact type.
     """
 
     __slots__ = ("stream_sender",)
@@ -290,15 +283,15 @@ class StreamOutput(OutputQueue):
             self._or_fail(lambda: self.stream_sender.send_interim(headers))
 
     def lose(self, most: int) -> int:
-        """Count framed bytes that the connection has not sent as dropped. Return their number."""
+        """Count framed bytes that were not sent as dropped, at most `most`. Return their number."""
         size = min(most, self.stream_sender.sent)
         self._dropped += size
         return size
 
     def end(self, size: int, trailers: Fields | None = None) -> None:
-        """Everything has been written: END_STREAM goes out with the last byte.
+        """Send END_STREAM after the last byte, because the whole response was written.
 
-        :param size: of the body, in bytes.
+        :param size: the size of the body in bytes.
         :raises ClientGone: if the client has disconnected.
         """
         sender = self.stream_sender
@@ -322,7 +315,7 @@ class StreamOutput(OutputQueue):
 
 
 def _gather(backlog: Backlog, room: int) -> bytes | memoryview:
-    """Take bytes from the front of a backlog, at most `room`."""
+    """Remove at most `room` bytes from the front of a backlog, and return them."""
     parts: list[memoryview] = []
     left: list[memoryview] = []
     for buffer in backlog.buffers()[0]:

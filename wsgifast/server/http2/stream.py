@@ -1,14 +1,14 @@
-"""One HTTP/2 stream: a request, the app's turn, and the response.
+"""One HTTP/2 stream: a request, the run of the app, and the response.
 
 Theory of operation
 -------------------
-    receiving --complete--> ready --a thread takes it--> running --app returns--> sending --> over
+    receiving --complete--> ready --a thread runs it--> running --app returns--> sending --> over
 
-While *receiving*, the stream belongs to the connection's owner. When *ready* it waits in the pool.
-The thread that takes it runs the app and owns the stream until the app returns. From then on the
-output queue sends the remaining bytes. The thread that sends the last byte ends the stream. Every
-change of state happens under the connection's lock. A stream that the client resets before its app
-has run is over at once. The thread that takes it finds nothing to run.
+While a stream is *receiving*, the connection's owner owns it. A *ready* stream waits in the pool.
+The thread that runs the app owns the stream until the app returns. Then the output queue sends the
+remaining bytes. The thread that sends the last byte ends the stream. All changes of the state
+happen with the connection's lock. If the client resets a stream before its app runs, the stream is
+over at once. The thread that was to run the app then does nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
     from .multiplexer import Multiplexer
 
-# States that only a stream has. A connection has the others, too (channel.py).
+# States that only a stream has. The other states are in channel.py.
 READY: Final = "ready"
 OVER: Final = "over"
 
-# Bytes of one receive while bodies are received.
+# The maximum number of bytes of one receive while bodies are received.
 MOST_RECEIVED_BYTES = 64 * 1024
 
-# Smaller parts of a body are joined: each has an overhead of some hundred bytes.
+# Smaller parts of a body are joined, because each part has an overhead of some hundred bytes.
 _JOINED_BYTES = 4 * 1024
 _CONTINUE = [(b":status", b"100")]
 
@@ -50,29 +50,18 @@ _CONTINUE = [(b":status", b"100")]
 class Stream(Channel):
     """A request and its response.
 
-    :param number: of the stream.
+    :param number: the number of the stream.
     :param is_head: whether the method is HEAD. It is known even if the request is refused.
-    :ivar deadline: when to give up on the client. Monotonic.
-    :ivar is_blocked: it has something to send, and a window is used up.
-    :ivar priority: of its response.
-    :ivar last_turn: when it has last had a turn beside others, in turns.
-    :ivar request_is_complete: the client has sent END_STREAM.
+    :ivar deadline: the monotonic time after which the client is too slow.
+    :ivar is_blocked: whether there is output, but a flow-control window is used up.
+    :ivar priority: the priority of the response.
+    :ivar last_turn: the number of the connection's turn in which the stream last sent.
+    :ivar request_is_complete: whether the client has sent END_STREAM.
     """
 
     __slots__ = (
-        "_is_head_request",
-        "_mux",
-        "_received_before",
-        "_spool",
-        "deadline",
-        "exchange",
-        "is_blocked",
-        "last_turn",
-        "number",
-        "output",
-        "priority",
-        "request_is_complete",
-        "state",
+        "_is_head_request", "_mux", "_received_before", "_spool", "deadline", "exchange",
+        "is_blocked", "last_turn", "number", "output", "priority", "request_is_complete", "state",
     )  # fmt: skip
 
     response_class = HTTP2Response
@@ -90,16 +79,16 @@ class Stream(Channel):
         self.priority = NO_PRIORITY
         self.last_turn = 0
         self.request_is_complete = False
-        self._spool: Spool | None = None  # the body being received, if it is buffered
+        self._spool: Spool | None = None  # the buffer of the body while it is received
         self._received_before = mux.uploads.received
 
     def connection(self) -> AcceptedSocket:
         return self._mux.connection
 
-    # The request. Called by the connection's owner
+    # The connection's owner calls these methods.
 
     def begin(self, exchange: Exchange, body: Spool | StreamedUpload) -> bool:
-        """Start to receive a body. Return whether the app can run already."""
+        """Start to receive a body. Return whether the app can run before the body is complete."""
         if isinstance(body, StreamedUpload):
             exchange.streamed = body
             exchange.body = io.BufferedReader(body)
@@ -110,18 +99,18 @@ class Stream(Channel):
             try:
                 self.output.send_interim(_CONTINUE)
             except ClientGone:
-                pass  # the connection's next event reports it
+                pass  # the connection's next event reports the error again
         return self._spool is None
 
     def may_need_disk(self) -> bool:
-        """Whether the next part of the body may be written to a temporary file."""
+        """Return whether the next part of the body may be written to a temporary file."""
         return self._spool is not None and self._spool.may_need_disk(MOST_RECEIVED_BYTES)
 
     def receive(self, data: bytes, size: int) -> None:
         """Receive a part of the body.
 
-        :param size: its size in the flow-control windows, padding included.
-        :raises RequestError: if it is refused.
+        :param size: its size in the flow-control windows, which includes padding.
+        :raises RequestError: if the body is refused.
         :raises OSError: if the temporary file cannot be written.
         """
         upload = self._upload
@@ -135,7 +124,7 @@ class Stream(Channel):
             self._await_more(exchange)
 
     def end_request(self) -> bool:
-        """The request is complete. Return whether the app can run now."""
+        """Note that the request is complete. Return whether the app can run now."""
         self.request_is_complete = True
         upload, exchange = self._upload, self.exchange
         if upload is not None:
@@ -156,7 +145,7 @@ class Stream(Channel):
 
     @property
     def _upload(self) -> StreamedUpload | None:
-        exchange = self.exchange  # read once: the thread that ends the stream drops it
+        exchange = self.exchange  # a copy, because the thread that ends the stream sets it to None
         upload: StreamedUpload | None = None if exchange is None else exchange.streamed
         return upload
 
@@ -166,15 +155,15 @@ class Stream(Channel):
         self._mux.connection.cap_deadline(self.deadline)
 
     def answer_probe(self) -> bool:
-        """Respond to a health check, if it is one. The connection's owner calls this."""
+        """Respond to a health check. Return False if the request is for the app."""
         self.state = RUNNING
         try:
             return self._mux.application.answer_probe(self)
         finally:
-            if self.state is RUNNING:  # the app gets it, or the check has raised
+            if self.state is RUNNING:  # the app gets the request, or the check has failed
                 self.state = RECEIVING
 
-    # The app's turn
+    # The app's thread calls these methods.
 
     def begin_app(self) -> bool:
         with self._mux.lock:
@@ -188,7 +177,7 @@ class Stream(Channel):
         return self._is_head_request
 
     def has_left(self) -> bool:
-        """See :class:`~..channel.Channel`. A stream that the client resets is over at once."""
+        """Return False: if the client resets the stream, the stream is over at once."""
         return False
 
     def end_early(self, error: Exception, page: ErrorPage | None) -> None:
@@ -202,19 +191,19 @@ class Stream(Channel):
         _, _, headers, body = page
         sender = self.output.stream_sender
         if sender.has_headers:
-            return False  # it will be reset
+            return False  # the caller resets the stream
         sender.headers = [(b":status", b"%d" % page.status), *encoded_headers(headers)]
         sender.ends_after = len(body)
         self.output.write(body)
         self.output.end(len(body))
         return True
 
-    # Ends
+    # The end of the stream.
 
     def refuse(self, error: Exception) -> None:
         """Respond to an error in the request. The connection's owner calls this.
 
-        An app that runs already gets it when it reads the body.
+        If the app is running, its next read of the body raises the error.
         """
         if self.state is RECEIVING:
             self._mux.application.refuse(self, self.exchange, error)
@@ -223,21 +212,21 @@ class Stream(Channel):
             upload.fail(error)
 
     def on_overdue(self) -> None:
-        """The client seems to be too slow. The connection's owner calls this."""
+        """Check a deadline that has passed. The connection's owner calls this."""
         exchange = self.exchange
         if self.state is RECEIVING and exchange is not None:
             self._await_more(exchange)
             if self.deadline > time.monotonic():
-                return  # it has sent other bodies meanwhile
+                return  # the client has sent other bodies in this time, so the deadline is later
         waited_for = "body" if self.state is RECEIVING else "send"
         self._mux.shared.counters.timeouts[waited_for] += 1
         if self.state is RECEIVING:
             self.refuse(RequestError(408, "The request did not come in time"))
         else:
-            self.fail(TimeoutError("the client took no byte in time"))
+            self.fail(TimeoutError("the client accepted no bytes in time"))
 
     def fail(self, error: Exception) -> None:
-        """The response can no longer be sent, or the client no longer waits for it."""
+        """End the stream because of an error, or because the client has reset it."""
         with self._mux.lock:
             state = self.state
             self.deadline = math.inf
@@ -245,16 +234,16 @@ class Stream(Channel):
             if (upload := self._upload) is not None:
                 upload.fail(ClientGone(str(error)))
             if state is READY or state is RECEIVING:
-                self.state = SENDING  # its app is not called any more
+                self.state = SENDING  # so that the app is not called
         if state is not RUNNING:
             self.finish()
 
     def close(self) -> None:
-        """Give up after an internal error."""
+        """End the stream after an internal error."""
         self.finish()
 
     def finish(self) -> None:
-        """The response has been sent, or never will be."""
+        """End the stream: its response was sent, or an error prevents that."""
         with self._mux.lock:
             if self.state is OVER:
                 return
@@ -267,7 +256,7 @@ class Stream(Channel):
             self._spool = None
         self._mux.connection.remove_stream(self)
 
-    # Called by its output queue, under the lock
+    # The output queue calls these methods with the lock.
 
     def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
         self.deadline = deadline
@@ -278,32 +267,33 @@ class Stream(Channel):
 
 
 class StreamedUpload(RawBody):
-    """The raw stream under `wsgi.input` of a stream.
+    """The raw stream of `wsgi.input` for an HTTP/2 stream.
 
-    The connection's owner feeds it, and the app's thread reads. It never contains more than the
-    stream's flow-control window. The window opens again by as many bytes as the app has read.
+    The connection's owner adds received parts, and the app's thread reads them. It contains at most
+    as many bytes as the stream's flow-control window. When the app has read some bytes, the window
+    is opened by the same number.
 
-    :param number: of the stream.
+    :param number: the number of the stream.
     """
 
     def __init__(self, mux: Multiplexer, number: int) -> None:
         self._mux = mux
         self._number = number
         self._came = threading.Condition(mux.lock)
-        self._parts: deque[tuple[memoryview, int]] = deque()  # with the padding of each
+        self._parts: deque[tuple[memoryview, int]] = deque()  # parts, each with its padding
         self._is_complete = False
         self._received_before = mux.uploads.received
         self._waited_s = 0.0
 
-    # Called by the connection's owner
+    # The connection's owner calls these methods.
 
     def feed(self, data: bytes, size: int) -> None:
-        """Add a part.
+        """Add a received part.
 
-        :param size: its size in the flow-control windows, padding included.
+        :param size: its size in the flow-control windows, which includes padding.
         """
         with self._came:
-            # The connection's window opens at once: other streams need it.
+            # The connection's window is opened at once, because other streams need it.
             self._mux.open_window(size, None)
             if self.closed or not data:
                 self._mux.open_window(size, self._number)
@@ -326,12 +316,13 @@ class StreamedUpload(RawBody):
                 self.failure = self.failure or error
             self._came.notify_all()
 
-    # Called by the app's thread
+    # The app's thread calls these methods.
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """:raises RequestError: if the client sends nothing for too long.
+        """Read bytes of the body into a buffer, and wait for them if necessary.
 
-        :raises ClientGone: if the stream ends before the body does.
+        :raises RequestError: if the client is too slow.
+        :raises ClientGone: if the stream ends before the body.
         """
         view = memoryview(buffer).cast("B")
         with self._came:
