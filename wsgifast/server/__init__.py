@@ -1,1 +1,1 @@
-"""The core of FastWorker: connections, the thread pool, output queues. It knows no gunicorn."""
+"""The core of FastWorker: connections, thread pool and output queues. It is free of gunicorn."""

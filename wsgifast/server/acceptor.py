@@ -1,26 +1,25 @@
-"""Accepts connections from the listeners while there is room for them.
+"""Accepts connections from the listeners while their number is below its limit.
 
 Theory of operation
 -------------------
-The acceptor *listens* (its listeners are in the poller) or it does not. The conditions for that
-change in any thread: connections open and close, TLS handshakes begin and end, the pool becomes
-saturated, descriptors run out, the worker stops. Each such thread calls :meth:`Acceptor.update`,
-which decides under a lock by the state at that moment. So the last change counts, in any order of
-calls.
+While the acceptor *listens*, its listeners are in the poller. Several conditions decide whether it
+listens: the number of connections and TLS handshakes, the pool's saturation, free descriptors, and
+whether the worker ends. Any thread may change a condition, and then calls :meth:`Acceptor.update`.
+This method checks all conditions under a lock. So the result is correct for any order of calls.
 
-Where several workers share a listener, the kernel reports a connection to one of them
-(EPOLLEXCLUSIVE). That worker accepts it even if it should no longer listen: no other one knows of
-it. After its turn it queues behind the others, or the first worker would get all connections while
-there is little traffic.
+If several workers share a listener, the kernel reports a new connection to one of them
+(EPOLLEXCLUSIVE). This worker accepts the connection even if it should no longer listen, because no
+other worker knows about it. After each turn the worker moves to the end of the kernel's queue of
+workers. Otherwise the first worker would get all connections while there is little traffic.
 
-A TLS handshake takes 47 kB of OpenSSL's memory until it ends. So there are at most
-`MOST_HANDSHAKES` at once, 24 MB. Beyond that the acceptor accepts nothing, and each handshake has
-only `SHORT_HANDSHAKE_S`. So clients that never finish theirs do not delay the others.
+A TLS handshake uses 47 kB of OpenSSL's memory. So there are at most `MOST_HANDSHAKES` at once,
+which use 24 MB. At this limit, the acceptor accepts no connections, and limits each handshake to
+`SHORT_HANDSHAKE_S`. So clients that never finish their handshakes do not block other clients.
 
-A worker that ends closes the acceptor first. A thread may have an event at that moment, of a
-connection that the kernel has reported to no other process. So there is a last turn after the
-poller has removed the listeners. A thread may also be in a turn, with an accepted connection that
-is not counted yet. The worker must wait for the end of that turn.
+When a worker ends, it first closes the acceptor. At this moment a thread may have an event of a
+connection that the kernel has reported to no other process. So the acceptor has a last turn after
+the poller has removed the listeners. Another thread may also be in a turn, with an accepted
+connection that is not counted yet. The worker must wait until this turn ends.
 """
 
 from __future__ import annotations
@@ -36,37 +35,38 @@ from .channel import HANDSHAKE
 from .poller import Poller
 from .shared import Shared
 
-# Most connections accepted in one turn. More would delay other events, and leave workers idle.
+# The maximum number of connections accepted in one turn. More would delay other events, and leave
+# other workers without work.
 _ACCEPTS = 16
-# If a turn has not emptied a listener's queue, this many other events until the next turn. The
-# kernel would report the listener again only after everything else that is ready.
+# If connections remain in a listener's queue after a turn, the next turn follows after this many
+# other events. The kernel would report the listener again only after all other ready descriptors.
 _EVENTS_BETWEEN_TURNS = 32
 MOST_HANDSHAKES = 512
-# From its begin on, in seconds: time for some round trips around the world.
+# The maximum time from the start of a handshake. It allows some round trips around the world.
 SHORT_HANDSHAKE_S = 3.0
-# How long to wait after running out of descriptors.
+# The acceptor pauses for this time if no descriptors are left.
 _PAUSE_S = 0.2
-# The least time between two warnings about that, and between two that the worker is full.
+# The minimum time between two equal warnings.
 _WARN_AGAIN_S = 60.0
 _FULL = "All %d %s are taken: new ones wait until others close"
-# The client, or the network, has disconnected already (accept(2)).
+# The client or the network disconnected before accept() (accept(2)).
 _GONE = frozenset(
     {
         errno.EPROTO, errno.ENETDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH,
     }
 )  # fmt: skip
-# No room for a connection, or for watching a listener (epoll_ctl(2)).
+# The system cannot accept a connection, or cannot watch a listener (epoll_ctl(2)).
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
 
 
 class Acceptor:
-    """Accepts from listeners, which the caller closes. Thread-safe.
+    """Accepts connections from listeners, which the caller closes. It is thread-safe.
 
-    :param connections: those that are open.
-    :param may_accept: returns whether new connections are wanted at this moment.
-    :param connect: makes a connection of an accepted socket, the client's address and the
-        listener's. Returns None if it has closed the socket.
-    :ivar unfinished: a listener with connections left in its queue after a turn.
+    :param connections: the open connections.
+    :param may_accept: returns whether new connections are wanted now.
+    :param connect: makes a connection from an accepted socket, the client's address and the
+        listener's address. It returns None if it has closed the socket.
+    :ivar unfinished: a listener whose queue was not empty after a turn, or None.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class Acceptor:
         self._limit = shared.options.worker_connections
         self._lock = threading.Lock()
         self._resume_at = 0.0
-        self._warned_at: dict[str, float] = {}  # of each message, monotonic
+        self._warned_at: dict[str, float] = {}  # the monotonic time of each warning
         self.listening = False
         self._closed = False
-        self._accepting = 0  # threads in a turn
-        self._handshakes: dict[Any, float] = {}  # when each began, monotonic
+        self._accepting = 0  # the number of threads in a turn
+        self._handshakes: dict[Any, float] = {}  # the monotonic start time of each handshake
         self.unfinished: int | None = None
         self._events = 0
 
     @property
     def is_accepting(self) -> bool:
-        """Whether a thread is in a turn, perhaps with a connection that is not counted yet."""
+        """Whether a thread is in a turn. It may have a connection that is not counted yet."""
         return self._accepting > 0
 
     def close(self) -> None:
-        """Take a last turn. :attr:`is_accepting` says whether another one is under way."""
+        """Stop listening, and take a last turn. Another turn may still run: see is_accepting."""
         with self._lock:
             self._closed = True
         self.update()
@@ -111,7 +111,7 @@ class Acceptor:
             self._accept(fd)
 
     def update(self) -> None:
-        """Start or stop listening, as the current state requires."""
+        """Start or stop listening, depending on the current conditions."""
         with self._lock:
             wanted = (
                 not self._closed
@@ -133,25 +133,25 @@ class Acceptor:
                 self._listen_later(error)
 
     def on_closed(self) -> None:
-        """A connection has closed its descriptor: there is room again."""
+        """Listen again if necessary, after a connection has closed its descriptor."""
         if not self.listening:
             self._resume_at = 0.0
             self.update()
 
     def on_handshake_end(self, connection: Any) -> None:
-        """A TLS handshake has succeeded, or its connection ends."""
+        """Stop counting a TLS handshake that has succeeded or failed."""
         self._handshakes.pop(connection, None)
         if not self.listening:
             self.update()
 
     def shorten_handshakes(self) -> None:
-        """If there are too many, shorten their deadlines. Called before each sweep."""
+        """Shorten the deadlines of all handshakes if there are too many. Called before a sweep."""
         if len(self._handshakes) >= MOST_HANDSHAKES:
             for connection, begun in list(self._handshakes.items()):
                 connection.deadline = min(connection.deadline, begun + SHORT_HANDSHAKE_S)
 
     def accept(self, fd: int) -> None:
-        """Take a turn at a listener that is readable. Ignore any other descriptor."""
+        """Accept connections from a readable listener. Ignore any other descriptor."""
         with self._lock:
             if self._closed or fd not in self._listeners:
                 return
@@ -172,7 +172,7 @@ class Acceptor:
                 break
             except OSError as error:
                 if not isinstance(error, ConnectionAbortedError) and error.errno not in _GONE:
-                    # Also if it is unknown: the listener would be reported again at once.
+                    # Unknown errors too: the poller would report the listener again at once.
                     self._pause(error)
                     self.update()
                     break
@@ -182,7 +182,7 @@ class Acceptor:
             if connection is not None:
                 if connection.state is HANDSHAKE:
                     self._handshakes[connection] = time.monotonic()
-                # Before another thread may close the connection and make room again.
+                # The limits are checked now, because another thread may close the connection soon.
                 if len(self._connections) >= self._limit:
                     self.update()
                     self._warn(_FULL, self._limit, "worker_connections")
@@ -203,7 +203,7 @@ class Acceptor:
                     self._listen_later(error)
 
     def count_event(self) -> None:
-        """Count an event while a listener's turn is unfinished. After some, take its next turn."""
+        """Count an event after an unfinished turn. After some events, take the next turn."""
         fd = self.unfinished
         self._events += 1
         if fd is not None and self._events >= _EVENTS_BETWEEN_TURNS:
@@ -212,7 +212,7 @@ class Acceptor:
                 self.accept(fd)
 
     def _listen_later(self, error: OSError) -> None:
-        """The kernel cannot watch a listener: the next update tries again. Needs the lock."""
+        """Retry at the next update, because the kernel cannot watch a listener. Needs the lock."""
         if error.errno not in _NO_ROOM:
             raise error
         self.listening = False
@@ -221,7 +221,7 @@ class Acceptor:
         self._pause(error)
 
     def _pause(self, error: OSError) -> None:
-        """Accept nothing for a moment."""
+        """Accept no connections for a moment."""
         self._warn("Cannot accept: %s; trying again soon", error)
         self._resume_at = time.monotonic() + _PAUSE_S
 

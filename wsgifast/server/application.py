@@ -1,6 +1,6 @@
-"""Calls the WSGI app for each request, responds for it when it fails, and logs the request.
+"""Calls the WSGI app for each request, responds if the app fails, and logs the request.
 
-The end of a response is here, too: :meth:`Application.end_exchange`.
+:meth:`Application.end_exchange` handles the end of each response.
 """
 
 from __future__ import annotations
@@ -41,46 +41,50 @@ from .receiving import Exchange
 from .response import Response, ResponseSettings
 from .shared import Shared
 
-# Errors of a socket after its client has left, and numbers of those without a class of Python's.
+# Errors of a socket whose client has left, and error numbers that have no class in Python.
 _FROM_CLIENT = (ConnectionError, ssl.SSLError)
 _LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN)
 
-# Adds keys to an environ.
+# A function that adds keys to an environ.
 AddDetails = Callable[[dict[str, Any]], object]
 LogAccess = Callable[[Any, Any, dict[str, Any], float, AddDetails | None], object]
 
 
 @dataclass(kw_only=True, eq=False)
 class Application:
-    """Runs a WSGI app. Thread-safe.
+    """Runs a WSGI app. It is thread-safe.
 
     The server sets `on_max_requests`, `write_late`, `postpone`, `probe_paths` and `answer_probe`.
 
     :param app: the WSGI app.
-    :param make_environ: makes the environ of an exchange, given its connection. With check=False it
-        accepts any path, for the log of a request that is refused anyway.
+    :param make_environ: makes the environ from an exchange and its connection. With check=False it
+        accepts any path. The log of a refused request needs this.
     :param file_wrapper: the environ's `wsgi.file_wrapper`.
-    :param log_access: writes a line of the access log, given the response, the request, its environ
-        and its duration in seconds. The last argument is None or a function that adds details to
-        the environ, for a line that may show them. None if there is no access log.
-    :param line_needs_thread: returns whether code of the user's, such as a filter, sees by which
-        thread a line is written.
-    :param pre_request: called with each exchange and its connection before the app, and may change
-        the request. Or None.
-    :param post_request: called after the app, even if it failed. It gets the request, its environ
-        ({} if there is none), its response (None if there is none) and its number (see `requests`,
-        0 if the app was not called). Or None.
-    :param answer_error: responds to an exception. It gets the channel, the request (None if it
-        could not be read) and the exception. It returns the status and the size of the body. It
-        logs the exception, and without a request the response. Called only if nothing was sent.
-    :param on_answered: called when a response has been sent or given up, before it is logged, with
-        its output, the exchange and the monotonic time. Or None. Must not raise.
-    :ivar requests: for how many the app has been called, or is about to be.
-    :ivar max_requests: after how many `on_max_requests` is called, once. It may change.
-    :ivar write_late: has a line written by a thread that never runs an app.
+    :param log_access: writes a line of the access log. Its arguments are the response, the request,
+        the environ, the duration in seconds, and None or a function that adds details to the
+        environ. None if there is no access log.
+    :param line_needs_thread: returns whether user code, such as a logging filter, may depend on the
+        thread that writes a line.
+    :param pre_request: called before the app with the exchange and its connection, or None. It may
+        change the request.
+    :param post_request: called after the app, even if the app failed, or None. Its arguments are
+        the request, the environ ({} if there is none), the response (None if there is none) and the
+        request's number (see `requests`, or 0 if the app was not called).
+    :param answer_error: responds to an exception, if nothing was sent before. It also logs the
+        exception. Its arguments are the channel, the request (None if it could not be read) and the
+        exception. It returns the status and the size of the body. Without a request, it also writes
+        the access log.
+    :param on_answered: called before the access log is written, when a response was sent or failed.
+        Its arguments are the output, the exchange and the monotonic time. It must not raise. Or
+        None.
+    :ivar requests: the number of requests for which the app was called or is about to be called.
+    :ivar max_requests: the number of requests after which `on_max_requests` is called once. It may
+        change at any time.
+    :ivar write_late: lets a thread that never runs an app write a line.
     :ivar postpone: see :meth:`.Pool.postpone`.
-    :ivar probe_paths: of the health checks that the server answers itself.
-    :ivar answer_probe: responds to a request for such a path. It returns False if the app gets it.
+    :ivar probe_paths: the paths of health checks to which the server responds itself.
+    :ivar answer_probe: responds to a request for such a path. It returns False if the request is
+        for the app.
     """
 
     shared: Shared
@@ -110,7 +114,7 @@ class Application:
     def run(self, channel: Channel, *, stays: bool) -> None:
         """Call the app for a request. The caller then finishes the response.
 
-        :param stays: whether the server may keep its connection open after the response.
+        :param stays: whether the connection may stay open after the response.
         """
         exchange = channel.exchange
         assert exchange is not None
@@ -124,7 +128,7 @@ class Application:
             try:
                 if self.pre_request is not None:
                     self.pre_request(exchange, connection)
-                # Under the GIL no other thread counts between: nothing is called.
+                # This is atomic under the GIL, because no function is called.
                 self.requests = number = self.requests + 1
                 if number == self.max_requests and self.on_max_requests is not None:
                     self.on_max_requests()
@@ -142,9 +146,9 @@ class Application:
                         self._close_when_sent(channel, exchange, resp)
                 if resp.dropped or (resp.sent != resp.length and resp.length is not None):
                     self._check_body(resp)
-            except BaseException as error:  # noqa: BLE001 - sys.exit() in an app ends no thread
+            except BaseException as error:  # noqa: BLE001 - sys.exit() must not end the thread
                 if isinstance(error, StopIteration) and connection.hijacked:
-                    # gunicorn's convention for an app that has taken the socket over, and is done.
+                    # gunicorn's convention for an app that took over the socket and has finished.
                     self.log.debug("Closing connection. %s", error)
                     if resp is not None:
                         resp.force_close()
@@ -160,11 +164,11 @@ class Application:
                     self.log.exception("Exception in post_request hook")
 
     def _close_when_sent(self, channel: Channel, exchange: Exchange, resp: Response) -> None:
-        """Close a body, at once unless the output still reads from a file of the app.
+        """Close a body, or postpone this if the output still reads from a file of the app.
 
-        Then this thread closes it after the last byte, because close() may reuse or remove the
-        file. A file of Python's own is closed at once, since the output has a descriptor of its
-        own.
+        In this case the thread closes the body after the last byte, because close() may reuse or
+        remove the file. Python's own file objects are closed at once, because the output has its
+        own descriptor.
         """
         close, resp.close_body = resp.close_body, None
         assert close is not None
@@ -184,12 +188,12 @@ class Application:
     def _answer_failure(
         self, channel: Channel, exchange: Exchange, resp: Response | None, error: Any
     ) -> None:
-        """Answer an exception of the app or its body, or cut the response off if it has begun."""
-        # If the request's body could not be read, that is the cause of any error of the app.
+        """Respond to an exception of the app. If the response has begun, cut it off."""
+        # If the request's body could not be read, this is the cause of any error of the app.
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
         is_lost = error is unread or channel.output.error is not None
-        # Not any ClientGone: it may be that of another request.
+        # A ClientGone counts only if output was dropped: it may be another request's exception.
         has_all = resp is not None and resp.dropped and isinstance(error, ClientGone)
         if isinstance(error, ConnectionError) and (is_lost or has_all):
             self.log.debug("Ignoring a lost connection: %s", error)
@@ -200,7 +204,7 @@ class Application:
         if resp is not None:
             resp.force_close()
         if resp is not None and resp.headers_sent:
-            # An error page would land in the middle of the body.
+            # An error page would appear in the middle of the body.
             resp.is_cut_off = True
             if isinstance(error, RequestError):
                 self.log.warning("Cutting off %s: %s", exchange.req.uri, error)
@@ -213,10 +217,10 @@ class Application:
         exchange.resp = self._error_response(channel, exchange, status, size)
 
     def time_out(self, channel: Channel, exchange: Exchange, error: Exception) -> str | None:
-        """End the response to a request after its deadline. For any thread.
+        """End the response to a request after its deadline. Any thread may call it.
 
-        :param error: of its output from then on.
-        :returns: the client's result, for the log. None if the app has returned by now.
+        :param error: the error of the output from now on.
+        :returns: how the response ended, for the log. None if the app has returned in the meantime.
         """
         output = channel.output
         with output.lock:
@@ -234,11 +238,11 @@ class Application:
             return "the client gets 503"
 
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
-        """Answer an error before the app's turn, and log it, with the request if there is one.
+        """Respond to an error that occurred before the app was called, and log it.
 
-        This thread's context is that of another request.
+        It runs in an empty context, because this thread's context is another request's.
         """
-        # A fault of the client, unless it is the disk's error.
+        # The client caused the error, unless it is an OSError of the disk.
         default = 500 if isinstance(error, OSError) else 400
         self.shared.counters.refused[getattr(error, "status", default)] += 1
         Context().run(self._refuse, channel, exchange, error)
@@ -249,16 +253,16 @@ class Application:
             resp = self._error_response(channel, exchange, status, size)
             exchange.context = Context()
             self._log_access(resp, exchange, exchange.environ)
-            exchange.environ = None  # the app has not been called: no response is recorded
+            exchange.environ = None  # so that no metrics are recorded: the app was not called
 
     def _answer(
         self, channel: Channel, exchange: Exchange | None, error: Exception
     ) -> tuple[str, int]:
-        """Respond with an error in place of the app. Return the status and the size sent."""
+        """Respond with an error instead of the app. Return the status and the size of the body."""
         if not isinstance(error, RequestError):
             return self.answer_error(channel, exchange and exchange.req, error)
         if isinstance(error, QueueTimeout):
-            pass  # it is logged for all of them, once a minute
+            pass  # QueueTimeouts logs all of them once a minute
         elif error.status >= 500:
             self.log.error("A request from %s is not served: %s", channel.connection().peer, error)
         elif error.status not in (408, 413):
@@ -274,7 +278,7 @@ class Application:
     def _error_response(
         self, channel: Channel, exchange: Exchange, status: str, size: int
     ) -> Response:
-        """Return the response that is logged for an error. The exchange then has an environ."""
+        """Return the response to log for an error. The exchange then has an environ."""
         if exchange.environ is None:
             exchange.environ = self.make_environ(exchange, channel.connection(), check=False)
         resp = channel.response_class(exchange.req, channel.output, self.settings)
@@ -284,9 +288,9 @@ class Application:
         return resp
 
     def end_exchange(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
-        """The response to a request has been sent, or never will be: record it, and close bodies.
+        """Record and log a request, and close its bodies. Its response was sent, or has failed.
 
-        :param now: monotonic.
+        :param now: the monotonic time.
         """
         if exchange.replaced_by is not None:
             exchange.resp = exchange.replaced_by
@@ -304,9 +308,9 @@ class Application:
                 self.write_late(partial(exchange.context.run, warn))
         if exchange.body is not None:
             exchange.body.close()
-            exchange.req.body = None  # a log or a traceback may keep the request
+            exchange.req.body = None  # a log or a traceback may refer to the request
 
-    # The access log
+    # The access log.
 
     def _log_exchange(self, output: OutputQueue, exchange: Exchange) -> None:
         resp = exchange.resp
@@ -324,13 +328,13 @@ class Application:
         self._log_access(resp, exchange, exchange.environ, add_details)
 
     def _has_cut_off(self, error: BaseException | None) -> bool:
-        """Return whether the server has ended a response early, not the client.
+        """Return whether the server ended a response early. False if the client left.
 
-        :param error: of its output, or None if the app has failed or sent too little.
+        :param error: the error of the output. None if the app has failed or sent too little.
         """
         if self.shared.is_disconnecting or error is None:
             return True
-        # A client that takes nothing in time is dropped by a TimeoutError without a number.
+        # A TimeoutError without a number means that the server has disconnected a slow client.
         return not isinstance(error, _FROM_CLIENT) and getattr(error, "errno", None) not in _LOST
 
     def _log_access(
@@ -352,9 +356,9 @@ class Application:
         self.write_elsewhere(partial(exchange.context.run, write))
 
     def write_elsewhere(self, write: Callable[[], object]) -> None:
-        """Write a line of the access log where no value of another request can be seen in it.
+        """Write a line of the access log in a thread that has no values of another request.
 
-        :param write: writes it. This thread may have run another request's app since.
+        :param write: writes the line. This thread may have run another request's app.
         """
         if self.line_needs_thread():
             self.write_late(write)
@@ -367,14 +371,14 @@ class Application:
         assert self.log_access is not None
         try:
             self.log_access(resp, req, environ, seconds, add_details)
-        except Exception:  # in a logger of the user's
+        except Exception:  # of the user's logger
             self.log.exception("Error in the access log")
 
 
 def queued_seconds(exchange: Exchange) -> float | None:
-    """How long a request that has an environ waited before it came, by its trusted proxy's header.
+    """Return how long a request waited before it arrived, by a trusted proxy's X-Request-Start.
 
-    Any other client could write anything into the metric.
+    The headers of other peers are ignored, because they may be false.
     """
     assert exchange.environ is not None
     request_start = exchange.environ.get("HTTP_X_REQUEST_START")
@@ -385,7 +389,7 @@ def queued_seconds(exchange: Exchange) -> float | None:
 
 
 def _wait_of_this_thread() -> float | None:
-    """Return how long the request of this thread has waited for its app, in seconds."""
+    """Return how long this thread's request has waited for its app, in seconds."""
     member = getattr(this_thread, "member", None)
     exchange = None if member is None or member.job is None else member.job.exchange
     if exchange is None or exchange.environ is None:
@@ -400,7 +404,7 @@ wait_sources.append(_wait_of_this_thread)
 def _add_details(
     exchange: Exchange, backlog: Backlog | None, outcome: str, environ: dict[str, Any]
 ) -> None:
-    """Add the keys that an access log can print about the response just sent."""
+    """Add keys about the sent response that the access log may show."""
     environ[OUTCOME] = outcome
     queued, begun, answered = exchange.queued, exchange.begun, exchange.answered
     if not begun:
@@ -415,9 +419,9 @@ def _add_details(
 
 
 def _error_page(error: RequestError) -> tuple[Headers, bytes]:
-    """Return the headers and body of a response with an error.
+    """Return the headers and body of an error response.
 
-    It has the form of gunicorn's error pages, so that all errors look alike.
+    The page has the same form as gunicorn's error pages.
     """
     reason = error.reason
     page = (

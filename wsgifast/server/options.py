@@ -1,4 +1,4 @@
-"""The options of FastWorker's core."""
+"""The options of FastWorker's core (wsgifast.server)."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ..server_options import LEAST_BYTES_PER_S
 
 @dataclass(frozen=True)
 class Options:
-    """A server's options: those of wsgifast/server_options.py that the server uses, and others.
+    """A server's options. Those of wsgifast/server_options.py are described there.
 
-    Those with a default are constants, which only tests replace.
+    Options with a default are constants. Only tests replace them.
 
-    :ivar threads: how many apps run at once.
-    :ivar worker_connections: the most open connections.
-    :ivar max_keepalived: with more open connections, each is closed after its response.
+    :ivar threads: the number of apps that can run at once.
+    :ivar worker_connections: the maximum number of open connections.
+    :ivar max_keepalived: if more connections are open, each is closed after its response.
     :ivar keepalive_s: how long an idle connection stays open.
     :ivar graceful_timeout_s: how long requests may take to finish when the server ends.
-    :ivar has_other_workers: whether other processes accept from the same listeners.
+    :ivar has_other_workers: whether other processes accept connections from the same listeners.
     :ivar sendfile: whether to use sendfile.
-    :ivar trailer_line_bytes: the longest trailer of a chunked body.
-    :ivar max_fields: the most headers of an HTTP/2 request, or trailers of a chunked body. It is
-        the parser that refuses more headers. A request may be received with somewhat more, since
-        cookies may come one by one.
-    :ivar http2_streams: the most streams of a connection at once. This and the next three are
-        settings sent to HTTP/2 clients (RFC 9113 section 6.5.2).
+    :ivar trailer_line_bytes: the maximum size of a trailer in a chunked body.
+    :ivar max_fields: the maximum number of headers of an HTTP/2 request, or of trailers in a
+        chunked body. The parser refuses requests with more headers. HPACK decodes somewhat more
+        fields, because a client may split a Cookie header.
+    :ivar http2_streams: the maximum number of concurrent streams of a connection. This option and
+        the next three are settings sent to HTTP/2 clients (RFC 9113 section 6.5.2).
     :ivar http2_window_bytes: the initial flow-control window of a stream.
-    :ivar http2_frame_bytes: the largest frame that a client may send, 16384 or more.
-    :ivar http2_header_list_bytes: the most bytes of a request's headers, uncompressed, or 0 for
+    :ivar http2_frame_bytes: the maximum size of a frame that a client may send, at least 16384.
+    :ivar http2_header_list_bytes: the maximum size of a request's headers before compression. 0 for
         no limit.
     """
 
@@ -62,16 +62,17 @@ class Options:
     access_log_skip: Sequence[str]
     queue_timeout_s: float
     request_timeout_s: float
-    # Larger bodies go to a temporary file: forms fit in memory, uploads do not.
+    # Larger bodies are stored in a temporary file. Most forms fit in memory, but not most uploads.
     body_memory_bytes: int = 512 * 1024
-    # A client that takes fewer on average, after send_timeout_s, is disconnected.
+    # A client is disconnected if it receives fewer bytes on average, after send_timeout_s.
     send_least_bytes_per_s: float = LEAST_BYTES_PER_S
-    # The bytes in memory for one client, before the next block of a generator goes to a temporary
-    # file. Up to twice as much may wait until then. A socket takes several times less at once.
+    # If more bytes are in memory for one client, further blocks of a generator are written to a
+    # temporary file. Up to twice as many bytes may wait in memory. A socket accepts several times
+    # fewer bytes at once.
     output_ahead_bytes: int = 256 * 1024
-    # The most of one response in a temporary file: beyond it a generator, which may be endless,
-    # waits for its client.
+    # The maximum size of one response in a temporary file. A generator may be endless. At this
+    # limit it waits for its client.
     response_on_disk_bytes: int = 1024 * 1024 * 1024
-    # After so long in which no thread has ended its request, the stack of each one is logged.
-    # Another thread calls the close() that a thread owes. gunicorn's timeout has the same default.
+    # If no thread has finished a request for this time, the stack of each thread is logged. Other
+    # threads then call postponed close() methods. gunicorn's timeout has the same default.
     stuck_after_s: float = 30.0

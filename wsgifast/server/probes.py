@@ -1,6 +1,6 @@
-"""Responds to health checks without the app: at paths of the app's own address.
+"""Responds to health checks at two paths of the app's own address, without calling the app.
 
-The thread that polls responds, so that neither a thread nor the app takes part.
+The polling thread responds. So a health check needs no thread of the app.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from .channel import Channel
 from .response import ResponseSettings
 from .shared import Shared
 
-# Other methods go to the app.
+# Requests with other methods are for the app.
 _METHODS = frozenset({"GET", "HEAD"})
 
 
 class Probes:
     """The two health checks of a worker.
 
-    :param readiness: returns whether the worker is ready, and why.
-    :ivar paths: of both, or of one of them.
+    :param readiness: returns whether the worker is ready, and the reason.
+    :ivar paths: the paths of the enabled health checks.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Probes:
         self.paths = frozenset(path for path in paths if path is not None)
 
     def response(self, channel: Channel) -> bool:
-        """Respond to a request for one of the paths. Return False if the app gets it."""
+        """Respond to a request for one of the paths. Return False if the request is for the app."""
         exchange, shared = channel.exchange, self._shared
         if exchange is None or exchange.req.method not in _METHODS:
             return False

@@ -1,11 +1,11 @@
-"""Turns the bytes of one connection into requests, sans I/O.
+"""Parses the bytes of one connection into requests, without I/O.
 
-Nothing here waits, has a socket or knows a thread, and no byte is scanned twice. The parser takes
-the headers of a request. A collector takes its body, unless the app reads it from
-the socket. The bytes after it are stored for the next request.
+This module has no socket, no thread and no waits. It scans each byte only once. The parser parses
+the headers of a request. A collector collects the body, unless the app reads the body from the
+socket. Later bytes are stored for the next request.
 
-An :class:`Exchange` is a request and its response, as the whole server passes it on. The parsers of
-workers/ implement :class:`Parser`.
+An :class:`Exchange` is a request and its response. All parts of the server use it. The parsers in
+wsgifast/workers implement :class:`Parser`.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from ..server_options import LEAST_BYTES_PER_S
 from ..sockets.client_limits import time_left_s
 from .shared import Shared
 
-# Bytes of one receive of headers. Usual headers are smaller, so pipelined requests need fewer
-# calls. It is never less than a TLS record (RFC 8446 section 5.1), because no event would follow
-# for its remaining bytes.
+# The maximum number of bytes of one receive of headers. It is larger than usual headers, so that
+# pipelined requests need fewer calls. It must not be smaller than a TLS record (RFC 8446 section
+# 5.1), because no event would report the remaining bytes of the record.
 _HEADER_BYTES = 16 * 1024
 _END_OF_HEADERS = b"\r\n\r\n"
-# The same of a body: the most, and of a chunked one the first and the least.
+# The maximum for a body, and the first and the minimum value for a chunked body.
 _RECEIVE_BYTES = 256 * 1024
 _FIRST_CHUNKS_BYTES = 4 * 1024
 _LEAST_CHUNKS_BYTES = 1024
-# Chunks decoded in one turn: far less than a millisecond of work for any size.
+# The maximum number of chunks decoded in one turn. This takes much less than a millisecond.
 _CHUNKS_A_TURN = 500
-# Headers up to this size are always accepted, however much memory others have reserved. So clients
-# that send long headers slowly do not prevent the service of others.
+# Headers up to this size are accepted even if no memory is left. So clients that send long headers
+# slowly do not prevent the service of other clients.
 _SMALL_HEADER_BYTES = 4 * 1024
-# Transfer codings that leave nothing on a body once its framing has been decoded.
+# Transfer codings that change nothing in a body whose framing was decoded.
 _ONLY_FRAMING = {"chunked", "identity", ""}
 
-# The next step, as :meth:`Receiver.feed` returns it.
+# The results of :meth:`Receiver.feed`, which are the next steps.
 MORE: Final = "receive more, or call feed() again if has_more_to_do()"
-WANTS_CONTINUE: Final = "the same, and the client waits for 100 Continue"
-COMPLETE: Final = "run the request, without its body if the app is to read that from the socket"
-HTTP2: Final = "the connection speaks HTTP/2 from here on"
+WANTS_CONTINUE: Final = "like MORE, but first send 100 Continue, for which the client waits"
+COMPLETE: Final = "run the request. The app may have to read the body from the socket"
+HTTP2: Final = "continue with HTTP/2"
 
 
 class Exchange:
@@ -56,24 +56,25 @@ class Exchange:
     :ivar req: the parser's request, for the environ, hooks and loggers.
     :ivar length: Content-Length in bytes, or None for a chunked body (RFC 9112 section 6).
     :ivar rest: bytes received after the headers.
-    :ivar fields: the headers, under their environ keys.
-    :ivar script_name: SCRIPT_NAME from a trusted proxy, or None without one.
+    :ivar fields: the headers with their environ keys.
+    :ivar script_name: SCRIPT_NAME from a trusted proxy, or None.
     :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
     :ivar proxy: environ keys from a PROXY header before the connection's first request.
-    :ivar resp: its response, once there is one.
-    :ivar environ: once the app is called.
-    :ivar body: `wsgi.input`, once there is one.
-    :ivar streamed: the raw stream below it, if the app reads from the socket. Its `failure` says
-        why the body cannot be read to its end.
-    :ivar context: the app's, for log lines that another thread writes later. None without need.
-    :ivar make_close_due: has the body closed, if its app has returned and it is still being sent.
-    :ivar response_is_complete: the app has returned, and the output has all of the response.
-    :ivar is_timed_out: its deadline has passed first.
-    :ivar replaced_by: the response that the client got at the deadline, in place of the app's.
-    :ivar started: when this was made. All times are monotonic, and 0.0 if they do not apply.
-    :ivar queued: when the complete request began to wait for a thread.
-    :ivar begun: when the app was called, only with an access log.
-    :ivar answered: when the app was done, only with an access log.
+    :ivar resp: the response, or None until it is made.
+    :ivar environ: the environ, or None until the app is called.
+    :ivar body: `wsgi.input`, or None until it is made.
+    :ivar streamed: the raw stream of `body`, if the app reads from the socket. Its `failure` is the
+        reason why the body cannot be read to its end.
+    :ivar context: the app's context, for log lines that another thread writes. None if not needed.
+    :ivar make_close_due: makes the body's close() due, if the output still reads the body's file.
+    :ivar response_is_complete: whether the app has returned, and has written the whole response.
+    :ivar is_timed_out: whether the deadline passed before the response was complete.
+    :ivar replaced_by: the response that the client got at the deadline instead of the app's.
+    :ivar started: the time at which this object was made. All times are monotonic, and 0.0 if they
+        do not apply.
+    :ivar queued: the time at which the complete request began to wait for a thread.
+    :ivar begun: the time at which the app was called. Only set for the access log.
+    :ivar answered: the time at which the app had finished. Only set for the access log.
     """
 
     __slots__ = (
@@ -111,11 +112,11 @@ class Exchange:
         self.queued = self.begun = self.answered = 0.0
 
     def declare_length(self, size: int) -> None:
-        """Set the length of a complete body that was received without one.
+        """Set CONTENT_LENGTH for a complete body whose request did not declare its length.
 
-        Apps go by CONTENT_LENGTH (PEP 3333): Django takes a body without one for empty. Chunks are
-        gone by now (RFC 9112 section 7.1.3 has a decoder do the same). If another coding is left
-        on the body, its length in that coding would say nothing.
+        Apps rely on CONTENT_LENGTH (PEP 3333). Django, for example, regards a body without it as
+        empty. The chunks were decoded (RFC 9112 section 7.1.3 does the same). If the body has
+        another transfer coding, the length is not set, because the content's length is unknown.
         """
         codings = self.fields.get("HTTP_TRANSFER_ENCODING", "").lower().split(",")
         if {coding.strip(" \t") for coding in codings} <= _ONLY_FRAMING:
@@ -124,15 +125,15 @@ class Exchange:
 
 
 class NeedMoreData(Exception):
-    """The headers are incomplete."""
+    """Raised if the headers are incomplete."""
 
 
 class Parser(Protocol):
     """Parses the requests of all connections. It has no state between calls, and never waits.
 
-    :ivar eager_bytes: up to this many bytes, :meth:`parse` is called without an empty line, for
-        protocols in which none ends the headers.
-    :ivar head_limit_bytes: the most bytes of request line and headers.
+    :ivar eager_bytes: up to this number of bytes, :meth:`parse` is called even if no empty line was
+        received. In some protocols, no empty line ends the headers.
+    :ivar head_limit_bytes: the maximum size of request line and headers.
     """
 
     eager_bytes: int
@@ -141,40 +142,40 @@ class Parser(Protocol):
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
         """Parse the request line and headers at the start of some data.
 
-        :param peer: the client's address as accept() returned it.
-        :param number: of the request on its connection, from 1.
-        :returns: None for HTTP/2's preface (RFC 9113 section 3.4).
+        :param peer: the client's address as returned by accept().
+        :param number: the number of the request on its connection, from 1.
+        :returns: None for HTTP/2's connection preface (RFC 9113 section 3.4).
         :raises NeedMoreData: if the headers are incomplete.
-        :raises Exception: if they are malformed. The parser's owner knows how to respond to it.
+        :raises Exception: if the headers are malformed. The server responds to it.
         """
 
     def parse_stream(
         self, received: Sequence[Field], plain: PlainHeaders | None, peer: Any, number: int
     ) -> Exchange:
-        """Make a request of the headers on an HTTP/2 stream.
+        """Make a request from the headers of an HTTP/2 stream.
 
-        :param received: the fields as HPACK decoded them.
-        :param plain: the same, if it is plain.
-        :param number: of the stream.
-        :raises Exception: as :meth:`parse`.
+        :param received: the fields as decoded by HPACK.
+        :param plain: the same headers, if they are plain, or None.
+        :param number: the number of the stream.
+        :raises Exception: see :meth:`parse`.
         """
 
     def take_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
-        """Add trailers with a checked syntax to a request of this parser.
+        """Add trailers, whose syntax was checked, to a request of this parser.
 
-        :raises Exception: as :meth:`parse`.
+        :raises Exception: see :meth:`parse`.
         """
 
 
 class Receiver:
-    """Parses the bytes that one connection receives.
+    """Receives the requests of one connection.
 
-    :param peer: the client's address as accept() returned it.
-    :param shared: its budgets count bodies in temporary files and in memory. They count longer
+    :param peer: the client's address as returned by accept().
+    :param shared: its budgets count bodies in temporary files and in memory. They also count long
         headers until the request is complete.
-    :ivar exchange: the request being received, or the last one. None in the middle of headers.
-    :ivar rest: bytes received and not parsed yet.
-    :ivar wanted: how many bytes the next receive may return.
+    :ivar exchange: the current or the last request. None while headers are incomplete.
+    :ivar rest: received bytes that have not been parsed.
+    :ivar wanted: the maximum number of bytes for the next receive.
     """
 
     __slots__ = (
@@ -192,9 +193,9 @@ class Receiver:
         self._disk = shared.bodies_on_disk
         self._memory = shared.input_memory
         self._header_memory = Reservation(shared.input_memory)
-        self._number = 0  # of the request on its connection
-        self._scanner: HeaderScanner | None = None  # of incomplete headers
-        self._body: BodyCollector | None = None  # being received
+        self._number = 0  # the number of the last request on this connection
+        self._scanner: HeaderScanner | None = None  # for incomplete headers
+        self._body: BodyCollector | None = None  # for an incomplete body
 
     @property
     def is_first(self) -> bool:
@@ -202,7 +203,7 @@ class Receiver:
         return not self._number
 
     def has_more_to_do(self) -> bool:
-        """Return whether :meth:`feed` can go on without receiving anything."""
+        """Return whether :meth:`feed` can continue with bytes that have been received."""
         return bool(self.rest) if self._body is None else self._body.has_more_to_do
 
     def may_need_disk(self) -> bool:
@@ -211,11 +212,11 @@ class Receiver:
         return body is not None and body.spool.may_need_disk(self.wanted)
 
     def feed(self, data: bytes) -> str:
-        """Parse received bytes. b"" goes on with the unparsed ones.
+        """Parse received bytes. With b"", continue with bytes that have not been parsed.
 
         :returns: the next step.
-        :raises Exception: for a request that is malformed or refused. RequestError carries its own
-            response. The parser's owner knows how to respond to its other errors.
+        :raises Exception: for a request that is malformed or refused. A RequestError contains its
+            response. The parser's owner knows the responses to other errors.
         """
         if self._body is not None:
             return self._feed_body(self._body, data)
@@ -234,9 +235,9 @@ class Receiver:
         return MORE
 
     def deadline(self, now: float) -> float | None:
-        """Return when the client must have sent more of the body, or None within headers.
+        """Return the time until which the client must send more of the body. None for headers.
 
-        :param now: monotonic. Something was received just now.
+        :param now: the monotonic time. Bytes have just been received.
         """
         if self._body is None or self.exchange is None:
             return None
@@ -248,7 +249,7 @@ class Receiver:
     def decoder(self, length: int | None) -> BodyDecoder:
         """Return a decoder for a body.
 
-        :param length: bytes, or None for a chunked one.
+        :param length: the number of bytes, or None for a chunked body.
         """
         if length is not None:
             return LengthDecoder(length)
@@ -260,7 +261,7 @@ class Receiver:
         )
 
     def take_trailers(self, lines: Sequence[bytes]) -> None:
-        """Hand the trailers of a chunked body to the parser."""
+        """Pass the trailers of a chunked body to the parser."""
         if self.exchange is not None:
             self.parser.take_trailers(self.exchange.req, lines)
 
@@ -277,7 +278,7 @@ class Receiver:
     def _reserve_headers(self, size: int) -> None:
         """Reserve memory for the headers of an incomplete request.
 
-        :raises RequestError: if there is none left.
+        :raises RequestError: if no memory is left.
         """
         if size > _SMALL_HEADER_BYTES and not self._header_memory.grow_to(size):
             raise RequestError(503, "There is no memory left for the request's headers")
@@ -294,7 +295,7 @@ class Receiver:
                 self._scanner = HeaderScanner(data)
             self._reserve_headers(len(data))
             return MORE
-        if self._scanner is not None:  # the headers have not come at once
+        if self._scanner is not None:  # the headers arrived in several parts
             self._scanner = None
             self._header_memory.release()
         if exchange is None:
@@ -323,7 +324,7 @@ class Receiver:
         data, exchange.rest = exchange.rest, b""
         step = self._feed_body(body, data)
         if step is MORE:
-            # The bytes themselves, and the parsed headers.
+            # Memory for the received headers and for the parsed headers.
             self._reserve_headers(2 * header_bytes)
         return WANTS_CONTINUE if step is MORE and exchange.expects_continue else step
 
@@ -348,15 +349,15 @@ class Receiver:
 
 
 class BodyCollector:
-    """Collects a body as it is received.
+    """Collects a body while it is received.
 
     Many small chunks take longer to decode than to receive. So one turn decodes a limited number of
-    chunks, and the next receive shrinks to the bytes that a turn can decode.
+    chunks. Then the next receive asks for only as many bytes as one turn can decode.
 
-    :ivar received: bytes received so far, framing included.
-    :ivar wanted: how many bytes the next receive may return.
-    :ivar has_more_to_do: call :meth:`feed` again, without data, before receiving more.
-    :ivar rest: bytes that came after the body.
+    :ivar received: the number of bytes received so far, including the framing.
+    :ivar wanted: the maximum number of bytes for the next receive.
+    :ivar has_more_to_do: whether to call :meth:`feed` without data before receiving more.
+    :ivar rest: bytes that were received after the body.
     """
 
     def __init__(self, decoder: BodyDecoder, spool: Spool) -> None:
@@ -366,13 +367,13 @@ class BodyCollector:
         self.wanted = min(decoder.left or _FIRST_CHUNKS_BYTES, _RECEIVE_BYTES)
         self.has_more_to_do = False
         self.rest = b""
-        self._data = b""  # received, and decoded up to `_at`
+        self._data = b""  # the last received bytes, which are decoded up to `_at`
         self._at = 0
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes. b"" goes on with those that are left.
+        """Add received bytes. With b"", continue with bytes that have not been decoded.
 
-        :raises RequestError: if it is malformed, or there is no room for it.
+        :raises RequestError: if the body is malformed, or no memory or disk is left for it.
         :raises OSError: if the temporary file cannot be written.
         """
         if data:

@@ -1,4 +1,4 @@
-"""FastWorker's response to one request: its headers, and the attributes for loggers and hooks."""
+"""FastWorker's response: its HTTP/1 headers, and attributes for loggers and hooks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _VERSIONS = {(1, 0): "1.0", (1, 1): "1.1"}
 class ResponseSettings(Protocol):
     """The settings of all responses of a worker.
 
-    :ivar server_name: the value of the Server header, or None for no such header.
-    :ivar sends_chunks: False if the proxy in front of the server does not understand chunks.
+    :ivar server_name: the value of the Server header, or None to send no such header.
+    :ivar sends_chunks: False if the proxy before the server does not understand chunks.
     """
 
     server_name: str | None
@@ -25,10 +25,10 @@ class ResponseSettings(Protocol):
 
 
 class HeaderLines:
-    """The header lines that the server adds, made once a second (Date: RFC 9110 section 6.6.1).
+    """The headers that the server adds. They are made once a second (Date: RFC 9110 section 6.6.1).
 
-    Everything that holds for a second is in one attribute, so that a thread sees either the old or
-    the new second.
+    All values for one second are in one attribute. So a thread sees either the old or the new
+    second.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class HeaderLines:
         return self._at(time.time())[1]
 
     def get(self, server_name: str | None, connection: str, *, dates: bool) -> str:
-        """Return Server, Date and Connection. Throughout a second it is the same object.
+        """Return the lines of Server, Date and Connection. Equal lines are one object for a second.
 
         :param server_name: None if the app has set Server.
         :param dates: False if the app has set Date.
@@ -73,16 +73,16 @@ header_lines = HeaderLines()
 class Response(ResponseWriter):
     """The response to one request on an HTTP/1 connection.
 
-    :param req: the parser's request: method, version and should_close() are used.
-    :ivar is_cut_off: the app has failed, or its body has ended before its declared length.
-    :ivar close_body: close() of the body, which has been handed over, and may not be sent yet.
+    :param req: the parser's request. The response uses its method, version and should_close().
+    :ivar is_cut_off: whether the app has failed, or the body was shorter than its declared length.
+    :ivar close_body: close() of the body, which may not be sent yet. None after it was passed on.
     """
 
     close_body: Callable[[], object] | None = None
     is_cut_off = False
 
     def __init__(self, req: Any, output: Output, settings: ResponseSettings) -> None:
-        # The base classes' __init__ inlined: this runs for each request.
+        # This repeats the __init__ of the base classes, because it runs for each request.
         self.length = None
         self.sent = self.dropped = 0
         self.status = None
@@ -98,7 +98,7 @@ class Response(ResponseWriter):
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """The app's headers as they are sent."""
+        """The app's headers, and the Content-Length that the server adds."""
         if self._start is None:
             return []
         length = self._framing.length
@@ -121,7 +121,7 @@ class Response(ResponseWriter):
 
     @property
     def version(self) -> str | None:
-        """The Server header's value: gunicorn calls it so."""
+        """The value of the Server header. gunicorn's response has the same attribute."""
         return self.cfg.server_name
 
     def force_close(self) -> None:
@@ -130,17 +130,17 @@ class Response(ResponseWriter):
     def should_close(self) -> bool:
         return self.must_close or self.closes or bool(self.req.should_close())
 
-    # The app's side.
+    # For the app.
 
     def offer(self, environ: dict[str, Any]) -> None:
         """Add the response's callables to an environ."""
         environ["wsgi.early_hints"] = self.early_hints
 
     def early_hints(self, headers: Iterable[Any]) -> None:
-        """Send a 103 response (RFC 8297). Do nothing after the headers, or for HTTP/1.0.
+        """Send a 103 response (RFC 8297). Do nothing for HTTP/1.0, or after the headers were sent.
 
-        :param headers: pairs of str or bytes. Those for framing and the connection are left out.
-        :raises BodyError: for a malformed one.
+        :param headers: pairs of str or bytes. Headers about framing and connection are left out.
+        :raises BodyError: if a header is malformed.
         """
         if self.headers_sent or self.req.version < (1, 1):
             return
@@ -151,7 +151,7 @@ class Response(ResponseWriter):
     def _end_body(self, close: Callable[[], object]) -> None:
         self.close_body = close
 
-    # HTTP/1. HTTP2Response overrides these.
+    # These methods are for HTTP/1. HTTP2Response overrides them.
 
     def _send_hints(self, fields: list[tuple[str, str]]) -> None:
         lines = "".join([f"{name}: {value}\r\n" for name, value in fields])

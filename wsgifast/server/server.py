@@ -1,8 +1,7 @@
-"""The server: it wires the parts together, starts them and ends them.
+"""The server: it makes its parts, connects them, starts them and ends them.
 
-It owns the registry, the pool, the poller, the acceptor and the rules of output. The application
-serves the requests. Signals, and everything else about the process, are left to the caller of
-:meth:`Server.serve`.
+It owns the registry, the pool, the poller, the acceptor and the output rules. The application
+serves the requests. The caller of :meth:`Server.serve` handles signals and the process.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from .probes import Probes
 from .receiving import Parser, Receiver
 from .shedding import Shedding
 
-# How often deadlines are checked and `beat` is called.
+# The maximum time between two calls of `beat`, and between two checks of deadlines.
 _ROUND_S = 1.0
-# The same while the server ends.
+# The same maximum while the server ends.
 _LAST_ROUND_S = 0.05
-# The last part of the graceful timeout, and at most so many seconds, is left for the close() of
-# bodies. Their clients are disconnected then.
+# In the last part of the graceful timeout, all clients are disconnected, so that bodies can be
+# closed. The part is this share of the timeout, but at most _CLOSING_S.
 _CLOSING_SHARE = 0.1
 _CLOSING_S = 1.0
 
@@ -44,13 +43,13 @@ _CLOSING_S = 1.0
 class Server:
     """Serves an application on some listeners.
 
-    :param listeners: made non-blocking. The caller closes them.
-    :param parser_for: returns the parser for a peer's requests, given its address.
-    :param has_many_clients: whether an IP address is a trusted proxy's.
-    :param secure: wraps an accepted socket for TLS, before its handshake. None without TLS.
-    :param readiness: returns whether this worker is ready for requests, and why.
-    :ivar shared: the application's, which all parts have.
-    :ivar connections: the open ones.
+    :param listeners: they become non-blocking. The caller closes them.
+    :param parser_for: returns the parser for a peer's address.
+    :param has_many_clients: returns whether an IP address is a trusted proxy's.
+    :param secure: wraps an accepted socket for TLS, without a handshake. None without TLS.
+    :param readiness: returns whether this worker is ready for requests, and the reason.
+    :ivar shared: the application's shared data, which all parts use.
+    :ivar connections: the open connections.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Server:
             else None
         )
         self._secure = secure
-        # Whether connections stay open after a response, up to this number of connections.
+        # Connections may stay open after a response, if at most `_most_persistent` are open.
         self._keeps_alive = options.keepalive_s > 0
         self._most_persistent = options.max_keepalived
         self._end_at = float("inf")  # monotonic
@@ -116,7 +115,7 @@ class Server:
             connect=self.connect,
         )
         self._watchdog = Watchdog(shared, self.pool.turns, self.kill)
-        application.on_max_requests = monitor.interrupt  # it calls `beat`
+        application.on_max_requests = monitor.interrupt  # so that `beat` is called
         application.write_late = disk.write_line
         application.postpone = self.pool.postpone
         probes = Probes(shared, application.settings, application.file_wrapper, readiness)
@@ -125,23 +124,23 @@ class Server:
         self._shedding = Shedding(shared)
         self._sheds = options.queue_timeout_s < math.inf
 
-    # Start and end, called by the main thread
+    # Start and end. The main thread calls these methods.
 
     @property
     def end(self) -> str:
-        """Why it ended: "failed" (an internal error), "stuck" or "stopped"."""
+        """Why the server ended: "failed" (an internal error), "stuck" or "stopped"."""
         if self.pool.failed:
             return "failed"
         return "stuck" if self._killed else "stopped"
 
     @property
     def requests(self) -> int:
-        """How many the app has been called for, or is about to be."""
+        """The number of requests for which the app was called or is about to be called."""
         return self._application.requests
 
     @property
     def accepts(self) -> bool:
-        """Return whether it would accept a connection: it is not ending, and below its limit."""
+        """Return whether the server accepts connections: it is not ending, and below its limit."""
         shared = self.shared
         return (
             not (shared.is_ending or shared.is_draining)
@@ -149,9 +148,10 @@ class Server:
         )
 
     def serve(self, beat: Callable[[], bool]) -> None:
-        """Serve until :meth:`stop`.
+        """Serve until :meth:`stop` is called.
 
-        :param beat: called at least every second. It returns False to end, and must not block.
+        :param beat: called at least every second. It must not block. If it returns False, the
+            server ends.
         """
         self.pool.start()
         while not self.shared.is_ending and not self.pool.failed and beat():
@@ -161,22 +161,22 @@ class Server:
             self.pool.monitor.watch(min(_ROUND_S, self._deadlines.check(time.monotonic())))
 
     def finish(self, beat: Callable[[], object]) -> None:
-        """Let requests finish within the time given to :meth:`stop`, and drop the others then.
+        """Let requests finish within the time passed to :meth:`stop`. Then drop other requests.
 
-        :param beat: as for :meth:`serve`.
+        :param beat: see :meth:`serve`.
         """
         if not self.shared.is_ending:
             self.stop()
-        # A request may be on its way on an idle connection: it is answered, with "Connection:
-        # close" (RFC 9112 section 9.6).
+        # A client may just be sending a request on an idle connection. The server responds to it
+        # with "Connection: close" (RFC 9112 section 9.6).
         self.registry.cap_deadlines(time.monotonic() + LINGER_S, Endpoint.is_idle)
         cut_off_s = min(self._options.graceful_timeout_s * _CLOSING_SHARE, _CLOSING_S)
         self._end(beat, self._is_unfinished, cut_off_s=cut_off_s)
 
     def end_now(self, beat: Callable[[], object]) -> None:
-        """End without waiting for requests, only for the close() of bodies that apps have returned.
+        """End without waiting for apps. Wait only until postponed close() calls have finished.
 
-        :param beat: as for :meth:`serve`.
+        :param beat: see :meth:`serve`.
         """
         self.stop()
         self._end(beat, lambda: False, cut_off_s=self._options.graceful_timeout_s)
@@ -186,14 +186,14 @@ class Server:
     ) -> None:
         """Wait for unfinished requests and for the close() of bodies, then end the threads.
 
-        :param cut_off_s: this long before the end, all clients are cut off.
+        :param cut_off_s: all clients are disconnected this many seconds before the end.
         """
         self.acceptor.close()
         cut_off_at = 0.0
         disk = self.output_rules.disk
         while is_unfinished() or self.pool.has_pending_closes or disk.has_pending_lines:
             now = time.monotonic()
-            # A later call of stop() may have brought the end forward.
+            # Another call of stop() may have set an earlier end.
             if not cut_off_at and (now >= self._end_at - cut_off_s or self.pool.failed):
                 cut_off_at = now
                 self.shared.is_disconnecting = True
@@ -212,19 +212,19 @@ class Server:
         self.pool.stop()
 
     def drain(self) -> None:
-        """Fail readiness, and close each connection after its response. Safe in a signal handler.
+        """Fail readiness, and close each connection after its response. It is signal-safe.
 
-        New connections are still accepted, until :meth:`stop`.
+        New connections are accepted until :meth:`stop` is called.
         """
         self.shared.is_draining = True
         self._keeps_alive = False
         self.pool.monitor.interrupt()
 
     def stop(self, *, within_s: float | None = None) -> None:
-        """Make :meth:`serve` return, and limit :meth:`finish`. Safe in a signal handler.
+        """Make :meth:`serve` return, and limit the time of :meth:`finish`. It is signal-safe.
 
-        :param within_s: seconds for requests under way, by default the graceful timeout. If it is
-            called again, the earlier end counts.
+        :param within_s: the time in seconds for running requests. The default is the graceful
+            timeout. After several calls, the earliest end counts.
         """
         if within_s is None:
             within_s = self._options.graceful_timeout_s
@@ -235,33 +235,33 @@ class Server:
         self.pool.monitor.interrupt()
 
     def _send_goaways(self, now: float) -> None:
-        """Have the next sweep send GOAWAY frames to clients that have got none."""
+        """Make the next sweep send GOAWAY frames on connections that have not sent any."""
         self.registry.cap_deadlines(now, lambda each: each.needs_goaway())
 
     def _is_unfinished(self) -> bool:
-        """Return whether something is still worth waiting for."""
+        """Return whether the server must wait for connections or responses."""
         if self.pool.failed:
             return False
-        if self._killed:  # apps that are stuck never end
+        if self._killed:  # stuck apps never end, so only responses of other apps count
             return any(each.is_sending() for each in list(self.connections))
         return self.acceptor.is_accepting or bool(self.connections)
 
     def kill(self) -> None:
-        """End although apps run. Responses that are being sent may finish."""
+        """End although apps are running. Responses that are being sent may finish."""
         self._killed = True
         self.stop()
 
-    # Connections
+    # Connections.
 
     def _may_accept(self) -> bool:
-        """Return whether to accept. Without a free thread, other workers get the connections."""
+        """Return whether to accept. If no thread is free, other workers accept connections."""
         saturated = self._options.has_other_workers and self.pool.saturated
         return not (self.shared.is_ending or saturated)
 
     def connect(self, sock: socket.socket, peer: Any, address: Any) -> Connection | None:
-        """Make a connection of an accepted socket. Its begin() has it wait for its first event.
+        """Make a connection from an accepted socket. Its begin() waits for the first event.
 
-        :returns: None if it is closed already.
+        :returns: None if the socket was closed.
         """
         if self._by_address is not None and not self._by_address.open(peer):
             self.shared.counters.accepted += 1
@@ -298,7 +298,7 @@ class Server:
         return connection
 
     def _on_closed(self, connection: Endpoint) -> None:
-        """A connection has closed its descriptor."""
+        """Update counts and limits after a connection has closed its descriptor."""
         if self._by_address is not None:
             self._by_address.close(connection.peer)
         self.acceptor.on_closed()
@@ -306,10 +306,10 @@ class Server:
             self.pool.monitor.interrupt()
 
     def _begin_http2(self, connection: Endpoint, parser: Parser, received: bytes) -> Channel | None:
-        """Go on with HTTP/2 on the socket of a connection. Its owner drops the old object.
+        """Replace a connection by an HTTP/2 connection on the same socket.
 
-        :param parser: for the requests of its client.
-        :param received: the bytes that the client has sent already.
+        :param parser: the parser for the client's requests.
+        :param received: the bytes that have been received.
         """
         from .http2.connection import HTTP2Connection  # needs h2
 
@@ -319,15 +319,15 @@ class Server:
         self.registry.replace(connection, http2)
         return self.registry.attempt(http2, partial(http2.begin_streams, received))
 
-    # Called by the pool's threads
+    # The pool's threads call these methods.
 
     def receive(self, item: Event | Task) -> Channel | None:
-        """Handle an event or a task without blocking. Return a channel if it is ready to run."""
+        """Handle an event or a task without blocking. Return a channel if its app can run now."""
         if not isinstance(item, tuple):
             return item()
         fd, events = item
-        # This thread owns it now. It may be another one than the event was for, which has closed.
-        # The new owner copes with finding nothing to do.
+        # This thread now owns the connection. It may be a newer one with the same descriptor number
+        # than the one of the event. Then on_event() finds nothing to do.
         connection = self._waiting.pop(fd, None)
         if connection is None:
             self.acceptor.accept(fd)
@@ -341,13 +341,13 @@ class Server:
             connection.close()
             return None
         if ready is not None and events & HUNG_UP:
-            # Most clients that have hung up no longer wait for a response: the others go first.
+            # Most clients that have hung up no longer wait for a response. So this request is last.
             self.pool.defer(lambda: ready)
             return None
         return ready
 
     def run(self, channel: Channel) -> None:
-        """Run an app. Called by every thread but the spare one and the monitor's."""
+        """Run an app. All threads of the pool except the spare call this."""
         try:
             if not channel.begin_app():
                 return
@@ -364,13 +364,13 @@ class Server:
             channel.close()
 
     def on_queued(self, channel: Channel) -> None:
-        """No thread is free for a request, which is about to wait in `ready`."""
+        """Note the time at which a request begins to wait in `ready`, because no thread is free."""
         exchange = channel.exchange
-        if exchange is not None:  # a stream may end meanwhile, and drop it
+        if exchange is not None:  # the client may have reset its stream in the meantime
             exchange.queued = time.monotonic()
 
     def on_taken(self, channel: Channel) -> bool:
-        """A thread takes such a request. Return whether its client still waits for it."""
+        """Note that a thread has taken a request from `ready`. Return whether to call its app."""
         exchange = channel.exchange
         if exchange is None:
             return False
@@ -387,37 +387,38 @@ class Server:
         return True
 
     def _shed(self, channel: Channel) -> None:
-        """Refuse a request that has waited too long."""
+        """Respond with an error to a request that has waited too long."""
         self._application.refuse(channel, channel.exchange, self._shedding.error())
         channel.finish_when_sent()
 
     def _shed_overdue(self) -> None:
         """Refuse requests that have waited too long in `ready` while no thread was free.
 
-        The others stay there meanwhile: a thread that finds none would wait for an event.
+        Other requests stay in `ready` meanwhile. If it were empty for a moment, a free thread would
+        wait for an event.
         """
         ready = self.pool.ready
         for channel in list(ready):
-            # A stream that its client has reset has no exchange, and may wait before others.
+            # A stream that was reset has no exchange. It may precede overdue requests.
             if channel.exchange is not None and not self._shedding.is_overdue(channel):
                 return
             try:
                 ready.remove(channel)
             except ValueError:
-                continue  # another thread was quicker
+                continue  # another thread has removed the request
             if channel.begin_app():
                 self._shed(channel)
 
-    # Overdue connections
+    # Overdue connections.
 
     def _sweep_soon(self) -> None:
-        """Have a thread of the pool sweep: the main thread must not block."""
+        """Let a thread of the pool call the sweep, because the main thread must not block."""
         if not self._sweep_pushed:
             self._sweep_pushed = True
             self.pool.push(self._sweep)
 
     def _sweep(self) -> None:
-        """End overdue connections, and see whether to accept again."""
+        """End overdue connections, and update the acceptor."""
         self._sweep_pushed = False
         now = time.monotonic()
         self.acceptor.shorten_handshakes()

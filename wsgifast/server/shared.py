@@ -1,7 +1,7 @@
-"""Plain data that all parts of one server share. It knows none of the parts.
+"""Data that all parts of a server share. It does not depend on the parts.
 
-A part gets this object, and beside it only the callables and parts that it uses. No part but the
-server itself (server.py) knows the whole :class:`~.server.Server`.
+Each part gets this object, and the callables and other parts that it uses. Only the server itself
+(server.py) knows the whole :class:`~.server.Server`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ..files.temporary import Budget
 from ..metrics.collecting import ConnectionCounters
 from .options import Options
 
-# Most times stored between two reads: the last ones.
+# The maximum number of stored times. Older times are dropped if nothing collects them.
 _MOST_TIMES = 10_000
 
 
 class Counters(ConnectionCounters):
     """Totals since the server started, and times in seconds since they were last collected.
 
-    :ivar waits: for how long requests have waited for a free thread.
-    :ivar queued: for how long they waited before they came.
+    :ivar waits: how long requests have waited for a free thread.
+    :ivar queued: how long requests have waited in a proxy before they arrived.
     """
 
     def __init__(self) -> None:
@@ -32,20 +32,21 @@ class Counters(ConnectionCounters):
 
 @dataclass(slots=True, eq=False)
 class Shared:
-    """The options, log, counters and budgets of a server, and how far it is from its end.
+    """The options, log, counters, budgets and end state of a server.
 
     Only the server changes `is_draining`, `is_ending`, `is_disconnecting` and `keepalive_s`.
 
     :param log: the error log.
-    :ivar counters: for the metrics. Any thread adds to them.
+    :ivar counters: counts for the metrics. Any thread may change them.
     :ivar bodies_on_disk: counts the bytes of request bodies in temporary files.
-    :ivar input_memory: counts the bytes of requests in memory that are incomplete, or wait for a
+    :ivar input_memory: counts the bytes in memory of requests that are incomplete or wait for a
         thread.
-    :ivar keepalive_s: how long an idle connection stays open. It is shorter once the server ends.
-    :ivar is_draining: readiness fails, and connections are closed after their responses. New ones
-        are still accepted.
-    :ivar is_ending: clients should make their next requests elsewhere.
-    :ivar is_disconnecting: the graceful timeout is nearly over: the server disconnects all clients.
+    :ivar keepalive_s: how long an idle connection stays open. It is shorter while the server ends.
+    :ivar is_draining: whether readiness fails and connections are closed after their responses. New
+        connections are still accepted.
+    :ivar is_ending: whether the server ends, so that clients should use other connections.
+    :ivar is_disconnecting: whether the graceful timeout is nearly over, so that the server has
+        disconnected all clients.
     """
 
     options: Options

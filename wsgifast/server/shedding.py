@@ -1,8 +1,8 @@
-"""Refuses requests that have waited too long for a thread: their clients are about to give up.
+"""Refuses requests that have waited too long for a thread, because their clients will soon give up.
 
-An overloaded server serves the oldest request first. So each request has waited for nearly as long
-as its client waits, and most responses come too late. If it refuses those that have waited too long
-at once, the threads work for clients that are still there.
+An overloaded server serves the oldest request first. So each request waits nearly as long as its
+client does, and most responses arrive too late. If the server refuses overdue requests at once, its
+threads work for clients that still wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .shared import Shared
 
 
 class Shedding:
-    """Knows how long requests have waited, and which of them are refused for it."""
+    """Decides which requests have waited too long."""
 
     def __init__(self, shared: Shared) -> None:
         self._timeout_s = shared.options.queue_timeout_s
@@ -27,8 +27,8 @@ class Shedding:
     def is_overdue(self, channel: Channel) -> bool:
         """Return whether a request has waited longer than queue_timeout_s.
 
-        The wait starts at the request's last byte, even if that byte waited in the kernel. With an
-        X-Request-Start of a trusted proxy, it starts there.
+        The time starts when the kernel has received the request's last byte. With an
+        X-Request-Start header of a trusted proxy, the time starts there.
         """
         exchange = channel.exchange
         if exchange is None:  # the client has reset its stream
@@ -44,11 +44,11 @@ class Shedding:
         if isinstance(accepted.peer, tuple):  # TCP
             received = last_received(accepted.sock)
             if received is not None:
-                # Not the sum: the proxy's time includes the wait in the kernel.
+                # The larger value, not the sum: the proxy's time includes the time in the kernel.
                 waited_s = max(waited_s, received[0])
         return waited_s > self._timeout_s
 
     def error(self) -> QueueTimeout:
-        """Count a request that is refused, and return the error to respond with."""
+        """Count a refused request, and return the error to respond with."""
         self._shared.counters.shed["queue_timeout"] += 1
         return self._timeouts.error(self._timeout_s, self._shared.log.warning)

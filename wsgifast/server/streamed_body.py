@@ -1,4 +1,4 @@
-"""Request bodies that are not buffered: the app's thread reads them from the socket."""
+"""Request bodies without a buffer: the app's thread reads them from the socket."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from .poller import WOULD_BLOCK
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-# The least and the most bytes of one receive. The app's read size does not change them.
+# The minimum and maximum number of bytes of one receive. Smaller reads of the app still receive the
+# minimum.
 _LEAST_BYTES = 16 * 1024
 _MOST_BYTES = 256 * 1024
-# Of one call: poll(2) takes milliseconds of 31 bits.
+# The maximum time of one poll(2), whose timeout in milliseconds has 31 bits.
 _LONGEST_WAIT_S = 3600.0
 
 
 class RawBody(io.RawIOBase):
-    """The raw stream under `wsgi.input`. Wrap it in an io.BufferedReader.
+    """The raw stream of `wsgi.input`, which is an io.BufferedReader.
 
-    :ivar failure: why the body cannot be read to its end.
+    :ivar failure: why the body cannot be read to its end, or None.
     """
 
     failure: Exception | None = None
@@ -46,12 +47,12 @@ class RawBody(io.RawIOBase):
 
 
 class StreamedBody(RawBody):
-    """The body of an HTTP/1 request. After a failure no other request can follow it.
+    """The body of an HTTP/1 request. After a failure, no other request can follow it.
 
-    :param sock: non-blocking.
-    :param lock: the output queue's, because both directions share one TLS object.
-    :param take_trailers: called with its trailers at the end of the body.
-    :param data: bytes that were received with the headers.
+    :param sock: a non-blocking socket.
+    :param lock: the lock of the output queue, because both directions use one TLS object.
+    :param take_trailers: called with the body's trailers at its end.
+    :param data: bytes of the body that were received with the headers.
     :param timeout_s: see :func:`~wsgifast.sockets.client_limits.time_left_s`.
     """
 
@@ -70,15 +71,16 @@ class StreamedBody(RawBody):
         self._decoder = decoder
         self._take_trailers = take_trailers
         self._wait = ClientWait(timeout_s, LEAST_BYTES_PER_S)
-        self._content = memoryview(b"")  # decoded, and not read yet
-        self._rest = data  # received, and not decoded yet
+        self._content = memoryview(b"")  # decoded bytes that the app has not read
+        self._rest = data  # received bytes that are not decoded
         self._is_over = False
-        self._skipped = 0  # bytes received that the app has not read
+        self._skipped = 0  # the number of received bytes that the app has not read
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """:raises RequestError: if the client is too slow, or its chunks are malformed.
+        """Read bytes of the body into a buffer, and wait for them if necessary.
 
-        :raises ClientGone: if the connection ends before the body does.
+        :raises RequestError: if the client is too slow, or its chunks are malformed.
+        :raises ClientGone: if the connection ends before the body.
         :raises ValueError: after the response has ended.
         """
         if self._is_over:
@@ -98,10 +100,10 @@ class StreamedBody(RawBody):
         return size
 
     def skip(self) -> bytes | None:
-        """End the app's access, and discard the unread bytes that were received.
+        """End the app's access, and discard received bytes of the body.
 
-        :returns: the bytes received after the body. None if the body has not ended: call this again
-            when more arrives, unless :attr:`failure` is set.
+        :returns: the bytes received after the body. None if the body is incomplete: call this again
+            when more bytes arrive, unless :attr:`failure` is set.
         """
         self._is_over = True
         if self.failure is not None:
@@ -119,12 +121,12 @@ class StreamedBody(RawBody):
             return self._rest
         except WOULD_BLOCK:
             pass
-        except Exception as error:  # noqa: BLE001 - lost or malformed: there is no next request
+        except Exception as error:  # noqa: BLE001 - no request can follow after any error
             self.failure = error
         return None
 
     def _take(self, data: bytes) -> None:
-        """Decode received bytes. b"" is the end of the connection."""
+        """Decode received bytes. b"" means the end of the connection."""
         if not data:
             raise ClientGone("the client has left in the middle of its request body")
         decoder = self._decoder
@@ -151,11 +153,11 @@ def receive_blocking(
 ) -> bytes:
     """Wait until a non-blocking socket has data, and receive once.
 
-    :param lock: taken to receive, not to wait.
-    :param size: the most bytes.
-    :param deadline: monotonic.
+    :param lock: acquired to receive, but not while waiting.
+    :param size: the maximum number of bytes.
+    :param deadline: the monotonic time until which to wait.
     :returns: b"" at the end of the connection.
-    :raises RequestError: if nothing arrives in time.
+    :raises RequestError: if no data arrives in time.
     :raises ClientGone: if the connection is lost.
     """
     poller = None
@@ -164,7 +166,7 @@ def receive_blocking(
         try:
             with lock:
                 return sock.recv(size)
-        except ssl.SSLWantWriteError:  # TLS has to send something first
+        except ssl.SSLWantWriteError:  # TLS must send something first
             awaited = select.POLLOUT
         except WOULD_BLOCK:
             pass
