@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers.stepped_worker import Clock
 from wsgifast.server import acceptor as accepting
-from wsgifast.server.acceptor import _PAUSE_S, MOST_HANDSHAKES, SHORT_HANDSHAKE_S, Acceptor
+from wsgifast.server.acceptor import _PAUSE_S, MAX_HANDSHAKES, SHORT_HANDSHAKE_S, Acceptor
 from wsgifast.server.channel import HANDSHAKE, IDLE
 
 LISTENER = 3
@@ -299,7 +299,7 @@ def test_full_worker_is_logged_once_a_minute(clock: Clock) -> None:
 
 
 def test_each_limit_has_its_own_warning(clock: Clock) -> None:
-    most = MOST_HANDSHAKES + 5
+    most = MAX_HANDSHAKES + 5
     server = Server(waiting=2000, room=most, most=most)
     server.state = HANDSHAKE
     server.accept_all()
@@ -308,7 +308,7 @@ def test_each_limit_has_its_own_warning(clock: Clock) -> None:
     server.state = IDLE
     server.accept_all()
     first, second = server.warnings
-    assert f"{MOST_HANDSHAKES} TLS handshakes" in first
+    assert f"{MAX_HANDSHAKES} TLS handshakes" in first
     assert f"{most} worker_connections" in second
 
 
@@ -316,15 +316,15 @@ def test_tls_handshakes_are_limited(clock: Clock) -> None:
     server = Server(waiting=2000)
     server.state = HANDSHAKE
     server.accept_all()
-    assert len(server.begun) == MOST_HANDSHAKES
+    assert len(server.begun) == MAX_HANDSHAKES
     (warning,) = server.warnings
-    assert f"{MOST_HANDSHAKES} TLS handshakes" in warning
+    assert f"{MAX_HANDSHAKES} TLS handshakes" in warning
     # A connection that ends makes room for another. While there is room, no client has less time.
     server.acceptor.on_handshake_end(server.connections[0])
     server.acceptor.shorten_handshakes()
     assert {connection.deadline for connection in server.connections} == {1020.0}
     server.accept_all()
-    assert len(server.begun) == MOST_HANDSHAKES + 1
+    assert len(server.begun) == MAX_HANDSHAKES + 1
     # Connections that do not end have less time now, counted from their begin.
     clock.now += 1
     server.acceptor.shorten_handshakes()

@@ -36,7 +36,7 @@ from wsgifast.server.channel import (
     SENDING,
     STREAMS,
 )  # fmt: skip
-from wsgifast.server.connection import _IN_STATE
+from wsgifast.server.connection import _STEPS
 from wsgifast.server.poller import READ
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
@@ -44,7 +44,7 @@ from wsgifast.workers.worker import FastWorker
 
 def test_every_state_is_handled() -> None:
     # In STREAMS, another object of HTTP/2 has the socket.
-    assert {*FOLLOWS} - {STREAMS} == {*_IN_STATE}
+    assert {*FOLLOWS} - {STREAMS} == {*_STEPS}
     constants = [value for name, value in vars(channel).items() if name.isupper()]
     assert {*FOLLOWS} == {value for value in constants if isinstance(value, str)}
 

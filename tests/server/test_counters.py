@@ -14,7 +14,7 @@ from tests.server.connections import KNOWN, MakeStepped, responds_wrapped
 from tests.server.pool_harness import Monitored, exhaust
 from tests.workers.stepped_worker import GET, LARGE, echo, large
 from wsgifast.server.server import Server
-from wsgifast.server.shared import _MOST_TIMES, Counters
+from wsgifast.server.shared import _MAX_TIMES, Counters
 from wsgifast.workers import FastWorker
 from wsgifast.workers.gauges import gauges
 
@@ -115,9 +115,9 @@ def test_thread_taking_a_waiting_request_reports_it(monitored: Monitored) -> Non
 
 def test_waits_that_are_not_collected_are_limited() -> None:
     counters = Counters()
-    for _ in range(_MOST_TIMES + 5):
+    for _ in range(_MAX_TIMES + 5):
         counters.waits.append(0.1)
-    assert len(counters.waits) == _MOST_TIMES
+    assert len(counters.waits) == _MAX_TIMES
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports it")

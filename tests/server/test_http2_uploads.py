@@ -224,7 +224,7 @@ def test_reading_app_waits_while_another_body_comes(begin: Begin, each: int, sta
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         body = environ["wsgi.input"]
-        body.raw._came.wait = wait
+        body.raw._arrived.wait = wait
         data = body.read()
         start_response("200 OK", [])
         return [data]

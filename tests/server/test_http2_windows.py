@@ -214,7 +214,7 @@ def test_client_taking_no_responses_is_not_read(begin: Begin) -> None:
         peer.state.ping(b"12345678")
     peer.near.output.is_waiting = True  # nothing is sent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "_MOST_UNSENT_BYTES", 1000)
+        patch.setattr(connection, "_MAX_UNSENT_BYTES", 1000)
         armed = peer.stepped.armed()
         peer.run_unread()
         assert armed[-1] & 1 == 0

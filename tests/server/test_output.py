@@ -312,7 +312,7 @@ def test_writer_waiting_for_room_learns_of_the_end(make_near: MakeNear) -> None:
         reported.set()
 
     with started(write):
-        while queue._room is None:
+        while queue._progress is None:
             assert not reported.is_set()
         queue.fail(TimeoutError("the client accepted no bytes in time"))
         assert reported.wait(60)

@@ -30,7 +30,7 @@ class Waits:
         self.fd = fd if sock is None else sock.fileno()
         self.deadline = float("-inf") if overdue else LATE
         self.waits_for_memory = retrying
-        self.known = False
+        self.is_registered = False
         self.ended = 0
         self.retried = 0
         self.meanwhile: Callable[[], object] = lambda: None
@@ -179,8 +179,8 @@ def test_error_at_connection_end_stops_no_sweep(registry: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", POLLERS)
-@pytest.mark.parametrize("known", [False, True])
-def test_sweep_before_arming_closes_nothing(kind: str, known: bool) -> None:
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_sweep_before_arming_closes_nothing(kind: str, is_registered: bool) -> None:
     """Another connection could have its descriptor's number by the time that it is armed."""
     poller: Any = poller_of(kind)
     registry = make_registry(poller)
@@ -188,7 +188,7 @@ def test_sweep_before_arming_closes_nothing(kind: str, known: bool) -> None:
     connection = Waits(sock)
     swept: list[threading.Thread] = []
     armed = False
-    name = "arm" if known else "add"
+    name = "arm" if is_registered else "add"
     original = getattr(poller, name)
 
     def arm(fd: int, events: int) -> None:
@@ -209,7 +209,7 @@ def test_sweep_before_arming_closes_nothing(kind: str, known: bool) -> None:
         sock.close()
 
     with peer:
-        if known:
+        if is_registered:
             registry.wait(connection, READ)
             assert registry.waiting.pop(connection.fd, None) is connection
         connection.deadline = float("-inf")

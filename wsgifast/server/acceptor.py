@@ -12,7 +12,7 @@ If several workers share a listener, the kernel reports a new connection to one 
 other worker knows about it. After each turn the worker moves to the end of the kernel's queue of
 workers. Otherwise the first worker would get all connections while there is little traffic.
 
-A TLS handshake uses 47 kB of OpenSSL's memory. So there are at most `MOST_HANDSHAKES` at once,
+A TLS handshake uses 47 kB of OpenSSL's memory. So there are at most `MAX_HANDSHAKES` at once,
 which use 24 MB. At this limit, the acceptor accepts no connections, and limits each handshake to
 `SHORT_HANDSHAKE_S`. So clients that never finish their handshakes do not block other clients.
 
@@ -41,7 +41,7 @@ _ACCEPTS = 16
 # If connections remain in a listener's queue after a turn, the next turn follows after this many
 # other events. The kernel would report the listener again only after all other ready descriptors.
 _EVENTS_BETWEEN_TURNS = 32
-MOST_HANDSHAKES = 512
+MAX_HANDSHAKES = 512
 # The maximum time from the start of a handshake. It allows some round trips around the world.
 SHORT_HANDSHAKE_S = 3.0
 # The acceptor pauses for this time if no descriptors are left.
@@ -116,7 +116,7 @@ class Acceptor:
             wanted = (
                 not self._closed
                 and len(self._connections) < self._limit
-                and len(self._handshakes) < MOST_HANDSHAKES
+                and len(self._handshakes) < MAX_HANDSHAKES
                 and self._may_accept()
                 and (not self._resume_at or time.monotonic() >= self._resume_at)
             )
@@ -146,7 +146,7 @@ class Acceptor:
 
     def shorten_handshakes(self) -> None:
         """Shorten the deadlines of all handshakes if there are too many. Called before a sweep."""
-        if len(self._handshakes) >= MOST_HANDSHAKES:
+        if len(self._handshakes) >= MAX_HANDSHAKES:
             for connection, begun in list(self._handshakes.items()):
                 connection.deadline = min(connection.deadline, begun + SHORT_HANDSHAKE_S)
 
@@ -186,9 +186,9 @@ class Acceptor:
                 if len(self._connections) >= self._limit:
                     self.update()
                     self._warn(_FULL, self._limit, "worker_connections")
-                elif len(self._handshakes) >= MOST_HANDSHAKES:
+                elif len(self._handshakes) >= MAX_HANDSHAKES:
                     self.update()
-                    self._warn(_FULL, MOST_HANDSHAKES, "TLS handshakes")
+                    self._warn(_FULL, MAX_HANDSHAKES, "TLS handshakes")
                 connection.begin()
             if not self.listening:
                 return

@@ -83,30 +83,37 @@ class DelayedBlocks:
     lost.
 
     :param frame: frames joined blocks as one chunk. None if the response has no chunks.
-    :param most_waiting: the maximum number of bytes that may wait here for a slow client.
+    :param max_waiting_bytes: the maximum number of bytes that may wait here for a slow client.
     :param compresses: whether `frame` also compresses.
     :ivar blocks: the unframed blocks. None of them is empty.
     :ivar size: the bytes of the blocks. It may be wrong for a moment, because it is changed without
         the lock. It is only used for limits and for the log.
     :ivar last_block_at: the monotonic time at which the app wrote its last block.
-    :ivar most_delayed: the maximum number of bytes that may wait for the next block.
+    :ivar max_delayed_bytes: the maximum number of bytes that may wait for the next block.
     """
 
-    __slots__ = ("_frame", "blocks", "last_block_at", "most_delayed", "most_waiting", "size")
+    __slots__ = (
+        "_frame",
+        "blocks",
+        "last_block_at",
+        "max_delayed_bytes",
+        "max_waiting_bytes",
+        "size",
+    )
 
     def __init__(
         self,
         frame: Callable[[bytes], bytes] | None,
         *,
-        most_waiting: int,
+        max_waiting_bytes: int,
         compresses: bool = False,
     ) -> None:
         self.blocks: list[bytes] = []
         self.size = 0
         self._frame = frame
         self.last_block_at = time.monotonic()
-        self.most_delayed = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
-        self.most_waiting = _COMPRESSED_BYTES if compresses else most_waiting
+        self.max_delayed_bytes = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
+        self.max_waiting_bytes = _COMPRESSED_BYTES if compresses else max_waiting_bytes
 
     def pop_all(self) -> bytes:
         """Remove all blocks, and return them joined and framed."""
@@ -133,10 +140,10 @@ class Spilling:
         # The first buffer with bytes that have not been taken, and the position in it.
         self._first = self._at = 0
 
-    def take(self, most: int) -> bytes:
-        """Take the next bytes, at most `most`, and return a copy of them."""
+    def take(self, limit: int) -> bytes:
+        """Take the next bytes, at most `limit`, and return a copy of them."""
         parts: list[memoryview] = []
-        left = most
+        left = limit
         while left and self._first < len(self.buffers):
             part = self.buffers[self._first][self._at : self._at + left]
             parts.append(part)
@@ -145,8 +152,8 @@ class Spilling:
             if self._at == len(self.buffers[self._first]):
                 self._first += 1
                 self._at = 0
-        self.taken += most - left
-        self.size -= most - left
+        self.taken += limit - left
+        self.size -= limit - left
         return b"".join(parts)
 
     def rest(self) -> list[memoryview]:
@@ -200,7 +207,7 @@ class Backlog:
             last = items[-1]
             if isinstance(last, memoryview) and len(last) < _JOINED_BYTES:
                 items.pop()
-                self._on_gone(last)
+                self._uncount(last)
                 buffer = b"".join((last, buffer))
         view = memoryview(buffer)
         items.append(view)
@@ -252,7 +259,7 @@ class Backlog:
                 break
             items.pop()
             taken.append(buffer)
-            self._on_gone(buffer)
+            self._uncount(buffer)
             self.size -= len(buffer)
         taken.reverse()
         self.release_memory()
@@ -363,7 +370,7 @@ class Backlog:
         for _ in range(count):
             buffer = self._items.popleft()
             assert isinstance(buffer, memoryview)
-            self._on_gone(buffer)
+            self._uncount(buffer)
             sent += len(buffer)
         for rest in reversed(left):
             view = memoryview(rest)
@@ -410,7 +417,7 @@ class Backlog:
             self.file_sent = 0
             self.release(segment.fd)
 
-    def _on_gone(self, buffer: memoryview) -> None:
+    def _uncount(self, buffer: memoryview) -> None:
         self.in_memory -= _bytes_in_memory(buffer)
 
     # The end of a response.

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-channel.py defines the states and their possible next states. :data:`_IN_STATE` defines the step of
+channel.py defines the states and their possible next states. :data:`_STEPS` defines the step of
 each state. A waiting connection is in the registry. An event or the sweep claims the connection,
 and makes one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`. This
 method lets the connection wait again, closes it, or returns it because its app is to run. After
@@ -119,7 +119,7 @@ class Connection(Endpoint, Channel):
     # Events
 
     def on_event(self, events: int) -> Channel | None:
-        ready: Channel | None = _IN_STATE[self.state][0](self, events)
+        ready: Channel | None = _STEPS[self.state][0](self, events)
         return ready
 
     def on_overdue(self) -> None:
@@ -133,7 +133,7 @@ class Connection(Endpoint, Channel):
             self.deadline = _LAST_TURN
             self.registry.resume(self)
             return
-        _, end, waited_for = _IN_STATE[self.state]
+        _, end, waited_for = _STEPS[self.state]
         if self.receives_body:
             waited_for = "body"
         elif self.state is IDLE and self._receiver.is_first:
@@ -406,7 +406,7 @@ def _has_left(error: ssl.SSLError) -> bool:
 
 # For each state: the step after an event, the step after the deadline, and the label of the timeout
 # in the counter of timeouts.
-_IN_STATE: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any], object], str]] = {
+_STEPS: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any], object], str]] = {
     HANDSHAKE: (Connection._shake_hands, Connection.close, "handshake"),
     IDLE: (Connection._receive, Connection.close, "keepalive"),
     RECEIVING: (Connection._receive_rest, Connection._on_receive_timeout, "head"),

@@ -30,7 +30,7 @@ _PER_DEVICE = 4
 # The key of the queue for temporary files, in place of a device's number.
 _TEMPORARY_FILES = -1
 # If this many lines wait for a slow log, threads with further lines wait too.
-_MOST_LINES = 1000
+_MAX_LINES = 1000
 # A thread ends after it has been idle for this time.
 _IDLE_S = 5.0
 
@@ -47,8 +47,8 @@ class DiskThreads:
         self._on_error = on_error
         self._lock = threading.Lock()
         self._devices: dict[int, _Device] = {}
-        self._log = _Device(most_threads=1)
-        self._room_for_lines = threading.BoundedSemaphore(_MOST_LINES)
+        self._log = _Device(max_threads=1)
+        self._room_for_lines = threading.BoundedSemaphore(_MAX_LINES)
 
     def submit(self, device: int, job: Job) -> None:
         """Queue a job.
@@ -86,7 +86,7 @@ class DiskThreads:
 
     def _submit(self, known: _Device, job: Job, name: str) -> None:
         with self._lock:
-            if known.unfinished >= known.threads < known.most_threads:
+            if known.unfinished >= known.threads < known.max_threads:
                 thread = threading.Thread(target=self._serve, args=(known,), name=name, daemon=True)
                 try:
                     thread.start()
@@ -127,4 +127,4 @@ class _Device:
     jobs: SimpleQueue[Job] = field(default_factory=SimpleQueue)
     unfinished: int = 0
     threads: int = 0
-    most_threads: int = _PER_DEVICE
+    max_threads: int = _PER_DEVICE

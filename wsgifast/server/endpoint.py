@@ -99,8 +99,8 @@ class Registry:
         :raises OSError, ValueError: if the kernel cannot watch the descriptor. The caller then
             still owns the connection.
         """
-        arm = self._poller.arm if connection.known else self._poller.add
-        connection.known = True
+        arm = self._poller.arm if connection.is_registered else self._poller.add
+        connection.is_registered = True
         fd = connection.fd
         other = self.waiting.get(fd)
         if other is not None and other is not connection:
@@ -226,13 +226,13 @@ class Endpoint(AcceptedSocket, Owner):
     :param address: the listener's address.
     :param state: the first state.
     :ivar deadline: the monotonic time after which the sweep claims the connection.
-    :ivar known: whether its descriptor was added to the poller.
+    :ivar is_registered: whether its descriptor was added to the poller.
     :ivar waits_for_memory: whether the next sweep claims the connection before its deadline.
     """
 
     __slots__ = (
-        "_lingering", "_tls", "deadline", "fd", "known", "output", "registry", "shared", "state",
-        "waits_for_memory",
+        "_lingering", "_tls", "deadline", "fd", "is_registered", "output", "registry", "shared",
+        "state", "waits_for_memory",
     )  # fmt: skip
 
     output: OutputQueue
@@ -244,7 +244,7 @@ class Endpoint(AcceptedSocket, Owner):
         self.shared = shared = registry.shared
         self.registry = registry
         self.fd = sock.fileno()
-        self.known = False
+        self.is_registered = False
         self.waits_for_memory = False
         self.deadline = time.monotonic() + shared.options.head_timeout_s
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None

@@ -68,15 +68,16 @@ class OutputQueue:
     :ivar is_waiting: whether an event's thread or a disk thread will continue to send.
     :ivar delayed: the delayed blocks of a stream. None until a stream begins.
     :ivar may_run_ahead: whether output above `ahead_bytes` may be written to a temporary file.
-    :ivar keeps_all: whether all output stays in memory. It is small, and is written under a lock.
+    :ivar stays_in_memory: whether all output stays in memory. It is small, and is written under a
+        lock.
     :ivar is_complete: whether the response is complete, so that the thread that sends its last byte
         finishes it.
     :ivar error: why no more output can be sent, or None.
     """
 
     __slots__ = (
-        "_dropped", "_room", "_rules", "backlog", "delayed", "error", "is_complete", "is_waiting",
-        "keeps_all", "lock", "may_run_ahead", "owner", "sender",
+        "_dropped", "_progress", "_rules", "backlog", "delayed", "error", "is_complete",
+        "is_waiting", "lock", "may_run_ahead", "owner", "sender", "stays_in_memory",
     )  # fmt: skip
 
     def __init__(
@@ -91,10 +92,10 @@ class OutputQueue:
         self.error: BaseException | None = None
         self.backlog: Backlog | None = None
         self.is_waiting = False
-        self.keeps_all = False
+        self.stays_in_memory = False
         self.owner = owner
         self._rules = rules
-        self._room: threading.Condition | None = None
+        self._progress: threading.Condition | None = None
         self.delayed: DelayedBlocks | None = None
         self.reset()
 
@@ -163,7 +164,7 @@ class OutputQueue:
         """
         # Fewer bytes of an event stream may be queued, so that its events arrive in time.
         ahead_bytes = self._rules.ahead_bytes // (1 if may_run_ahead else 4)
-        self.delayed = DelayedBlocks(frame, most_waiting=ahead_bytes, compresses=compresses)
+        self.delayed = DelayedBlocks(frame, max_waiting_bytes=ahead_bytes, compresses=compresses)
         self.may_run_ahead = may_run_ahead
         self.write(data)
         return self.write_block
@@ -188,9 +189,9 @@ class OutputQueue:
         if self.is_waiting:
             # The sending thread sets `is_waiting` to False before it removes blocks for the last
             # time. So it will find this block.
-            if size < delayed.most_waiting and self.error is None:
+            if size < delayed.max_waiting_bytes and self.error is None:
                 return
-        elif follows and size < delayed.most_delayed and self.error is None:
+        elif follows and size < delayed.max_delayed_bytes and self.error is None:
             rules = self._rules
             if self not in rules.to_flush:
                 rules.flush_soon(self, self.flush_at_tick)
@@ -225,7 +226,7 @@ class OutputQueue:
             self._send_or_raise()
             if not backlog.size:
                 return
-            if self.keeps_all:
+            if self.stays_in_memory:
                 backlog.count_memory()
                 return
             spilling = self._begin_spilling(backlog)
@@ -306,8 +307,8 @@ class OutputQueue:
             self.is_waiting = False
             if self.error is None:
                 self._send(after_event=True)
-            if self._room is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
-                self._room.notify_all()
+            if self._progress is not None and self.bytes_queued <= self._rules.ahead_bytes // 2:
+                self._progress.notify_all()
             return self.is_complete and not self.is_waiting
 
     def fail(self, error: BaseException) -> None:
@@ -360,8 +361,8 @@ class OutputQueue:
     ) -> Spilling | None:
         with self.lock:
             backlog.end_spill(spilling, segment)
-            if self._room is not None:
-                self._room.notify_all()
+            if self._progress is not None:
+                self._progress.notify_all()
             if self.backlog is not backlog or self.error is not None:
                 return None  # the response is over
             if segment is None:
@@ -421,8 +422,8 @@ class OutputQueue:
             self._dropped += self.backlog.size
             self.backlog.clear()
         self.is_waiting = False
-        if self._room is not None:
-            self._room.notify_all()
+        if self._progress is not None:
+            self._progress.notify_all()
 
     def _begin_backlog(self) -> Backlog:
         if self.backlog is None:
@@ -486,24 +487,24 @@ class OutputQueue:
         return self.may_run_ahead and backlog.may_spill(limit)
 
     def _wait(self) -> None:
-        if self._room is None:
-            self._room = threading.Condition(self.lock)
-        self._room.wait()
+        if self._progress is None:
+            self._progress = threading.Condition(self.lock)
+        self._progress.wait()
 
-    def _wait_for_room(self, most: int) -> None:
-        """Wait until at most `most` bytes are queued, or there is an error."""
+    def _wait_for_room(self, limit: int) -> None:
+        """Wait until at most `limit` bytes are queued, or there is an error."""
         began = time.monotonic()
         # If the client accepts no bytes, the sweep fails the queue after a timeout.
-        while self.is_waiting and self.bytes_queued > most:
+        while self.is_waiting and self.bytes_queued > limit:
             self._wait()
         if self.backlog is not None:
             self.backlog.waited_s += time.monotonic() - began
 
     def _wait_for_backlog(self, backlog: Backlog) -> int:
         """Wait for the client if too much is queued. Return the number of bytes queued before."""
-        queued, most = backlog.size, self._rules.ahead_bytes
-        if queued > most and not self._may_spill(backlog):
-            self._wait_for_room(most // 2)
+        queued, limit = backlog.size, self._rules.ahead_bytes
+        if queued > limit and not self._may_spill(backlog):
+            self._wait_for_room(limit // 2)
         return queued
 
     def _send_or_raise(self) -> None:

@@ -35,7 +35,7 @@ HUNG_UP = 0x2000
 WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 # epoll's event masks of armed descriptors.
-_ONCE = {
+_ONESHOT_MASKS = {
     events: events | (HUNG_UP if events & READ else 0) | getattr(select, "EPOLLONESHOT", 0)
     for events in (0, READ, WRITE, READ | WRITE)
 }
@@ -73,14 +73,14 @@ class EpollPoller:
 
         :raises OSError: if the kernel has no memory or watches left.
         """
-        self._register(fd, _ONCE[events])
+        self._register(fd, _ONESHOT_MASKS[events])
 
     def arm(self, fd: int, events: int) -> None:
         """Arm a descriptor again after its event, or change the events for which it is armed.
 
         :param events: 0 for no event. epoll still reports an error or a hang-up.
         """
-        self._modify(fd, _ONCE[events])
+        self._modify(fd, _ONESHOT_MASKS[events])
 
     def forget(self, fd: int) -> None:
         """Stop reporting events of a descriptor."""

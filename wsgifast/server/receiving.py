@@ -34,7 +34,7 @@ _END_OF_HEADERS = b"\r\n\r\n"
 # The maximum for a body, and the first and the minimum value for a chunked body.
 _RECEIVE_BYTES = 256 * 1024
 _FIRST_CHUNKS_BYTES = 4 * 1024
-_LEAST_CHUNKS_BYTES = 1024
+_MIN_CHUNKS_BYTES = 1024
 # The maximum number of chunks decoded in one turn. This takes much less than a millisecond.
 _CHUNKS_A_TURN = 500
 # Headers up to this size are accepted even if no memory is left. So clients that send long headers
@@ -387,7 +387,7 @@ class BodyCollector:
         self.has_more_to_do = at < len(data) and not decoder.done
         if self.has_more_to_do:
             self._at = at
-            self.wanted = max(at - start, _LEAST_CHUNKS_BYTES)
+            self.wanted = max(at - start, _MIN_CHUNKS_BYTES)
             return
         self.wanted = min(decoder.left or self.wanted * 4, _RECEIVE_BYTES)
         self._data = b""

@@ -70,7 +70,7 @@ _UNSENT_BYTES = 16 * 1024
 _FAR_US = 2_000
 # For a fast client, the share of bytes after one event is doubled up to this limit. Then the client
 # has no limit.
-_MOST_SHARE_BYTES = 256 * 1024
+_MAX_SHARE_BYTES = 256 * 1024
 # A client is fast if it accepts half of _UNSENT_BYTES in this time, which are 65 Mbit/s.
 _FAST_S = 0.001
 
@@ -169,8 +169,8 @@ class SocketSender(Sender):
     """
 
     __slots__ = (
-        "_full_since", "_is_full", "_may_grow", "_refusals", "_refused", "_rules", "_sock",
-        "_taken", "_wait", "_was_quick", "encrypts", "send", "sends_files",
+        "_accepted", "_full_since", "_is_full", "_may_grow", "_refusals", "_refused", "_rules",
+        "_sock", "_wait", "_was_quick", "encrypts", "send", "sends_files",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
@@ -187,24 +187,24 @@ class SocketSender(Sender):
         self._refused = 0  # the size of the file's piece that TLS refused and must get again
         self._refusals = 0  # the number of writable events in a row with no byte accepted
         self._wait: ClientWait | None = None  # reset when all of the response was sent
-        self._taken = 0  # the number of bytes that the socket has accepted
+        self._accepted = 0  # the number of bytes that the socket has accepted
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
         if after_event:
             self._on_writable()
-        before = self._taken
+        before = self._accepted
         end = before + (_TLS_TURN_BYTES if self.encrypts else _TURN_BYTES)
         is_long = False
         try:
             while (first := backlog.first) is not None:
-                if self._taken >= end:
+                if self._accepted >= end:
                     return Turn.FULL
-                if self.encrypts and not is_long and self._taken - before >= LONG_TURN_BYTES:
+                if self.encrypts and not is_long and self._accepted - before >= LONG_TURN_BYTES:
                     is_long = True
                     self._rules.share_work()
                 if isinstance(first, FileSegment):
                     self.prepare_socket()
-                    done = self._send_file(backlog, first, end - self._taken, may_wait=False)
+                    done = self._send_file(backlog, first, end - self._accepted, may_wait=False)
                     if done is None:
                         return Turn.DISK
                     self.record_file(backlog, done)
@@ -215,7 +215,7 @@ class SocketSender(Sender):
                 if self._is_full:
                     return Turn.FULL
         except WOULD_BLOCK:
-            if self._taken > before or not after_event:
+            if self._accepted > before or not after_event:
                 self._refusals = 0
                 return Turn.FULL
             self._refusals += 1
@@ -256,7 +256,7 @@ class SocketSender(Sender):
         self._count(backlog.replace_buffers(1, [rest] if rest else ()))
 
     def _count(self, size: int) -> None:
-        self._taken += size
+        self._accepted += size
         self.free_bytes -= size
         if self._wait is not None:
             self._wait.moved += size
@@ -282,7 +282,7 @@ class SocketSender(Sender):
         backlog.advance_file(done, by_kernel=self.sends_files)
 
     def _send_file(
-        self, backlog: Backlog, segment: FileSegment, most: int, *, may_wait: bool
+        self, backlog: Backlog, segment: FileSegment, limit: int, *, may_wait: bool
     ) -> int | bytes | None:
         """Send the next bytes of a file.
 
@@ -293,7 +293,7 @@ class SocketSender(Sender):
         fd, offset, whole = segment
         place = offset + backlog.file_sent
         left = whole - backlog.file_sent
-        size = min(left, most)
+        size = min(left, limit)
         result: int | bytes | None = None
         if self.sends_files:
             if not may_wait:
@@ -356,20 +356,20 @@ class MultiplexedSender(SocketSender):
     the kernel until the next event.
     """
 
-    __slots__ = ("_least", "_left", "_paused_at", "_send_all", "_share")
+    __slots__ = ("_left", "_paused_at", "_refused_bytes", "_send_all", "_share")
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
         super().__init__(sock, rules)
         self._send_all, self.send = self.send, self._send_part
         self._share = math.inf  # the number of bytes that may be sent after one writable event
         self._left = math.inf  # the number of these bytes that have not been sent
-        self._least = 0  # the number of bytes that TLS refused and must get again
+        self._refused_bytes = 0  # the number of bytes that TLS refused and must get again
         self._paused_at = 0.0
 
     def _send_part(self, data: bytes | memoryview) -> int:
         size = len(data)
         if size > self._left:
-            size = max(int(self._left), self._least)
+            size = max(int(self._left), self._refused_bytes)
             if not size:
                 self._paused_at = time.monotonic()
                 raise BlockingIOError
@@ -380,7 +380,7 @@ class MultiplexedSender(SocketSender):
         finally:
             if sent < size:
                 self._paused_at = time.monotonic()
-            self._least = size if self.encrypts and not sent else 0
+            self._refused_bytes = size if self.encrypts and not sent else 0
         self._left = max(0, self._left - sent)
         return sent
 
@@ -394,7 +394,7 @@ class MultiplexedSender(SocketSender):
             self._share = _UNSENT_BYTES
         else:
             self._share *= 2  # not at once without a limit: a quick event may be a coincidence
-            if self._share > _MOST_SHARE_BYTES:
+            if self._share > _MAX_SHARE_BYTES:
                 self._share = math.inf
         if self.is_paced is not was_paced:
             limit_unsent(cast(SocketLike, self._sock), _UNSENT_BYTES if self.is_paced else 0)

@@ -73,9 +73,9 @@ class Server:
             else None
         )
         self._secure = secure
-        # Connections may stay open after a response, if at most `_most_persistent` are open.
+        # Connections may stay open after a response, if at most `_max_persistent` are open.
         self._keeps_alive = options.keepalive_s > 0
-        self._most_persistent = options.max_keepalived
+        self._max_persistent = options.max_keepalived
         self._end_at = float("inf")  # monotonic
         self._killed = False
         self._sweep_pushed = False
@@ -354,7 +354,7 @@ class Server:
             if self._sheds and self._shedding.is_overdue(channel):
                 self._shed(channel)
                 return
-            stays = self._keeps_alive and len(self.connections) <= self._most_persistent
+            stays = self._keeps_alive and len(self.connections) <= self._max_persistent
             try:
                 self._application.run(channel, stays=stays)
             finally:

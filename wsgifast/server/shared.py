@@ -15,7 +15,7 @@ from ..metrics.collecting import ConnectionCounters
 from .options import Options
 
 # The maximum number of stored times. Older times are dropped if nothing collects them.
-_MOST_TIMES = 10_000
+_MAX_TIMES = 10_000
 
 
 class Counters(ConnectionCounters):
@@ -27,7 +27,7 @@ class Counters(ConnectionCounters):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits, self.queued = deque[float](maxlen=_MOST_TIMES), deque[float](maxlen=_MOST_TIMES)
+        self.waits, self.queued = deque[float](maxlen=_MAX_TIMES), deque[float](maxlen=_MAX_TIMES)
 
 
 @dataclass(slots=True, eq=False)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 # The minimum and maximum number of bytes of one receive. Smaller reads of the app still receive the
 # minimum.
-_LEAST_BYTES = 16 * 1024
-_MOST_BYTES = 256 * 1024
+_MIN_BYTES = 16 * 1024
+_MAX_BYTES = 256 * 1024
 # The maximum time of one poll(2), whose timeout in milliseconds has 31 bits.
 _LONGEST_WAIT_S = 3600.0
 
@@ -114,7 +114,7 @@ class StreamedBody(RawBody):
             while not self._decoder.done:
                 if self._skipped + (self._decoder.left or 0) > UNREAD_BODY_BYTES:
                     raise BodyTooLarge(UNREAD_BODY_BYTES)
-                data = self._rest or self._sock.recv(self._wanted(_MOST_BYTES))
+                data = self._rest or self._sock.recv(self._wanted(_MAX_BYTES))
                 self._skipped += len(data)
                 self._take(data)
                 self._content = memoryview(b"")
@@ -144,7 +144,7 @@ class StreamedBody(RawBody):
         return data
 
     def _wanted(self, size: int) -> int:
-        size = max(_LEAST_BYTES, min(size, _MOST_BYTES))
+        size = max(_MIN_BYTES, min(size, _MAX_BYTES))
         return min(size, self._decoder.left or size)
 
 

@@ -48,11 +48,11 @@ from ..receiving import Exchange, Parser
 from .floods import Flood
 from .frames import ALL_STREAMS, PlainRequest, PriorityUpdate, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
-from .stream import MOST_RECEIVED_BYTES, READY, Stream, StreamedUpload
+from .stream import MAX_RECEIVED_BYTES, READY, Stream, StreamedUpload
 
 # If more bytes than this are unsent, nothing is received, because the client does not read
 # responses.
-_MOST_UNSENT_BYTES = 128 * 1024
+_MAX_UNSENT_BYTES = 128 * 1024
 # The size of one receive: a TLS record (RFC 8446 section 5.1).
 _RECEIVE_BYTES = 16 * 1024
 # New streams are accepted for this time after the first GOAWAY. The client may have sent them
@@ -84,7 +84,7 @@ class HTTP2Connection(Endpoint):
         parser: Parser,
     ) -> None:
         super().__init__(registry, before.sock, before.peer, before.address, STREAMS)
-        self.known, self.proxy = before.known, before.proxy
+        self.is_registered, self.proxy = before.is_registered, before.proxy
         self.mux = mux = Multiplexer(self, application, rules)
         self.output = mux.output
         self.streams: dict[int, Stream] = mux.streams
@@ -240,7 +240,7 @@ class HTTP2Connection(Endpoint):
     def _receive(self) -> Channel | None:
         """Receive once, and end the turn."""
         bodies = any(not stream.request_is_complete for stream in list(self.streams.values()))
-        size = MOST_RECEIVED_BYTES if bodies else _RECEIVE_BYTES
+        size = MAX_RECEIVED_BYTES if bodies else _RECEIVE_BYTES
         try:
             with self._lock:  # receiving and sending use the same TLS object
                 data = self.sock.recv(size)
@@ -437,7 +437,7 @@ class HTTP2Connection(Endpoint):
 
     def _awaited(self) -> int:
         """Return the events to wait for."""
-        is_full = self.output.is_waiting and self.output.bytes_queued > _MOST_UNSENT_BYTES
+        is_full = self.output.is_waiting and self.output.bytes_queued > _MAX_UNSENT_BYTES
         return (0 if is_full else READ) | (WRITE if self._wants_write else 0)
 
     def cap_deadline(self, deadline: float) -> None:

@@ -81,12 +81,12 @@ class Floods:
         levels = self._levels
         share = (now - self._since) / PERIOD_S
         self._since = now
-        for each, (most, _) in _BUCKETS.items():
+        for each, (capacity, _) in _BUCKETS.items():
             if levels[each] > 0:  # a negative level is a credit, which does not leak
-                levels[each] = max(0.0, levels[each] - share * most)
+                levels[each] = max(0.0, levels[each] - share * capacity)
         levels[bucket] += cost
-        most, done = _BUCKETS[bucket]
-        if levels[bucket] > most:
+        capacity, done = _BUCKETS[bucket]
+        if levels[bucket] > capacity:
             raise Flood(done)
 
     def earn_windows(self, size: int, *, frames: int) -> None:

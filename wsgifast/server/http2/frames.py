@@ -57,7 +57,7 @@ _KNOWN_SETTINGS = frozenset(SettingCodes)
 _CLOSED_STREAMS = 16
 # The number of fields that are decoded in addition to gunicorn's limit. A client may split a Cookie
 # header into several fields (RFC 9113 section 8.2.3), which count as one.
-_CRUMBS = 512
+_COOKIE_FIELDS = 512
 
 # Headers are bytes, because HTTP/1's parser needs bytes. Response headers were checked before.
 _CONFIG = H2Configuration(
@@ -158,7 +158,7 @@ class Frames(H2Connection):
         super().__init__(_CONFIG)
         self._admit = admit
         self.encoder = Encoder()
-        self.decoder = Decoder(options.max_fields + _CRUMBS)
+        self.decoder = Decoder(options.max_fields + _COOKIE_FIELDS)
         window = options.http2_window_bytes
         values = {
             SettingCodes.MAX_CONCURRENT_STREAMS: options.http2_streams,
@@ -172,7 +172,7 @@ class Frames(H2Connection):
         if options.http2_header_list_bytes:
             values[SettingCodes.MAX_HEADER_LIST_SIZE] = options.http2_header_list_bytes
         self._smaller_window = window if window < _DEFAULT_WINDOW_BYTES else None
-        self._most_streams = options.http2_streams
+        self._max_streams = options.http2_streams
         self._framed: list[bytes | memoryview] = []  # frames that precede those in h2's buffer
         self.body_bytes = 0
         self.local_settings = _OwnSettings(client=False, initial_values=values)
@@ -231,11 +231,11 @@ class Frames(H2Connection):
         elif end_stream:
             stream.state_machine.state = StreamState.CLOSED
             stream.state_machine.stream_closed_by = StreamClosedBy.SEND_END_STREAM
-        most = min(self.max_outbound_frame_size, _FRAME_BYTES)
+        limit = min(self.max_outbound_frame_size, _FRAME_BYTES)
         parts: list[bytes | memoryview] = []
-        for start in range(0, size or 1, most):
-            part = data[start : start + most]
-            ends = end_stream and start + most >= size
+        for start in range(0, size or 1, limit):
+            part = data[start : start + limit]
+            ends = end_stream and start + limit >= size
             length, flags = len(part), _END_STREAM if ends else 0
             parts.append(_FRAME_HEADER.pack(length >> 16, length & 0xFFFF, _DATA, flags, number))
             parts.append(part)
@@ -277,12 +277,12 @@ class Frames(H2Connection):
             machine.state = StreamState.CLOSED
             machine.stream_closed_by = StreamClosedBy.SEND_END_STREAM
         block = self.encoder.encode(fields)
-        most = self.max_outbound_frame_size
+        limit = self.max_outbound_frame_size
         frames: list[bytes | memoryview] = []
         kind, flags = _HEADERS, _END_STREAM if end_stream else 0
-        for start in range(0, len(block) or 1, most):
-            part = block[start : start + most]
-            if start + most >= len(block):
+        for start in range(0, len(block) or 1, limit):
+            part = block[start : start + limit]
+            if start + limit >= len(block):
                 flags |= _END_HEADERS
             size = len(part)
             frames.append(_FRAME_HEADER.pack(size >> 16, size & 0xFFFF, kind, flags, number))
@@ -338,7 +338,7 @@ class Frames(H2Connection):
         if (
             number <= self.highest_inbound_stream_id
             or not number & 1
-            or len(self.streams) >= self._most_streams
+            or len(self.streams) >= self._max_streams
             or self.state_machine.state is not ConnectionState.SERVER_OPEN
             or ("PRIORITY" in flags and frame.depends_on == number)
         ):
@@ -382,9 +382,11 @@ class Frames(H2Connection):
         See RFC 9113 sections 8.1.1 and 5.1.2. The stream's headers are decoded, because the state
         of HPACK depends on them.
         """
-        number, most = frame.stream_id, self._most_streams
+        number, limit = frame.stream_id, self._max_streams
         known = self.streams.get(number)
-        refuses = known is None and len(self.streams) >= most and self.open_inbound_streams >= most
+        refuses = (
+            known is None and len(self.streams) >= limit and self.open_inbound_streams >= limit
+        )
         # h2 compares the length only with DATA frames. With trailers, it forgets the length.
         length = None if known is None else known._expected_content_length
         try:

@@ -29,7 +29,7 @@ _ENTRY_BYTES = 32
 # compressed.
 _HUFFMAN_BYTES = 512
 # For shorter values that are not added to the table, compression is not worth its time.
-_LEAST_HUFFMAN_BYTES = 16
+_MIN_HUFFMAN_BYTES = 16
 # The maximum number of table size changes at the start of a header block. Two are useful (section
 # 4.2).
 _TABLE_CHANGES = 8
@@ -81,20 +81,20 @@ class Encoder:
         self._entries: deque[tuple[Field, int]] = deque()  # entries with sizes, oldest first
         self._added = 0
         self._size = 0
-        self._most = TABLE_BYTES
+        self._max_size = TABLE_BYTES
         self._changes: list[int] = []  # new sizes of the table since the last header block
 
     @property
     def header_table_size(self) -> int:
         """The maximum size of the table in bytes."""
-        return self._most
+        return self._max_size
 
     @header_table_size.setter
     def header_table_size(self, size: int) -> None:
         size = min(size, TABLE_BYTES)
-        if size != self._most:
+        if size != self._max_size:
             self._changes.append(size)
-            self._most = size
+            self._max_size = size
             self._evict()
 
     def encode(self, headers: Iterable[Any]) -> bytes:
@@ -127,7 +127,7 @@ class Encoder:
             return _length(value)
         size = len(name) + len(value) + _ENTRY_BYTES
         known = _STATIC_NAMES.get(name, 0)
-        indexed = name not in _NOT_INDEXED and size <= self._most
+        indexed = name not in _NOT_INDEXED and size <= self._max_size
         if name in _NEVER_INDEXED or not getattr(field, "indexable", True):
             begin, indexed = _integer(known, 4, 0x10), False
         elif not indexed:
@@ -136,7 +136,7 @@ class Encoder:
             begin = _integer(known, 6, 0x40)
         if not known:
             begin += _string(name)
-        literal = begin + _string(value, least=0 if indexed else _LEAST_HUFFMAN_BYTES)
+        literal = begin + _string(value, min_bytes=0 if indexed else _MIN_HUFFMAN_BYTES)
         if indexed:
             field = (name, value)
             self._added += 1
@@ -147,7 +147,7 @@ class Encoder:
         return literal
 
     def _evict(self) -> None:
-        while self._size > self._most:
+        while self._size > self._max_size:
             field, size = self._entries.popleft()
             del self._numbers[field]
             self._size -= size
@@ -156,15 +156,15 @@ class Encoder:
 @lru_cache(maxsize=500)
 def _length(value: bytes) -> bytes:
     """Encode a Content-Length header. Most responses have one, and it is not added to the table."""
-    return _integer(_STATIC_NAMES[b"content-length"], 4, 0) + _string(value, least=64)
+    return _integer(_STATIC_NAMES[b"content-length"], 4, 0) + _string(value, min_bytes=64)
 
 
-def _string(text: bytes, *, least: int = 0) -> bytes:
+def _string(text: bytes, *, min_bytes: int = 0) -> bytes:
     """Encode a string (section 5.2).
 
-    :param least: the minimum length for which the Huffman code is tried.
+    :param min_bytes: the minimum length for which the Huffman code is tried.
     """
-    if least <= len(text) <= _HUFFMAN_BYTES:
+    if min_bytes <= len(text) <= _HUFFMAN_BYTES:
         short = _huffman.encode(text)
         if len(short) < len(text):
             return _integer(len(short), 7, 0x80) + short
@@ -174,16 +174,16 @@ def _string(text: bytes, *, least: int = 0) -> bytes:
 class Decoder:
     """Decodes header blocks. It replaces hpack's decoder in h2.
 
-    :param most_fields: the maximum number of fields in one header block.
+    :param max_fields: the maximum number of fields in one header block.
     :ivar max_header_list_size: the maximum size of one header list (RFC 9113 section 6.5.2).
     :ivar max_allowed_table_size: the maximum table size that the client may choose, in bytes.
     """
 
-    def __init__(self, most_fields: int) -> None:
+    def __init__(self, max_fields: int) -> None:
         self.header_table = HeaderTable()
         self.max_header_list_size = 2**16
         self.max_allowed_table_size = TABLE_BYTES
-        self._most_fields = most_fields
+        self._max_fields = max_fields
         self._decoded: list[Field] | Exception | None = None
 
     @property
@@ -232,10 +232,10 @@ class Decoder:
                 changes += 1
                 if changes > _TABLE_CHANGES:
                     raise hpack.OversizedHeaderListError("too many changes of the table's size")
-                most, at = _decode_integer(data, at, 5)
-                if most > self.max_allowed_table_size:
+                limit, at = _decode_integer(data, at, 5)
+                if limit > self.max_allowed_table_size:
                     raise hpack.InvalidTableSizeError("the table's size exceeds its limit")
-                table.maxsize = most
+                table.maxsize = limit
                 continue
             else:
                 adds = byte & 0x40
@@ -252,7 +252,7 @@ class Decoder:
             size += len(field[0]) + len(field[1]) + _ENTRY_BYTES
             if size > self.max_header_list_size:
                 raise hpack.OversizedHeaderListError(f"headers of more than {size} bytes")
-            if len(fields) > self._most_fields:
+            if len(fields) > self._max_fields:
                 raise hpack.OversizedHeaderListError(f"{len(fields)} fields in one header list")
         if table.maxsize > self.max_allowed_table_size:
             raise hpack.InvalidTableSizeError("the client has not reduced the table's size")
@@ -264,10 +264,10 @@ def _decode_integer(data: bytes, at: int, bits: int) -> tuple[int, int]:
 
     :param bits: how many bits of the first byte belong to the integer.
     """
-    most = (1 << bits) - 1
-    value = data[at] & most
+    limit = (1 << bits) - 1
+    value = data[at] & limit
     at += 1
-    if value < most:
+    if value < limit:
         return value, at
     for shift in range(0, 7 * _INTEGER_BYTES, 7):
         if at >= len(data):

@@ -65,7 +65,7 @@ _GATHERED_BYTES = 60 * 1024
 _TURN_BYTES = 1024 * 1024
 
 # The maximum number of stored priorities of future streams. Each of them uses 200 bytes.
-_MOST_PRIORITIES = 100
+_MAX_PRIORITIES = 100
 
 OPEN: Final = "open"
 GOING_AWAY: Final = "going away"
@@ -104,7 +104,7 @@ class Multiplexer:
         self.lock = threading.RLock()
         self._sender = sender = MultiplexedSender(connection.sock, rules)
         self.output = OutputQueue(sender, connection, rules, self.lock)
-        self.output.keeps_all = True
+        self.output.stays_in_memory = True
         self._encrypts = sender.encrypts
         self.floods = Floods(time.monotonic())
         self.frames = Frames(shared.options, self.floods.admit)
@@ -366,7 +366,7 @@ class Multiplexer:
             stream.priority = parse_priority(value)
         elif number > self.frames.highest_inbound_stream_id:
             self.priorities.pop(number, None)
-            if len(self.priorities) < _MOST_PRIORITIES:
+            if len(self.priorities) < _MAX_PRIORITIES:
                 self.priorities[number] = parse_priority(value)
 
 

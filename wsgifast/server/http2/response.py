@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .multiplexer import Multiplexer
 
 # The minimum size of a read from a disk.
-_LEAST_READ_BYTES = 4096
+_MIN_READ_BYTES = 4096
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -142,9 +142,9 @@ class StreamSender(Sender):
         size = len(data)
         if size:
             # A window may be negative (RFC 9113 section 6.9.2).
-            room = 0 if mux.output.is_waiting else max(0, self._room())
+            room = 0 if mux.output.is_waiting else max(0, self._window_bytes())
             size = min(size, room, mux.quantum)
-        self._send_data(data[:size], of=len(data))
+        self._send_data(data[:size], wanted=len(data))
         self._transmit()
         return size
 
@@ -156,10 +156,10 @@ class StreamSender(Sender):
         try:
             self._send_headers()
             while (first := backlog.first) is not None:
-                room = 0 if mux.output.is_waiting else min(left, self._room())
+                room = 0 if mux.output.is_waiting else min(left, self._window_bytes())
                 if room <= 0:
                     return Turn.FULL
-                of = backlog.size
+                wanted = backlog.size
                 data: bytes | memoryview
                 if isinstance(first, FileSegment):
                     offset = first.offset + backlog.file_sent
@@ -174,8 +174,8 @@ class StreamSender(Sender):
                 else:
                     data = _gather(backlog, room)
                 left -= len(data)
-                self._send_data(data, of=of)
-            self._send_data(b"", of=0)
+                self._send_data(data, wanted=wanted)
+            self._send_data(b"", wanted=0)
             return Turn.DONE
         finally:
             if not mux.is_pumping:
@@ -191,7 +191,7 @@ class StreamSender(Sender):
 
     def is_blocked(self) -> bool:
         """Return whether the window of the stream or of the connection is used up."""
-        return self._room() <= 0
+        return self._window_bytes() <= 0
 
     def wait_until(self, *, no_memory: bool) -> float:
         if self._mux.frames.stream_window(self._number) > 0:
@@ -202,8 +202,8 @@ class StreamSender(Sender):
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
         # The bytes wait in memory. So this reads no more than the windows accept.
-        most = min(max(self._room(), _LEAST_READ_BYTES), BLOCK_BYTES)
-        size = min(segment.size - backlog.file_sent, most)
+        limit = min(max(self._window_bytes(), _MIN_READ_BYTES), BLOCK_BYTES)
+        size = min(segment.size - backlog.file_sent, limit)
         data = os.pread(segment.fd, size, segment.offset + backlog.file_sent)
         if not data:
             raise FileTruncated(segment.size - backlog.file_sent, segment.size)
@@ -213,7 +213,7 @@ class StreamSender(Sender):
         if isinstance(done, bytes):
             backlog.insert_read(done)
 
-    def _room(self) -> int:
+    def _window_bytes(self) -> int:
         frames = self._mux.frames
         return min(frames.outbound_flow_control_window, frames.stream_window(self._number))
 
@@ -238,10 +238,11 @@ class StreamSender(Sender):
         except ProtocolError as error:  # the client has caused a connection error
             raise ClientGone(str(error)) from error
 
-    def _send_data(self, data: bytes | memoryview, *, of: int) -> None:
+    def _send_data(self, data: bytes | memoryview, *, wanted: int) -> None:
         """Frame a part of the body, which may be empty. The last part has the END_STREAM flag.
 
-        :param of: the number of bytes to send. The windows may have allowed only a part of them.
+        :param wanted: the number of bytes to send. The windows may have allowed only a part of
+            them.
         """
         size = len(data)
         self.sent += size
@@ -252,7 +253,8 @@ class StreamSender(Sender):
                 frames = self._mux.frames.send_body(self._number, data, end_stream=ends_here)
             except ProtocolError as error:  # the client has caused a connection error
                 raise ClientGone(str(error)) from error
-            is_cut = size < of and self._room() <= 0  # whether a window has cut the last frame
+            # Whether a window has cut the last frame.
+            is_cut = size < wanted and self._window_bytes() <= 0
             self._mux.floods.earn_windows(size, frames=frames - is_cut)
         if ends and self.trailers:
             self._frame_headers(self.trailers, ends=True)
@@ -282,9 +284,9 @@ class StreamOutput(OutputQueue):
             self._check()
             self._or_fail(lambda: self.stream_sender.send_interim(headers))
 
-    def lose(self, most: int) -> int:
-        """Count framed bytes that were not sent as dropped, at most `most`. Return their number."""
-        size = min(most, self.stream_sender.sent)
+    def lose(self, limit: int) -> int:
+        """Count at most `limit` framed bytes as dropped. Return their number."""
+        size = min(limit, self.stream_sender.sent)
         self._dropped += size
         return size
 

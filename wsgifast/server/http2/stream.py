@@ -40,7 +40,7 @@ READY: Final = "ready"
 OVER: Final = "over"
 
 # The maximum number of bytes of one receive while bodies are received.
-MOST_RECEIVED_BYTES = 64 * 1024
+MAX_RECEIVED_BYTES = 64 * 1024
 
 # Smaller parts of a body are joined, because each part has an overhead of some hundred bytes.
 _JOINED_BYTES = 4 * 1024
@@ -104,7 +104,7 @@ class Stream(Channel):
 
     def may_need_disk(self) -> bool:
         """Return whether the next part of the body may be written to a temporary file."""
-        return self._spool is not None and self._spool.may_need_disk(MOST_RECEIVED_BYTES)
+        return self._spool is not None and self._spool.may_need_disk(MAX_RECEIVED_BYTES)
 
     def receive(self, data: bytes, size: int) -> None:
         """Receive a part of the body.
@@ -279,7 +279,7 @@ class StreamedUpload(RawBody):
     def __init__(self, mux: Multiplexer, number: int) -> None:
         self._mux = mux
         self._number = number
-        self._came = threading.Condition(mux.lock)
+        self._arrived = threading.Condition(mux.lock)
         self._parts: deque[tuple[memoryview, int]] = deque()  # parts, each with its padding
         self._is_complete = False
         self._received_before = mux.uploads.received
@@ -292,7 +292,7 @@ class StreamedUpload(RawBody):
 
         :param size: its size in the flow-control windows, which includes padding.
         """
-        with self._came:
+        with self._arrived:
             # The connection's window is opened at once, because other streams need it.
             self._mux.open_window(size, None)
             if self.closed or not data:
@@ -303,18 +303,18 @@ class StreamedUpload(RawBody):
                 last, more = self._parts.pop()
                 data, padding = b"".join((last, data)), padding + more
             self._parts.append((memoryview(data), padding))
-            self._came.notify_all()
+            self._arrived.notify_all()
 
     def end(self) -> None:
-        with self._came:
+        with self._arrived:
             self._is_complete = True
-            self._came.notify_all()
+            self._arrived.notify_all()
 
     def fail(self, error: Exception) -> None:
-        with self._came:
+        with self._arrived:
             if not self._is_complete:
                 self.failure = self.failure or error
-            self._came.notify_all()
+            self._arrived.notify_all()
 
     # The app's thread calls these methods.
 
@@ -325,7 +325,7 @@ class StreamedUpload(RawBody):
         :raises ClientGone: if the stream ends before the body.
         """
         view = memoryview(buffer).cast("B")
-        with self._came:
+        with self._arrived:
             while view and not self._parts and not self._is_complete:
                 self._wait()
             if not self._parts:
@@ -344,7 +344,7 @@ class StreamedUpload(RawBody):
             raise self.failure
         began = time.monotonic()
         deadline = self._deadline(began)
-        while not self._came.wait(min(max(0.0, deadline - time.monotonic()), TIMEOUT_MAX)):
+        while not self._arrived.wait(min(max(0.0, deadline - time.monotonic()), TIMEOUT_MAX)):
             passed, deadline = deadline, self._deadline(began)
             if deadline <= passed:
                 self.failure = RequestError(408, "The request body did not come in time")
