@@ -52,7 +52,7 @@ def test_output_beyond_memory_waits_in_files() -> None:
         assert shared.memory.used_bytes <= 20 * len(CONTENT)
         assert len(open_descriptors() - before) >= 4  # two blocks are in memory
         assert len(warnings) == 1
-        assert f"more than {20 * len(CONTENT)} bytes" in warnings[0]
+        assert f"More than {20 * len(CONTENT)} bytes" in warnings[0]
         for client in clients:
             assert client.receive_in_turn(4 + 10 * len(CONTENT)) == b"head" + 10 * CONTENT
             client.queue.reset()
