@@ -5,20 +5,20 @@
     python -m loadtests worker.tls asgi --profile release
     python -m loadtests worker. --deployed           with access logs, metrics, a browser's headers
                                                      and uvloop; reports/PROFILE/deployed/*.json
-    python -m loadtests instructions.                what a request costs, counted by valgrind
-    python -m loadtests leaks. replaced. --strict    what abandoned connections leave behind; what
-                                                     is lost while a server's processes are replaced
+    python -m loadtests instructions. the instructions of a request, counted by valgrind python -m
+    loadtests leaks. replaced. --strict leaks after aborted connections; lost requests
+                                                     while a server's processes are replaced
     python -m loadtests slow.memory                  memory and temporary files of a slow reader
-    python -m loadtests compress.                    compression beside its peers
-    python -m loadtests compress-link. --link 20     the same over a link of 20 Mbit/s
-    python -m loadtests upload.                      uploads, by Locust; the frameworks' parsers
-    python -m loadtests upload.large --link 200      others beside a large one over such a link
+    python -m loadtests compress. compression, compared with other packages python -m loadtests
+    compress-link. --link 20 compression over a link of 20 Mbit/s python -m loadtests upload.
+    uploads, by Locust; the frameworks' parsers python -m loadtests upload.large --link 200 small
+    requests beside a large upload over a link
 
 A KEY selects rows. --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
-run replaces the rows that it measured and no others. Contenders take turns. `all` excludes the rows
-of the last eight lines. Those of `slow.memory`, of `compress.` and over a link are published even
-so. Only Locust is behind a link, so rows of other clients mean nothing there. Where no link can be
-made, a line says so and nothing runs.
+run replaces only the rows that it measured. The servers of a row run alternately. `all` excludes
+the rows of the last eight lines. Rows of `slow.memory`, of `compress.` and over a link are
+published nevertheless. Only Locust can use a link, so do not use --link for rows of other clients.
+If a link cannot be made, the command prints the reason and runs nothing.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ from .harness.tables import Profile, Table
 from .link import ADDRESS, NoLink, link
 from .payloads import REPORTS
 
-# A round of the longest row, four servers in turn beside 2,000 downloads, takes a minute.
+# In the longest row, four servers run one after another beside 2,000 downloads. A round takes a
+# minute.
 PROFILES = {
     "quick": Profile(0.3, noise=True),
     "release": Profile(1.0, row_seconds=300.0, full=True, noise=True),
 }
-# What takes longer than all the rest, or a link.
+# Tables that take longer than all others, or that need a link.
 APART = [
     compress.compress_table(wsgi.LOCUST), compress.compress_table(wsgi.LOCUST, "compress-link"),
     slow.upload_table(wsgi.LOCUST), slow_memory.TABLE,
@@ -75,7 +76,7 @@ UNPUBLISHED = [
 
 
 def tables() -> list[Table]:
-    """Return the tables of `all`, from bodies to servers. They are published as APART is."""
+    """Return the tables of `all`, from bodies to servers. They are published, like APART."""
     return [
         *wsgi.BODIES, *wsgi.FILES, wsgi.WORKER, jit.TABLE, metrics.TABLE,
         *slow.TABLES, goodput.TABLE, released.TABLE, peers.TABLE,
@@ -85,7 +86,7 @@ def tables() -> list[Table]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run rows. Return 0, 1 as --strict says, 3 if a server failed, or 130 if stopped."""
+    """Run rows. Return 0, 1 (see --strict), 3 if a server failed, or 130 if stopped."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests",
         description=__doc__,
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("seconds", "rounds", "row_seconds", "note"):
         if getattr(given, name) is not None:
             profile = replace(profile, **{name: getattr(given, name)})
-    raise_open_files()  # servers and crowds inherit it
+    raise_open_files()  # servers and clients inherit the limit
     page = given.page or ("load-tests" if len(selected) > 1 else "")
     title = page.replace("-", " ").capitalize()
     folder, host = REPORTS / given.profile, HOST
@@ -144,10 +145,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def chosen(tables: Sequence[Table], keys: Sequence[str]) -> list[Table]:
-    """The tables, reduced to the rows that the keys select.
+    """Return the tables with only the rows that the keys select.
 
-    A key selects the table of that name. Without such a table it selects the rows with a key that
-    begins with it or, if none does, contains it.
+    A key selects the table of that name. If there is no such table, it selects the rows whose key
+    begins with it. If there are no such rows, it selects the rows whose key contains it.
     """
     of_tables = {table.name: {row.key for row in table.rows} for table in tables}
     names: set[str] = set().union(*of_tables.values())

@@ -1,8 +1,8 @@
-"""An app that makes every mistake: each shape of body, good and bad, under its own URL.
+"""An app with all kinds of bodies, right and wrong, each at its own URL.
 
-/NAME sends the shape at its own size, /NAME/BYTES at another, / lists them all. What an app does to
-make its body is not the subject here: payloads and lists are made only once. Generators and
-open files are new for each request, as they have to be.
+/NAME returns a body of the default size. /NAME/BYTES returns a body of another size. / lists the
+kinds. The tests do not measure the work of making a body, so payloads and lists are made only once.
+Generators and open files must be new for each request.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .payloads import FILE_BYTES, MIB, REPORT_BYTES, chunks, payload, payload_fi
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-# /bytes/NUMBER comes from a URL: no request may make the app allocate more than this.
+# The size is a part of the URL. No request may make the app allocate more than this.
 MAX_BYTES = 256 * MIB
-# What a stream that is made to be one sends at a time.
+# The block size of an efficient stream.
 BLOCK_BYTES = 64 * 1024
 # A server-sent event: one line, ten times a second.
 TICK_BYTES, TICK_S = 32, 0.1
-# An app that waits for its database, and one that computes.
+# The times of an app that waits for its database (short and long), and of one that computes.
 SLEEP_S, COMPUTE_S, WORK_S = 0.010, 0.003, 0.05
 
 
 class Shape(NamedTuple):
     """One kind of body: its name in tables, its default size, and the function that makes it.
 
-    `declared`: the app sends Content-Length itself, as a careful one does.
+    :ivar declared: whether the app sets Content-Length.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Shape(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _text(size: int) -> str:
-    """ASCII text in lines of 80 characters."""
+    """Return ASCII text in lines of 80 characters."""
     line = "".join(map(chr, range(33, 112))) + "\n"
     return (line * (size // len(line) + 1))[:size]
 
@@ -96,8 +96,8 @@ def _in_the_servers(environ: WSGIEnvironment, size: int) -> object:
 
 
 SHAPES = {
-    # Not iterables of bytes, or not only: PEP 3333 forbids them, and servers fail each in its own
-    # way.
+    # Bodies that PEP 3333 forbids, because they are not iterables of bytes. Each server fails in a
+    # different way.
     "str": Shape("a str", REPORT_BYTES, lambda e, n: _text(n)),
     "bytes": Shape("a bytes", REPORT_BYTES, lambda e, n: payload(n)),
     "bytearray": Shape("a bytearray", REPORT_BYTES, lambda e, n: bytearray(payload(n))),
@@ -114,7 +114,7 @@ SHAPES = {
     "file-wrapper": Shape(
         "wsgiref's FileWrapper (8 KiB)", FILE_BYTES, lambda e, n: FileWrapper(_file(e, n))
     ),
-    # As they should be: these may not get slower.
+    # Efficient bodies. They must not become slower.
     "whole": Shape("[bytes]", REPORT_BYTES, lambda e, n: [payload(n)], declared=True),
     "undeclared": Shape("[bytes], no length", REPORT_BYTES, lambda e, n: [payload(n)]),
     "small": Shape("[bytes], small", 512, lambda e, n: [payload(n)], declared=True),
@@ -154,7 +154,7 @@ def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[byt
     if shape.declared:
         headers.append(("Content-Length", str(size)))
     start_response("200 OK", headers)
-    # That it may be no iterable of bytes is the point.
+    # Some bodies are not iterables of bytes, on purpose.
     return cast("Iterable[bytes]", shape.make(environ, size))
 
 

@@ -1,7 +1,7 @@
-"""The tables of ASGI: asgifast beside uvicorn and granian, on other servers, under frameworks.
+"""The tables for ASGI: asgifast on uvicorn and other servers, and with frameworks.
 
-One worker each, persistent connections, and no access log where the row names none. uvicorn and
-others use uvloop where the row names no loop.
+Each server has one worker. Connections are persistent. There is no access log unless the row names
+one. uvicorn and other servers use uvloop unless the row names a loop.
 """
 
 from __future__ import annotations
@@ -51,12 +51,15 @@ def _of(path: str, *names: str) -> dict[str, Side]:
     return {name: (SERVERS[name], path) for name in names}
 
 
-# One upload a run, into memory: what a disk takes is not what is compared.
+# Temporary files are in memory, so that the disk does not affect the figures.
 _IN_MEMORY = (("TMPDIR", "/dev/shm"),) if Path("/dev/shm").is_dir() else ()
 
 
 def _upload(key: str, title: str, sides: dict[str, Server], **kind: bool) -> Row:
-    """:param kind: of the upload: `form`, `http2`."""
+    """Return a row for one upload in each run.
+
+    :param kind: the kind of upload, see :func:`~loadtests.uploads.upload`.
+    """
     contenders = {name: replace(server, env=_IN_MEMORY) for name, server in sides.items()}
     title = f"1 GiB {title} (in a short run 128 MiB)"
     return row(f"asgi.upload.{key}", title, contenders, "/upload", BYTES, upload(**kind))
@@ -104,7 +107,7 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol on uvloop, beside uvicor
              "our H11Protocol": uvicorn(APP, "--http=asgifast.uvicorn:H11Protocol")}),
     _upload("http2", "over HTTP/2, read by request.stream()", _UPLOADED_HTTP2, http2=True),
     _upload("http2-multipart", "over HTTP/2 in a form", _UPLOADED_HTTP2, form=True, http2=True),
-    # uvicorn's zttp protocol beside ours.
+    # uvicorn's zttp protocol compared with ours.
     *rows("asgi.zttp", "uvicorn --http zttp: ", {
         "uvicorn --http zttp": uvicorn(APP, "--http=zttp"),
         "our ZttpProtocol": uvicorn(APP, "--http=asgifast.uvicorn:ZttpProtocol"),
@@ -115,7 +118,8 @@ _LOGS = {"": (), "-log": ("--access-log", "--log-level=info")}
 
 
 def _on_loop(loop: str, log: str) -> list[Row]:
-    """Small, JSON and streamed responses of asgifast's protocol beside uvicorn's own."""
+    """Return rows that compare asgifast's protocol with uvicorn's, on one event loop.
+    """
     options = (f"--loop={loop}", *_LOGS[log])
     sides: dict[str, Side] = {
         PLAIN: uvicorn(APP, *options),
@@ -139,7 +143,7 @@ OTHERS: dict[str, Callable[[str], Server]] = {
     "hypercorn-trio": lambda app: hypercorn(app, "trio"),
     "granian": granian,
     "gunicorn-asgi": lambda app: gunicorn(app, worker_class="asgi"),
-    # On asyncio it breaks off files that are larger than the send buffer.
+    # With asyncio, anycorn truncates files that are larger than the send buffer.
     "anycorn-trio": lambda app: hypercorn(app, "trio", "--workers=0", package="anycorn"),
     "daphne": daphne,
 }
@@ -152,7 +156,7 @@ _OTHERS = table("asgi-others", "ASGIFast alone, on servers that stay as they are
 
 
 def through(framework: str, title: str) -> list[Row]:
-    """A file, a stream and a small response through the middleware of a framework."""
+    """Return rows with a file, a stream and a small response that pass a framework's middleware."""
     sides: dict[str, Side] = {
         PLAIN: uvicorn(f"{FRAMEWORK}:plain_{framework}"),
         BOTH: uvicorn(f"{FRAMEWORK}:fast_{framework}", ours=True),

@@ -1,7 +1,8 @@
 """The ASGI apps of the load tests.
 
-`app` is a usual Starlette app, and `fast` the same in ASGIFast. `limit` is the same in the smallest
-middleware that looks at messages, and `nothing` in one that does nothing. `bare` has no framework.
+`app` is a usual Starlette app. `fast` is `app` in ASGIFast. `limit` is `app` in the smallest
+middleware that reads messages, and `nothing` in a middleware that does nothing. `bare` is an app
+without a framework.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ async def our_file(request: Request) -> Response:
 
 
 async def stream(request: Request) -> Response:
-    """Crumbs of so many bytes, by Starlette."""
+    """Stream a body of a given size in messages of 100 bytes, by Starlette."""
 
     async def body() -> AsyncIterator[bytes]:
         for chunk in chunks(request.path_params["size"], CRUMB_BYTES):
@@ -65,7 +66,7 @@ async def as_json(request: Request) -> Response:
 
 
 async def messages(request: Request) -> Response:
-    """20 messages of 1 kB."""
+    """Stream 20 messages of 1 kB."""
 
     async def body() -> AsyncIterator[bytes]:
         for chunk in chunks(20_000, 1000):
@@ -75,7 +76,7 @@ async def messages(request: Request) -> Response:
 
 
 async def upload(request: Request) -> Response:
-    """Its size, or that of the file in its form, and in how many messages it came."""
+    """Return the size of the body, or of the file in a form, and the number of messages."""
     size = messages = 0
 
     async def counted() -> Message:
@@ -96,13 +97,13 @@ async def upload(request: Request) -> Response:
 
 
 async def unread(request: Request) -> Response:
-    """Reads nothing of its body, and does not return."""
+    """Do not read the body, and never return."""
     await asyncio.Event().wait()
     raise AssertionError
 
 
 class Crumbs:
-    """100,000 body messages of 100 bytes, of which Starlette sees none."""
+    """An app without Starlette that sends 100,000 body messages of 100 bytes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -131,7 +132,7 @@ app = Starlette(
 
 
 async def limit(scope: Scope, receive: Receive, send: Send) -> None:
-    """What any middleware costs that looks at the messages: a copied scope, a send() more."""
+    """Do what every middleware does that reads messages: copy the scope, and wrap send()."""
 
     async def forward(message: Message) -> None:
         await send(message)
@@ -140,7 +141,7 @@ async def limit(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """What any middleware costs: a call and a coroutine more."""
+    """Do what every middleware does: call the app, in another coroutine."""
     await app(scope, receive, send)
 
 
@@ -149,19 +150,19 @@ buffered = asgifast.ASGIFast(app, buffer_bodies=True)
 
 
 def __getattr__(name: str) -> ASGIApp:
-    """An app whose back end of metrics is only loaded where it is requested."""
+    """Return an app with metrics. Its back end is imported only if a test uses it."""
     if name == "metered":
         return asgifast.ASGIFast(app, metrics="prometheus")
     raise AttributeError(name)
 
 
 async def bare(scope: Scope, receive: Receive, send: Send) -> None:
-    """/upload, /blocks, /stream and /server-wrapper as in the WSGI app, and the payload files.
+    """Serve the payload files, and some paths of the WSGI app.
 
     /work blocks the event loop.
     """
     if scope["type"] != "http":
-        return  # no lifespan
+        return  # lifespan is not supported
     name = scope["path"].rpartition("/")[2]
     headers: list[tuple[bytes, bytes]] = []
     if name == "server-wrapper" or name.endswith(".bin"):

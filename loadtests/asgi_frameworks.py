@@ -1,7 +1,7 @@
-"""ASGI frameworks' own kinds of middleware, around their own file responses, streams and responses.
+"""Apps of ASGI frameworks: file responses, streams and small responses, with a middleware.
 
-`plain_NAME` is an app as it is, `fast_NAME` the same in ASGIFast (Django's by asgifast.django).
-Litestar, Quart and Sanic come with `pip install --group frameworks`.
+`plain_NAME` is an app without ASGIFast, `fast_NAME` the same app in ASGIFast (Django's uses
+asgifast.django). `pip install --group frameworks` installs Litestar, Quart and Sanic.
 """
 
 from __future__ import annotations

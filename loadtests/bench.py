@@ -1,4 +1,4 @@
-"""Rows of the load tests: contender x scenario x client, for harness.runner."""
+"""Functions that make rows of the load tests from contenders, scenarios and clients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .payloads import files
 
 FAST = FAST_WORKER
 APP = "loadtests.app:app"
-# A contender: a server, and its request or client, if that is not the row's; or
-# a client that does all by itself.
+# A contender: a server, with a path or a client if these differ from the row's. Or a client that
+# needs no server.
 Side: TypeAlias = "Server | Client | tuple[Server, str | Client] | tuple[Server, str, Client]"
-# A scenario: its key, title, path and unit, and its client, if that is not the unit's.
+# A scenario: its key, title, path and unit, and a client if it differs from the unit's.
 Case: TypeAlias = "tuple[str, str, str, Unit] | tuple[str, str, str, Unit, Client]"
-# The tables that are measured over a link alone, with --link, and its rate in Mbit/s.
+# The tables that need --link, with the rate of the link in Mbit/s.
 LINKS = {"compress-link": 20, "upload-link": 200}
 _CLIENTS = {BYTES.name: raw(), REQUESTS.name: wrk(8)}
 
@@ -37,11 +37,12 @@ def row(
     fresh: bool = False,
     **more: Any,
 ) -> Row:
-    """A row of these contenders.
+    """Return a row that compares contenders.
 
-    :param client: by default raw() for bytes and wrk(8) for requests.
-    :param fresh: each run gets a new server.
-    :param more: as for :class:`~loadtests.harness.tables.Row`.
+    :param sides: the contenders by name.
+    :param client: the default is raw() for bytes and wrk(8) for requests.
+    :param fresh: whether each run gets a new server.
+    :param more: see :class:`~loadtests.harness.tables.Row`.
     """
     contenders = tuple(_contender(name, side, path, fresh) for name, side in sides.items())
     client = client or contenders[0].client or _CLIENTS[unit.name]
@@ -58,10 +59,10 @@ def _contender(name: str, side: Side, path: str, fresh: bool) -> Contender:
 
 
 def pair(*options: str, app: str = APP, first: str = "gthread", **more: Any) -> dict[str, Side]:
-    """FastWorker and gthread.
+    """Return FastWorker and gthread as contenders.
 
-    :param options: gunicorn's.
-    :param more: as for :func:`~wsgifast.commands.bench.serving.gunicorn`.
+    :param options: options of gunicorn.
+    :param more: see :func:`~wsgifast.commands.bench.serving.gunicorn`.
     """
     kinds = {"FastWorker": FAST, "gthread": "gthread"}
     names = sorted(kinds, key=lambda name: name != first)
@@ -69,7 +70,7 @@ def pair(*options: str, app: str = APP, first: str = "gthread", **more: Any) -> 
 
 
 def rows(key: str, title: str, sides: Mapping[str, Side], cases: Iterable[Case]) -> list[Row]:
-    """The same contenders in each of these scenarios."""
+    """Return a row for each scenario, with the same contenders."""
     return [
         row(f"{key}.{case}", f"{title}{what}", sides, path, unit, *client)
         for case, what, path, unit, *client in cases
@@ -77,7 +78,7 @@ def rows(key: str, title: str, sides: Mapping[str, Side], cases: Iterable[Case])
 
 
 def unavailable(names: Iterable[str], way_out: str) -> dict[str, Side]:
-    """Contenders of these names that fail, each with this message."""
+    """Return contenders that fail with a message, in place of unavailable ones."""
 
     def fail(task: Task) -> Load:
         return Load(0, 1, 0, 0.0, errors={way_out: 1})
@@ -86,12 +87,12 @@ def unavailable(names: Iterable[str], way_out: str) -> dict[str, Side]:
 
 
 def table(name: str, title: str, members: Sequence[Row], **more: Any) -> Table:
-    """Rows that belong together, with the files that most servers need."""
+    """Return a table of rows. It prepares the files that most servers need."""
     return Table(name, title, members, **{"prepare": files, **more})
 
 
 def with_its_cpu(client: Client) -> Client:
-    """The client, which reports its own CPU time too."""
+    """Return a client that also reports its own CPU time."""
 
     def run(task: Task) -> Load:
         load = client(task)
@@ -107,5 +108,5 @@ def client_cpu_s_per_gb(load: Load) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory that a process and all its descendants have."""
+    """Return the resident memory of a process and all its descendants."""
     return sum(process.memory_info().rss for process in family(pid))

@@ -1,14 +1,16 @@
-"""How many requests a BREACH attack needs, with and without padding.
+"""The number of requests for a BREACH attack, with and without padding.
 
     python -m loadtests.breach
 
-A page has a secret, and text that a client chose, such as a search term. The attacker, who makes a
-victim's browser request the page with guesses and sees the lengths, guesses the secret digit by
-digit: of the sixteen guesses for the next one, the right one repeats one more digit and compresses
-best. Each guess is sent in two forms, with its last digit before and behind a character that is not
-in the page, so that Huffman codes cancel out. With padding each form is sent several times, and the
-mean or the least of its lengths is taken. Two guesses of the same length count as a failure; an
-attacker would try other forms.
+A page contains a secret, and text from the client, such as a search term. An attacker makes a
+victim's browser request the page with guesses, and sees the lengths of the responses. So the
+attacker finds the secret digit by digit. Of the sixteen guesses for the next digit, the right one
+repeats one more digit of the page, and compresses best.
+
+Each guess is sent in two forms: with its last digit before and after a character that is not in
+the page. So the effect of Huffman codes cancels out. With padding each form is sent several times,
+and the mean or the minimum of the lengths is used. If two guesses have the same length, the attack
+counts as failed. A real attacker would try other forms.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def success(
     *,
     padding: bool,
 ) -> float:
-    """The share of digits that are found."""
+    """Return the share of digits that the attack finds."""
     random_ = random.Random(1)
     found = 0
     for _ in range(trials):

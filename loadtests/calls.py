@@ -1,8 +1,8 @@
-"""Calls of which instructions.py counts the instructions, each a request to an app or to WSGIFast.
+"""Calls whose instructions instructions.py counts. Each is a request to an app.
 
-A process is forked for each count, to make a call so often. The WSGI environ contains what gunicorn
-puts there, so that TCP_NODELAY is set as in production. Under valgrind an import takes seconds:
-this imports what a call needs, and no more.
+For each count, a forked process makes the call as often as the count says. The WSGI environ
+contains the keys of gunicorn, so that TCP_NODELAY is set like in production. Under valgrind an
+import takes seconds, so this module imports only what a call needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wsgifast.bodies.files import close_body
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-# Of the size of gunicorn's: what is put into a dictionary of three costs more than its place.
+# As large as gunicorn's. In a small dictionary, a new key would often cause a resize.
 _ENVIRON: dict[str, Any] = {
     "wsgi.version": (1, 0), "wsgi.errors": sys.stderr, "wsgi.multithread": True,
     "wsgi.multiprocess": False, "wsgi.run_once": False, "wsgi.input_terminated": True,
@@ -43,10 +43,13 @@ def _wsgi(
     size: int = 512,
     accepts: str | None = "gzip, deflate",
 ) -> Callable[[], None]:
-    """
-    :param pattern: of the URL, noted as a framework notes it.
-    :param size: of the body, in bytes.
-    :param accepts: the request's Accept-Encoding.
+    """Return a call of a wrapped app with one body.
+
+    :param wrap: wraps the app.
+    :param kind: makes the body from its list of blocks.
+    :param pattern: the URL pattern, stored in the environ like by a framework.
+    :param size: the bytes of the body.
+    :param accepts: the request's Accept-Encoding. None for no such header.
     """
     body = [b"x" * size]
 
@@ -65,7 +68,7 @@ def _accepting(accepts: str | None) -> dict[str, Any]:
 
 
 def _request(app: Any, environ: Mapping[str, Any]) -> Callable[[], None]:
-    """As a server makes it: a new environ, the body read, and closed."""
+    """Return a call that does what a server does: make an environ, iterate and close the body."""
     environ = {**environ, "gunicorn.socket": socket.socket()}
 
     def call() -> None:
@@ -93,7 +96,7 @@ def _with_opentelemetry(app: Any) -> Any:
 def _flask(
     wrap: Callable[[Any], Any], path: str = "/page", accepts: str | None = "gzip, deflate"
 ) -> Callable[[], None]:
-    from .flask_app import app as flask_app  # here: other calls need not wait for its import
+    from .flask_app import app as flask_app  # imported here, because other calls do not need it
 
     return _request(wrap(flask_app), {**_accepting(accepts), "PATH_INFO": path})
 
@@ -108,7 +111,7 @@ def _one_kib(environ: WSGIEnvironment, start_response: StartResponse) -> Iterabl
 
 
 def _fast_worker(wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    """A request on a connection that stays open: one thread polls, receives, calls and sends."""
+    """Return a call that makes a request on an open connection. One thread handles all of it."""
     from types import SimpleNamespace
 
     from gunicorn.config import Config
@@ -126,7 +129,7 @@ def _fast_worker(wrap: Callable[[Any], Any]) -> Callable[[], None]:
         raise RuntimeError("FastWorker has refused the connection")
     connection.begin()
     pool = server.pool
-    pool.monitor.guard_at = float("inf")  # nobody watches how long a turn takes
+    pool.monitor.guard_at = float("inf")  # the monitor does not check the time of a step
 
     def call() -> None:
         client.sendall(_GET)
@@ -150,14 +153,14 @@ _METRICS: dict[str, Any] = {
     "opentelemetry, its SDK": _with_opentelemetry,
 }
 _NOTED: dict[str, Any] = {"headers": (_LENGTH,), "pattern": "/items/<int:number>"}
-# A row's key -> its title, contenders, and what makes the call of a contender.
+# By the key of a row: its title, its contenders, and the function that makes a contender's call.
 CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] = {
     "wsgi.declared": ("WSGI: [bytes] with Content-Length", _WSGI,
                       partial(_wsgi, headers=(_LENGTH,))),
     "wsgi.undeclared": ("WSGI: [bytes] without", _WSGI, _wsgi),
     "wsgi.iterator": ("WSGI: an iterator of one chunk", _WSGI, partial(_wsgi, kind=iter)),
     "wsgi.flask": ("WSGI: a page of Flask's", _WSGI, _flask),
-    # Responses that are not compressed, by one that would.
+    # Responses that WSGIFast with compress=True does not compress.
     "uncompressed.unasked": ("WSGI: text for a client that accepts no coding", _COMPRESS,
                              partial(_wsgi, headers=(_LONGER,), size=20_000, accepts=None)),
     "uncompressed.small": ("WSGI: a small text", _COMPRESS, partial(_wsgi, headers=(_LENGTH,))),
@@ -175,7 +178,7 @@ CALLS: dict[str, tuple[str, dict[str, Any], Callable[..., Callable[[], Any]]]] =
 
 
 def main() -> None:
-    """What valgrind counts."""
+    """Make a call as often as requested, under valgrind."""
     parser = argparse.ArgumentParser(prog="python -m loadtests.calls", description=__doc__)
     names = [f"{key}:{side}" for key, (_, sides, _) in CALLS.items() for side in sides]
     parser.add_argument("call", choices=names, metavar="CALL", help="one of " + ", ".join(names))
@@ -186,13 +189,13 @@ def main() -> None:
     for count in given.count:
         pid = os.fork()
         if not pid:
-            called = make(sides[side])  # here: a fork has no thread of its parent's
+            called = make(sides[side])  # after the fork: it may start threads
             for _ in range(count):
                 called()
             return
         if os.waitpid(pid, 0)[1]:
             sys.exit(1)
-    os._exit(0)  # the end that takes the fewest instructions, so that the counts are in order
+    os._exit(0)  # the exit with the fewest instructions, so that valgrind's counts stay in order
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Two bounded HTTP clients that are cheap enough not to be the bottleneck: one of ours, and wrk.
+"""HTTP clients that are so fast that they do not limit the server: one in Python, wrk and h2load.
 
-Headers are read as in the tests. Bodies are received into one large buffer and not examined, only
-framed. A Content-Length is counted down. A chunked body ends when the received bytes end with the
-last chunk. This suffices for payloads without that sequence, and costs nothing even for a million
-chunks. Any other body ends with the connection.
+The client in Python reads headers with the code of the tests. It receives bodies into one large
+buffer, and only finds their end. A body with a Content-Length ends after that many bytes. A chunked
+body ends when the received bytes end with the last chunk. So no payload may contain that sequence,
+but even a million chunks cost nothing. Any other body ends with the connection.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from wsgifast.commands.client import unverified_tls
 
 from .harness.tables import Client, Task
 
-# One receive: larger than what a socket buffer holds, so one call takes all that is there.
+# The size of a receive. It is larger than the socket's buffer, so one call receives all waiting
+# bytes.
 RECEIVE_BYTES = 1 << 20
 GIVE_UP_S = 30.0
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class BadResponse(Exception):
-    """The message is what the client saw."""
+    """A response is wrong. The message says what the client has received."""
 
 
 class NoResponse(BadResponse):
@@ -45,13 +46,13 @@ class NoResponse(BadResponse):
 
 
 class Connection:
-    """One connection at a time, made when it is needed. The same request is sent again and again.
+    """Sends the same request again and again, on one connection at a time.
 
-    :param headers: lines to add to the request.
-    :param expected: bytes that each body must have. None: any number.
-    :param receive_bytes: requested by one receive.
-    :param look: gets each piece of a body that has a Content-Length, and where it begins.
-    :param give_up_s: a response without a byte for so long has failed.
+    :param headers: header lines to add to the request.
+    :param expected: the bytes of each body. None: any number.
+    :param receive_bytes: the size of one receive.
+    :param look: called with each piece of a body with a Content-Length, and with its offset.
+    :param give_up_s: the longest time without a byte of the response.
     """
 
     def __init__(
@@ -87,9 +88,12 @@ class Connection:
             self._connection = None
 
     def ask(self) -> int:
-        """Send a request. Return the size of the payload. A failed connection is closed.
+        """Send a request. Return the size of the payload.
 
-        :raises BadResponse: or OSError.
+        The connection is opened if necessary, and closed after an error.
+
+        :raises BadResponse: if the response is wrong.
+        :raises OSError: if the connection fails.
         """
         stays_open = False
         try:
@@ -105,7 +109,7 @@ class Connection:
         return size
 
     def _exchange(self, connection: http.Connection) -> tuple[int, bool]:
-        """The size of the payload, and whether the connection stays open."""
+        """Return the size of the payload, and whether the connection stays open."""
         begun = b""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.send(self._request)
@@ -115,7 +119,7 @@ class Connection:
         try:
             headers = connection.read_headers()
         except EOFError:
-            raise BadResponse("half of the headers") from None
+            raise BadResponse("incomplete headers") from None
         except (AssertionError, ValueError) as error:
             raise BadResponse(str(error)) from None
         stays_open = headers.keep_alive
@@ -152,7 +156,7 @@ class Connection:
             done += received
 
     def _receive_chunks(self, stream: BufferedReader, status: int) -> int:
-        """Read to the last chunk. Return the bytes received, framing included."""
+        """Read up to the last chunk. Return the number of received bytes, with the framing."""
         total = 0
         tail = b"\r\n"  # an empty body has no CR LF before its last chunk
         while not tail.endswith(_LAST_CHUNK):
@@ -167,12 +171,12 @@ class Connection:
 def raw(
     *, connections: int = 1, receive_bytes: int = RECEIVE_BYTES, requests: int = 1_000_000
 ) -> Client:
-    """GETs for the runner, each after the response to the one before.
+    """Return a client that sends one GET after another on each connection.
 
-    Without a known payload, the chunk framing of a chunked answer is counted as payload.
+    If the size of the payload is unknown, the framing of chunks counts as payload.
 
-    :param connections: each in a thread of its own. One is right for large bodies. With small ones
-        this client takes some 20,000 responses/s at most. Use wrk beyond.
+    :param connections: the number of connections, each in its own thread. Use one for large bodies.
+        For small bodies this client reaches about 20,000 responses/s. Use wrk for higher rates.
     :param receive_bytes: the size of one receive. Real clients use 8 KiB to 256 KiB.
     :param requests: at the most, of each connection.
     """
@@ -206,7 +210,7 @@ def raw(
                     else:
                         times.append((time.perf_counter() - requested) * 1e3)
 
-        # This thread asks too, so that Ctrl-C ends a run of one connection at once.
+        # The present thread sends requests too. So Ctrl-C ends a run of one connection at once.
         with ThreadPoolExecutor(max(1, connections - 1)) as pool:
             others = [pool.submit(ask) for _ in range(connections - 1)]
             ask()
@@ -220,24 +224,24 @@ def raw(
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of all do not exceed (nearest rank).
+    """Return the smallest value that `percent` of all values do not exceed (nearest rank).
 
-    :param ascending: the values, sorted. At least one.
+    :param ascending: the sorted values, at least one.
     """
     rank = -(-len(ascending) * percent // 100)  # rounded up
     return ascending[max(0, int(rank) - 1)]
 
 
 def percentiles(times_ms: Sequence[float]) -> dict[int, float]:
-    """Return the percentiles of times in any order. Without times there are none."""
+    """Return some percentiles of unsorted times. {} if there are no times."""
     ascending = sorted(times_ms)
     return {p: percentile(ascending, p) for p in (50, 95, 99)} if ascending else {}
 
 
-# h2load ends so many seconds after its time, or never.
+# If h2load does not end within this time after its duration, it never ends.
 _H2LOAD_ENDS_S = 10.0
 _UNITS_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-# Called once at the end. Without other functions, Lua takes no part in the requests.
+# wrk calls this function once, at the end. Without other functions, no Lua code runs for requests.
 _REPORT = """
 done = function(summary, latency, requests)
   local e = summary.errors
@@ -251,8 +255,7 @@ end
 
 
 def wrk(connections: int = 8) -> Client:
-    """wrk, a client in C, for rates that one in Python cannot take: keep-alive GETs, for whole
-    seconds, as it knows no others."""
+    """Return wrk, a client in C for high rates. It sends keep-alive GETs, for whole seconds."""
 
     def run(task: Task) -> Load:
         if shutil.which("wrk") is None:
@@ -275,7 +278,7 @@ def wrk(connections: int = 8) -> Client:
         kinds = ("connect", "read", "write", "timeout", "status")
         errors = {f"wrk: {kind}": int(report[kind]) for kind in kinds if report[kind]}
         good = report["requests"] - report["status"]
-        # Without a known payload headers and framing are counted too, as wrk itself does.
+        # If the size of the payload is unknown, wrk's number includes headers and framing.
         size = report["bytes"] if task.body_bytes is None else good * task.body_bytes
         return Load(
             requests=good,
@@ -291,7 +294,7 @@ def wrk(connections: int = 8) -> Client:
 
 
 def h2load(connections: int = 10, streams: int = 10) -> Client:
-    """h2load, nghttp2's client in C: GETs over HTTP/2, without TLS by prior knowledge."""
+    """Return h2load, a client in C that sends GETs over HTTP/2, without TLS by prior knowledge."""
 
     def run(task: Task) -> Load:
         with temporary_folder("h2load") as folder:
@@ -302,9 +305,9 @@ def h2load(connections: int = 10, streams: int = 10) -> Client:
 
 
 def page_loads(paths: Sequence[str]) -> Client:
-    """h2load, which loads pages: on a new connection it requests all these paths at once.
+    """Return a client that loads pages: on a new connection, h2load requests all paths at once.
 
-    A request is a page load here, with the connection and its TLS handshake.
+    A request in its results is a page load, including the connection and its TLS handshake.
     """
 
     def run(task: Task) -> Load:
@@ -345,12 +348,15 @@ def _url(task: Task) -> str:
 
 
 def _run_h2load(task: Task, folder: Path, connections: int, streams: int, *arguments: str) -> Load:
-    """:param arguments: what is requested, and how often or how long."""
+    """Run h2load once.
+
+    :param arguments: the URL or URLs, and the number of requests or the duration.
+    """
     if shutil.which("h2load") is None:
         raise RuntimeError("h2load is not installed: apt-get install nghttp2-client")
     headers = _header_options(task)
     log = folder / "log"
-    log.unlink(missing_ok=True)  # h2load adds to it
+    log.unlink(missing_ok=True)  # h2load appends to the file
     command = ["h2load", f"--log-file={log}", "-w24", "-W26", *headers]
     size = [f"--clients={connections}", f"--max-concurrent-streams={streams}"]
     cpu, begun = children_cpu_s(), time.monotonic()
@@ -360,7 +366,7 @@ def _run_h2load(task: Task, folder: Path, connections: int, streams: int, *argum
             capture_output=True, text=True, timeout=task.seconds + _H2LOAD_ENDS_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        # It waits for connections that the server leaves unanswered, as gthread does without a free
+        # h2load waits for connections without a response, for example from gthread without a free
         # thread.
         seconds, text, waits = time.monotonic() - begun, "", 1
     else:
@@ -369,8 +375,8 @@ def _run_h2load(task: Task, folder: Path, connections: int, streams: int, *argum
             raise RuntimeError(f"h2load failed with {ran.returncode}: {ran.stdout}{ran.stderr}")
         seconds, text, waits = float(found[1]) * _UNITS_S[found[2]], ran.stdout, 0
     cpu = children_cpu_s() - cpu
-    # Each line: the begin, the status and the duration. Times are in microseconds. The last line of
-    # a killed client may be cut.
+    # Each line has the start, the status and the duration. Times are in microseconds. If h2load was
+    # killed, the last line may be incomplete.
     lines = [line.split("\t") for line in log.read_text().splitlines()] if log.exists() else []
     responses = [(line[1], int(line[2])) for line in lines if len(line) == 3 and line[2]]
     good = [us / 1e3 for status, us in responses if status == "200"]
@@ -388,6 +394,6 @@ def _run_h2load(task: Task, folder: Path, connections: int, streams: int, *argum
 
 
 def children_cpu_s() -> float:
-    """CPU seconds of the children of this process that have ended."""
+    """Return the CPU seconds of this process's ended children."""
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     return spent.ru_utime + spent.ru_stime

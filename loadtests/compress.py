@@ -1,12 +1,11 @@
-"""Compression beside its peers: an app without it, with the best peer, and with ours.
+"""Compression compared with other packages: an app without it, with the best other one, with ours.
 
-    python -m loadtests compress.                             over loopback: what it costs
-    python -m loadtests compress-link. --link 20              over a link of 20 Mbit/s
-    python -m loadtests compress.json.zstd --profile release
+    python -m loadtests compress. over loopback: its cost python -m loadtests compress-link. --link
+    20 over a link of 20 Mbit/s python -m loadtests compress.json.zstd --profile release
 
-Locust asks over four connections that stay open. Ours is without padding, which the peers do not
-have. Peers that are not installed fail with a line that says so: pip install starlette-compress
-flask-compress.
+Locust sends requests over four persistent connections. Our padding is off, because the other
+packages have none. If one of them is not installed, its row fails with a message: pip install
+starlette-compress flask-compress.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _BODIES = {
 _CONNECTIONS = 4
 _FLASK = "loadtests.compress_app:flask_app()"
 _STARLETTE = "loadtests.compress_app:asgi_app"
-# The peer that compresses better or cheaper than the others of its side.
+# For each interface, the other package that compresses best for its cost: its name and its package.
 _PEERS = {"wsgi": ("Flask-Compress", "flask-compress"), "asgi": ("starlette-compress",) * 2}
 RESPONSES = Unit(
     "responses/s", lambda m: m.requests_per_s,
@@ -40,7 +39,7 @@ RESPONSES = Unit(
 
 
 def compress_table(locust: Locust, name: str = "compress") -> Table:
-    """All rows. The client is Locust, which may be behind a link."""
+    """Return the table with all rows. The client is Locust, which may use a link."""
     rows = [
         _row(f"{name}.{kind}", kind, body, coding, locust)
         for kind in _PEERS

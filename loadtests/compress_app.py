@@ -1,4 +1,4 @@
-"""Apps whose responses are compressed, by wsgifast or by others: COMPRESS names which.
+"""Apps whose responses are compressed. The variable COMPRESS names the package that compresses.
 
 `flask_app` and `asgi_app` have the same bodies: /json (about 800 kB), /html (60 kB),
 /small (3 kB), /csv and /ndjson (streams of rows), /events (a hundred HTML fragments, 3 ms apart),
@@ -60,7 +60,7 @@ def json_lines() -> Iterator[bytes]:
 
 
 def event(number: int) -> bytes:
-    """As Datastar's: a fragment of the page."""
+    """Return an event with a fragment of a page, like those of Datastar."""
     item = _LIST[number]
     row = _ROW.format(**item).rstrip()
     return f'event: patch\ndata: <div id="row-{number}" class="row new">{row}</div>\n\n'.encode()
@@ -73,7 +73,7 @@ def events() -> Iterator[bytes]:
 
 
 _HTML = "text/html; charset=utf-8"
-# Bodies, or what yields their rows, and their types, by their paths.
+# By path: the body, or a function that yields its rows, and its Content-Type.
 _BODIES: dict[str, tuple[Any, str]] = {
     "/json": (JSON, "application/json"),
     "/html": (HTML, _HTML),

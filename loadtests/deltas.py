@@ -1,11 +1,12 @@
-"""What a new release costs a browser that has the last one: brotli beside deltas (RFC 9842).
+"""The bytes of a new release for a browser that has the old one: brotli and deltas (RFC 9842).
 
     python -m loadtests.deltas
 
-A Django site with plotly.js, Bootstrap and the admin's styles and scripts is collected, visited by
-Chromium, collected again with the packages' next releases into the same STATIC_ROOT, restarted and
-visited again, through FastWorker. Chromium counts the bytes of static files on the wire, with and
-without dictionaries. Most of its minute and a half of processor time goes to brotli at level 11.
+The program collects the static files of a Django site with plotly.js, Bootstrap and the admin.
+Chromium visits the site, through FastWorker. Then the program collects the files of the packages'
+next releases into the same STATIC_ROOT. Chromium visits the restarted site again. It counts the
+bytes of static files on the wire, with and without dictionaries. The program needs about 90 s of
+CPU time, most of it for brotli at level 11.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _RELEASES = [
     {"plotly": "6.0.0", "bootstrap-flask": "2.3.0", "django": "5.1"},
     {"plotly": "6.0.1", "bootstrap-flask": "2.3.3", "django": "5.2"},
 ]
-# What of each wheel becomes static files.
+# The folder of each wheel that becomes static files.
 _FOLDERS = {
     "plotly": "plotly/package_data/",
     "bootstrap-flask": "flask_bootstrap/static/bootstrap5/",
@@ -83,7 +84,7 @@ class Site:
         }
 
     def release(self, versions: dict[str, str]) -> None:
-        """Collect the files of a release beside those of the last one."""
+        """Collect the files of a release. The files of the previous release remain."""
         source = self.folder / "source"
         shutil.rmtree(source, ignore_errors=True)
         for package, version in versions.items():
@@ -100,14 +101,14 @@ class Site:
         )
 
     def visit(self, profile: Path, *options: str) -> list[Fetched]:
-        """Visit the site by a browser that is started with a profile. Return its static files."""
+        """Visit the site in a new browser with a profile. Return the fetched static files."""
         url = f"http://localhost:{self.port}/"
         with chromium(profile, *options) as browser:
             seen = browser.visit(url)
             assert (
                 browser.evaluate("typeof Plotly.newPlot + typeof bootstrap.Modal") == 2 * "function"
             )
-            # What it stores of them as dictionaries it has stored when it ends.
+            # The browser stores dictionaries before it ends.
             return [fetched for name, fetched in seen.items() if "/static/" in name]
 
 
@@ -143,7 +144,7 @@ def main() -> int:
 
 
 def _short(url: str) -> str:
-    """A file's name without its hash."""
+    """Return a file's name without its hash."""
     stem, _, extension = url.rpartition("/")[2].rpartition(".")
     return f"{stem.rpartition('.')[0]}.{extension}"
 

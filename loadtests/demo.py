@@ -1,7 +1,7 @@
 """Compares gunicorn and uvicorn with and without wsgifast, in under two minutes: make demo.
 
-Locust makes the requests. Each row adds one part of wsgifast to an app that stays as it is. The
-page reports/demo/index.html links to Locust's own report of each server's last round.
+Locust sends the requests. Each row adds one part of wsgifast to an unchanged app. The page
+reports/demo/index.html links to Locust's report of each server's last round.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .payloads import FILE_BYTES, MIB, REPORTS, files
 FOLDER = REPORTS / "demo"
 TITLE = "gunicorn and uvicorn, with and without wsgifast"
 COLUMNS = ("request", "added", "before", "with wsgifast", "gain", "CPU")
-# One line for each column.
+# The explanation of each column.
 READING = (
     "request: the response that Locust requests again and again, from the same app in both runs.",
     "added: the part of wsgifast that makes the difference.",
@@ -51,23 +51,23 @@ READING = (
     "metrics, uvicorn has uvloop, and requests have a browser's headers.",
 )
 BEFORE, AFTER = "before", "with wsgifast"
-# Rows that stay unchanged are compared with the machine's noise.
+# By whether a gain is expected. Rows without a gain are compared with the machine's noise.
 PROFILES = {
     True: Profile(0.4, 3, row_seconds=8.0),
     False: Profile(0.4, 5, row_seconds=8.0, noise=True),
 }
 SLOW_CLIENTS, LINK_MBIT = 8, 20
 _SETTLE_S, _IDLE_S = 5.0, 0.1
-# The downloads go on for so long after the time for requests: Locust may begin late.
+# The downloads continue for this time after the measured time, because Locust may begin late.
 _LONGER_S = 2.0
-# Small responses are requested by several users at once: one alone would measure the round trip.
+# Several users request small responses at once. A single user would measure the round-trip time.
 _SMALL_USERS = 8
-# What the figures depend on: the machine, and the packages that are used.
+# The facts about the machine and the packages on which the figures depend.
 _FACTS = {
     "cores", "processor", "system", "python", "tcp", "wsgifast", "gunicorn", "werkzeug", "flask",
     "uvicorn", "uvloop", "httptools", "starlette", "locust",
 }  # fmt: skip
-# A narrower terminal has the title of each row in a line above its figures.
+# In a narrower terminal, the title of each row is in a line above its figures.
 _WIDE_CHARS = 110
 _LOCUST = Locust()
 _LOCUST_REPORTS = FOLDER / "locust"
@@ -80,7 +80,7 @@ class Comparison:
     """A row of the demo.
 
     :ivar added: the part of wsgifast that the second server has.
-    :ivar gains: whether it is above the rows that stay unchanged.
+    :ivar gains: whether wsgifast makes this row faster.
     """
 
     row: Row
@@ -93,9 +93,9 @@ def _client(users: int = 1) -> Client:
 
 
 def beside_slow_downloads(client: Client) -> Client:
-    """The client, while more slow clients download a large file than the server has threads.
+    """Return a client that runs beside more slow downloads than the server has threads.
 
-    No response counts if each of them waited until the time was over.
+    If all its requests waited until the end of the measured time, no response counts.
     """
 
     def load(task: Task) -> Load:
@@ -104,7 +104,7 @@ def beside_slow_downloads(client: Client) -> Client:
         )  # fmt: skip
         with crowd as present:
             _wait_until_idle(task.pid)
-            assert present.process.stdin is not None  # a pipe, whose end is the crowd's
+            assert present.process.stdin is not None  # a pipe, whose end stops the clients
             timer = Timer(task.seconds + _LONGER_S, present.process.stdin.close)
             timer.start()
             found = client(task)
@@ -117,7 +117,8 @@ def beside_slow_downloads(client: Client) -> Client:
 
 
 def _wait_until_idle(pid: int) -> None:
-    """Wait until a server uses next to no CPU, as the buffers of the slow downloads are full."""
+    """Wait until the server is almost idle, because the downloads' buffers are full.
+    """
     spent_s = cpu_seconds(pid)
 
     def is_idle() -> bool:
@@ -162,13 +163,13 @@ def _compare(
 
 
 def _workers(app: str, *options: str) -> tuple[Server, Server]:
-    """gthread and FastWorker."""
+    """Return an app's servers with gthread and with FastWorker."""
     before, after = (gunicorn(app, *options, worker_class=c) for c in ("gthread", FAST_WORKER))
     return before, after
 
 
 def _body(key: str, title: str, *, coalesce: bool = False, gains: bool = True) -> Comparison:
-    """A body of loadtests.app on gthread, without and with WSGIFast."""
+    """Return a row with a body of loadtests.app on gthread, without and with WSGIFast."""
     options = {"coalesce": True} if coalesce else {}
     added = "WSGIFast(app, coalesce=True)" if coalesce else "WSGIFast(app)"
     client = _client(_SMALL_USERS if key == "small" else 1)
@@ -221,7 +222,7 @@ COMPARISONS = (
 
 
 def table(gains: bool) -> Table:
-    """The rows with a gain, or the others."""
+    """Return the rows with a gain, or the rows without a gain."""
     rows = [each.row for each in COMPARISONS if each.gains is gains]
     return Table("demo", TITLE, rows, prepare=files)
 
@@ -237,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = machine()
     show(f"Comparing {TITLE}: {facts['python']}, {facts['cores']} cores", error=True)
     with _LOCUST, deployed() as deployment, progress_line() as progress:
-        _LOCUST.start()  # it takes seconds, in which no slow download has to go on
+        _LOCUST.start()  # it takes seconds, so it is started before the slow downloads
         results = [
             result
             for gains, profile in PROFILES.items()
@@ -251,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def as_text(results: Sequence[Result], width: int | None = None) -> str:
-    """Return the table for a terminal, its columns explained, and the gain of the reader.
+    """Return the table for a terminal, the explanation of its columns, and a conclusion.
 
     :param width: in characters. None: unlimited.
     """
@@ -284,12 +285,12 @@ def _of(results: Sequence[Result], gains: bool) -> list[tuple[Comparison, Result
 
 
 def problems_of(results: Sequence[Result]) -> list[str]:
-    """Failures with wsgifast, bodies that differ, and rows that the client limits."""
+    """Return failures with wsgifast, different bodies, and rows that the client limits."""
     expected = [f"{result.row.title}, {BEFORE}: " for result in results]
     return [
         line
         for line in problems(results)
-        if not line.startswith((*expected, "fewer than", "two figures"))  # both are explained
+        if not line.startswith((*expected, "fewer than", "two figures"))  # the text explains both
     ]
 
 
@@ -321,7 +322,7 @@ def _cpu(result: Result) -> str:
 
 
 def conclusion(results: Sequence[Result]) -> str:
-    """One sentence with what this run shows that the reader gains."""
+    """Return one sentence with the reader's gain in this run."""
     found = {result.row.key.partition(".")[2]: result for result in results}
     clauses = []
     beside = found.get("slow-downloads")
@@ -347,7 +348,7 @@ def conclusion(results: Sequence[Result]) -> str:
     return f"With wsgifast your app {', '.join(first)}{comma}{' and ' if first else ''}{last}."
 
 
-# The part that was added stands below the request, so that the table fits a phone.
+# The added part is below the request, so that the table fits on a phone.
 _STYLE = """<style>
 td:first-child, th { white-space: normal; } td:first-child { min-width: 8rem; }
 th:nth-child(2), td:nth-child(2) { text-align: right; } td a { color: var(--info); }
@@ -358,7 +359,7 @@ td code { color: var(--soft); } @media (max-width: 30rem) {
 
 
 def as_html(results: Sequence[Result]) -> str:
-    """The page, beside the folder of Locust's reports."""
+    """Return the page, for the folder that contains Locust's reports."""
     links = "Figures are responses per second. Each links to the Locust report of its last round."
     parts = [_STYLE, f'<p class="soft">{links}</p>']
     for gains, title in ((True, "Faster"), (False, "Unchanged")):

@@ -1,13 +1,13 @@
 """Servers and requests as they are deployed: `python -m loadtests --deployed`, and `make demo`.
 
-- Every server that can writes an access log, to a pipe that another process reads.
+- Servers with an access log write it to a pipe that another process reads.
 - FastWorker and asgifast's protocols have metrics.
 - ASGI servers in Python use uvloop.
 - Each request has the 11 headers of a browser.
 
     python -m loadtests.deployed PIPE MODULE ARGUMENT ...
 
-starts a server, such as gunicorn. What it prints goes to the pipe.
+starts a server, such as gunicorn, with PIPE as its standard output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wsgifast.commands.loading.servers import START
 
 from .harness.tables import Contender, Row, Table
 
-# Those of a browser, beside Host and Connection, which each client sends by itself.
+# The headers of a browser, except Host and Connection, which each client adds.
 _HEADERS = (
     ": ".join(BROWSER_ACCEPT_ENCODING),
     "User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0",
@@ -42,7 +42,7 @@ _HEADERS = (
     "Upgrade-Insecure-Requests: 1",
     "Priority: u=0, i",
 )
-# Of each server's module: options that switch its access log on, and those that are in the way.
+# By the module of a server: options to add for an access log, and options to remove.
 _LOGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gunicorn": (("--access-logfile", "-"), ()),
     "uvicorn": (
@@ -63,11 +63,11 @@ NOTE = (
 
 @contextlib.contextmanager
 def deployed() -> Iterator[Deployment]:
-    """A pipe whose bytes are read and dropped, and what uses it."""
+    """Provide a Deployment with a pipe, whose bytes are read and dropped."""
     with temporary_folder("deployed") as folder:
         pipe = folder / "access.log"
         os.mkfifo(pipe)
-        # Open for writing too, so that the reader does not end with a server.
+        # Also open for writing here, so that the reader does not end when a server ends.
         with open(os.open(pipe, os.O_RDWR), "wb"), pipe.open("rb") as source:
             reader = subprocess.Popen(["cat"], stdin=source, stdout=subprocess.DEVNULL)
             try:
@@ -78,9 +78,9 @@ def deployed() -> Iterator[Deployment]:
 
 
 class Deployment:
-    """Makes deployed servers and requests of others.
+    """Turns servers and requests into deployed ones.
 
-    :param pipe: for access logs.
+    :param pipe: the pipe for access logs.
     """
 
     def __init__(self, pipe: Path) -> None:
@@ -105,7 +105,7 @@ class Deployment:
         return replace(contender, server=self.server(contender.server))
 
     def server(self, server: Server) -> Server:
-        """Return the server as it is deployed, or the same server if it has no access log."""
+        """Return a deployed server. A server without an access log is returned unchanged."""
         python, flag, module, *options = server.argv
         if (python, flag) != ("python", "-m") or module not in _LOGS:
             return server
@@ -121,15 +121,15 @@ class Deployment:
 
 
 def main() -> None:
-    """Become the server."""
+    """Replace this process by the server."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.deployed",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("pipe", help="for what the server prints")
-    parser.add_argument("module", help="the server's, such as gunicorn")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the server's")
+    parser.add_argument("pipe", help="the pipe for the server's output")
+    parser.add_argument("module", help="the server's module, such as gunicorn")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the server's arguments")
     given = parser.parse_args()
     os.dup2(os.open(given.pipe, os.O_WRONLY), sys.stdout.fileno())
     os.execv(sys.executable, [sys.executable, "-c", START, given.module, *given.arguments])

@@ -1,6 +1,6 @@
-"""A Django project of static files, downloads and exports, by WSGI and by ASGI.
+"""A Django project with static files, downloads and exports, for WSGI and ASGI.
 
-The same project each time, with another middleware or another application around it.
+The functions return the same project with different middleware, or in different applications.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECURITY = "django.middleware.security.SecurityMiddleware"
 
 
 class Mark:
-    """The least that an asynchronous middleware does."""
+    """A minimal asynchronous middleware."""
 
     sync_capable, async_capable = False, True
 
@@ -54,7 +54,10 @@ def _configure(*middleware: str, root: str = str(PAYLOADS)) -> None:
 
 
 def wsgi(middleware: str = "ours", root: str = str(PAYLOADS), *, wrapped: bool = False) -> Any:
-    """Django's WSGI application with a middleware, or ours."""
+    """Return Django's WSGI application with a middleware.
+
+    :param wrapped: whether to return wsgifast.django's application.
+    """
     import django.core.wsgi
 
     _configure(_SECURITY, MIDDLEWARE[middleware], root=root)
@@ -66,18 +69,18 @@ def wsgi(middleware: str = "ours", root: str = str(PAYLOADS), *, wrapped: bool =
 
 
 def asgi(*middleware: str, module: str = "django.core.asgi") -> Any:
-    """Return Django's ASGI application of a module. With WhiteNoise it has one of its own."""
+    """Return the ASGI application of a module. The default middleware includes WhiteNoise."""
     _configure(*(middleware or (_SECURITY, MIDDLEWARE["WhiteNoise"])))
     return import_module(module).get_asgi_application()
 
 
 def fast_asgi() -> Any:
-    """Ours, with our middleware."""
+    """Return wsgifast.django's ASGI application with its middleware."""
     return asgi(_SECURITY, MIDDLEWARE["ours"], module="wsgifast.django")
 
 
 def uploads(interface: str) -> Any:
-    """Django's application without middleware."""
+    """Return Django's WSGI or ASGI application without middleware."""
     _configure()
     return getattr(import_module(f"django.core.{interface}"), f"get_{interface}_application")()
 

@@ -1,4 +1,4 @@
-"""Flask's bodies: an open file, an export, send_file and a small page."""
+"""A Flask app with an open file, an export, send_file() and small pages."""
 
 from __future__ import annotations
 

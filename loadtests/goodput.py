@@ -1,8 +1,8 @@
-"""Goodput under overload: responses that come before their clients give up.
+"""Goodput under overload: the rate of responses that arrive before their clients give up.
 
-Requests come at a constant rate, whatever the server does (an open loop), each on a connection of
-its own. A client gives up after a second. The app sleeps for 50 ms, and four threads run it. So the
-server can serve 80 requests a second. The ASGI app blocks the event loop for a quarter of this
+Requests are sent at a constant rate, even if the server is slow (an open loop). Each has its own
+connection. A client gives up after a second. The app sleeps for 50 ms, and four threads run it. So
+the server can serve 80 requests a second. The ASGI app blocks the event loop for a quarter of this
 time, so that the capacity is the same.
 """
 
@@ -27,7 +27,7 @@ PATH = "/work"
 THREADS, GIVE_UP_S = 4, 1.0
 CAPACITY = THREADS / WORK_S
 QUEUE_TIMEOUT_S = 0.5
-# By key: the offered load in capacities.
+# By key: the offered load, as a multiple of the capacity.
 LOADS = {"half": 0.5, "full": 1.0, "one-and-a-half": 1.5, "twice": 2.0, "four-times": 4.0}
 _SECONDS = 8.0
 _TICK_S = 0.004

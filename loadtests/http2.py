@@ -1,8 +1,9 @@
-"""HTTP/2 over TLS: FastWorker beside other servers, and beside its own HTTP/1.1.
+"""HTTP/2 over TLS: FastWorker compared with other servers, and with its own HTTP/1.1.
 
-The client is h2load, of nghttp2. For HTTP/1.1 it is wrk with as many connections. The app is the
-same everywhere. nginx has files in place of the app's bodies. It compresses the page with the level
-of wsgifast. A page load is a new connection with 100 requests at once.
+The client for HTTP/2 is h2load of nghttp2. The client for HTTP/1.1 is wrk with the same number of
+connections. All servers run the same app, except nginx, which serves files with the same bytes. It
+compresses the page at the same level as wsgifast. A page load is a new connection with 100 requests
+at once.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def zttp(app: str, *, ours: bool) -> Server:
 OURS = "FastWorker"
 SERVERS: dict[str, Server] = {
     OURS: _fast(*HTTP2),
-    # Each of its threads serves one connection.
+    # Each thread of gthread serves one connection.
     "gthread, 16 threads": gunicorn(APP, *HTTP2, threads=16, tls=True),
     "granian": over_tls(
         granian(APP, f"--ssl-certificate={_PEM}", f"--ssl-keyfile={_PEM}", interface="wsgi")
@@ -72,9 +73,9 @@ def _row(
     nginx: str = "",
     **more: Any,
 ) -> Row:
-    """A row of all servers.
+    """Return a row with all servers.
 
-    :param nginx: the path of nginx, if it is not that of the app.
+    :param nginx: the path for nginx, if it differs from the app's.
     """
     sides: dict[str, Side] = {**SERVERS, "nginx": (SERVERS["nginx"], nginx or path)}
     return row(f"peers.http2.{key}", title, sides, path, unit, client, ours=OURS, **more)
@@ -83,9 +84,9 @@ def _row(
 def _own(
     key: str, title: str, path: str, clients: tuple[Client, Client], unit: Unit = REQUESTS
 ) -> Row:
-    """A row of FastWorker's HTTP/2 beside its HTTP/1.1.
+    """Return a row that compares FastWorker's HTTP/2 with its HTTP/1.1.
 
-    :param clients: of HTTP/1.1 and of HTTP/2.
+    :param clients: the clients for HTTP/1.1 and for HTTP/2.
     """
     sides: dict[str, Side] = {
         name: (SERVERS[OURS], client)

@@ -1,4 +1,4 @@
-"""The bodies of the HTTP/2 rows, as a WSGI app and as an ASGI app.
+"""The app of the HTTP/2 rows, for WSGI and for ASGI.
 
 /small/BYTES, /list (1 MB in blocks of 64 KiB), /page.html (60 kB, compressed by wsgifast), and the
 payload files, such as /10485760.bin.
@@ -25,7 +25,8 @@ PAGE = "page.html"
 
 
 def prepare(folder: Path) -> None:
-    """Write the files that nginx has in place of the app's bodies, and those of a page load."""
+    """Write the files that nginx serves in place of the app's bodies, and the files of a page load.
+    """
     files(folder)
     for size in (LIST_BYTES, *BURST_BYTES):
         payload_file(size)
@@ -33,7 +34,7 @@ def prepare(folder: Path) -> None:
 
 
 def _whole(path: str) -> tuple[str, list[bytes]]:
-    """Return the content type and the blocks of a body that is in memory."""
+    """Return the content type and the blocks of a body in memory."""
     if path.endswith(PAGE):
         return "text/html", [HTML]
     if path == "/list":
@@ -48,7 +49,7 @@ def _wsgi(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     return blocks
 
 
-PAYLOADS.mkdir(parents=True, exist_ok=True)  # a fresh checkout has none
+PAYLOADS.mkdir(parents=True, exist_ok=True)  # missing in a new checkout
 _static, _compressed = StaticFiles(directory=PAYLOADS), WSGIFast(_wsgi, compress=True)
 
 
@@ -77,7 +78,7 @@ _asgi_compressed = asgifast.ASGIFast(_asgi, compress=True)
 
 async def asgi_app(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
-        return  # no lifespan
+        return  # lifespan is not supported
     path = scope["path"]
     served = _asgi_compressed if path.endswith(PAGE) else _asgi
     await (_asgi_static if path.endswith(".bin") else served)(scope, receive, send)

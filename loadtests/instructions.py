@@ -1,7 +1,8 @@
-"""How many instructions a request costs: the same on every run, however busy the machine is.
+"""The number of instructions of a request, which does not depend on the load of the machine.
 
-valgrind counts those of a process, without the kernel's. A row is the difference of two runs, so
-that it does not include the start. The process is a server, or one that makes a call (calls.py).
+valgrind counts the instructions of a process, without those of the kernel. A figure is the
+difference of two runs, so it does not include the start. The process is a server, or a program that
+makes a call (calls.py).
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from .calls import CALLS
 from .harness.tables import Client, Row, Task, Unit
 
 INSTRUCTIONS = Unit("instructions", lambda m: m.facts["instructions"], difference=True)
-# So many connections ask at once, as they do of a busy server: one turn of its loop serves them.
+# The number of connections that send requests at once, like clients of a busy server. One iteration
+# of the server's event loop handles all of them.
 CONNECTIONS = 16
-# The requests of the shorter run. CPython has adapted to them by then. The other run has twice.
+# The number of requests in the shorter run. After it, CPython has specialized its bytecode. The
+# longer run has twice as many.
 REQUESTS, TIMES = 100 * CONNECTIONS, 1000
 _START_S = 120.0
-# The garbage collector looks at all that a process has imported, after so many allocations: a look
-# more or less would be most of a difference.
+# The garbage collector is off. It examines all objects of the process after some number of
+# allocations. A single collection would be larger than most differences.
 _RUN = (
     "import gc, runpy, sys; gc.disable(); del sys.argv[0]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -48,15 +51,15 @@ _COUNTED = re.compile(r"I\s+refs:\s+([\d,]+)")
 
 
 def _counted(module: Sequence[str], load: Callable[[Popen[bytes]], object]) -> list[int]:
-    """The instructions of a process and of those that it forks, the fewest first.
+    """Return the instructions of a process and of its forks, in ascending order.
 
-    :param module: its name and its arguments.
-    :param load: its task. It ends before this returns, or by SIGTERM then.
+    :param module: the name of the module to run, and its arguments.
+    :param load: called with the process. If the process still runs afterwards, it gets SIGTERM.
     """
     if shutil.which("valgrind") is None:
         raise RuntimeError("valgrind is not installed: apt-get install valgrind (Debian, Ubuntu)")
     tool = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
-    # A dictionary's order of strings is part of the count.
+    # The hashes of strings affect the count.
     env = {**os.environ, "PYTHONHASHSEED": "0"}
     with temporary_folder("instructions") as folder:
         with started(

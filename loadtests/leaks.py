@@ -1,14 +1,14 @@
-"""What a server keeps of abandoned connections: descriptors, threads, memory.
+"""Leaks of a server after abandoned connections: descriptors, threads, memory.
 
     python -m loadtests leaks. --strict
-    python -m loadtests leaks. --strict --seconds 3600     a soak: an hour each
+    python -m loadtests leaks. --strict --seconds 3600 a soak test: an hour for each row
 
-Clients leave in every state that a connection can be in, half of them by closing it and half by a
-reset. In each round many in all of these states leave at once, as those of a killed process do.
-After each round the server must have as many descriptors and threads as before. Its memory must
-level off. The first rounds allocate caches, buffers and the allocator's arenas. A leak continues to
-grow. Resident memory shows this within the allocator's noise. The number of memory blocks that
-Python has allocated shows it exactly. A leak counts as a failure.
+Clients leave in every state of a connection. Half of them close the connection, and half reset it.
+In each round many clients in all states leave at once, like those of a killed process. After each
+round the server must have as many descriptors and threads as before. Its memory may grow in the
+first rounds, which allocate caches, buffers and the allocator's arenas. A leak continues to grow.
+Resident memory includes the allocator's noise. The number of memory blocks that Python has
+allocated is exact. A leak counts as a failure.
 """
 
 from __future__ import annotations
@@ -31,30 +31,34 @@ from wsgifast.commands.client import HTTPClient, unverified_tls
 from .bench import APP, FAST, resident_bytes, row, table
 from .harness.tables import Client, Row, Task, Unit
 
-# Rounds of so many seconds, with so many clients in each state at a time. As many more leave all at
-# once.
+# The number of rounds, their seconds, the clients in each state at a time, and the clients in each
+# state that leave at once.
 ROUNDS, ROUND_S, CLIENTS, TOGETHER = 6, 4.0, 2, 4
-# A server learns at once that a client has left. Later descriptors of it are leaks.
+# A server notices at once that a client has left. Descriptors that are open after this time are
+# leaks.
 SETTLE_S = 10.0
-# What a server may grow by for each connection in the later half of the rounds. A connection that
-# is leaked is dozens of blocks, so in one state of twelve only it is still several on average.
-# Resident memory has the allocator's noise on top, of which TLS with its large buffers makes most.
+# The most growth for each connection in the second half of the rounds. A leaked connection has
+# dozens of blocks. If only one state of twelve leaks, the average is still several blocks. Resident
+# memory includes the allocator's noise, which is largest with the large buffers of TLS.
 GROWTH_BLOCKS = 0.5
 GROWTH_BYTES = 1024
 
 
 def _leaves(sent: bytes = b"", *, answered: bool = False) -> Kind:
-    """:param answered: it waits for the first bytes of the response before it leaves."""
+    """Return a kind of clients that leave.
+
+    :param answered: whether they wait for the first bytes of the response before they leave.
+    """
     return Kind(sent, receive_bytes_per_s=answered << 20, leaves=True)
 
 
 _POST = b"POST /upload HTTP/1.1\r\nHost: a\r\n"
-# How far clients get before they leave.
+# The states in which clients leave.
 STATES = {
     "connected": _leaves(),
     "half of the headers": _leaves(b"GET /file HTTP/1.1\r\nHos"),
     "persistent": _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
-    # So large that FastWorker receives it into a temporary file.
+    # The body is so large that FastWorker receives it into a temporary file.
     "half an upload": _leaves(_POST + b"Content-Length: 1000000\r\n\r\n" + bytes(50_000)),
     "half a chunk": _leaves(_POST + b"Transfer-Encoding: chunked\r\n\r\nffff\r\n" + bytes(20_000)),
     "in a download": _leaves(b"GET /server-wrapper HTTP/1.1\r\nHost: a\r\n\r\n", answered=True),
@@ -62,12 +66,12 @@ STATES = {
     "in HTTP/2 streams": _leaves(opening("readers of HTTP/2 streams", "/server-wrapper")),
     "HTTP/2 nonsense": _leaves(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 100),
 }
-# Whom the server sends away itself.
+# The states of clients that the server disconnects.
 _REFUSED = ("HTTP/2 nonsense", "no TLS at all")
 
 
 def _states(*, tls: bool) -> dict[str, Kind]:
-    """With TLS the same above it, and those in which it is not agreed on."""
+    """Return the states of connections. With TLS, add states without a complete handshake."""
     if not tls:
         return STATES
     outgoing = ssl.MemoryBIO()
@@ -79,15 +83,15 @@ def _states(*, tls: bool) -> dict[str, Kind]:
         "half a hello": _leaves(hello[: len(hello) // 2]),
         "half a handshake": _leaves(hello, answered=True),
         "no TLS at all": _leaves(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
-        # The handshake comes with the first bytes. Servers ignore an empty line.
+        # The handshake happens when the first bytes are sent. Servers ignore an empty line.
         **{n: replace(k, tls=True, opening=k.opening or b"\r\n") for n, k in STATES.items()},
     }
 
 
 def _abandon(task: Task, kinds: Iterable[Kind], clients: int, seconds: float) -> int:
-    """Connect so many clients of each kind, wait until all are there, and let all leave.
+    """Connect some clients of each kind, wait until all are connected, and let all leave.
 
-    Return how many they were.
+    :returns: the number of clients.
     """
     crowds = [Crowd(kind, task.address, clients) for kind in kinds]
     begun = time.monotonic()
@@ -105,20 +109,20 @@ def _abandon(task: Task, kinds: Iterable[Kind], clients: int, seconds: float) ->
 
 
 def _blocks(task: Task) -> int:
-    """What the server's app says at /blocks."""
+    """Return the number of memory blocks, which the server's app reports at /blocks."""
     client = HTTPClient(*task.address, tls=unverified_tls() if task.tls else None, limit_s=10.0)
     return int(client.ask("/blocks").body)
 
 
 @dataclass(frozen=True)
 class Count:
-    """What a server has after a round."""
+    """The resources of a server after a round."""
 
-    connections: int  # abandoned so far
+    connections: int  # number of abandoned ones so far
     descriptors: int
     threads: int
     memory_bytes: int  # resident
-    blocks: int  # of memory, that Python's objects have
+    blocks: int  # memory blocks of Python's objects
     processes: tuple[int, ...]
 
 
@@ -127,20 +131,21 @@ def measure(
 ) -> Iterator[Count]:
     """Abandon connections of a server. Yield its counts at the beginning and after each round.
 
-    :param task: rounds go on beyond their number for its seconds.
-    :param idle_s: seconds without a client before each count, for the server's timers.
-    :raises OSError: if the server does not answer any more.
+    :param task: more rounds follow until its seconds are over.
+    :param idle_s: the seconds without a client before each count, for the server's timers.
+    :raises OSError: if the server no longer responds.
     """
     states = _states(tls=task.tls)
     kinds = states.values()
-    # They wait for no response, as threads may all be busy, and leave when the crowd ends.
+    # These clients do not wait for a response, because all threads may be busy. They leave together
+    # at the end.
     together = [
         replace(kind, leaves=False, receive_bytes_per_s=0)
         for name, kind in states.items()
         if name not in _REFUSED
     ]
     end = time.monotonic() + task.seconds
-    _abandon(task, kinds, CLIENTS, 0.3)  # for what is made once, such as threads
+    _abandon(task, kinds, CLIENTS, 0.3)  # a warm-up, which starts threads for example
     count = _settled(task)
     yield count
     done = 0
@@ -155,9 +160,9 @@ def measure(
 
 
 def _settled(task: Task, most: int | None = None) -> Count:
-    """Return the count, once it has no more descriptors than that.
+    """Wait until the server has no more descriptors than `most`. Return its count.
 
-    Without a number, return it once two counts agree.
+    If `most` is None, wait until two counts agree.
     """
     deadline = time.monotonic() + SETTLE_S
     count, is_settled = _count(task), False
@@ -185,9 +190,9 @@ def _count(task: Task) -> Count:
 
 
 def growth(counts: Sequence[Count]) -> dict[str, float]:
-    """What each connection has added in the later half of the rounds.
+    """Return the growth for each connection in the second half of the rounds.
 
-    Of resident memory it is the least of these rounds: the allocator's noise goes up and down.
+    For resident memory it is the minimum of these rounds, because the allocator's noise varies.
     """
     half = (len(counts) - 1) // 2
     middle, *later = counts[half:]
@@ -202,9 +207,9 @@ def growth(counts: Sequence[Count]) -> dict[str, float]:
 
 
 def leaked(counts: Sequence[Count], spare_threads: int) -> list[str]:
-    """Return the leaks of a server at the end, a sentence each.
+    """Return a sentence for each leak of a server at the end.
 
-    :param spare_threads: of a bounded pool that it makes when it first needs them. 0 for none.
+    :param spare_threads: the most threads of a pool that the server starts on demand.
     """
     first, last = counts[0], counts[-1]
     found = []
@@ -218,9 +223,9 @@ def leaked(counts: Sequence[Count], spare_threads: int) -> list[str]:
 
 
 def grown(counts: Sequence[Count]) -> list[str]:
-    """Return the counts that go on growing, a sentence each.
+    """Return a sentence for each count that continues to grow.
 
-    They need some thousand connections. Fewer only fill caches and pools.
+    The test needs thousands of connections. Fewer connections only fill caches and pools.
     """
     each, found = growth(counts), []
     if each["blocks each"] > GROWTH_BLOCKS:
@@ -231,7 +236,10 @@ def grown(counts: Sequence[Count]) -> list[str]:
 
 
 def _abandoning(spare_threads: int, timers_s: float = 0.0) -> Client:
-    """:param timers_s: for so long the server's timers may keep what belonged to a connection."""
+    """Return a client that abandons connections.
+
+    :param timers_s: the time for which timers of the server may refer to a closed connection.
+    """
 
     def run(task: Task) -> Load:
         begun = time.monotonic()
@@ -257,7 +265,7 @@ _LEFT = Unit("connections", lambda m: m.requests)
 _BOTH = ("--http-protocols=h2,h1", "--http2-cleartext=both", "--log-level=critical")
 _ASGI_APP = "loadtests.asgi_app:bare"
 _PEM = ("--ssl-certfile={folder}/server.pem", "--ssl-keyfile={folder}/server.pem")
-# asyncio's own default for its threads, in which files are read that are not in memory.
+# asyncio's default number of threads. They read files that are not in the page cache.
 ASYNCIO_SPARES = min(32, (os.cpu_count() or 1) + 4)
 # uvicorn's time limit for a persistent connection is 5 s.
 _UVICORN = _abandoning(ASYNCIO_SPARES, 6.0)

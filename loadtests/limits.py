@@ -1,10 +1,10 @@
-"""Compares a report of instructions with the most that each row may cost.
+"""Compares a report of instructions with the limit of each row.
 
     python -m loadtests instructions.
     python -m loadtests.limits reports/quick/instructions.json
     python -m loadtests.limits reports/quick/instructions.json --write    save the report's counts
 
-The counts depend on the Python and on the packages, so the limits leave some room.
+The counts depend on the versions of Python and of the packages, so limits may be exceeded a little.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LIMITS = Path(__file__).with_name("limits.json")
-# A new version of a framework or of CPython's specializer moves a count by a few percent.
+# New versions of frameworks and of CPython change a count by a few percent.
 ROOM = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 1 if a row costs more than its limit, or has none."""
+    """Return 1 if a row needs more instructions than its limit, or has no limit."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.limits",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("report", type=Path)
-    parser.add_argument("--write", action="store_true", help="take the report's counts as limits")
+    parser.add_argument("--write", action="store_true", help="use the report's counts as limits")
     given = parser.parse_args(arguments)
     counts = {
         f"{key}: {name}": figures["instructions"]

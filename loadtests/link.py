@@ -1,9 +1,10 @@
 """A slow link between a client and the servers: two network namespaces (Linux, as root).
 
-A pair of veth interfaces. Each end sends at the link's rate (`tc tbf`: a token bucket). The servers
-stay where they are and listen on :data:`ADDRESS` too. Programs behind the link reach them there.
-Nothing else is delayed or lost, because that takes netem, which not every kernel has.
-Without root, :func:`slow_proxy` limits the rate of responses alone.
+The namespaces are connected by a pair of veth interfaces. Each end sends at the rate of the link
+(`tc tbf`, a token bucket). The servers run in the usual namespace, and also listen on
+:data:`ADDRESS`. Programs in the other namespace connect to this address. The link adds no delay and
+no packet loss, because those need netem, which some kernels do not have. Without root,
+:func:`slow_proxy` limits the rate of responses.
 """
 
 from __future__ import annotations
@@ -19,24 +20,25 @@ from collections.abc import Iterator, Sequence
 
 from wsgifast.commands.bench.processes import HOST, Address
 
-# A network of this process's own, of those that nobody else has (RFC 2544: for benchmarks).
+# A network for this process only, from the range for benchmarks (RFC 2544).
 _NETWORK, _PLACE = divmod(os.getpid() % 2**14, 64)
-# Of this machine's end, and of the one behind the link.
+# The addresses of this machine's end, and of the other end.
 ADDRESS, _BEHIND = (f"198.18.{_NETWORK}.{4 * _PLACE + end}" for end in (1, 2))
-# What may pass at once after a pause, and what waits at most before packets are dropped.
+# The most bytes that pass at once after a pause, and the longest wait before packets are dropped.
 SHAPE = "burst 32kb latency 50ms"
 
 
 class NoLink(Exception):
-    """The link cannot be made here, for this reason."""
+    """The link cannot be made. The message has the reason."""
 
 
 @contextlib.contextmanager
 def link(mbit: float) -> Iterator[Sequence[str]]:
-    """Make a link of so many megabits a second, each way, and remove it at the end of the block.
+    """Make a link, and remove it at the end of the block.
 
-    :returns: what a command begins with to run behind it.
-    :raises NoLink: where that is not allowed.
+    :param mbit: the rate in each direction, in Mbit/s.
+    :returns: the words before a command to run it in the other namespace.
+    :raises NoLink: if the link cannot be made, for example without root.
     """
     name, near, far = f"wfn{os.getpid()}", f"wfa{os.getpid()}", f"wfb{os.getpid()}"
     within = f"ip netns exec {name}"
@@ -44,7 +46,7 @@ def link(mbit: float) -> Iterator[Sequence[str]]:
     with contextlib.ExitStack() as stack:
         try:
             _run(f"ip netns add {name}")
-            stack.callback(_run, f"ip netns del {name}")  # both interfaces go with it
+            stack.callback(_run, f"ip netns del {name}")  # this also deletes both interfaces
             _run(f"ip link add {near} type veth peer name {far} netns {name}")
             _run(f"ip addr add {ADDRESS}/30 dev {near}")
             _run(f"ip link set {near} up")
@@ -64,9 +66,10 @@ def _run(command: str) -> None:
 
 @contextlib.contextmanager
 def slow_proxy(server: Address, mbit: float) -> Iterator[Address]:
-    """Forward connections to a server, and pass its responses on at so many megabits a second.
+    """Forward connections to a server, and limit the rate of its responses.
 
-    :returns: the address of the proxy, whose connections share the rate.
+    :param mbit: the rate of all connections together, in Mbit/s.
+    :returns: the address of the proxy.
     """
     with _Proxy(server, mbit) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
@@ -94,7 +97,7 @@ class _Proxy(socketserver.ThreadingTCPServer):
         self._free_at = 0.0
 
     def wait_for_room(self, size: int) -> None:
-        """Wait until the link has carried a block of so many bytes."""
+        """Wait for the time that a block needs on the link."""
         with self._lock:
             now = time.monotonic()
             self._free_at = max(now, self._free_at) + size / self._bytes_per_s
@@ -108,7 +111,8 @@ class _Forwarder(socketserver.BaseRequestHandler):
     server: _Proxy
 
     def handle(self) -> None:
-        # A side that has left ends the connection: Locust reports what its requests lack.
+        # If the client or the server closes, both connections end. Locust reports incomplete
+        # responses.
         with (
             socket.create_connection(self.server.forwards_to) as upstream,
             contextlib.suppress(ConnectionError),

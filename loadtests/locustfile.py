@@ -1,14 +1,13 @@
-"""Scenarios for Locust itself, web UI included.
+"""Scenarios for Locust, with or without its web UI.
 
     gunicorn -k gthread --threads 4 -b 127.0.0.1:8001 loadtests.app:app       or :wrapped
     locust -f loadtests/locustfile.py -H http://127.0.0.1:8001 Shapes
     uvicorn --port 8003 loadtests.asgi_app:app                                or :fast, wrapped
     locust -f loadtests/locustfile.py -H http://127.0.0.1:8003 Asgi
 
-Each body has its shape's name as a tag (`--tags list-of-100`). Raw, many of them fail, as they do
-on servers. Locust is one Python process. Past some 2 GB/s, or a few thousand small responses a
-second, the client is the limit. `--processes -1` uses every core, `--master` and `--worker` other
-machines.
+Each body has its shape's name as a tag (`--tags list-of-100`). Many shapes are invalid, and fail
+without WSGIFast. Locust is one Python process. Its limit is about 2 GB/s, or a few thousand small
+responses a second. `--processes -1` uses all cores. `--master` and `--worker` use other machines.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def _visit(path: str, size: int) -> Callable[[DownloadUser], None]:
 
 
 class Shapes(DownloadUser):
-    """Every shape of a body, right and wrong, at its own size."""
+    """A user that requests all shapes of bodies, right and wrong, in their default sizes."""
 
     host = "http://127.0.0.1:8001"
     wait_time = constant(0)
@@ -42,7 +41,9 @@ class Shapes(DownloadUser):
 
 
 class Asgi(DownloadUser):
-    """A Starlette app: a file, a stream of crumbs, and a small response."""
+    """A user of a Starlette app that requests a file, a stream of small messages, and a small
+    response.
+    """
 
     host = "http://127.0.0.1:8003"
     wait_time = constant(0)

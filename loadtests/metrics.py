@@ -1,12 +1,12 @@
-"""What metrics cost a FastWorker, and how long a scrape of eight workers takes under load.
+"""The cost of metrics in FastWorker, and the time of a scrape of eight workers under load.
 
-The same server runs with and without WSGIFAST_METRICS, in turn. The exporter's CPU time is part of
-the server's. `python -m loadtests instructions.metrics` counts what the recording of a request
-alone takes.
+The same server runs alternately with and without WSGIFAST_METRICS. The server's CPU time includes
+that of the exporter. `python -m loadtests instructions.metrics` counts only the instructions for
+recording a request.
 
-Two starts of the same server differ by more than metrics cost, because their memory layouts differ.
-So the cost of a request is the median difference of many pairs of new servers, each on its own
-core, and a second server without metrics shows the noise.
+Two starts of the same server have different memory layouts. So they differ by more than the cost of
+metrics. The cost of a request is the median difference of many pairs of new servers, each on its
+own core. A second server without metrics shows the noise.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _PAUSE_S = 0.05  # between two scrapes
 _WORKERS_START_S = 20.0
 _IDLE_ROUNDS, _IDLE_RUN_S = 5, 3.0
 _PAIRS = 40
-# After so many, CPython has adapted to what the server does.
+# After so many requests, CPython has specialized the server's bytecode.
 _WARM_UP_REQUESTS = 1000
 
 
 def _servers(app: str, workers: int = 1) -> tuple[Server, Server, int]:
-    """Without metrics, with them, and the port where these are reported."""
+    """Return a server without metrics, a server with metrics, and the port of its metrics."""
     plain, port = gunicorn(app, worker_class=FAST, workers=workers), free_port()
     return plain, replace(plain, env=(("WSGIFAST_METRICS", f"{HOST}:{port}"),)), port
 
 
 def _scrape(port: int, workers: int) -> float:
-    """Milliseconds of one scrape, that of a new connection included."""
+    """Return the milliseconds of a scrape on a new connection."""
     began = time.perf_counter()
     text = HTTPClient(HOST, port, limit_s=10.0).ask("/metrics").body
     if b"wsgifast_workers %d.0" % workers not in text:
@@ -63,7 +63,10 @@ def _wait_for_workers(port: int, workers: int) -> None:
 
 
 def _scrapes(port: int, *, loaded: bool) -> Client:
-    """Scrapes one after the other, while wrk has the server busy."""
+    """Return a client that scrapes again and again.
+
+    :param loaded: whether wrk loads the server meanwhile.
+    """
 
     def run(task: Task) -> Load:
         _wait_for_workers(port, WORKERS)
@@ -93,7 +96,7 @@ def _scrape_row() -> Row:
 
 
 def _on_its_core(metrics_port: int | None = None) -> Callable[[Task], None]:
-    """Wait until all processes of a server are warm. Give it a core of its own."""
+    """Return a function that warms up a server, and pins its processes to one core."""
 
     def make(task: Task) -> None:
         with contextlib.closing(Connection(task.address, task.path)) as connection:
@@ -103,7 +106,7 @@ def _on_its_core(metrics_port: int | None = None) -> Callable[[Task], None]:
             _wait_for_workers(metrics_port, 1)
         core = {min(os.sched_getaffinity(0))}
         for process in family(task.pid):
-            for thread in process.threads():  # those that they start have the same
+            for thread in process.threads():  # new threads inherit the core
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(thread.id, core)
 

@@ -1,7 +1,7 @@
-"""FastWorker beside the other servers that people deploy WSGI apps with.
+"""FastWorker compared with other servers for WSGI apps.
 
-Each has one process, and four threads if it has threads. bjoern, fastwsgi and uWSGI are installed
-for this alone: `pip install bjoern fastwsgi pyuwsgi`. bjoern needs libev's headers (libev-dev).
+Each server has one process, and four threads if it uses threads. Install bjoern, fastwsgi and uWSGI
+for this table: `pip install bjoern fastwsgi pyuwsgi`. bjoern needs libev's headers (libev-dev).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Released applications, as they are and on our servers: what their users notice.
+"""Released applications on gthread and on FastWorker, beside slow clients.
 
-Each row has eight slow clients, which download a file of some megabytes at 4 KiB/s, on
-four threads. The client that is timed asks for something small meanwhile. The environments are
-those of loadtests.applications, in build/applications.
+In each row, eight slow clients download a file of some megabytes at 4 KiB/s. The server has four
+threads. Meanwhile another client requests a small response, and its times are measured. The
+environments are those of loadtests.applications, in build/applications.
 """
 
 from __future__ import annotations

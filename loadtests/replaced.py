@@ -1,20 +1,20 @@
-"""What clients lose while a server's processes are replaced.
+"""Lost requests while a server's processes are replaced.
 
     python -m loadtests replaced.
     python -m loadtests replaced.FastWorker --strict --profile release     a million requests
 
 Some clients send requests on keep-alive connections, others download. Meanwhile the server is
-reloaded (HUP), gets and loses a worker (TTIN, TTOU), is replaced by a new one on the same listeners
-(USR2, then TERM for the old one: a graceful stop), and recycles its workers (max_requests). All
-requests are GETs. A client that follows RFC 9112 section 9.3.1 repeats one, once and on a new
-connection, if the connection is closed before any byte of the response. The server may have closed
-an idle connection at that moment. Everything else counts as lost: a refused connection, a status
-other than 200, a truncated or incorrect response. granian supports only HUP.
+reloaded (HUP), gets and loses a worker (TTIN, TTOU), and recycles its workers (max_requests). It is
+also replaced by a new server on the same listeners (USR2, then TERM for the old one). All requests
+are GETs. If the connection is closed before any byte of the response, the server may just have
+closed an idle connection. So the client repeats the request once, on a new connection (RFC 9112
+section 9.3.1). All other errors count as lost requests: a refused connection, a status other than
+200, a truncated or incorrect response. granian supports only HUP.
 
     python -m loadtests replaced.import.
 
-An app whose import computes for 8 s in every process is reloaded (HUP), or, under FastWorker and
-gthread, its only worker reaches max_requests. What matters is the longest response.
+These rows reload an app whose import computes for 8 s in every process (HUP). Under FastWorker and
+gthread, the only worker may also reach max_requests. The important figure is the longest response.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ from .servers import granian
 
 SMALL_BYTES = 1024
 DOWNLOAD_BYTES = 100 * 1024 * 1024
-# So slow that some are under way at each replacement. gunicorn's arbiter does nothing else until
-# the workers that it replaces have ended, so that each replacement takes as long as a download.
+# The downloads are slow, so that some are in progress at each replacement. gunicorn's arbiter waits
+# until the replaced workers have ended. So each replacement takes as long as a download.
 DOWNLOAD_BYTES_PER_S = 64 * 1024 * 1024
 WORKERS = 2
-# Requests, signals and the longest time in seconds.
+# By `full`: the number of requests, of signals, and the longest time in seconds.
 AMOUNTS = {False: (20_000, 20, 120.0), True: (1_000_000, 100, 1200.0)}
-# Beyond so many, a server is not looked at any longer.
+# The test of a server ends after so many lost requests.
 _MOST_LOST = 1000
-# What a signal asks for is done by then.
+# The longest time until a server has carried out a signal.
 _DONE_S = 90.0
-# So long after it was started a new worker accepts.
+# A new worker accepts connections this long after its start.
 _BOOT_S = 2.0
 IMPORT_S = 8.0
-# Until the last of two processes, one after the other, has imported the app and serves.
+# The longest time until two processes, one after another, have imported the app and serve.
 _RELOADED_S = 2 * IMPORT_S + 8.0
-# Clients of an app with a slow import, and a pause after each response.
+# The clients of an app with a slow import, and their pause after each response.
 _IMPORT_CLIENTS, _IMPORT_PAUSE_S = 4, 0.01
 
 
 @dataclass
 class Outcome:
-    """What became of the requests of one server's clients."""
+    """The results of all requests to one server."""
 
-    # "answered", "downloads", and "repeated": answered at the second request.
+    # "answered": small responses. "downloads". "repeated": requests that were sent twice.
     done: Counter[str] = field(default_factory=Counter)
     deeds: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
@@ -82,7 +82,7 @@ class Outcome:
 
 
 class Asking:
-    """One connection at a time, which gets a body of known bytes again and again."""
+    """A client that requests the same body again and again, and compares its bytes."""
 
     def __init__(
         self, address: Address, path: str, body: bytes, outcome: Outcome, bytes_per_s: float = 0.0
@@ -105,7 +105,9 @@ class Asking:
             time.sleep(max(0.0, due - time.monotonic()))
 
     def ask(self) -> bool:
-        """Send one request, or two where that is allowed. Return whether the response is whole."""
+        """Send a request, and repeat it if that is allowed. Return whether the response is
+        complete.
+        """
         begun = time.monotonic()
         try:
             return self._ask()
@@ -134,12 +136,14 @@ def measure(
     server: Server, deeds: Sequence[signal.Signals], *, requests: int, times: int,
     longest_s: float, clients: int = 16, downloads: int = 3,
 ) -> Outcome:  # fmt: skip
-    """Send requests while processes are replaced so many times, spread over the requests.
+    """Send requests while processes are replaced several times, at equal distances.
 
-    :param deeds: signals, sent in turn. USR2 stands for the whole replacement.
-    :param requests: the least number, if they are answered in time. They go on meanwhile.
-    :param longest_s: after these seconds no signal is sent, and no response awaited.
-    :param clients: the number of simultaneous clients. As many others download.
+    :param deeds: the signals, sent one after another. USR2 stands for the whole replacement.
+    :param requests: the least number of requests, unless `longest_s` is over.
+    :param times: the number of signals.
+    :param longest_s: the longest time for signals and responses.
+    :param clients: the number of clients for small responses.
+    :param downloads: the number of clients that download.
     """
     outcome = Outcome()
     payload_file(DOWNLOAD_BYTES)
@@ -148,7 +152,9 @@ def measure(
         deadline = time.monotonic() + longest_s
 
         def have_answered(share: float) -> bool:
-            """Wait for this share of all requests. Return False if it is not reached."""
+            """Wait until this share of all requests has responses. Return False if it is not
+            reached.
+            """
             while outcome.done["answered"] < requests * share:
                 if time.monotonic() > deadline or outcome.lost.total() > _MOST_LOST:
                     return False
@@ -169,9 +175,9 @@ def measure(
 def _asking(
     address: Address, outcome: Outcome, clients: int, downloads: int = 0, *, pause_s: float = 0.0
 ) -> Iterator[None]:
-    """Ask in threads, until the end of the block.
+    """Send requests in threads, until the end of the block.
 
-    :param pause_s: after each response.
+    :param pause_s: the pause after each response.
     """
     over = threading.Event()
     lock = threading.Lock()
@@ -200,25 +206,25 @@ def _asking(
 
 
 def _do(deed: signal.Signals, pid: int, second_pid_file: Path) -> int:
-    """Send a signal to a server, and wait until it has done what the signal asks for.
+    """Send a signal to a server, and wait until the server has carried it out.
 
-    :param second_pid_file: where gunicorn's second arbiter writes its pid.
-    :returns: the pid that the server has then.
+    :param second_pid_file: the file with the pid of gunicorn's second arbiter.
+    :returns: the pid of the server afterwards.
     """
     before = _workers(pid)
     os.kill(pid, deed)
     if deed == signal.SIGUSR2:
         return _upgrade(pid, second_pid_file)
     if deed == signal.SIGHUP:
-        old = min(WORKERS, len(before))  # one may be between two of them
+        old = min(WORKERS, len(before))  # one may have ended and not be replaced yet
         _wait_until(lambda: len(before - _workers(pid)) >= old, "has no new workers")
     else:
-        time.sleep(_BOOT_S)  # a worker more or less
+        time.sleep(_BOOT_S)  # TTIN or TTOU
     return pid
 
 
 def _upgrade(pid: int, second_pid_file: Path) -> int:
-    """The second arbiter has been ordered: wait for it, and end the first one gracefully."""
+    """Wait for the second arbiter, and end the first one gracefully. Return the new pid."""
 
     def has_begun() -> bool:
         with contextlib.suppress(OSError, ValueError):
@@ -229,13 +235,13 @@ def _upgrade(pid: int, second_pid_file: Path) -> int:
     _wait_until(has_begun, "has no successor")
     new = int(second_pid_file.read_text())
     os.kill(pid, signal.SIGTERM)
-    # The second one renames it when the first one has ended.
+    # The second arbiter renames its file when the first has ended.
     _wait_until(lambda: not second_pid_file.exists(), "goes on after TERM")
     return new
 
 
 def _workers(pid: int) -> set[float]:
-    """The children of a server, by when they were started."""
+    """Return the start times of a server's children."""
     found = set()
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(pid).children():
@@ -263,7 +269,7 @@ def _replacing(server: Server, deeds: Sequence[signal.Signals]) -> Client:
 
 
 def _importing(server: Server, signal_number: int | None = None) -> Client:
-    """Send requests to an app with a slow import. A signal is sent after a second."""
+    """Return a client of an app with a slow import, which sends a signal after a second."""
 
     def run(task: Task) -> Load:
         outcome = Outcome()
@@ -314,8 +320,8 @@ def _gunicorn(worker_class: str) -> Server:
         "--max-requests-jitter=5000", "--pid={folder}/pid", "--log-level=warning",
     )  # fmt: skip
     server = gunicorn(APP, *options, worker_class=worker_class)
-    # What USR2 starts is this command line again: as `python -m gunicorn` it would find the folder
-    # of gunicorn's modules on its path, where one is called http.
+    # USR2 starts this command line again. With `python -m gunicorn`, the folder of gunicorn's
+    # modules would be on sys.path, and its module http would replace Python's.
     script = str(Path(sys.executable).with_name("gunicorn"))
     return replace(server, argv=(script, *server.argv[3:]))
 
@@ -324,7 +330,7 @@ _RESPONDED = Unit("requests", lambda m: m.requests)
 _HUP = signal.SIGHUP
 _ALL = (_HUP, _HUP, _HUP, signal.SIGTTIN, signal.SIGTTOU, _HUP, signal.SIGUSR2)
 FAST_SERVER = _gunicorn(FAST)
-# By default uvicorn gives a reload up if the import takes more than 5 s.
+# By default uvicorn's reload fails if the import takes more than 5 s.
 _PATIENT = ("--workers=2", "--timeout-worker-healthcheck=60")
 _SLOW_APP, _SLOW_ASGI_APP = "loadtests.slow_import:app", "loadtests.slow_import:asgi_app"
 
@@ -335,7 +341,7 @@ def _slow_gunicorn(worker_class: str, *options: str) -> Server:
 
 
 def _recycling(worker_class: str) -> Server:
-    # Enough for one replacement in the time that a row takes.
+    # So many requests cause one replacement in the time of a row.
     return _slow_gunicorn(worker_class, "--workers=1", "--max-requests=400")
 
 

@@ -21,7 +21,7 @@ def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
 
 async def asgi_app(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] != "http":
-        raise RuntimeError(f"no {scope['type']}")
+        raise RuntimeError(f"{scope['type']} is not supported")
     headers = [(b"content-length", str(len(_BODY)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": _BODY})

@@ -1,4 +1,4 @@
-"""StaticFiles, and WhiteNoise as its documentation deploys it: all files known at the start."""
+"""Apps with StaticFiles and with WhiteNoise, which finds all files at the start by default."""
 
 from __future__ import annotations
 
