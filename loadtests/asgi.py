@@ -118,8 +118,7 @@ _LOGS = {"": (), "-log": ("--access-log", "--log-level=info")}
 
 
 def _on_loop(loop: str, log: str) -> list[Row]:
-    """Return rows that compare asgifast's protocol with uvicorn's, on one event loop.
-    """
+    """Return rows that compare asgifast's protocol with uvicorn's, on one event loop."""
     options = (f"--loop={loop}", *_LOGS[log])
     sides: dict[str, Side] = {
         PLAIN: uvicorn(APP, *options),

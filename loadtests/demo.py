@@ -117,8 +117,7 @@ def beside_slow_downloads(client: Client) -> Client:
 
 
 def _wait_until_idle(pid: int) -> None:
-    """Wait until the server is almost idle, because the downloads' buffers are full.
-    """
+    """Wait until the server is almost idle, because the downloads' buffers are full."""
     spent_s = cpu_seconds(pid)
 
     def is_idle() -> bool:

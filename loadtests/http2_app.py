@@ -25,8 +25,7 @@ PAGE = "page.html"
 
 
 def prepare(folder: Path) -> None:
-    """Write the files that nginx serves in place of the app's bodies, and the files of a page load.
-    """
+    """Write the files that nginx serves: the bodies of the app, and the files of a page load."""
     files(folder)
     for size in (LIST_BYTES, *BURST_BYTES):
         payload_file(size)
