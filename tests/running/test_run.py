@@ -295,7 +295,7 @@ def test_run_that_cannot_start_says_why(tmp_path: Path) -> None:
             (
                 f"{WSGI} --bind unix:/no/such/app.sock",
                 2,
-                "/no/such/app.sock: no file can be written",
+                "/no/such/app.sock: cannot write",
             ),
             (f"{WSGI} --certfile nowhere.pem", 2, "--certfile nowhere.pem: there is no such file"),
             (f"{WSGI} --config nowhere.py", 2, "--config nowhere.py: there is no such file"),

@@ -194,7 +194,7 @@ def test_bind_to_plain_file_is_refused(workers: int, code: str, bind: str, tmp_p
     file.write_text("kept")
     with run(tmp_path, code, bind.format(file), f"--workers={workers}", fails=True) as server:
         assert server.process.wait(60) == 2, server.log()
-        assert "is no socket" in server.log()
+        assert "is not a socket" in server.log()
     assert file.read_text() == "kept"
 
 
@@ -206,7 +206,7 @@ def test_uds_that_is_a_plain_file_stays(more: str, tmp_path: Path) -> None:
     command = ["python", "-P", "-m", "asgifast.uvicorn", f"--uds={file}", more, "own:app"]
     with live_server(command, str(file), cwd=tmp_path, fails=True) as server:
         assert server.process.wait(60) == 1, server.log()
-        assert "is no socket" in server.log()
+        assert "is not a socket" in server.log()
     assert file.read_text() == "kept"
 
 

@@ -353,7 +353,7 @@ class Waiting:
     def is_other_client_locked_out(self, grace_s: float = 0.0) -> bool:
         """Return whether another client cannot be accepted until this connection is closed.
 
-        :param grace_s: seconds to wait for a request of this client before the answer is yes.
+        :param grace_s: seconds to wait for a request of this client before the result is True.
         """
         if not _readable(0, self._listener):
             return False
