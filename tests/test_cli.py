@@ -140,11 +140,11 @@ def test_output_file_is_checked_first(tmp_path: Path, monkeypatch: pytest.Monkey
     check_writable("--html", str(tmp_path / "new"))
     assert [*tmp_path.iterdir()] == [taken]
     for path in (tmp_path, tmp_path / "missing" / "new", taken / "new"):
-        with pytest.raises(ConfigurationError, match=f"--html {path}: no file can be written"):
+        with pytest.raises(ConfigurationError, match=f"--html {path}: cannot write this file"):
             check_writable("--html", str(path))
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # like for any user but root
     for path in (taken, tmp_path / "new"):
-        with pytest.raises(ConfigurationError, match=f"--html {path}: no file can be written"):
+        with pytest.raises(ConfigurationError, match=f"--html {path}: cannot write this file"):
             check_writable("--html", str(path))
 
 

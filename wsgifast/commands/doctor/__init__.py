@@ -1,6 +1,6 @@
-"""The doctor: which endpoints of an app return slow, wrong or fragile bodies, and at which cost.
+"""The doctor: find the endpoints of an app that return slow, wrong or fragile bodies.
 
-On the command line: `wsgifast doctor shop.wsgi:application`. In tests::
+Use it on the command line with `wsgifast doctor shop.wsgi:application`, or in tests::
 
     from wsgifast.commands.doctor import as_text, examine
 
@@ -64,29 +64,30 @@ def examine(
     found: Callable[[Fetch], Found] | None = None,
     progress: Callable[[int, int, Endpoint], None] | None = None,
 ) -> Report:
-    """Request an app's endpoints, unwrapped and wrapped in turn, and return a report.
+    """Request the endpoints of an app, unwrapped and wrapped in turn, and return a report.
 
-    Each endpoint is requested up to sixty times in this process. Without `all_endpoints` only safe
-    ones are requested: the given ones, files in folders that the app serves, and operations that an
-    OpenAPI document describes as read-only. Only GET and HEAD are used, unless `unsafe` is True.
+    Each endpoint is requested up to sixty times in this process. By default, only safe endpoints
+    are requested: those of `endpoints`, files in folders that the app serves, and operations that
+    an OpenAPI document describes as read-only. Only GET and HEAD are used, unless `unsafe` is True.
 
-    :param app: a WSGI or ASGI app. If it is already wrapped in WSGIFast or ASGIFast, it is examined
-        with that wrapper, and without it.
+    :param app: a WSGI or ASGI app. If it is wrapped in WSGIFast or ASGIFast, it is examined with
+        that wrapper, and without a wrapper.
     :param endpoints: paths such as "/export.csv?year=1", or endpoints. None: the routes of the
         app's framework (Flask, Quart, Django, Starlette, FastAPI).
-    :param values: for the parameters of the framework's patterns, by name.
-    :param headers: for every request, such as ("Cookie", "sessionid=..."). Host replaces the
-        default, "localhost".
-    :param all_endpoints: True also requests endpoints that may change data. Or a function that gets
-        the safe and the other endpoints, and returns a bool.
-    :param unsafe: use other methods, too.
-    :param limit_s: seconds for one request.
-    :param silence: ids of findings to leave out.
-    :param scheme: by which the requests came, as the app sees it.
+    :param values: maps names of URL parameters to values, for the patterns of the framework.
+    :param headers: the headers of every request, such as ("Cookie", "sessionid=..."). The default
+        Host is "localhost".
+    :param all_endpoints: True to also request endpoints that may change data. Or a function that
+        gets the safe and the other endpoints, and returns whether to request the others.
+    :param unsafe: use methods other than GET and HEAD too.
+    :param limit_s: the most seconds for one request.
+    :param silence: the ids of findings to omit.
+    :param scheme: the URL scheme of the requests in the environ or scope.
     :param name: the name of the app in the report.
-    :param found: a function that returns endpoints, and those that were not reached. It gets a
-        function that requests a path of the app.
-    :param progress: called before each endpoint with its number, their count, and itself.
+    :param found: a function that returns endpoints, and endpoints that cannot be requested. Its
+        argument is a function that requests a path of the app.
+    :param progress: a function that is called before each endpoint: (number of the endpoint, number
+        of all endpoints, endpoint).
     :raises ConfigurationError: if `app` is not an app, an id is unknown, or there is no endpoint.
     :raises WSGIFastError: if an ASGI app does not start.
     """
@@ -126,7 +127,7 @@ def examine(
             add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped))
             for each in (seen.raw, seen.wrapped, seen.compressed, seen.wrapped_compressed):
                 if each is not None:
-                    each.body.clear()  # no longer needed
+                    each.body.clear()  # frees the memory
         report.unreached += search.unreached
         reached = {(seen.endpoint.method, seen.endpoint.name) for seen in report.observations}
         report.unreached = [
@@ -141,7 +142,7 @@ def examine(
 
 
 def _limits_bodies(app: Any) -> bool:
-    """Whether a wrapper of the app's has `body_limit_bytes`."""
+    """Return whether a wrapper around the app has the option `body_limit_bytes`."""
     limits = (getattr(each, "body_limits", None) for each in (app, getattr(app, "wsgi_app", None)))
     return any(getattr(each, "limit_bytes", None) is not None for each in limits)
 
@@ -162,8 +163,8 @@ def _fetcher(record: Record, headers: tuple[tuple[str, str], ...], limit_s: floa
             late = raw.timed_out and f"nothing within {limit_s:g} s"
             response = late or raw.error or raw.problem or raw.status or "nothing"
             raise ConfigurationError(
-                f"the app answers {response} to GET {path}, and not 200 in time; "
-                "--header or --cookie may help, or a longer --timeout"
+                f"the app answers {response} to GET {path}, and not 200 in time. "
+                "--header, --cookie or a longer --timeout may help"
             )
         return bytes(raw.body)
 

@@ -1,4 +1,4 @@
-"""Endpoints from a command line, an access log or an OpenAPI document, and URL patterns."""
+"""Find endpoints in command lines, access logs and OpenAPI documents. Fill in URL patterns."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from ...errors import ConfigurationError
 from ..arguments import check_path
 from .model import Endpoint, Found, Unreached
 
-# Why the endpoints that a person names are requested.
+# The evidence of endpoints that the user has named.
 NAMED = "named"
 
 _ORIGIN = re.compile(r"\Ahttps?://[^/?#]*", re.IGNORECASE)
-# In NCSA's common and combined log formats, and in uvicorn's: method, URL, status.
+# The method, URL and status in the common and combined log formats, and in uvicorn's format.
 _LOGGED = re.compile(r'"([A-Z]+) (\S+)(?: HTTP/[0-9.]+)?" ([0-9]{3})\b')
-# Characters that stay unencoded in a URL: RFC 3986's reserved and unreserved ones, and "%".
+# Characters that are not percent-encoded in a URL (RFC 3986). "%" is one of them, because it starts
+# an encoded byte.
 _URL_CHARACTERS = "!$%&'()*+,/:;=?@[]~"
 # A parameter in a pattern: {name}, {name:path}, {*name}, <name>, <int:name>, <path:name>.
 _PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?:[^<>]*:)?(?P<angle>[^<>:]+)>")
 
 
 def from_paths(paths: Iterable[str]) -> Found:
-    """Paths as they are written on a command line.
+    """Return the endpoints of paths on the command line.
 
-    :raises ConfigurationError: for one that is not a path.
+    :raises ConfigurationError: if a path is malformed.
     """
     given = list(dict.fromkeys(paths))
     for path in given:
@@ -39,12 +40,13 @@ def from_paths(paths: Iterable[str]) -> Found:
 
 
 def from_access_log(path: str, *, most: int = 200) -> Found:
-    """The paths of an access log, and how often each was requested.
+    """Return the endpoints of an access log, each with the number of its requests.
 
-    In the common or combined format, in uvicorn's, or in wsgifast's own of JSON.
+    The format is common, combined, uvicorn's, or wsgifast's JSON.
 
-    :param most: of the paths, the most frequent ones.
-    :raises ConfigurationError: if no line of it is in one of the formats.
+    :param path: the path of the file.
+    :param most: the most endpoints to return. They are the most frequent ones.
+    :raises ConfigurationError: if no line is in one of the formats.
     """
     lines = _file_text("--access-log", path).splitlines()
     logged = [found for line in lines if (found := _read(line))]
@@ -64,7 +66,7 @@ def from_access_log(path: str, *, most: int = 200) -> Found:
 
 
 def _read(line: str) -> tuple[str, str, str] | None:
-    """Return method, URL and status of a line of an access log. None if it has none."""
+    """Return the method, URL and status in a line of an access log. None if they are missing."""
     if not line.startswith("{"):
         found = _LOGGED.search(line)
         method, url, status = found.groups() if found else ("", "", "")
@@ -85,20 +87,23 @@ def _read(line: str) -> tuple[str, str, str] | None:
 
 
 def _some(found: Found, problem: str) -> Found:
-    """:raises ConfigurationError: if nothing was found."""
+    """Return `found` unchanged.
+
+    :raises ConfigurationError: if `found` is empty.
+    """
     if not found:
         raise ConfigurationError(problem)
     return found
 
 
 def _path_of(url: str) -> str:
-    """Return the path and query of a URL, percent-encoded. //x is a path, not a host."""
+    """Return the path and query of a URL, percent-encoded. A URL of //x is a path, not a host."""
     path = _ORIGIN.sub("", url).partition("#")[0]
     return encoded(path if path.startswith("/") else f"/{path}")
 
 
 def encoded(url: str) -> str:
-    """A path and query for a client to send. All but visible ASCII is percent-encoded."""
+    """Percent-encode a path and query, so that a client can send it."""
     return quote(url.encode(errors="surrogateescape"), safe=_URL_CHARACTERS)
 
 
@@ -112,7 +117,10 @@ def _file_text(option: str, path: str) -> str:
 def filled(
     pattern: str, values: Mapping[str, str], source: str, method: str, evidence: str = ""
 ) -> Endpoint | Unreached:
-    """The endpoint of a pattern with its parameters' values, or the names of those without one."""
+    """Return the endpoint of a pattern with values for its parameters.
+
+    If a parameter has no value, the result is an Unreached that names the parameter.
+    """
     missing: list[str] = []
 
     def value(match: re.Match[str]) -> str:
@@ -129,15 +137,15 @@ def filled(
     return Unreached(pattern, reason, method)
 
 
-# Returns the app's response to one of its paths: the body of a 200.
+# A function that requests a path of the app, and returns the body of the 200.
 Fetch = Callable[[str], bytes]
 
 
 def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
-    """The operations of an OpenAPI description, below the path of its first server.
+    """Return the operations of an OpenAPI document, below the path of its first server.
 
-    :param source: a JSON file, or a path of the app that answers with one.
-    :raises ConfigurationError: if it is no such description.
+    :param source: the path of a JSON file, or a URL path of the app for the document.
+    :raises ConfigurationError: if the source is not an OpenAPI document.
     """
     is_own = source.startswith("/") and not Path(source).is_file()
     text = fetch(source) if is_own else _file_text("--openapi", source)
@@ -164,16 +172,21 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
     return _some(found, f"--openapi {source}: it describes no operation")
 
 
-_READ_ONLY = "the OpenAPI document describes what it returns, and nothing that it takes or does"
+_READ_ONLY = "the OpenAPI document describes its response, and neither a body nor an action"
 
 
 def _is_read_only(document: Mapping[str, Any], item: Mapping[str, Any], method: str) -> bool:
-    """Whether a document says of an operation that it only returns something.
+    """Return whether a document describes an operation as read-only.
 
-    Its method is not enough, because many frameworks let GET call any function. The operation must
-    describe the representation that it returns (RFC 9110, section 9.3.1: GET transfers one). That
-    is neither a page nor a text. It takes no body, has no status of an action, such as 201, and no
-    other method offers it. An operation of Swagger 2.0 is never read-only.
+    The method GET is not enough, since many frameworks call any function for GET. All of these must
+    be true:
+
+    - The operation describes its response, which is neither HTML nor plain text.
+    - It has no request body.
+    - It has no status code of an action, such as 201.
+    - No other method of the same path has its summary or description.
+
+    An operation of Swagger 2.0 is never read-only.
     """
     operation = item[method]
     if method not in ("get", "head") or "requestBody" in operation:
@@ -196,7 +209,7 @@ def _is_read_only(document: Mapping[str, Any], item: Mapping[str, Any], method: 
 
 
 def _describes(response: Mapping[str, Any]) -> bool:
-    """Whether a response describes a representation: of JSON its parts, or data of another type."""
+    """Return whether a response has a content type and, for JSON, a description of its parts."""
     content = response.get("content", {})
     return bool(content) and all(_describes_type(*each) for each in content.items())
 
@@ -211,7 +224,7 @@ def _describes_type(kind: str, media: Mapping[str, Any]) -> bool:
 
 
 def _followed(document: Mapping[str, Any], node: Any) -> Mapping[str, Any]:
-    """Return the target of a reference within a document, and anything else unchanged."""
+    """Return the target of a reference within a document. Return any other object unchanged."""
     for _ in range(8):
         if not (isinstance(node, Mapping) and str(node.get("$ref", "")).startswith("#/")):
             break
@@ -223,9 +236,10 @@ def _followed(document: Mapping[str, Any], node: Any) -> Mapping[str, Any]:
 
 
 def _base(at: str, *levels: Mapping[str, Any]) -> str:
-    """The path of the first server of the innermost level that has any (OpenAPI 3), or basePath.
+    """Return the base path: of the first server (OpenAPI 3), or basePath (Swagger 2.0).
 
-    :param at: the document's own path, to which a server's may be relative.
+    :param at: the path of the document. The URL of a server may be relative to it.
+    :param levels: the document, the item and the operation. The innermost one with servers counts.
     """
     servers = (level["servers"][0] for level in reversed(levels) if level.get("servers"))
     server: Mapping[str, Any] = next(servers, {})
@@ -236,7 +250,10 @@ def _base(at: str, *levels: Mapping[str, Any]) -> str:
 
 
 def _examples(*levels: Mapping[str, Any]) -> dict[str, str]:
-    """The examples and defaults of path parameters in an OpenAPI description."""
+    """Return the examples and defaults of path parameters in an OpenAPI document.
+
+    :param levels: the item and the operation.
+    """
     found = {}
     for parameter in chain.from_iterable(level.get("parameters", ()) for level in levels):
         if not isinstance(parameter, dict) or parameter.get("in") != "path":

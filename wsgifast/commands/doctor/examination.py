@@ -1,8 +1,8 @@
-"""Requests each endpoint of an app in this process, raw and wrapped in turn, and compares both.
+"""Request an endpoint in this process, raw and wrapped in turn, and compare the responses.
 
-Responses change by themselves, too: they have the time in them, a token, a counter. So a difference
-counts only if it is there each time that both are requested in turn, and the app's own response is
-the same each time in this respect.
+Many responses differ at each request: they contain the time, a token, a counter. So a difference
+counts only under two conditions. It must occur each time that both are requested. And the raw
+responses must not differ from each other in the same respect.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ from .findings import BLOCKED_S
 from .model import LARGE_BYTES, CompressedSize, Cost, Endpoint, Observation, Recording
 from .recording import record_wsgi
 
-# Runs of each contender, to measure costs. Quick endpoints get all of them.
+# A contender is a variant of the app, such as raw or wrapped. To measure costs, each contender is
+# requested in up to this number of rounds.
 _ROUNDS = 12
-# Runs that every endpoint gets, and the time for further ones, in seconds.
+# After the first rounds, no further round begins if all requests took this time together.
 _LEAST_ROUNDS = 5
 _COSTS_S = 0.1
-# The most time for these runs of one endpoint.
+# In the first rounds, no further round begins after this time.
 _MOST_COSTS_S = 3.0
-# After this time an endpoint gets no further request, except one for each missing cost.
+# After this time an endpoint gets only one more request for each missing cost.
 MOST_S = 8.0
-# A smaller body fits into socket buffers, so a slow client occupies no thread.
-_HOLDING_BYTES = 512 * 1024
-# How some contenders are recorded: http.response.pathsend is offered to them.
-_OPTIONS = {way: {"pathsend": True} for way in ("sendfile", "pathsend=True")}
-# The app is to blame for a long turn of the event loop if it happens this often in a row.
-_LONG_TURNS = 4
+# A smaller body fits into socket buffers, so a slow client blocks no thread.
+_BLOCKING_BYTES = 512 * 1024
+# Options for the recordings of contenders that are offered http.response.pathsend.
+_OPTIONS = {name: {"pathsend": True} for name in ("sendfile", "pathsend=True")}
+# The event loop must be blocked in this number of requests. Otherwise a busy machine may be the
+# cause.
+_BLOCKED_REQUESTS = 4
 
-# Records one request: (endpoint, *, reads=True, inspect=True) -> Recording.
+# A function that records one request: (endpoint, *, reads=True, inspect=True) -> Recording.
 Record = Callable[..., Recording]
-# Requests an endpoint as often as needed, three to sixty times.
+# A function that requests an endpoint three to sixty times.
 Observe = Callable[[Endpoint], Observation]
 
 
@@ -54,10 +56,11 @@ Observe = Callable[[Endpoint], Observation]
 def observer(
     app: Any, interface: Interface, wrapped: Any = None, *, limit_s: float
 ) -> Iterator[tuple[Record, Observe]]:
-    """Functions that request an endpoint of an app: once, and as often as needed.
+    """Yield a function that records one request, and a function that observes an endpoint.
 
-    :param wrapped: the app in WSGIFast or ASGIFast, with options. None for their defaults.
-    :param limit_s: seconds for one request.
+    :param wrapped: the app in a WSGIFast or ASGIFast with its options. None for the default
+        options.
+    :param limit_s: the most seconds for one request.
     :raises WSGIFastError: if an ASGI app does not start.
     """
     with contextlib.ExitStack() as stack:
@@ -73,7 +76,7 @@ def observer(
             record = stack.enter_context(StartedApp(app)).record
             wrapped = wrapped or ASGIFast(app)
             ways = {"raw": app, "wrapped": wrapped}
-            # asgifast's protocols offer pathsend to the same apps as ASGIFast does.
+            # asgifast's protocols and ASGIFast offer pathsend to the same apps.
             if wrapped.pathsend_decision.offered:
                 ways["sendfile"] = wrapped
             else:
@@ -115,7 +118,7 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
     measured = dict(contenders)
     requested = measured.pop("pathsend=True", None)
     if requested is not None and raw.file_bytes and not is_late():
-        # It is recommended only if it was seen to change nothing.
+        # The option is recommended only if it does not change responses.
         ways = {"raw": record, "wrapped": requested}
         if not changes(ways, (endpoint, browsers), {("raw", endpoint): raw}):
             measured["pathsend=True"] = requested
@@ -132,16 +135,19 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
     if raw.chunks.count > 1 or raw.is_file:
         first = {"raw": raw, "wrapped": seen.wrapped} if is_late() else {}
         seen.costs = _costs(measured, endpoint, first)
-    # Under ASGI a client may hold a task, which occupies no thread.
+    # Under ASGI, a slow client delays a task, but no thread.
     is_wsgi = raw.returned != "messages"
     seen.cut_short = is_late()
-    if is_wsgi and not is_late() and (raw.declared or raw.chunks.total) >= _HOLDING_BYTES:
+    if is_wsgi and not is_late() and (raw.declared or raw.chunks.total) >= _BLOCKING_BYTES:
         raw.blocks_thread = record(endpoint, reads=False, inspect=False).blocks_thread
     return seen
 
 
 def compressed_sizes(response: Recording) -> dict[str, CompressedSize]:
-    """Return the sizes of a large uncompressed body by coding. Empty if that gains nothing."""
+    """Compress a large uncompressed body, and return its sizes by content coding.
+
+    :returns: an empty dict if compression would not save enough.
+    """
     body = bytes(response.body)
     coding = ResponseCoding(Compression(), "GET", "gzip", [])
     decision = coding.decide(response.status or 0, response.headers)
@@ -157,12 +163,13 @@ def compressed_sizes(response: Recording) -> dict[str, CompressedSize]:
 
 
 def _least_blocked_s(seen: Observation, record: Record) -> float:
-    """Return the longest turn of the event loop, measured again if it is long.
+    """Return the longest time that each request blocks the event loop.
 
-    On a busy machine some turns take long whatever the app does.
+    If that time is long, further requests are made. On a busy machine some of them block the event
+    loop longer than the app does.
     """
     least = min(seen.raw.blocked_s, seen.wrapped.blocked_s)
-    for _ in range(2, _LONG_TURNS):
+    for _ in range(2, _BLOCKED_REQUESTS):
         if least <= BLOCKED_S:
             break
         again = record(seen.endpoint, inspect=False)
@@ -174,9 +181,11 @@ def _least_blocked_s(seen: Observation, record: Record) -> float:
 def _costs(
     contenders: dict[str, Record], endpoint: Endpoint, first: Mapping[str, Recording]
 ) -> dict[str, Cost]:
-    """The costs of the contenders.
+    """Measure the costs of the contenders.
 
-    :param first: earlier runs, which count if there is no time. Others get a single run.
+    :param first: earlier recordings, if there is no more time. Contenders without an earlier
+        recording then get one request.
+    :returns: an empty dict if a request fails.
     """
     runs = {name: [first[name]] if name in first else [] for name in contenders}
     spent = 0.0
@@ -191,22 +200,23 @@ def _costs(
             spent += run.wall_s
         if spent > (_COSTS_S if round_ >= _LEAST_ROUNDS else _MOST_COSTS_S):
             break
-    # The minimum of several runs: a busy machine can only add to it.
+    # The minimum of several runs: other work on the machine can only increase the time.
     return {
         name: Cost(min(r.cpu_s for r in of), min(r.wall_s for r in of), min(r.sends for r in of))
         for name, of in runs.items()
     }
 
 
-# In which order both are requested again where they differ: whether the app as it is goes first.
-# After the first pair this is the Thue-Morse sequence: an app that answers in turns, such as every
-# other request in another way, gives each side both responses.
+# If the responses differ, both contenders are requested again, three times. True: the raw app is
+# the first of them. Together with the first requests (raw, wrapped) this is the Thue-Morse
+# sequence. An app that alternates between two responses then sends both to each contender.
 _AGAIN_RAW_FIRST = (False, False, True)
-# Of the server, or of one connection.
-_NOT_THE_APPS = HOP_BY_HOP | {"date", "server"}
-# Headers that wrapping adds, where the app sends none.
+# Headers that the server adds, or that belong to one connection.
+_SERVER_HEADERS = HOP_BY_HOP | {"date", "server"}
+# Headers that a wrapper may add to a response without them.
 _ADDED = frozenset({"accept-ranges", "content-length", "etag", "last-modified"})
-# A body that is compressed anew may have another size, and random padding against BREACH.
+# The ratio from which a body counts as larger. Two compressed bodies may differ by their random
+# padding, which prevents BREACH.
 _GROWN = 1.1
 
 
@@ -216,12 +226,12 @@ def changes(
     known: dict[tuple[str, Endpoint], Recording],
     is_late: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
-    """How the responses of the wrapped app differ: the first change of each kind.
+    """Return the lasting differences of the wrapped app's responses: the first one of each kind.
 
-    :param contenders: "raw", "wrapped", for ASGI also "sendfile".
-    :param requests: the endpoint, and with other headers.
-    :param known: first responses, by contender and endpoint. Others are added.
-    :param is_late: whether there is no time for the other headers.
+    :param contenders: "raw", "wrapped", and for ASGI "sendfile".
+    :param requests: the endpoint, and the same endpoint with other headers.
+    :param known: the recordings so far, by contender and endpoint. New recordings are added.
+    :param is_late: a function that returns whether there is no time for further requests.
     """
     ways = [way for way in ("wrapped", "sendfile") if way in contenders]
     found: dict[str, str] = {}
@@ -252,7 +262,7 @@ def _lasting(
     own: Recording,
     other: Recording,
 ) -> dict[str, str]:
-    """The differences that are there each time, by their kinds."""
+    """Return the differences that occur each time, by their kinds."""
     found = _differences(own, other)
     for raw_first in _AGAIN_RAW_FIRST[: 1 if other.timed_out else None]:
         if not found:
@@ -271,7 +281,7 @@ def _lasting(
 
 
 def _compared(recording: Recording) -> dict[str, object]:
-    """The values that have to be the same each time for a difference of a kind to count."""
+    """Return a value for each kind of difference. It must be the same in all raw responses."""
     fields = _fields(recording)
     return {
         "failure": recording.failed,
@@ -285,13 +295,13 @@ def _compared(recording: Recording) -> dict[str, object]:
 def _fields(recording: Recording) -> dict[str, list[str]]:
     fields: dict[str, list[str]] = {}
     for name, value in recording.headers:
-        if name.lower() not in _NOT_THE_APPS:
+        if name.lower() not in _SERVER_HEADERS:
             fields.setdefault(name.lower(), []).append(value.strip())
     return fields
 
 
 def _differences(own: Recording, other: Recording) -> dict[str, str]:
-    """How a wrapped app's response differs, by kinds."""
+    """Return the differences of a wrapped app's response, by their kinds."""
     if other.failed:
         why = other.error or other.problem or "it does not end in time"
         return {"failure": f"fails ({why}); as it is: {own.status}"}
@@ -299,7 +309,7 @@ def _differences(own: Recording, other: Recording) -> dict[str, str]:
         return {"status": f"{other.status}; as it is: {own.status}"}
     found = {}
     fields, others = _fields(own), _fields(other)
-    # Their values follow from the coding.
+    # The values of these headers depend on the content coding.
     derived = {"content-length", "content-encoding", "vary", "etag", "accept-ranges"}
     if other.coding and not own.coding:  # the wrapper compresses
         for name in derived:
@@ -318,7 +328,7 @@ def _differences(own: Recording, other: Recording) -> dict[str, str]:
     for name in sorted(fields.keys() | others.keys()):
         was, now = fields.get(name), others.get(name)
         is_added = was is None and name in _ADDED
-        if name == "vary":  # a wrapper that compresses adds a member, to a line or as one
+        if name == "vary":  # a wrapper that compresses adds Accept-Encoding, maybe as a new header
             lists = (list_members(",".join(each or ())) for each in (was, now))
             before, after = (set(filter(None, members)) for members in lists)
             is_added = before <= after <= before | {"accept-encoding"}

@@ -1,4 +1,4 @@
-"""A running server, seen from outside: the responses of its clients, and the reasons of waits."""
+"""`wsgifast doctor --live`: examine responses of a running server, and delays of its clients."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from .examination import compressed_sizes
 from .findings import add_to, answers_error, coding_findings, finding_at, findings_of
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
-# Bodies up to here leave a server in one packet or a few: a pause between them is Nagle's.
+# A server sends bodies of up to this size in a few packets. Nagle's algorithm causes a pause
+# between the headers and such a body.
 _SMALL_BYTES = 32 * 1024
-# The shortest delay of acknowledgements in Linux, in seconds, less the error of a clock.
+# Such a pause is at least 40 ms in Linux, the shortest delay of an acknowledgement. Less the error
+# of measurement.
 _STALL_S = 0.030
 _REQUESTS_FOR_STALL = 8
-# Slow readers, and for how long they are there.
+# The number of slow readers, and the time in which they do not read.
 _SLOW_READERS = 8
 _SLOW_S = 2.0
-# Smaller bodies fit into socket buffers, so that slow readers do not matter.
-_HOLDING_BYTES = 1024 * 1024
-# Slow readers stop others that wait so many times as long as before, and at least this long.
-_STOPPED = 10.0
-_STOPPED_S = 0.25
+# Smaller bodies fit into socket buffers, so slow readers do not block the server.
+_BLOCKING_BYTES = 1024 * 1024
+# Slow readers block other clients if these wait at least so many times as long as before, and at
+# least so many seconds.
+_BLOCKED_RATIO = 10.0
+_BLOCKED_S = 0.25
 
 
 def look_at(
@@ -39,14 +42,16 @@ def look_at(
     limit_s: float = 10.0,
     silence: Iterable[str] = (),
 ) -> Report:
-    """Examine some paths of a running server, by GET.
+    """Examine paths of a running server with GET.
 
-    It makes about ten requests for each path. For a body of 1 MiB or more, eight further clients
-    read slowly for two seconds.
+    This function sends about ten requests for each path. If a body has 1 MiB or more, eight further
+    clients request it and do not read it for two seconds.
 
-    :param url: such as "http://127.0.0.1:8000". A path in it goes before the others.
-    :param limit_s: seconds for one request.
-    :param silence: ids of findings to leave out.
+    :param url: the URL of the server, such as "http://127.0.0.1:8000". A path of the URL is added
+        before all paths.
+    :param headers: the headers of every request.
+    :param limit_s: the most seconds for one request.
+    :param silence: the ids of findings to omit.
     :raises ConfigurationError: if the URL or a path is malformed, or an id is unknown.
     :raises NoResponse: if the server cannot be reached.
     """
@@ -70,16 +75,16 @@ def look_at(
             report.unreached.append(Unreached(path, str(error)))
             continue
         seen = Observation(endpoint, _recorded(first), Recording())
-        wrong = answers_error(seen)
-        findings = [] if wrong is None else [wrong]
-        lost = ""
+        server_error = answers_error(seen)
+        findings = [] if server_error is None else [server_error]
+        failure = ""
         for check in (_length, _packets, _compression):
             try:
                 findings += check(client, endpoint, first)
-            except NoResponse as error:  # the other checks go on
-                lost = str(error)
-        if lost:
-            report.unreached.append(Unreached(path, lost))
+            except NoResponse as error:  # the next check is still made
+                failure = str(error)
+        if failure:
+            report.unreached.append(Unreached(path, failure))
             report.findings += findings
         else:
             add_to(report, seen, findings)
@@ -98,7 +103,7 @@ def _length(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterator
 def _packets(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterator[Finding]:
     if first.closes:
         fix = "a server that keeps connections open: gunicorn's gthread or FastWorker"
-        yield finding_at("WF041", endpoint, "the connection ends with it", fix)
+        yield finding_at("WF041", endpoint, "the server closes the connection after it", fix)
         return
     if len(first.body) > _SMALL_BYTES:
         return
@@ -108,10 +113,10 @@ def _packets(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterato
             responses.append(client.ask(endpoint.url, on=connection))
             if responses[-1].closes:
                 return
-    # The first ones of a connection are acknowledged at once.
+    # The kernel does not delay the first acknowledgements of a connection.
     gap = median(response.body_s for response in responses[2:])
     if gap >= _STALL_S:
-        what = f"the body comes {gap * 1e3:.0f} ms after the headers"
+        what = f"the body arrives {gap * 1e3:.0f} ms after the headers"
         yield finding_at("WF040", endpoint, what, "WSGIFast(app)", f"{gap * 1e3:.0f} ms")
 
 
@@ -125,7 +130,7 @@ def _compression(client: HTTPClient, endpoint: Endpoint, first: Response) -> Ite
 def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
     ended = [seen for seen in report.observations if not seen.raw.timed_out]
     by_size = sorted(ended, key=lambda seen: seen.raw.chunks.total)
-    if not by_size or by_size[-1].raw.chunks.total < _HOLDING_BYTES:
+    if not by_size or by_size[-1].raw.chunks.total < _BLOCKING_BYTES:
         return
     small, endpoint = by_size[0].endpoint.url, by_size[-1].endpoint
     before = median(client.ask(small).seconds for _ in range(5))
@@ -140,13 +145,13 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
             try:
                 client.ask(small)
             except NoResponse:
-                what = f"beside {_SLOW_READERS} slow readers the server does not answer others"
+                what = f"with {_SLOW_READERS} slow readers the server does not answer other clients"
                 yield finding_at("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker")
                 return
             waits.append(time.monotonic() - began)
     wait = median(waits)
-    if wait > max(_STOPPED_S, before * _STOPPED):
-        what = f"beside {_SLOW_READERS} slow readers others wait"
+    if wait > max(_BLOCKED_S, before * _BLOCKED_RATIO):
+        what = f"with {_SLOW_READERS} slow readers other clients wait"
         cost = f"{before * 1e3:.0f} ms alone -> {wait * 1e3:.0f} ms"
         yield finding_at("WF045", endpoint, what, "gunicorn -k wsgifast.workers.FastWorker", cost)
 

@@ -14,19 +14,20 @@ from ...http.framing import list_members
 from ...http.headers import Headers
 
 Severity = Literal["wrong", "slow", "info"]
-# In the order in which they are shown.
+# The severities in the order of a report.
 SEVERITIES: tuple[Severity, ...] = ("wrong", "slow", "info")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One thing to request from an app.
+    """An endpoint of an app, and the request for it.
 
-    :ivar url: path and query, as in a request line.
-    :ivar name: the framework's own pattern, such as "/media/{name}", or the path.
-    :ivar source: where it was found: "flask", "command line", "access log", ...
-    :ivar evidence: the reason why a request changes no data, or "" if there is none.
-    :ivar requests: how often it occurs in an access log, or None without a log.
+    :ivar url: the path and query of the request line.
+    :ivar name: the pattern of the framework, such as "/media/{name}", or the path.
+    :ivar source: the source of the endpoint: "flask", "command line", "access log" and others.
+    :ivar evidence: the reason why a request changes no data. "" if it may change data.
+    :ivar requests: the number of requests in an access log. None without a log.
+    :ivar scheme: "http" or "https", for the environ or scope.
     """
 
     url: str
@@ -39,30 +40,30 @@ class Endpoint:
     scheme: str = "http"
 
 
-# The evidence of endpoints that say nothing about the app's own views.
+# Evidence of endpoints that are not views of the app.
 OF_A_FILE = "a file of a folder that the app serves"
 OF_FASTAPI = "FastAPI's own page of the app's routes"
 
 
 @dataclass(frozen=True)
 class Unreached:
-    """An endpoint that was not examined, and why."""
+    """An endpoint that was not examined, and the reason."""
 
     name: str
     reason: str
     method: str = "GET"
 
 
-# Endpoints that were found, and among them those that cannot be requested.
+# Endpoints to request, and endpoints that cannot be requested.
 Found = list[Endpoint | Unreached]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one response, including the app's own work: the minimum of several runs.
+    """The cost of one response, with the work of the app. The minimum of several runs.
 
-    :ivar cpu_s: of the thread (ASGI: of the event loop) that runs the app and sends.
-    :ivar wall_s: from the call of the app to the last byte in the socket, with a quick client.
+    :ivar cpu_s: the CPU seconds of the app's thread. For ASGI, those of the process.
+    :ivar wall_s: the seconds from the call of the app until the last byte is in the socket.
     :ivar sends: the number of system calls that send.
     """
 
@@ -79,37 +80,38 @@ class CompressedSize:
     cpu_s: float
 
 
-# The bytes that servers send before they wait for the client: ten packets (RFC 6928). A smaller
-# body arrives no sooner if it is compressed, or replaced by a 304.
+# The bytes that a server sends before it waits for the client: ten packets (RFC 6928). Compression
+# or a 304 does not make a smaller body arrive sooner.
 LARGE_BYTES = 10 * 1460
-# How much of a body is stored, to be read as a page or an OpenAPI document, which have a few MB at
-# most, and to be compressed.
+# The most bytes of a body to store. The doctor parses them as a page or an OpenAPI document, and
+# measures their compression. Such documents have at most a few MB.
 MAX_STORED_BYTES = 8 * 1024 * 1024
 
 
 @dataclass
 class Recording:
-    """One response, as a server sees it.
+    """The recording of one response by the doctor's server.
 
-    :ivar status: the code. None if the app sent none.
-    :ivar returned: the class of the app's result, as in "list" or "werkzeug.wsgi.Closing...".
-        for ASGI "messages".
-    :ivar chunks: as the app produced them, before any repair.
-    :ivar body: its first MAX_STORED_BYTES.
-    :ivar digest: of all that was sent of the body.
-    :ivar sent_bytes: of the body.
-    :ivar from_threads: ASGI: how often the app's coroutine waited for another thread, or nearly so.
-    :ivar sent_as: environ["wsgifast.sent_as"]. None where the app was not wrapped.
-    :ivar app_s: seconds spent in the app, including its iterator.
-    :ivar file_bytes: the size of the file that the app opened meanwhile and that is the body.
-    :ivar by_sendfile: body bytes sent by sendfile.
-    :ivar blocked_s: ASGI: the longest turn of the event loop, in seconds. If that is long, the
-        minimum of several requests.
-    :ivar blocks_thread: whether the app's thread had to wait for a client that does not read.
-        None if not tested.
-    :ivar problem: how the app violated PEP 3333 or ASGI. None if it did not.
-    :ivar error: the exception that the app raised, and where.
-    :ivar timed_out: the response was not complete within the time limit.
+    :ivar status: the status code. None if the app sent no response.
+    :ivar returned: the class of the app's result, such as "list" or "werkzeug.wsgi.Closing...".
+        For ASGI "messages".
+    :ivar chunks: the sizes and times of the chunks that the app produced.
+    :ivar body: the first bytes of the body, at most MAX_STORED_BYTES.
+    :ivar digest: the hash of all sent bytes of the body.
+    :ivar sent_bytes: the number of sent bytes of the body.
+    :ivar from_threads: ASGI: the number of wake-ups of the event loop by other threads.
+    :ivar sent_as: the value of environ["wsgifast.sent_as"]. None if the app was not wrapped.
+    :ivar app_s: the seconds in the app and its iterator.
+    :ivar wall_s: see :class:`Cost`, like `cpu_s` and `sends`.
+    :ivar file_bytes: the size of the body, if the app opened a file of this size. Otherwise None.
+    :ivar by_sendfile: the number of bytes of the body that sendfile() sent.
+    :ivar blocked_s: ASGI: the longest time that the event loop was blocked, in seconds. If that is
+        long, the minimum of several requests.
+    :ivar blocks_thread: whether the app's thread waited for a client that does not read. None if
+        that was not tested.
+    :ivar problem: the violation of PEP 3333 or ASGI. None if there was no violation.
+    :ivar error: the exception that the app raised, and its place.
+    :ivar timed_out: whether the response was not complete within the time limit.
     """
 
     status: int | None = None
@@ -134,29 +136,29 @@ class Recording:
     timed_out: bool = False
 
     def header(self, name: str) -> str | None:
-        """The first value of a header. None if it was not sent."""
+        """Return the first value of a header. None if the response does not have it."""
         return Headers(self.headers).get(name.lower())
 
     def sent(self, data: bytes) -> None:
-        """Record sent bytes of the body, and store up to MAX_STORED_BYTES of them."""
+        """Record sent bytes of the body, and store the first MAX_STORED_BYTES."""
         self.digest.update(data)
         self.sent_bytes += len(data)
         self.body += data[: MAX_STORED_BYTES - len(self.body)]
 
     @property
     def coding(self) -> str:
-        """The Content-Encoding, such as "gzip". "" for none."""
+        """The Content-Encoding, such as "gzip". "" without a content coding."""
         names = list_members(self.header("Content-Encoding") or "")
         return ", ".join(name for name in names if name != "identity")
 
     @property
     def is_file(self) -> bool:
-        """Whether the body is a file that was seen to be opened or sent."""
+        """Whether the body is a file: the app opened it, or the server sent it."""
         return self.file_bytes is not None or self.by_sendfile > 0
 
     @property
     def declared(self) -> int | None:
-        """The Content-Length, if it is valid."""
+        """The Content-Length. None if there is none, or it is malformed."""
         value = self.header("Content-Length")
         return None if value is None else parse_length(value)
 
@@ -167,21 +169,21 @@ class Recording:
 
 @dataclass
 class Observation:
-    """Everything recorded of one endpoint.
+    """All recordings and measurements of one endpoint.
 
-    :ivar raw: the unwrapped app.
-    :ivar wrapped: the app under WSGIFast or ASGIFast with their defaults.
-    :ivar compressed: the unwrapped app, requested like by a browser, which accepts content
-        codings. None if that was not tried. `wrapped_compressed` is the same for the wrapped app.
-    :ivar compressed_sizes: by content coding, the compressed size of a large body that a browser
-        gets uncompressed.
-    :ivar costs: by "raw", "wrapped", and "coalesced" (WSGIFast(coalesce=True)), "sendfile" or
-        "pathsend=True" (ASGIFast(pathsend=True) if it is not offered by default). Also
-        `coded`, for a file that a browser gets compressed.
-    :ivar changes: the differences of the wrapped app's response, each time that both were
-        requested. In a few words, by "failure", "status", "coding", "body", "size", or "header ..."
-        with its name.
-    :ivar cut_short: it took so long that it was not requested as often as others.
+    :ivar raw: the response of the unwrapped app.
+    :ivar wrapped: the response of the app in WSGIFast or ASGIFast.
+    :ivar compressed: the response of the unwrapped app to a browser, which accepts content codings.
+        None if there was no such request.
+    :ivar wrapped_compressed: the same for the wrapped app.
+    :ivar compressed_sizes: for a large body that a browser gets uncompressed: maps content codings
+        to compressed sizes.
+    :ivar costs: maps contenders to costs: "raw", "wrapped", "coalesced" (WSGIFast(coalesce=True)),
+        "sendfile" (on asgifast's protocols), "pathsend=True" (ASGIFast(pathsend=True), if that is
+        not the default), and `coded` (a file that the app compresses for a browser).
+    :ivar changes: the lasting differences between both apps' responses, in a few words. The keys
+        are "failure", "status", "coding", "body", "size", or "header ..." with a name.
+    :ivar cut_short: whether the endpoint got fewer requests than others, because they were slow.
     """
 
     endpoint: Endpoint
@@ -238,30 +240,30 @@ class Report:
     unreached: list[Unreached] = field(default_factory=list)
 
     def of(self, *severities: Severity) -> list[Finding]:
-        """The findings of these severities."""
+        """Return the findings of these severities."""
         return [finding for finding in self.findings if finding.severity in severities]
 
     def reaches(self, level: Severity) -> bool:
-        """Whether there is a finding of this severity, or a worse one."""
+        """Return whether there is a finding of this severity or a worse severity."""
         return bool(self.of(*SEVERITIES[: SEVERITIES.index(level) + 1]))
 
     @property
     def bad(self) -> dict[tuple[str, str], Severity]:
-        """The endpoints that are "wrong" or "slow", by method and URL."""
+        """The worst severities of endpoints that are "wrong" or "slow", by method and URL."""
         worst = reversed(self.of("wrong", "slow"))
         return {(f.endpoint.method, f.endpoint.url): f.severity for f in worst}
 
     @property
     def good(self) -> int:
-        """How many endpoints are neither."""
+        """The number of requested endpoints that are neither "wrong" nor "slow"."""
         bad = self.bad
         requested = [(seen.endpoint.method, seen.endpoint.url) for seen in self.observations]
         return sum(each not in bad for each in requested)
 
     def finish(self, silenced: Collection[str]) -> None:
-        """Sort findings by severity, then by the seconds saved over all known requests.
+        """Sort the findings by severity, then by the seconds that a fix saves in total.
 
-        :param silenced: ids of findings to leave out.
+        :param silenced: the ids of findings to remove.
         """
 
         def weight(finding: Finding) -> tuple[int, float, str]:

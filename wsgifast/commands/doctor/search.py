@@ -1,8 +1,8 @@
-"""Decides which endpoints are requested: the safe ones, and the others if that is allowed.
+"""Decide which endpoints are requested: safe endpoints, and others if the user allows it.
 
-A GET should change nothing (RFC 9110, section 9.2.1), but in many apps it does. The method, the
-name of a view and its path do not prove that it is safe. An endpoint is requested without a
-question only with other evidence, see :attr:`.model.Endpoint.evidence`. There are four kinds:
+A GET should not change data (RFC 9110, section 9.2.1), but in many apps it does. The method, the
+name and the path of an endpoint do not prove that a request is safe. So the doctor needs other
+evidence, or asks the user. There are four kinds of evidence (:attr:`.model.Endpoint.evidence`):
 
 - The user has named it.
 - It is a file of a folder that the app serves.
@@ -21,50 +21,56 @@ from urllib.parse import unquote, urljoin, urlsplit
 from .endpoints import NAMED, encoded
 from .model import Endpoint, Found, Recording, Unreached
 
-# Called with the safe endpoints and the others. Returns whether the others may be requested.
+# A function that returns whether to request unsafe endpoints: (safe endpoints, other endpoints).
 Allow = Callable[[Sequence[Endpoint], Sequence[Endpoint]], bool]
 
 _SAFE_METHODS = ("GET", "HEAD")
-# The files of pages, which no list of routes has.
+# The most files of pages to request.
 _MOST_ADDED = 30
 
 
 class Search:
-    """An iterator of the endpoints to request. The files of named pages are added to it."""
+    """An iterator of the endpoints to request.
+
+    :ivar unreached: the endpoints that are not requested.
+    :ivar done: the number of requested endpoints.
+    """
 
     def __init__(
         self, found: Found, host: str, *, unsafe: bool, allow: Allow, follows: bool
     ) -> None:
-        """Decide which endpoints may be requested.
+        """Decide which endpoints are requested.
 
-        :param host: the app's own, in its URLs.
-        :param unsafe: request the others without a question, also by other methods.
-        :param follows: add the files that a browser loads with a page that the user has named.
+        :param host: the host of the app in URLs.
+        :param unsafe: request all endpoints with all methods, without a call of `allow`.
+        :param allow: decides about endpoints without evidence.
+        :param follows: also request the files that a browser loads with a page that the user named.
         """
         self._host = host
         self._follows = follows
         listed = [each for each in found if isinstance(each, Endpoint)]
         endpoints = list({(e.method, e.url): e for e in reversed(listed)}.values())[::-1]
         names = {(each.method, each.name) for each in endpoints}
-        left = [each for each in found if isinstance(each, Unreached)]
-        self.unreached = [each for each in left if (each.method, each.name) not in names]
+        unreached = [each for each in found if isinstance(each, Unreached)]
+        self.unreached = [each for each in unreached if (each.method, each.name) not in names]
         readable = [each for each in endpoints if each.method in _SAFE_METHODS]
         safe = [each for each in readable if each.evidence]
-        rest = [each for each in (endpoints if unsafe else readable) if each not in safe]
-        if rest and not (unsafe or allow(safe, rest)):
+        others = [each for each in (endpoints if unsafe else readable) if each not in safe]
+        if others and not (unsafe or allow(safe, others)):
             reason = "may change something: --all requests it, too"
-            self.unreached += [_left(each, reason) for each in rest]
-            rest = []
+            self.unreached += [_unreached(each, reason) for each in others]
+            others = []
         reason = "its method changes something: --unsafe requests it, too"
-        self.unreached += [_left(e, reason) for e in endpoints if e not in readable and not unsafe]
-        self._waiting = deque([*safe, *rest])
+        unused = [] if unsafe else [each for each in endpoints if each not in readable]
+        self.unreached += [_unreached(each, reason) for each in unused]
+        self._waiting = deque([*safe, *others])
         self._known = {(each.method, unquote(each.url)) for each in endpoints}
         self._added = 0
         self.done = 0
 
     @property
     def total(self) -> int:
-        """The number of endpoints to request, as far as they are known."""
+        """The number of endpoints so far: requested and waiting."""
         return self.done + len(self._waiting)
 
     def __iter__(self) -> Iterator[Endpoint]:
@@ -73,7 +79,10 @@ class Search:
             self.done += 1
 
     def learn(self, endpoint: Endpoint, response: Recording) -> None:
-        """Add the files that a browser loads with a page."""
+        """Add the files that a browser loads with a page.
+
+        :param endpoint: the endpoint of the page.
+        """
         if not self._follows or endpoint.evidence != NAMED or response.status != 200:
             return
         for url in loaded_with(response, endpoint.url, self._host):
@@ -88,14 +97,14 @@ class Search:
             self._waiting.append(Endpoint(url, path, "link", evidence=evidence))
 
 
-def _left(endpoint: Endpoint, reason: str) -> Unreached:
+def _unreached(endpoint: Endpoint, reason: str) -> Unreached:
     return Unreached(endpoint.name, reason, endpoint.method)
 
 
 # Limits for one page.
 _MOST_LINKS = 1000
 _MOST_BYTES = 4 * 1024 * 1024
-# A browser loads these as soon as it shows a page (HTML, 4.6.7 and 4.8).
+# A browser loads these links and elements when it shows a page (HTML Standard, 4.6.7 and 4.8).
 _LOADED_LINKS = frozenset(
     {"stylesheet", "icon", "apple-touch-icon", "mask-icon", "manifest", "modulepreload", "preload"}
 )
@@ -103,13 +112,13 @@ _LOADED = frozenset({"audio", "img", "script", "source", "track", "video"})
 
 
 def loaded_with(response: Recording, url: str, host: str) -> list[str]:
-    """Return the files that a browser loads with a page: images, scripts, style sheets and media.
+    """Return the URLs that a browser loads with a page: images, scripts, style sheets and media.
 
-    Whoever opens the page requests these, and the app knows. Other links are a visitor's choice,
-    such as /logout.
+    Every visitor of the page requests these files, so a request is safe. Other links, such as
+    /logout, are requested only if the visitor follows them.
 
     :param url: the path and query of the page.
-    :param host: the app's own. URLs with another one are left out.
+    :param host: the host of the app. URLs with another host are omitted.
     """
     kind = (response.header("Content-Type") or "").partition(";")[0].strip().lower()
     is_page = kind in ("text/html", "application/xhtml+xml")
@@ -126,7 +135,7 @@ def loaded_with(response: Recording, url: str, host: str) -> list[str]:
 
 
 def _own_path(link: str, base: str, own: str) -> str | None:
-    """Return the path and query of a link to the app's own host. None for other hosts."""
+    """Return the path and query of a link to the host of the app. None for other hosts."""
     try:
         parts = urlsplit(urljoin(base, link.strip()))
         host = parts.netloc.rpartition("@")[2].lower()
