@@ -270,10 +270,11 @@ class WSGIFast:
                 response.correct_length(size)
             else:
                 response.set_length(size)
-        for step in self._whole_steps:
-            blocks = step(response, few, size)
-            if blocks is not None:
-                return blocks
+        if self._whole_steps:
+            for step in self._whole_steps:
+                blocks = step(response, few, size)
+                if blocks is not None:
+                    return blocks
         if response.compression is not None:
             decision = response.decide_whole(size)
             if decision is not None:

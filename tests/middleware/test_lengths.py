@@ -25,7 +25,9 @@ def test_length_is_added_where_it_is_known_and_legal() -> None:
     assert serve([]).header("Content-Length") == "0"
     assert serve(iter([b"a"])).header("Content-Length") is None
     assert serve([b"a"], status="304 Not Modified").header("Content-Length") is None
-    assert serve([b"a"], ("Transfer-Encoding", "chunked")).header("Content-Length") is None
+    chunked, kind = ("Transfer-Encoding", "chunked"), ("Content-Type", "text/plain")
+    for headers in ([chunked], [kind, chunked], [chunked, kind]):
+        assert serve([b"a"], *headers).header("Content-Length") is None
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])

@@ -219,9 +219,10 @@ class AppResponse:
         # The copy of the app's list can be changed, and a checked one cannot.
         is_copy = self._headers is None and self._checked is None
         headers = self._given if is_copy else self.headers
-        for name, _ in headers:
-            if len(name) == 17 and LOWER[name] == "transfer-encoding":
-                return  # never both
+        if self._deciding_type is None:
+            for name, _ in headers:
+                if len(name) == 17 and LOWER[name] == "transfer-encoding":
+                    return  # never both
         headers.append(("Content-Length", str(size)))
 
     def correct_length(self, size: int) -> None:
@@ -240,8 +241,9 @@ class AppResponse:
         if self.status is None:
             raise self.not_started()
         self.forwarded = True
-        for edit in self.edits:
-            edit(self)
+        if self.edits:
+            for edit in self.edits:
+                edit(self)
         if self.exc_info is None:
             headers = self._to_send() if self.codes_stream else self._headers
             checked = self._checked

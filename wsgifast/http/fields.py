@@ -69,7 +69,9 @@ _characters = str.__str__
 _strip = str.strip
 # The meaning of a header name in this module: the name in lower case, or "" for most names.
 _LENGTH, _TYPE = "content-length", "content-type"
-_MEANINGS = {each: each for each in {_LENGTH, _TYPE, "date", "server"} | CODING_HEADERS}
+# Headers beside which the Content-Type alone does not decide about a body.
+_DECIDING = CODING_HEADERS | {"transfer-encoding"}
+_MEANINGS = {each: each for each in {_LENGTH, _TYPE, "date", "server"} | _DECIDING}
 # A cache of checked responses by status and headers. Long headers are not cached. Headers with a
 # cookie are not cached, because it may be a secret.
 _starts: dict[tuple[object, ...], ResponseStart] = {}
@@ -89,8 +91,8 @@ class ResponseStart:
     :ivar given: all headers, in order, without whitespace around their values.
     :ivar headers: the headers to send, without Content-Length.
     :ivar content_length: in bytes. None if the app has not set it.
-    :ivar deciding_type: the Content-Type, if it is known that no other header decides whether the
-        body is compressed. See :func:`read_headers`.
+    :ivar deciding_type: the Content-Type, if it is known that there is no Transfer-Encoding, and
+        that no other header decides whether the body is compressed. See :func:`read_headers`.
     :ivar has_date: whether there is a Date header. If not, the server adds one (RFC 9110 6.6.1).
     :ivar has_server: whether there is a Server header.
     :ivar closes: whether there is a "Connection: close".
@@ -132,6 +134,7 @@ class ResponseStart:
                         self._read_connection(value)
                     if lower in HOP_BY_HOP:
                         given.append((name, value))
+                        has_deciding = has_deciding or lower in _DECIDING
                         continue
                     meaning = _MEANINGS.get(lower, "")
                     if len(_names) < _MAX_CACHED:
@@ -340,12 +343,12 @@ def read_headers(headers: Iterable[Any]) -> tuple[int | None, str | None]:
     characters are accepted.
 
     :returns: the Content-Length, and the Content-Type. Each is None if there is none. The type is
-        None also if another header decides about compression (CODING_HEADERS).
+        None also beside a Transfer-Encoding, or a header that decides about compression.
     :raises BodyError: if Content-Length is not a number, if two of them differ, if a header
         contains CR, LF or NUL, or if the headers are not pairs of str.
     """
     length = deciding_type = None
-    has_deciding = False
+    content_type: str | None = _TYPE  # None once another header decides, too
     try:
         for name, value in headers:
             meaning = _one_line_names[name]
@@ -365,17 +368,18 @@ def read_headers(headers: Iterable[Any]) -> tuple[int | None, str | None]:
             except TypeError:  # no str
                 if _ends_line(value):
                     raise _bad_value(name) from None
-                has_deciding = has_deciding or meaning is _TYPE
-            if meaning:
                 if meaning is _TYPE:
+                    content_type = deciding_type = None
+            if meaning:
+                if meaning is content_type:
                     deciding_type = value
-                elif meaning in CODING_HEADERS:
-                    has_deciding = True
+                elif meaning in _DECIDING:
+                    content_type = deciding_type = None
     except BodyError:
         raise
     except (AttributeError, TypeError, ValueError):
         raise no_pairs(headers) from None
-    return length, None if has_deciding else deciding_type
+    return length, deciding_type
 
 
 def raw_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
