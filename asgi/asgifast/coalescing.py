@@ -118,7 +118,7 @@ class Coalescer:
             return False
         delayed = self._delayed
         size = len(body)
-        if size > self.room or not self._wire.accepts():
+        if size > self.room or (not delayed.chunks and not self._wire.accepts()):
             return None
         if delayed.to_pass_on:
             delayed.to_pass_on -= 1

@@ -347,9 +347,11 @@ class Exchange:
 
     async def _send_file(self, message: Message) -> None:
         repairs = self.repairs
+        is_read = self._queue is None or self.coding is not None
+        received = self._all_received() if is_read else None
         # A local variable, since it refers to this object.
         files = FileSender(
-            self.scope, self._all_received(), self.wire.send, self.coding,
+            self.scope, received, self.wire.send, self.coding,
             queue=self._queue,
             ranges=repairs is not None and repairs.ranges,
             conditional=repairs is not None and repairs.conditional,

@@ -68,7 +68,7 @@ class FileSender:
     200.
 
     :param received: listens for the client's disconnect while a file is read and sent. Servers
-        ignore later messages, and the remaining bytes would be read in vain.
+        ignore later messages, and the remaining bytes would be read in vain. None if none is read.
     :param coding: of the response, if it may be compressed.
     :param queue: of our protocols, if the response passes no other send().
     :param ranges: ASGIFast's option, as `conditional` is.
@@ -84,8 +84,9 @@ class FileSender:
     _forward_start: Callable[..., Awaitable[None]]
 
     def __init__(
-        self, scope: Scope, received: Received, send: Send, coding: ContentCoding | None = None,
-        *, queue: QueueWire | None = None, ranges: bool = True, conditional: bool = True,
+        self, scope: Scope, received: Received | None, send: Send,
+        coding: ContentCoding | None = None, *, queue: QueueWire | None = None,
+        ranges: bool = True, conditional: bool = True,
     ) -> None:  # fmt: skip
         self._scope = scope
         self._received = received
@@ -177,7 +178,7 @@ class FileSender:
             return
         send, segment = self._send, FileSegment(fd, offset, size)
         received = self._received
-        if size < _WATCHED_FILE_BYTES or received.is_awaited:
+        if size < _WATCHED_FILE_BYTES or received is None or received.is_awaited:
             await send_segment(send, segment, more_body=more_body)
             return
         listener = running_loop().create_task(received.listen_for_disconnect())
