@@ -28,7 +28,7 @@ def test_request_on_closed_idle_connection_is_repeated(end: list[bytes]) -> None
     ("connections", "reason"),
     [
         ([[GOOD], []], "closed without a response"),  # it gets at most two requests
-        ([[GOOD, GOOD[:20]]], "half of the headers"),
+        ([[GOOD, GOOD[:20]]], "incomplete headers"),
         ([[GOOD, GOOD[:-3]]], "status 200, then closed after 7 of 10 bytes"),
         ([[GOOD, b"HTTP/1.1 503 No\r\nContent-Length: 10\r\n\r\n" + BODY]], "status 503"),
         ([[GOOD, GOOD.replace(b"5", b"6")]], "other bytes"),

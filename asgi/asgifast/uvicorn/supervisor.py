@@ -157,7 +157,9 @@ def _remove_socket(path: str) -> None:
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise ClickException(f"--uds {path}: the file is no socket, and stays; name another")
+            raise ClickException(
+                f"--uds {path}: this file is not a socket, and is not replaced. Name another path"
+            )
         os.remove(path)
 
 
