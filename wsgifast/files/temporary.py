@@ -1,12 +1,14 @@
-"""Unnamed temporary files for bodies that are too large for memory.
+"""Unnamed temporary files for bodies that are too large for memory, and memory for the others.
 
 - A :class:`Spool` is the body of one request, in memory or in a file.
 - A :class:`TemporaryFile` contains a request body, or output for slow clients.
 - A :class:`Budget` counts the bytes of all requests or clients, on disk or in memory.
+- :func:`return_large_blocks` has the system get back the memory of large bodies.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -22,6 +24,10 @@ from ..sockets.sending import FileSegment
 _MOST_BUFFERS = 1024
 # The disk is full, a quota or the largest file size is reached, or there is no free descriptor.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+
+# Values for mallopt(3). glibc returns a freed block of M_MMAP_THRESHOLD (-3) bytes or more to the
+# system at once. It keeps at most M_TRIM_THRESHOLD (-1) free bytes at the end of the heap.
+_THRESHOLDS = (-3, 4 * 1024 * 1024), (-1, 8 * 1024 * 1024)
 
 
 def no_room(error: OSError) -> RequestError:
@@ -263,3 +269,19 @@ def _write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset
                 done -= len(left.pop(0))
             if done:
                 left[0] = left[0][done:]
+
+
+def return_large_blocks() -> None:
+    """Have glibc return large freed blocks of memory to the system at once, and reuse smaller ones.
+
+    By default, glibc keeps the freed memory of a page of 12 MB that waited for a slow client. After
+    each page of 200 kB, glibc returns the end of its heap, and the kernel clears that memory again
+    for the next page. Fixed thresholds (mallopt(3)) avoid both. If the environment configures
+    glibc's allocator, they are not set.
+    """
+    if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        with contextlib.suppress(ImportError, OSError, AttributeError):  # no mallopt()
+            import ctypes
+
+            for option, size in _THRESHOLDS:
+                ctypes.CDLL(None).mallopt(option, size)

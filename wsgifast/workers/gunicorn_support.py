@@ -8,7 +8,6 @@ gunicorn_version.py checks them when the server starts.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import re
 import sys
@@ -26,17 +25,13 @@ from gunicorn.http.message import (
 )
 from gunicorn.http.wsgi import FileWrapper, WSGIErrorsWrapper
 
+from ..files.temporary import return_large_blocks
 from .json_log import trusts_address
 
 # MemoryReturn trims the heap after this many bytes of responses in memory have been freed.
 _TRIM_AT_MEMORY_BYTES = 16 * 1024 * 1024
 # MemoryReturn also trims the heap after this many bytes were written to temporary files.
 _TRIM_AT_DISK_BYTES = 4 * 1024 * 1024
-
-
-# Values for mallopt(3). glibc returns a freed block of M_MMAP_THRESHOLD (-3) bytes or more to the
-# system at once. It keeps at most M_TRIM_THRESHOLD (-1) free bytes at the end of the heap.
-_THRESHOLDS = (-3, 4 * 1024 * 1024), (-1, 8 * 1024 * 1024)
 
 
 class Settings:
@@ -128,21 +123,12 @@ def thread_problem() -> str | None:
 class MemoryReturn:
     """Makes glibc return freed memory to the system.
 
-    By default, glibc keeps the freed memory of a page of 12 MB that waited for a slow client. After
-    each page of 200 kB, glibc returns the end of its heap, and the kernel clears that memory again
-    for the next page. Fixed thresholds (mallopt(3)) avoid both: glibc returns large blocks at once
-    and reuses smaller ones. :meth:`update` returns freed memory that lies between used blocks.
-
-    If the environment configures glibc's allocator, the thresholds are not set.
+    It calls :func:`~wsgifast.files.temporary.return_large_blocks`. :meth:`update` returns freed
+    memory that lies between used blocks.
     """
 
     def __init__(self) -> None:
-        if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-            with contextlib.suppress(ImportError, OSError, AttributeError):  # no mallopt()
-                import ctypes
-
-                for option, size in _THRESHOLDS:
-                    ctypes.CDLL(None).mallopt(option, size)
+        return_large_blocks()
         # Both values are counted since the last trim.
         self._peak_bytes = self._min_disk_bytes = 0
         self._repeats = False

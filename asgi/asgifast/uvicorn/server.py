@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from wsgifast.checks import needs
 from wsgifast.errors import ConfigurationError, MissingExtra
+from wsgifast.files.temporary import return_large_blocks
 from wsgifast.server_options import SHARED, options_of_environment
 from wsgifast.sockets.client_limits import ConnectionsByAddress
 
@@ -139,6 +140,7 @@ def _resolve_at_startup() -> None:
                 logging.getLogger("uvicorn.error").error("%s", error)
                 sys.exit(_STARTUP_FAILURE)
             counters.is_ending = lambda: server.should_exit
+            return_large_blocks()
             if served.operated is not None:
                 served.operated.attach(server)
         await startup(server, sockets)
