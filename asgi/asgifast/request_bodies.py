@@ -60,7 +60,7 @@ _DEFAULT_BYTES = 16 * 1024 * 1024
 _IN_MEMORY_BYTES = 512 * 1024
 IN_MEMORY = Budget(64 * 1024 * 1024)
 ON_DISK = Budget(4 * 1024 * 1024 * 1024)
-# Of the file system of temporary files.
+# The bytes that stay free on the file system of temporary files.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
 _CONTENT_HEADERS = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 
@@ -203,7 +203,7 @@ class _Decoding:
         self._decoder: RequestDecoder | RequestError | None = decoder
         self._limit_bytes = limit_bytes
         self._received = 0
-        # Those of the last message, until all are decoded.
+        # The decoded pieces of the last message. None when all have been passed on.
         self._pieces: Iterator[bytes] | None = None
 
     async def receive(self) -> Message:

@@ -48,7 +48,7 @@ class BytesOfOnesOwn(bytes):
 
 
 class MarkedUp(str):
-    """An iterator of str, like the text of a template engine."""
+    """A subclass of str, like the text of a template engine."""
 
 
 class Report:
@@ -182,7 +182,9 @@ def test_wrong_registration_is_refused(arguments: tuple[type, Callable[..., obje
 @pytest.mark.parametrize("name", [*module.FILE_WRAPPERS, *module._FILE_RANGES, *module._WRAPPERS])
 @pytest.mark.parametrize("has_read", [False, True])
 def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) -> None:
-    """A later release of the body's package might have such attributes."""
+    """The class has the name of a known wrapper, and lacks its attributes, like a later release
+    might.
+    """
     module, _, kind = name.rpartition(".")
 
     def iterate(self: object) -> Iterator[bytes]:

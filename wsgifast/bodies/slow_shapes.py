@@ -1,4 +1,4 @@
-"""Slow shapes of bodies: the rule, for the doctor and in production, and the logged findings.
+"""Recognizes bodies with a slow shape, such as many small chunks, for the doctor and the log.
 
 :func:`slow_shape` is a pure function of the observations of a body. It returns ids of the doctor's
 findings, which wsgifast/commands/doctor/findings.md describes. With `report_slow_shapes`,
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 # An app that takes longer than this for its next chunk has paused: its stream is deliberate.
 PAUSE_S = 0.005
-# Fewer chunks, or larger ones, cost the server less than making them costs the app.
+# If a body has fewer or larger chunks, the server needs less time to send them than the app to make
+# them.
 _MANY_CHUNKS = 16
 _SMALL_CHUNK_BYTES = 4096
 # A file in blocks of this size or less costs more per block than per byte.
 _SMALL_BLOCK_BYTES = 128 * 1024
-# From this size on a file read into memory is a finding.
+# A file of this size or more that an app reads into memory is a finding.
 _LARGE_BYTES = 16 * 1024 * 1024
 logger = logging.getLogger("wsgifast")
 
@@ -44,7 +45,7 @@ logger = logging.getLogger("wsgifast")
 # counted.
 EXAMINED_CHUNKS: Final = 200
 MEASURED_CHUNKS: Final = 1_000_000
-# An endpoint has one finding in this time.
+# At most one finding of an endpoint is logged in this time.
 _EVERY_S = 3600.0
 # Endpoints that are remembered. Beyond them no finding is logged until one is forgotten.
 _MOST_ENDPOINTS = 1000
@@ -168,8 +169,8 @@ class Reports:
 
         :param pattern: the framework's URL pattern. None if there is none.
         :param path: as the client sent it.
-        :param seen: the body's first chunks. Whether they come from a file is not known here:
-            a body of blocks of one round size counts as a file.
+        :param seen: the body's first chunks. It is not known here whether they come from a file. A
+            body of blocks of one round size counts as a file.
         """
         if seen.kind != "list" and _looks_like_a_file(seen.chunks):
             seen = seen._replace(file_bytes=seen.chunks.total)

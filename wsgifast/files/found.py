@@ -23,8 +23,8 @@ _SOURCE_COST_BYTES = 10_000
 # for a range, and without a body.
 _HEADER_COPIES = 6
 # The most that a copied modification time differs. WhiteNoise and ServeStatic copy it as a float,
-# which differs by up to 120 ns. Microseconds differ by up to 1000 ns. No file is written twice
-# within that time.
+# which differs by up to 120 ns. A tool that stores only microseconds changes the time by less than
+# 1000 ns. No file is written twice within that time.
 _ROUNDED_NS = 1_000
 # Other tools truncate the time to milliseconds, or to seconds (pigz, brotli, zstd before 1.5).
 _TRUNCATED_TO_NS = (1_000_000, 1_000_000_000)
@@ -37,7 +37,7 @@ class CacheEntry:
     """A value of a :class:`MemoryCache`.
 
     :ivar cost: the most bytes of memory of the value, including the caches that it contains.
-    :ivar used: whether the value was used since the last eviction passed it.
+    :ivar used: whether the value was used since it was inserted or last skipped by an eviction.
     """
 
     __slots__ = ("cost", "used")

@@ -115,7 +115,7 @@ class BodyCounter:
         return self.dropped > 0 and self._has_body
 
     def is_as_declared(self) -> bool:
-        """Return whether the body has the declared length. Without a length, any body has.
+        """Return whether the body has the declared length. Without a declared length, return True.
 
         If a response must not have a body, the declared length is 0.
         """

@@ -17,9 +17,9 @@ which use 24 MB. At this limit, the acceptor accepts no connections, and limits 
 `SHORT_HANDSHAKE_S`. So clients that never finish their handshakes do not block other clients.
 
 When a worker ends, it first closes the acceptor. At this moment a thread may have an event of a
-connection that the kernel has reported to no other process. So the acceptor has a last turn after
-the poller has removed the listeners. Another thread may also be in a turn, with an accepted
-connection that is not counted yet. The worker must wait until this turn ends.
+waiting connection, which the kernel has reported to no other process. So the acceptor has a last
+turn after the poller has removed the listeners. Another thread may also be in a turn, with an
+accepted connection that is not counted yet. The worker must wait until this turn ends.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class Acceptor:
                 break
             except OSError as error:
                 if not isinstance(error, ConnectionAbortedError) and error.errno not in _GONE:
-                    # Unknown errors too: the poller would report the listener again at once.
+                    # It pauses after unknown errors too. Otherwise the poller would report the
+                    # listener again at once.
                     self._pause(error)
                     self.update()
                     break

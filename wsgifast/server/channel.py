@@ -111,7 +111,10 @@ class Channel(Owner):
 
     @abstractmethod
     def has_left(self) -> bool:
-        """Return whether the client has left or shut down its sending side. For the owner."""
+        """Return whether the client has left or shut down its sending side.
+
+        Only the connection's owner may call it.
+        """
 
     @abstractmethod
     def end_early(self, error: Exception, page: ErrorPage | None) -> None:

@@ -24,7 +24,7 @@ class HookNumbers:
     """The numbers of one worker, and the variables in which the hook stored them.
 
     :ivar numbers: the worker's numbers, by name of the variable or attribute.
-    :ivar variables: all variables that the hook assigned, including flags.
+    :ivar variables: the values of the variables that hooks have changed, which may also be flags.
     """
 
     def __init__(self) -> None:
