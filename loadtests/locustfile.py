@@ -41,9 +41,7 @@ class Shapes(DownloadUser):
 
 
 class Asgi(DownloadUser):
-    """A user of a Starlette app that requests a file, a stream of small messages, and a small
-    response.
-    """
+    """A user of a Starlette app: a file, a stream of small messages, a small response."""
 
     host = "http://127.0.0.1:8003"
     wait_time = constant(0)

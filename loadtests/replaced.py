@@ -105,9 +105,7 @@ class Asking:
             time.sleep(max(0.0, due - time.monotonic()))
 
     def ask(self) -> bool:
-        """Send a request, and repeat it if that is allowed. Return whether the response is
-        complete.
-        """
+        """Send a request, and repeat it if allowed. Return whether the response is complete."""
         begun = time.monotonic()
         try:
             return self._ask()
@@ -152,9 +150,7 @@ def measure(
         deadline = time.monotonic() + longest_s
 
         def have_answered(share: float) -> bool:
-            """Wait until this share of all requests has responses. Return False if it is not
-            reached.
-            """
+            """Wait until this share of all requests has responses. Return whether it has."""
             while outcome.done["answered"] < requests * share:
                 if time.monotonic() > deadline or outcome.lost.total() > _MOST_LOST:
                     return False

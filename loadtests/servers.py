@@ -1,14 +1,19 @@
-"""The servers to compare with, tuned as their documentation advises, and tiny ones.
+"""Servers for comparisons, configured as their documentation advises, and minimal servers.
 
     python -m loadtests.servers KIND PORT [ARGUMENT ...]
 
-Kinds: nginx, with a configuration of its own, and with HTTP/2 if it gets a certificate.
-nginx-gthread, the same in front of gthread. http.server with its keep-alive switched on. echo
-sends back what it receives. sendfile-loop, the bound for large files: one thread, epoll and
-os.sendfile. receive-loop, the bound for uploads. sendall and sendfile send zeros without an end, as
-over a link of so many megabits a second. bjoern and fastwsgi serve loadtests.app. smtp-stock and
-smtp-fast take every message and forget it. forward PORT TO_PORT is a plain TCP forwarder, as stands
-in front of many servers.
+The kinds:
+
+- nginx. With a certificate, it has HTTP/2.
+- nginx-gthread: nginx in front of gthread.
+- http.server, with keep-alive.
+- echo: sends back all received bytes.
+- sendfile-loop: the upper bound for large files, with one thread, epoll and os.sendfile.
+- receive-loop: the upper bound for uploads.
+- sendall and sendfile: send zeros without an end, at an optional rate in Mbit/s.
+- bjoern and fastwsgi: serve loadtests.app.
+- smtp-stock and smtp-fast: accept every message and drop it.
+- forward PORT TO_PORT: a TCP forwarder.
 """
 
 from __future__ import annotations
@@ -41,9 +46,9 @@ from wsgifast.sockets.options import set_nodelay
 
 from .payloads import PAYLOADS, payload
 
-# nginx.org/en/docs/http/ngx_http_core_module.html: sendfile with tcp_nopush for whole packets, and
-# a bounded sendfile_max_chunk, so that no quick client occupies the worker. Without sendfile, large
-# output buffers. It is one worker process, as every contender is.
+# See nginx.org/en/docs/http/ngx_http_core_module.html. tcp_nopush fills packets. sendfile_max_chunk
+# is limited, so that a fast client does not occupy the worker. Without sendfile, output buffers are
+# large. nginx has one worker process, like all contenders.
 _NGINX = """\
 daemon off; worker_processes 1; pid {folder}/pid; error_log stderr crit; user {user};
 worker_rlimit_nofile 16384;
@@ -62,21 +67,21 @@ http {{
   }}
 }}
 """
-# HTTP/2 too, and compression of pages with the level that wsgifast uses.
+# Adds TLS, and compression of pages at the level of wsgifast.
 _NGINX_TLS = """\
 ssl_certificate {pem}; ssl_certificate_key {pem};
     gzip on; gzip_comp_level 4; types {{ text/html html; }}"""
-# asm-generic/socket.h, in bytes a second. Python has no name for it.
+# From asm-generic/socket.h, in bytes a second. Python's socket module does not define it.
 _SO_MAX_PACING_RATE = 47
 _BLOCK_BYTES = 1 << 20
-# Small enough to stay in the processor's cache.
+# These sizes fit into the processor's cache.
 _SENT_FILE_BYTES = _RECEIVE_BYTES = 256 * 1024
 # Room for the messages of 20 MB. aiosmtpd's default is 32 MiB.
 _MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 def small(kind: str, *arguments: object) -> Server:
-    """One of the kinds of this module."""
+    """Return a server of this module."""
     return _python("loadtests.servers", kind, "{port}", *map(str, arguments))
 
 
@@ -85,7 +90,7 @@ def _python(*arguments: str) -> Server:
 
 
 def nginx(*, sendfile: bool = True) -> Server:
-    """nginx with the payload files (/10485760.bin has so many bytes) and /upload."""
+    """Return nginx with the payload files, such as /10485760.bin, and /upload."""
     return small("nginx", "{folder}", "on" if sendfile else "off")
 
 
@@ -96,7 +101,7 @@ def granian(app: str, *more: str, interface: str = "asgi", workers: int = 1) -> 
 
 
 def hypercorn(app: str, loop: str, *options: str, package: str = "hypercorn") -> Server:
-    """hypercorn, or anycorn, its fork, with the same options."""
+    """Return hypercorn, or its fork anycorn."""
     bind = f"--bind={HOST}:{{port}}"
     return _python(package, f"--worker-class={loop}", *options, "--log-level=error", bind, app)
 
@@ -124,7 +129,7 @@ def _become_nginx(port: int, folder: str, sendfile: str, location: str = "", pem
 
 
 def _become_nginx_before(port: int, folder: str, app: str) -> None:
-    """nginx with its defaults for proxies, and gthread behind a Unix socket."""
+    """Start gthread on a Unix socket, and become nginx as its proxy."""
     own = tempfile.mkdtemp(dir=folder)
     where = ("--bind", f"unix:{own}/socket", "--no-control-socket", "--log-level", "warning")
     threads = ("--worker-class", "gthread", "--threads", "4")
@@ -135,10 +140,10 @@ def _become_nginx_before(port: int, folder: str, app: str) -> None:
 
 
 def _in_threads(port: int, serve: Callable[[socket.socket], None], rate_mbit: str = "0") -> None:
-    """A thread for each connection."""
+    """Serve each connection in its own thread."""
 
     def run(sock: socket.socket) -> None:
-        with sock, contextlib.suppress(ConnectionError):  # the client has what it wanted
+        with sock, contextlib.suppress(ConnectionError):  # the client has left
             serve(sock)
 
     with socket.create_server((HOST, port)) as listener:
@@ -150,7 +155,7 @@ def _in_threads(port: int, serve: Callable[[socket.socket], None], rate_mbit: st
 
 
 def echo(sock: socket.socket) -> None:
-    """Send back all that comes, in large pieces."""
+    """Send back all received bytes, in large pieces."""
     buffer = memoryview(bytearray(_RECEIVE_BYTES))
     set_nodelay(sock)
     while received := sock.recv_into(buffer):
@@ -158,7 +163,7 @@ def echo(sock: socket.socket) -> None:
 
 
 def _sendfile(sock: socket.socket) -> None:
-    """From the page cache."""
+    """Send a file without an end, from the page cache."""
     with tempfile.TemporaryFile() as file:
         file.write(bytes(_SENT_FILE_BYTES))
         file.flush()
@@ -167,15 +172,14 @@ def _sendfile(sock: socket.socket) -> None:
 
 
 def _sendall(sock: socket.socket) -> None:
-    """As most programs send, with the system's defaults."""
+    """Send blocks without an end, like most programs, with the system's defaults."""
     block = bytes(_BLOCK_BYTES)
     while True:
         sock.sendall(block)
 
 
 def _receive(sock: socket.socket) -> None:
-    """Receive a body of Content-Length bytes, and forget it. Send its size, and the number of
-    receives, as the load tests' ASGI app does."""
+    """Receive request bodies, and drop them. Send their size, and the number of receives."""
     buffer = memoryview(bytearray(_RECEIVE_BYTES))
     while received := sock.recv(65_536):
         while b"\r\n\r\n" not in received:
@@ -192,7 +196,7 @@ def _receive(sock: socket.socket) -> None:
 
 
 def _sendfile_loop(port: int, file: str) -> None:
-    """Answer any request with the whole file. A server in Python cannot be cheaper."""
+    """Send the whole file for every request. It is the cheapest possible server in Python."""
     once = select.EPOLLONESHOT
     fd = os.open(file, os.O_RDONLY)
     size = os.fstat(fd).st_size
@@ -231,7 +235,7 @@ def _sendfile_loop(port: int, file: str) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """The handler of http.server's documentation, with its keep-alive switched on."""
+    """The handler in http.server's documentation, with keep-alive."""
 
     protocol_version = "HTTP/1.1"
 
@@ -249,12 +253,12 @@ async def _smtp(stock: bool, port: int) -> None:
     from wsgifast.mail.server import SMTPServer
 
     class Sink:
-        """Answers with the size, so that the client can see that all of it came."""
+        """Replies with the size, so that the client can check that the whole message arrived."""
 
         async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
             return f"250 {len(envelope.content)}"
 
-    # As in production: aiosmtpd logs each line at the level that is off by default.
+    # The default level in production. At INFO, aiosmtpd would log each line.
     logging.getLogger("mail.log").setLevel(logging.ERROR)
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {"loop": loop, "hostname": "localhost"}
@@ -281,7 +285,7 @@ async def _forward(port: int, to_port: int) -> None:
 
 
 def _in_c(package: str, port: int) -> None:
-    """A server in C, whose one call is its whole command."""
+    """Run a server in C, which has no command line."""
     from .app import app
 
     if package == "bjoern":
@@ -292,7 +296,7 @@ def _in_c(package: str, port: int) -> None:
         fastwsgi.run(wsgi_app=app, host=HOST, port=port, loglevel=0)
 
 
-# Each takes the port, and the arguments as texts.
+# Functions of the port, and of the arguments as str.
 _KINDS: dict[str, Callable[..., None]] = {
     "nginx": _become_nginx,
     "nginx-gthread": _become_nginx_before,

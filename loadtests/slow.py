@@ -1,9 +1,9 @@
-"""Others beside crowds of slow clients: how long they wait, and what memory a slow one takes.
+"""Other clients beside crowds of slow clients: their times, and a slow client's memory.
 
-The crowd is one process. The client whose times are reported is this one: it asks again and again,
-every tenth time on a new connection. Each run has a new server. `attack.` is kinds of crowds in
-tests.support.slow_clients, on FastWorker, gthread and nginx, which has no generator to be read
-slowly. `attack.asgi.` is those that send, on asgifast's protocols beside uvicorn and granian.
+The crowd is a separate process. The other client runs in this process, and its times are reported.
+It sends one request after another, every tenth on a new connection. Each run has a new server. The
+rows `attack.` have the crowds of tests.support.slow_clients, on FastWorker, gthread and nginx. The
+rows `attack.asgi.` have the crowds that send, on asgifast's protocols, uvicorn and granian.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ from .payloads import FIELD, FILE_BYTES, LIST_BYTES, MIB
 from .servers import granian, nginx
 from .uploads import ROOM
 
-# The profile's seconds are of a run of many requests. A crowd is measured so many times as long.
+# The length of a run with a crowd, as a multiple of the profile's seconds.
 SECONDS_FACTOR = 5
 SOCKSTAT = Path("/proc/net/sockstat")
 # An upload that takes longer has failed.
 _MOST_UPLOAD_S = {False: 60.0, True: 290.0}
-# But for so long at least: of fewer than 100 answers the slowest is the 99th percentile.
+# The least length of a run. With fewer than 100 responses, the slowest would be the 99th
+# percentile.
 LEAST_S = 3.0
 OTHERS = Unit(
     "others' p99 ms", lambda m: m.latency_ms[99],
     "server CPU", lambda m: m.server_cpu_s / m.seconds, less=True,
 )  # fmt: skip
-# Makes what is made once, such as threads and their stacks: it is no slow client's memory.
+# A warm-up, which starts all threads for example. Otherwise their memory would count for slow
+# clients.
 _WARM = raw(connections=200, requests=1, receive_bytes=65_536)
 
 
@@ -58,14 +60,15 @@ def beside_crowds(
     warms: str | None = None,
     settle_s: float = 0.0,
 ) -> Client:
-    """Other clients beside crowds of slow clients, or alone without a crowd.
+    """Return a client that sends requests beside crowds of slow clients.
 
-    :param crowds: of each its kind (of tests.support.slow_clients), how many clients (None: as the
-        kind says), and the path that they ask for, if it is not the contender's.
-    :param asks: the path that the others request. None: the contender's.
-    :param warms: the path requested by many at once before anything is measured.
-    :param settle_s: the crowd is left alone for so long before anything is measured. By then the
-        kernel's buffers are full, and the figures do not depend on the crowd's begin.
+    :param crowds: for each crowd its kind (of tests.support.slow_clients), the number of
+        clients (None: the kind's default), and the path that they request (default: the
+        contender's).
+    :param asks: the path that the other client requests. None: the contender's path.
+    :param warms: the path of many simultaneous requests before the measurement.
+    :param settle_s: the wait before the measurement. After it the kernel's buffers are full, so the
+        figures do not depend on the start of the crowd.
     """
 
     def run(task: Task) -> Load:
@@ -102,9 +105,9 @@ def beside_crowds(
 
 
 def costs(pid: int) -> dict[str, int]:
-    """Return the bytes that a server has in memory and in temporary files, and the kernel for TCP.
+    """Return a server's bytes in memory and in temporary files, and the kernel's memory for TCP.
 
-    The kernel's include those of all other programs.
+    The kernel's memory includes that of all other programs.
     """
     return {
         "": resident_bytes(pid),
@@ -120,7 +123,7 @@ def _kernel_bytes() -> int:
 
 
 def _temporary_bytes(process: psutil.Process) -> int:
-    """Return the size on the disk of the files without a name that a process has open."""
+    """Return the size on the disk of the open files of a process that have no name."""
     found = {}
     with contextlib.suppress(OSError):
         for link in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -134,13 +137,13 @@ def _temporary_bytes(process: psutil.Process) -> int:
 def _facts(crowds: Sequence[tuple[int, SlowClients]], more: Mapping[str, int]) -> dict[str, float]:
     """End crowds. Return their costs and figures, for each client or stream.
 
-    :param more: bytes, as :func:`costs` has them.
+    :param more: the additional bytes, with the keys of :func:`costs`.
     """
     there, weight = 0, 0
     dropped = cpu_share = bytes_per_s = 0.0
     for streams, crowd in crowds:
         reported = crowd.end()
-        clients = crowd.gathered or 1  # a flood is never there
+        clients = crowd.gathered or 1  # the clients of a flood do not stay connected
         there += crowd.gathered * streams
         weight += clients * streams
         bytes_per_s += clients * (reported["received B/s each"] + reported["sent B/s each"])
@@ -156,18 +159,18 @@ def _facts(crowds: Sequence[tuple[int, SlowClients]], more: Mapping[str, int]) -
 
 
 def _dropped(reported: Mapping[str, float]) -> float:
-    """How often a crowd's clients saw their connection end, or be reset."""
+    """Return how many connections of a crowd's clients were closed or reset."""
     return sum(n for what, n in reported.items() if what == "ended" or what[0] == "E")
 
 
 def _allowed(clients: int | None) -> int | None:
-    """As many as the server may have descriptors for: a socket, and a file that it downloads."""
+    """Return the number of clients, limited by the server's descriptors."""
     most = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 200) // 2
     return clients and min(clients, most)
 
 
 def _pair(*options: str, **more: Any) -> dict[str, Side]:
-    """FastWorker and gthread, with room for the crowd."""
+    """Return FastWorker and gthread, with enough connections for the crowd."""
     room = ("--worker-connections", "20000", "--keep-alive", "120")
     return pair(*room, *options, first="FastWorker", **more)
 
@@ -181,9 +184,10 @@ def beside(
     settle_s: float = 2.0,
     **how: Any,
 ) -> Row:
-    """A row of others beside crowds, which ask for the path.
+    """Return a row with other clients beside crowds.
 
-    :param how: as for :func:`beside_crowds`.
+    :param path: the path that the crowds request.
+    :param how: see :func:`beside_crowds`.
     """
     client = beside_crowds(*crowds, settle_s=settle_s, **how)
     return row(key, title, sides, path, OTHERS, client, fresh=True)
@@ -195,7 +199,8 @@ def _row(
     return beside(f"slow.{key}", title, path, *crowds, sides=sides or _pair(), **how)
 
 
-# In the clear by prior knowledge, which needs no client that speaks TLS. Also the others' HTTP/1.
+# HTTP/2 without TLS, by prior knowledge, so that the crowd needs no TLS. The other client uses
+# HTTP/1.
 _HTTP2 = _pair(*HTTP2)
 _FILE, _GENERATOR, _SMALL = "/server-wrapper", "/stream/500000", "/small/1024"
 _DOWNLOADS, _READERS, _STREAMS = "downloads", "slow readers", "readers of HTTP/2 streams"
@@ -246,7 +251,7 @@ _SLOW = table("slow", "Others beside slow clients", [
     _asgi_row("downloads-10000", "10,000 downloads, 64 KiB/s", 10_000, _ASGI),
 ])  # fmt: skip
 
-# The crowd's path in our app, and in nginx, where it has such a body.
+# The path that each crowd requests in our app, and in nginx. None if nginx has no such body.
 ATTACKS: dict[str, tuple[str, str | None]] = {
     "none": (_SMALL, "/1024.bin"),
     "headers byte by byte": (_SMALL, "/1024.bin"),
@@ -279,12 +284,12 @@ def _attack_row(begin: str, kind: str, path: str, sides: dict[str, Side], **how:
     return row(key, title, sides, path, OTHERS, beside_crowds(*_crowds(kind), **how), fresh=True)
 
 
-# A size that takes long enough at 200 Mbit/s for a steady state: 215 s, and 5 s in a short run.
+# The size of the upload. At 200 Mbit/s it takes 215 s, and 5 s in a short run.
 _UPLOAD_BYTES = {False: 128 * MIB, True: 5 * 1024 * MIB}
 
 
 def _beside_upload(locust: Locust) -> Client:
-    """Others beside one large upload by curl, over the link if there is one, and 200 dribblers."""
+    """Return a client beside a large upload by curl and 200 slow uploads."""
 
     def run(task: Task) -> Load:
         host, port = task.address
@@ -331,7 +336,7 @@ def _beside_upload(locust: Locust) -> Client:
 
 
 def upload_table(locust: Locust) -> Table:
-    """One row, for a link of 200 Mbit/s: `python -m loadtests upload.large --link 200`."""
+    """Return a table with one row. Run it with `python -m loadtests upload.large --link 200`."""
     app, limited = "loadtests.upload_app:fastapi", "loadtests.upload_app:fast_fastapi"
     sides: dict[str, Side] = {
         "our protocol + ASGIFast": uvicorn(limited, "--factory", ours=True),
@@ -346,7 +351,7 @@ def upload_table(locust: Locust) -> Table:
     return table("upload-link", "Others beside a large upload over 200 Mbit/s", [large])
 
 
-# As FastWorker's are by default.
+# The values are FastWorker's defaults.
 _LIMITS = (("WSGIFAST_BODY_LIMIT_BYTES", "1073741824"), ("WSGIFAST_BODY_TIMEOUT_S", "30"))
 _BUFFERED = uvicorn("loadtests.asgi_app:buffered", ours=True)
 _ASGI_ATTACKED: dict[str, Side] = {
@@ -355,7 +360,7 @@ _ASGI_ATTACKED: dict[str, Side] = {
     "uvicorn": uvicorn(ASGI_APP),
     "granian": granian(ASGI_APP),
 }
-# The crowd's path.
+# The path that each crowd requests.
 ASGI_ATTACKS = {
     "none": "/plain",
     "headers byte by byte": "/plain",
@@ -367,7 +372,7 @@ ASGI_ATTACKS = {
 
 
 def _asgi_attack(kind: str) -> Row:
-    # Its memory is that of what its clients have sent by then.
+    # The figures include the memory of the bytes that the crowd has sent in this time.
     how: Any = {"asks": "/plain", "warms": "/plain", "settle_s": 2.0}
     return _attack_row("attack.asgi", kind, ASGI_ATTACKS[kind], _ASGI_ATTACKED, **how)
 

@@ -1,10 +1,10 @@
-"""What a slow reader costs: memory of the server and of the kernel, and temporary files.
+"""The cost of a slow reader: memory of the server and of the kernel, and temporary files.
 
     python -m loadtests slow.memory
 
-Readers take 1,000 bytes a second of a body of 8 MB. Over HTTP/2 they take 4 KiB a second of each of
-100 streams of one connection. A compressed page has 4 MB. HTTP/2 is over TLS. Idle connections
-have had one small response.
+Over HTTP/1 a client reads 1,000 bytes a second of a body of 8 MB. Over HTTP/2 a client reads 4 KiB
+a second of each of 100 streams on one connection, over TLS. A compressed page has 4 MB. Idle
+connections have received one small response before.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .slow import beside_crowds
 _APP, _ASGI = "tests.support.large_app:app", "tests.support.large_app:asgi_app"
 READERS, STREAMS, IDLE = "readers of a list", "readers of HTTP/2 streams", "idle HTTP/2 connections"
 COUNT, IDLE_COUNT = 60, 500
-# One connection with 100 streams.
+# HTTP/2 uses one connection with 100 streams.
 _CONNECTIONS = 1
 _ASKS = "/small"
 _ROOM = ("--worker-connections", "20000", "--keep-alive", "120")
-# Memory differs less from round to round than times do.
+# One round is enough, because memory varies less than times.
 _SETTLE_S, _ROUNDS = 5.0, 1
 
 
@@ -35,7 +35,7 @@ def _memory_kib(load: Load) -> float:
 
 
 MEMORY = Unit("memory KiB each", _memory_kib, less=True)
-# The path of each kind of body.
+# By path: the kind of body.
 BODIES = {
     "page": "a page",
     "own-blocks": "a list",

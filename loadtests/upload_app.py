@@ -1,7 +1,8 @@
-"""The apps of the uploads: a body, or a file in a form, by four frameworks.
+"""The apps for uploads, by four frameworks: they receive a body, or a file in a form.
 
-The response is its size, and the number of messages or reads. `starlette`, `fastapi`, `flask` and
-`django` are usual apps. `fast_starlette` and `fast_flask` are wrapped, with a limit.
+The response contains the size, and the number of messages or reads. `starlette`, `fastapi`, `flask`
+and `django` return usual apps. `fast_starlette`, `fast_fastapi` and `fast_flask` return wrapped
+apps with a limit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _READ_BYTES = 64 * 1024
 
 
 def starlette() -> ASGIApp:
-    """Starlette's form parser, or request.stream()."""
+    """Return an app with Starlette's form parser, or with request.stream()."""
     from .asgi_app import app
 
     return app
@@ -33,7 +34,7 @@ def fast_starlette() -> ASGIApp:
 
 
 def fastapi() -> ASGIApp:
-    """An UploadFile, which FastAPI has parsed before the endpoint runs."""
+    """Return an app with UploadFile, which FastAPI parses before it calls the endpoint."""
     app = FastAPI()
 
     async def upload(file: Annotated[UploadFile, File()]) -> PlainTextResponse:
@@ -61,7 +62,7 @@ def fast_fastapi() -> ASGIApp:
 
 
 def flask() -> Any:
-    """Werkzeug's form parser, or the stream of the body."""
+    """Return an app with Werkzeug's form parser, or with the stream of the body."""
     from flask import Flask, request
 
     app = Flask(__name__)
@@ -94,7 +95,7 @@ def fast_flask() -> Any:
 
 
 def django() -> Any:
-    """Django's form parser, with its upload handlers as they are."""
+    """Return an app with Django's form parser and its default upload handlers."""
     from .django_app import uploads
 
     return uploads("wsgi")

@@ -1,10 +1,10 @@
-"""Uploads: raw servers and frameworks beside ours, and a client that measures their cost.
+"""Uploads: our servers compared with others, and a client that measures the cost.
 
-    python -m loadtests upload.                       many at once, by Locust
-    python -m loadtests upload.parser. --profile release     one file of 1 GiB in a form, by curl
+    python -m loadtests upload. many small uploads, by Locust python -m loadtests upload.parser.
+    --profile release one file of 1 GiB in a form, by curl
 
-The writes of a parser are counted as the kernel does for the processes of the server. A file that
-is written twice on its way counts twice.
+The written bytes are those that the kernel counts for the server's processes. If a file is written
+twice, it counts twice.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .harness.locust import Locust
 from .harness.tables import BYTES, REQUESTS, Client, Row, Table, Task
 from .payloads import FIELD, MIB
 
-# A round takes so long that it has failed.
+# An upload that takes longer has failed.
 GIVE_UP_S = 120.0
 UPLOAD_BYTES = {False: 128 * MIB, True: 1024 * MIB}
 
 
 def upload(*, form: bool = False, http2: bool = False) -> Client:
-    """One upload a run, by curl. The response is its size and its messages.
+    """Return a client that makes one upload by curl in each run.
 
-    :param form: as a file of multipart/form-data.
-    :param http2: with prior knowledge.
+    :param form: whether to upload a file in multipart/form-data.
+    :param http2: whether to use HTTP/2, by prior knowledge.
     """
 
     def run(task: Task) -> Load:
@@ -42,15 +42,15 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
         size = UPLOAD_BYTES[task.full]
         file = task.folder / "upload.bin"
         file.touch()
-        os.truncate(file, size)  # a hole: what reading from a disk takes is not what is measured
+        os.truncate(file, size)  # a sparse file, so that no disk is read
         version = "2" if http2 else "1.1"
         command = ["curl", "--silent", "--show-error", "--header", "Expect:"]
         command += ["--http2-prior-knowledge"] if http2 else ["--http1.1"]
         url = f"http://{task.address[0]}:{task.address[1]}{task.path}"
         way = "--form" if form else "--data-binary"
         before = f"{FIELD}=@" if form else "@"
-        # What is made at the first request, is made now. Not by GET: under uvicorn's own protocol
-        # an app never learns that a GET over HTTP/2 has no body.
+        # A warm-up with a small upload. Not a GET: uvicorn's protocol does not tell the app that a
+        # GET over HTTP/2 has no body.
         warm = [*command, way, f"{before}{os.devnull}", "--output", os.devnull, url]
         subprocess.run(warm, check=True, timeout=GIVE_UP_S)
         memory, cpu = _most_memory(task.pid, reset=True), children_cpu_s()
@@ -88,7 +88,7 @@ def upload(*, form: bool = False, http2: bool = False) -> Client:
 
 
 def _written(pid: int) -> int:
-    """The bytes that a server and its workers have written by write() and its kind."""
+    """Return the bytes that a server and its workers have written by write() and similar calls."""
     return sum(
         int(Path(f"/proc/{one.pid}/io").read_text().partition("wchar:")[2].split()[0])
         for one in family(pid)
@@ -96,7 +96,7 @@ def _written(pid: int) -> int:
 
 
 def _most_memory(pid: int, *, reset: bool = False) -> int:
-    """The most memory that a server and its workers have had since the last reset."""
+    """Return the maximum memory of a server and its workers since the last reset."""
     most = 0
     for one in family(pid):
         if reset:
@@ -108,7 +108,7 @@ def _most_memory(pid: int, *, reset: bool = False) -> int:
 
 _APPS = "loadtests.upload_app"
 _USERS = 8
-# Of one request: JSON, a photo, and a form with one.
+# The bodies: their titles, sizes, and form fields.
 _BODIES = {
     "small": ("10 kB", 10_000, ""),
     "raw": ("1 MiB", MIB, ""),
@@ -120,7 +120,7 @@ def _asgi(app: str, *, ours: bool = False) -> Server:
     return uvicorn(f"{_APPS}:{app}", "--factory", ours=ours)
 
 
-# More than FastWorker's own, for a form of 1 GiB.
+# A larger limit than FastWorker's default, for a form of 1 GiB.
 ROOM = {"WSGIFAST_BODY_LIMIT_BYTES": str(8 * 1024 * MIB)}
 
 
@@ -135,7 +135,7 @@ _SIDES: dict[str, dict[str, Side]] = {
     },
     "wsgi": {"gthread": _wsgi("flask"), "FastWorker + WSGIFast": _wsgi("fast_flask", ours=True)},
 }
-# Of each framework its parser, on a server as it is and on ours.
+# The form parser of each framework, on another server and on ours.
 _PARSERS: dict[str, dict[str, Side]] = {
     "starlette": {"uvicorn": _asgi("starlette"), "our protocol": _asgi("starlette", ours=True)},
     "fastapi": {"uvicorn": _asgi("fastapi"), "our protocol": _asgi("fastapi", ours=True)},
@@ -149,7 +149,7 @@ _PARSERS: dict[str, dict[str, Side]] = {
 
 
 def upload_table(locust: Locust) -> Table:
-    """All rows. The client of many small uploads is Locust."""
+    """Return the table with all rows. Locust sends the small uploads."""
     rows: list[Row] = []
     for kind, sides in _SIDES.items():
         for body, (title, size, form) in _BODIES.items():

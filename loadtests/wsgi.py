@@ -1,10 +1,12 @@
-"""The tables of WSGI: bodies, frameworks, static files, Django, FastWorker, development servers.
+"""The tables for WSGI: bodies, frameworks, static files, Django, FastWorker, development servers.
 
-gunicorn has one worker process and four threads, but where two workers stand beside one. The rows
-of `bodies` are driven by Locust, the others by clients that cost less. Beside large files stands
-the bound, a bare loop of epoll and sendfile. Over loopback the kernel moves a packet in whichever
-process makes room for it, the server's or the client's, so there the client's CPU time is reported
-too: a server that leaves its packets to the client's process seems to need none.
+gunicorn has one worker process and four threads, unless a row compares one worker with two. Locust
+is the client of the rows of `bodies`. The other rows have faster clients. For large files, a
+minimal loop of epoll and sendfile shows the upper bound.
+
+Over loopback, the kernel copies a packet in the process of the server or in that of the client. So
+the client's CPU time is reported for large files too. Otherwise a server whose packets are copied
+in the client's process would seem to need no CPU time.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ LARGE, SMALL, SMALL_FILE = f"/{FILE_BYTES}.bin", "/small/1024", "/1024.bin"
 # --- What an app returns
 
 LOCUST = Locust()
-# Small answers are requested by several users at once: one alone would measure the round trip.
+# Several users request small responses at once. A single user would measure the round-trip time.
 SMALL_USERS = 8
-# Generators are gathered only when that is requested.
+# The shapes that are measured with coalesce=True.
 GATHERED = ("generator-of-1", "rows")
-# The others take a second each by design, or belong to other tables.
+# The shapes after "ticks" take a second by design, or are for other tables.
 SHOWN = [*takewhile(lambda name: name != "ticks", SHAPES)]
 
 
@@ -76,12 +78,12 @@ def _flask(key: str, title: str, how: str, worker: str = "gthread", **options: A
 
 
 def static(factory: str, **options: Any) -> Server:
-    """gunicorn with an app of static_app."""
+    """Return gunicorn with an app of static_app."""
     return gunicorn(f"{STATIC}:{factory}", **options)
 
 
-# Werkzeug's send_file and WhiteNoise answer a range by reading. Behind WSGIFast the same ranges
-# leave by sendfile.
+# For a range, Werkzeug's send_file and WhiteNoise read the file. WSGIFast sends the range by
+# sendfile.
 _RANGES: dict[str, Side] = {
     "send_file": served(FLASK),
     "send_file, WSGIFast": served(FLASK, {}),
@@ -117,7 +119,7 @@ print(time.perf_counter() - start)
 
 
 def _start_up(middleware: str) -> Client:
-    """Seconds to make the app of so many files, in a process of its own."""
+    """Return a client that measures the time to make the app, in a new process."""
 
     def run(task: Task) -> Load:
         command = [sys.executable, "-c", _DJANGO_START, str(task.folder), middleware]
@@ -128,7 +130,7 @@ def _start_up(middleware: str) -> Client:
 
 
 def _tree(folder: Path) -> None:
-    """Files of 1 KiB, a thousand in each of their folders."""
+    """Make files of 1 KiB, a thousand in each folder."""
     for number in range(DJANGO_FILES):
         path = folder / str(number // 1000) / f"{number % 1000}.txt"
         path.parent.mkdir(exist_ok=True)
@@ -174,7 +176,7 @@ FILES = [
 # --- FastWorker
 
 OURS, OUR_FILES = "FastWorker", "StaticFiles on FastWorker"
-# What a second worker is worth, on a machine with two cores.
+# The gain from a second worker, on a machine with two cores.
 _BOTH: dict[str, Side] = {
     f"{name}{suffix}": pair(workers=workers)[name]
     for name in (OURS, "gthread")
@@ -189,7 +191,7 @@ _LARGE_FILE: dict[str, Side] = {
 
 
 def _file(key: str, kib: str, client: Client) -> Row:
-    """By clients that read 8 KiB at a time (wrk, and one in Python), 64 KiB and 256 KiB."""
+    """Return a row with a large file, for a client that reads in blocks of this size."""
     return row(
         f"worker.files.{key}", f"10 MiB, by {kib}", _LARGE_FILE, "/server-wrapper", BYTES,
         with_its_cpu(client), ours=OURS, seconds=0.6,
@@ -207,7 +209,7 @@ WORKER = table("worker", "FastWorker beside gthread, granian and nginx", [
         OUR_FILES: static("static_files()", worker_class=FAST),
         "nginx": nginx(),
     }, SMALL_FILE, client=wrk(32), ours=OUR_FILES),
-    # wrk needs next to nothing of the cores here, and half of them there.
+    # wrk needs almost no CPU time in the first row, and half of the CPU time in the second.
     row("worker.two.compute", "two workers: app computes 3 ms, 32", _BOTH, "/compute",
         client=wrk(32)),
     row("worker.two.small-32", "two workers: 1 KiB, 32, of which wrk has its share", _BOTH, SMALL,
@@ -236,18 +238,18 @@ _STOCK: dict[str, Side] = {
     "wsgifast wsgiref": _stock("fast-wsgiref"),
     "werkzeug": _stock("werkzeug"),
     "wsgifast werkzeug": _stock("fast-werkzeug"),
-    # Stock wsgiref and Werkzeug close every connection, which hides the stall behind the price of a
-    # new connection and thread for each request. Here it shows: the second small write waits for
-    # the acknowledgement of the first (Nagle's algorithm), and the client delays that by 40 ms.
+    # wsgiref and Werkzeug close every connection. A new connection and thread for each request
+    # hides a delay, which http.server shows: the second small write waits until the client
+    # acknowledges the first (Nagle's algorithm). The client delays the acknowledgement by 40 ms.
     PLAIN: small("http.server"),
     "waitress": waitress(APP),
 }
 
 
 def _before_and_after(key: str, title: str, path: str, *more: str) -> list[Row]:
-    """wsgiref's side and Werkzeug's.
+    """Return a row for wsgiref and a row for Werkzeug, with our replacements.
 
-    :param more: what else can answer, beside wsgiref.
+    :param more: more contenders in the row for wsgiref.
     """
     names = {"wsgiref": more, "werkzeug": ()}
     unit = BYTES if key == "large" else REQUESTS
@@ -277,8 +279,8 @@ DEVELOPMENT = [
     table("field-report-wsgiref", "wsgiref and large payloads", [
         row(f"field.wsgiref.{key}", title, _PAYLOADS, path, client=raw(), body_bytes=REPORT_BYTES)
         for key, title, path in (
-            # On Python 3 wsgiref refuses a string. What it did with one then, a write for each
-            # character, it does today with a list of single bytes.
+            # On Python 3 wsgiref rejects a str. On Python 2 it wrote each character separately,
+            # like a list of single bytes today.
             ("string", "the string", "/str"),
             ("single-bytes", "single bytes", "/list-of-1"),
             ("list", "a list holding it", "/undeclared"),

@@ -1,4 +1,4 @@
-"""The five field reports that wsgifast began with, measured again.
+"""Five old field reports, measured again.
 
-Each is a table for the runner, with the figures of then beside today's and what has changed.
+Each module has a table with the old figures, the present figures and the differences.
 """

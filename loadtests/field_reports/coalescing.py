@@ -1,8 +1,8 @@
-"""Field report 4: Nagle's algorithm, TCP_NODELAY and coalescing by hand, compared.
+"""Field report 4: Nagle's algorithm, TCP_NODELAY and coalescing writers, compared.
 
-Messages are sent to an echo server by one thread, by several threads and under asyncio, each with
-any writer. Every sender keeps a bounded number of messages without a response, notes when it handed
-over each message and when the response was back, and gives the latencies of all.
+One thread, several threads, or asyncio tasks send messages to an echo server. The number of
+messages without a response is limited. A sender records the time of each write and of each
+response, and returns the latencies of all messages.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from wsgifast.sockets import AsyncCoalescingWriter, CoalescingWriter, SharedCoal
 from ..harness.tables import Client, Task, Unit
 
 MESSAGE_BYTES = 32
-# Messages without a response, in all: enough to keep both processes busy, few enough that the
-# latency is that of the way and not of a queue.
+# The most messages without a response. It is enough to keep both processes busy, and too few for a
+# long queue, which would increase the latency.
 DEPTH = 256
 _SENDERS = 4
 MODES = ("coalescing", "no_delay", "nagle", "TCP_CORK", "MSG_MORE")
@@ -34,7 +34,7 @@ OPERATIONS = Unit("op/s", lambda m: m.requests_per_s, "p99 us", lambda m: m.late
 
 
 def run_simple(address: Address, mode: str, messages: int) -> list[int]:
-    """Send and receive in turn in one thread. Return latencies in nanoseconds, ascending."""
+    """Send and receive alternately in one thread. Return sorted latencies in nanoseconds."""
     with _connected(address, mode) as sock:
         write, flush = _simple_writer(sock, mode)
         message = bytes(MESSAGE_BYTES)
@@ -58,7 +58,7 @@ def run_simple(address: Address, mode: str, messages: int) -> list[int]:
 
 
 def run_threaded(address: Address, mode: str, messages: int) -> list[int]:
-    """Several threads that share a connection, and one that receives."""
+    """Send in several threads on one connection, and receive in another thread."""
     share = messages // _SENDERS
     with _connected(address, mode) as sock:
         write, close = _shared_writer(sock, mode)
@@ -74,7 +74,7 @@ def run_threaded(address: Address, mode: str, messages: int) -> list[int]:
                 if not received:
                     raise ConnectionError("the echo server closed the connection")
                 at = time.monotonic_ns()
-                # The first byte of each message is its sender's number.
+                # The first byte of each message is the number of its sender.
                 owners = buffer[-total % MESSAGE_BYTES : received : MESSAGE_BYTES]
                 total += received
                 for sender in senders:
@@ -89,12 +89,12 @@ def run_threaded(address: Address, mode: str, messages: int) -> list[int]:
 
 
 def run_async(address: Address, mode: str, messages: int) -> list[int]:
-    """Several asyncio tasks that share a connection."""
+    """Send in several asyncio tasks on one connection."""
     return asyncio.run(_run_async(address, mode, messages))
 
 
 class _Arrivals:
-    """How many bytes of responses had come at which time."""
+    """The number of received bytes at each time."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -107,7 +107,7 @@ class _Arrivals:
         self._steps.append((self.total // MESSAGE_BYTES, at))
 
     def latencies(self, sent: array[int]) -> list[int]:
-        """Receive message by message. Replies arrive in the order of sending."""
+        """Return the latency of each message. Responses arrive in the order of the messages."""
         result: list[int] = []
         for count, at in self._steps:
             result += [at - when for when in sent[len(result) : count]]
@@ -139,11 +139,11 @@ class _Sender:
             sent[index] = now()
             try:
                 write(message)
-            except OSError:  # the one who receives says so
+            except OSError:  # the receiving thread raises the error
                 return
 
     def end(self) -> None:
-        """Wait for no more responses."""
+        """Stop sending, without waiting for responses."""
         self._is_over = True
         self._room.set()
 
@@ -175,7 +175,7 @@ def _simple_writer(
         uncork()
         return sock.sendall, uncork
     if mode == "MSG_MORE":
-        # Ended by an option that is set already: in Linux that pushes out what is delayed.
+        # On Linux, setting TCP_NODELAY again sends the delayed bytes.
         return (
             lambda data: sock.sendall(data, socket.MSG_MORE),
             lambda: sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -219,7 +219,7 @@ async def _run_async(address: Address, mode: str, messages: int) -> list[int]:
             if not ended.done():
                 ended.set_exception(exc or ConnectionError("the echo server closed"))
 
-    # The transport sets TCP_NODELAY by itself: the option is set again behind it.
+    # The transport has set TCP_NODELAY. Override it for the mode.
     transport, _ = await loop.create_connection(ResponseReader, *address)
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, int(mode != "nagle"))
@@ -246,7 +246,7 @@ async def _run_async(address: Address, mode: str, messages: int) -> list[int]:
     return sorted(arrivals.latencies(sent))
 
 
-# Each takes the server's address, one of MODES and how many messages.
+# Functions of the server's address, of one of MODES, and of the number of messages.
 SENDERS: dict[str, Callable[[Address, str, int], list[int]]] = {
     "simple": run_simple,
     "threaded": run_threaded,
@@ -280,7 +280,7 @@ TABLE = table(
         row(
             f"field.coalescing.{sender}",
             f"{sender}: messages of {MESSAGE_BYTES} bytes",
-            # MSG_MORE and TCP_CORK where one thread knows the end of its batch.
+            # MSG_MORE and TCP_CORK are possible only if one thread knows the end of a batch.
             {
                 mode: (small("echo"), _send(sender, mode))
                 for mode in (MODES if sender == "simple" else MODES[:3])

@@ -1,10 +1,9 @@
-"""Field reports 2 and 3: importing mail by IMAP's APPEND, and mail from SMTP client to SMTP server.
+"""Field reports 2 and 3: imports of mail by IMAP's APPEND, and mail by SMTP.
 
-- imaplib and wsgifast.mail.IMAP4 against a real Dovecot, directly and behind a TCP forwarder.
-- smtplib to aiosmtpd, and wsgifast.mail's client to its server, by DATA (as then) and by BDAT
-  (which both offer and so choose).
+- imaplib and wsgifast.mail.IMAP4 with a real Dovecot, directly and through a TCP forwarder.
+- smtplib with aiosmtpd, and wsgifast.mail's client with its server, by DATA and by BDAT.
 
-The client is this process.
+The client runs in this process.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ from wsgifast.mail import IMAP4, SMTP
 
 from ..harness.tables import BYTES, REQUESTS, Client, Row, Task
 
-# An everyday message without attachment: 1 kB.
+# A typical message without an attachment: 1 kB.
 MESSAGE = b"From: a@example.com\r\nSubject: import\r\n\r\n" + (b"x" * 76 + b"\r\n") * 12
-# A run ends after so many messages, or after its time: where each takes 40 ms, 5,000 take minutes.
+# A run ends after this number of messages, or after this time. At 40 ms each, 5,000 would take
+# minutes.
 APPENDS = {False: 300, True: 5_000}
 APPEND_S = {False: 1.0, True: 20.0}
 LARGE_BYTES = 20_000_000
@@ -40,11 +40,11 @@ DELIVER_S = 30.0
 
 
 def append(client_class: type[imaplib.IMAP4], *, forwarded: bool) -> Client:
-    """Messages one after the other into an empty mailbox, all of which must be there then."""
+    """Return a client that appends messages to an empty mailbox, and counts them."""
 
     def run(task: Task) -> Load:
         with _dovecot(forwarded) as port, client_class(HOST, port) as client:
-            client.login(secrets.token_hex(8), PASSWORD)  # anybody has a mailbox here
+            client.login(secrets.token_hex(8), PASSWORD)  # every name has a mailbox
             cpu, started = time.process_time(), time.perf_counter()
             done = 0
             while done < APPENDS[task.full] and time.perf_counter() - started < APPEND_S[task.full]:
@@ -55,7 +55,7 @@ def append(client_class: type[imaplib.IMAP4], *, forwarded: bool) -> Client:
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
             _, stored = client.select("INBOX", readonly=True)
             if stored != [b"%d" % done]:
-                raise RuntimeError(f"{done} messages went in, {stored!r} are there")
+                raise RuntimeError(f"{done} messages were appended, {stored!r} are stored")
         return Load(done, 0, done * len(MESSAGE), seconds, client_cpu_s=cpu)
 
     return run
@@ -108,14 +108,14 @@ APPEND = table(
 
 
 class DataOnly(SMTP):
-    """Ours without BDAT."""
+    """Our client without BDAT."""
 
     chunking = False
 
 
 @cache
 def attachment(size: int) -> bytes:
-    """A message as mail clients make them: headers, and base64 in lines of 76."""
+    """Return a message with an attachment: headers, and base64 in lines of 76."""
     headers = b"From: a@example.com\r\nTo: b@example.com\r\nSubject: A file.\r\n\r\n"
     body = base64.encodebytes(os.urandom(size * 3 // 4)).replace(b"\n", b"\r\n")
     return (headers + body)[: size - 2] + b"\r\n"
@@ -123,7 +123,7 @@ def attachment(size: int) -> bytes:
 
 @cache
 def prose(size: int) -> bytes:
-    """Lines that each begin with a dot: every one must be quoted for DATA."""
+    """Return a message whose lines all begin with a dot. DATA must quote every line."""
     line = b".And so on. It goes on and on.\r\n"
     return (line * (size // len(line) + 1))[: size - 2] + b"\r\n"
 
@@ -135,7 +135,11 @@ def deliver(
     messages: int,
     few: int,
 ) -> Client:
-    """Send messages on one connection, or a few, after one that is not measured."""
+    """Return a client that sends messages on one connection. The first one is not measured.
+
+    :param messages: the number of messages in a full run.
+    :param few: the number of messages in a short run.
+    """
 
     def run(task: Task) -> Load:
         message = make(size)

@@ -1,4 +1,4 @@
-"""Field report 5: one large buffer and the whole receive in one call (socketrecvall)."""
+"""Field report 5: receive a large block in one call, into one buffer (socketrecvall)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from wsgifast.sockets import ReceiveCount, recv_exactly, recv_exactly_into
 
 from ..harness.tables import Client, Row, Task, Unit, megabytes_per_s
 
-# One Ethernet packet's payload, as it comes from a slow link.
+# The payload of an Ethernet packet, the usual size of a receive from a slow link.
 PIECE_BYTES = 1460
 BLOCK_BYTES = 2 << 20
 LARGE_BYTES = {False: 64 << 20, True: 1 << 30}
-# Not measured: they open a new connection's window.
+# These blocks are not measured. They open the TCP window of a new connection.
 WARM_UP_BLOCKS = 4
 
-# How so many bytes are received. A Make gets their number and makes the reused objects.
+# A Receive receives a number of bytes. A Make makes the reused objects for this number, and returns
+# a Receive.
 Receive = Callable[[socket.socket, int, ReceiveCount], object]
 Make = Callable[[int], Receive]
-# Who else is busy meanwhile.
+# Another thread or process that is busy during the receives.
 Company = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 def join_pieces(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
-    """What most code does."""
+    """Receive in small pieces, and join them, like most code."""
     pieces = []
     left = size
     while left:
@@ -49,7 +50,7 @@ def join_pieces(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
 
 
 def read_file(sock: socket.socket, size: int, count: ReceiveCount) -> bytes:
-    """The standard library's own way. It reads ahead, so it is for connections of one purpose."""
+    """Receive with the standard library's makefile(). It reads ahead."""
     with sock.makefile("rb") as file:
         return file.read(size)
 
@@ -61,7 +62,7 @@ def whole(
 
 
 def new_bound(sock: socket.socket, size: int, count: ReceiveCount) -> mmap.mmap:
-    """The bare loop into memory that nobody has touched: what any new buffer costs the kernel."""
+    """Receive in a loop into new memory, which the kernel must provide."""
     buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with memoryview(buffer) as view:
         _loop(sock, view, count)
@@ -69,13 +70,13 @@ def new_bound(sock: socket.socket, size: int, count: ReceiveCount) -> mmap.mmap:
 
 
 def bound(size: int) -> Receive:
-    """The bare loop over recv_into, into one buffer made and touched beforehand."""
+    """Return a loop over recv_into() into one used buffer."""
     view = memoryview(bytearray(b"x") * size)
     return lambda sock, size, count: _loop(sock, view[:size], count)
 
 
 def into(size: int) -> Receive:
-    """recv_exactly_into, into such a buffer."""
+    """Return recv_exactly_into() into one used buffer."""
     view = memoryview(bytearray(b"x") * size)
     return lambda sock, size, count: recv_exactly_into(sock, view[:size], count=count)
 
@@ -92,7 +93,7 @@ def _loop(sock: socket.socket, view: memoryview, count: ReceiveCount) -> None:
 
 @contextlib.contextmanager
 def busy_thread() -> Iterator[None]:
-    """A thread that computes, and gives up the interpreter lock only when it must."""
+    """Run a thread that computes, and releases the GIL only when it must."""
     stop = False
 
     def compute() -> None:
@@ -111,10 +112,10 @@ def busy_thread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def busy_process() -> Iterator[None]:
-    """The same in a process of its own: it takes a processor, but not this interpreter's lock."""
+    """Run a process that computes. It uses a processor, but not the GIL of this process."""
     command = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
     with started(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None  # a pipe, see above
+        assert process.stdout is not None  # stdout is a pipe
         process.stdout.readline()
         yield
 
@@ -122,7 +123,7 @@ def busy_process() -> Iterator[None]:
 def receiving(
     make: Make, company: Company = contextlib.nullcontext, *, large: bool = False
 ) -> Client:
-    """Blocks on a new connection, for the task's time, or one large receive."""
+    """Return a client that receives blocks for the task's time, or one large block."""
 
     def run(task: Task) -> Load:
         size = LARGE_BYTES[task.full] if large else BLOCK_BYTES
@@ -150,7 +151,7 @@ MAKING_A_BUFFER: dict[str, Make] = {
     "makefile().read()": lambda size: read_file,
     "recv_exactly, with a deadline": lambda size: partial(whole, timeout=60.0),
 }
-# The memory allocator hands out the same 2 MB again and again, so this is used memory for all.
+# The memory allocator returns the same 2 MB again and again. So all of them use used memory.
 BLOCKS: dict[str, Make] = {**MAKING_A_BUFFER, OURS_INTO: into, BOUND: bound}
 NEW: dict[str, Make] = {**MAKING_A_BUFFER, BOUND: lambda size: new_bound}
 USED: dict[str, Make] = {OURS_INTO: into, BOUND: bound}
@@ -164,8 +165,11 @@ def _row(
     large: bool = False,
     busy: bool = False,
 ) -> Row:
-    """:param sender: the server's kind, and its link's rate in Mbit/s.
-    :param busy: beside a thread that computes. The bound runs beside a process that does."""
+    """Return a row.
+
+    :param sender: the kind of the server, and the rate of its link in Mbit/s.
+    :param busy: whether a thread computes meanwhile. For the bound, a process computes.
+    """
     server = small(*sender)
 
     def beside(name: str, company: Company) -> tuple[Server, Client]:
