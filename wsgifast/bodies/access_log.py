@@ -46,8 +46,10 @@ SENDFILE_BYTES = "wsgifast.sendfile_bytes"
 OUTCOME = "wsgifast.outcome"
 SENT, CLIENT_LEFT, CUT_OFF = "sent", "client left", "cut off"
 
-# The last second for which json_line() has made the text of the time.
+# The last second for which json_start() has made the text, and this text.
 _second = 0, ""
+# The texts that end a time.
+_MILLISECONDS = tuple(f'{number:03d}Z"' for number in range(1000))
 _quote = json.encoder.encode_basestring_ascii
 # How many texts are cached in JSON. Longer ones, such as most URLs, are not cached.
 _MOST_CACHED = 500
@@ -149,7 +151,7 @@ def json_start() -> str:
     if known[0] != second:
         text = datetime.fromtimestamp(second, UTC).isoformat()
         _second = known = second, f'{{"time":"{text.removesuffix("+00:00")}.'
-    return f'{known[1]}{int((now - second) * 1e3):03d}Z"'
+    return known[1] + _MILLISECONDS[int((now - second) * 1e3)]
 
 
 def json_value(value: object) -> str:

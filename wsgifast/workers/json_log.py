@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import lru_cache
 from ipaddress import ip_address
@@ -40,14 +40,18 @@ from ..bodies.access_log import (
 # Environ keys that are also the names of fields. FastWorker sets those of _COUNTED.
 _COUNTED = (SENDFILE_BYTES, WAIT_US, APP_US, SEND_US)
 _OTHERS = (UNCOMPRESSED_BYTES, COMPRESSED_BYTES, QUEUE_US, REQUEST_ID, "trace_id")
-_NO_OTHERS = [None] * len(_OTHERS)
-# All environ keys whose values a line shows.
-_KEYS = (
-    "REMOTE_ADDR", "HTTP_X_FORWARDED_FOR", "HTTP_AUTHORIZATION", PATTERN, "RAW_URI",
-    "HTTP_USER_AGENT", "HTTP_REFERER",
-    "REQUEST_METHOD", "wsgi.url_scheme", "SERVER_PROTOCOL", SENT_AS, CODING, OUTCOME,
-    *_COUNTED, CHUNKS, *_OTHERS[:-1], TRACE_ID,
-)  # fmt: skip
+_OTHER_KEYS = (*_OTHERS[:-1], TRACE_ID)
+# Most requests have none of these environ keys.
+_RARE_KEYS = ("HTTP_X_FORWARDED_FOR", "HTTP_AUTHORIZATION", PATTERN, *_OTHER_KEYS)
+_pid = os.getpid()
+
+
+def _update_pid() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_update_pid)
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
@@ -121,54 +125,51 @@ class JSONLogger(Logger):  # type: ignore[misc]
 
         It makes the text directly, because a dictionary of the fields would take twice the time.
         """
-        (
-            peer, forwarded, authorization, pattern, uri, agent, referer,
-            method, scheme, protocol, sent_as, coding, outcome,
-            sendfile_bytes, wait_us, app_us, send_us, chunks, *others,
-        ) = map(environ.get, _KEYS)  # fmt: skip
-        client = peer
-        if forwarded:
-            client = self._client(peer or "", forwarded)
-        path, _, query = sent_text(uri or "").partition("?")
-        status = resp.status
-        if isinstance(status, (str, bytes)):
-            status = int(status.split(None, 1)[0])
-        line = f'{json_start()},"process.pid":{os.getpid()}'
-        if client:
-            line += f',"client.address":{quoted[client]}'
-        if peer and peer != client:
-            line += f',"network.peer.address":{quoted[peer]}'
-        if authorization and (user := basic_user(authorization)):
-            line += f',"user.name":{quoted[user]}'
-        if pattern:
-            line += f',"http.route":{json_value(pattern)}'
-        if path:
-            line += f',"url.path":{quoted[path]}'
-        if query:
-            line += f',"url.query":{quoted[query]}'
-        sent = getattr(resp, "sent", None)
-        # gunicorn's own workers do not count bytes sent by sendfile.
-        if sent is not None and (sent or sent_as != "file" or sendfile_bytes is not None):
-            line += f',"http.response.body.size":{sent}'
-        if agent:
-            line += f',"user_agent.original":{quoted[sent_text(agent)]}'
-        if referer:
+        get = environ.get
+        peer = client = get("REMOTE_ADDR")
+        path, _, query = sent_text(get("RAW_URI") or "").partition("?")
+        more = f',"url.query":{quoted[query]}' if query else ""
+        if agent := get("HTTP_USER_AGENT"):
+            more += f',"user_agent.original":{quoted[sent_text(agent)]}'
+        if referer := get("HTTP_REFERER"):
             # OpenTelemetry requires a list for any header.
-            line += f',"http.request.header.referer":[{quoted[sent_text(referer)]}]'
+            more += f',"http.request.header.referer":[{quoted[sent_text(referer)]}]'
+        if type(chunks := get(CHUNKS)) is int:
+            more += f',"{CHUNKS}":{chunks}'
+        if not environ.keys().isdisjoint(_RARE_KEYS):
+            if forwarded := get("HTTP_X_FORWARDED_FOR"):
+                client = self._client(peer or "", forwarded)
+                if peer and peer != client:
+                    more += f',"network.peer.address":{quoted[peer]}'
+            if (authorization := get("HTTP_AUTHORIZATION")) and (user := basic_user(authorization)):
+                more += f',"user.name":{quoted[user]}'
+            if pattern := get(PATTERN):
+                more += f',"http.route":{json_value(pattern)}'
+            more += _part(_OTHERS, map(get, _OTHER_KEYS))
+        sent_as = get(SENT_AS)
+        sent = getattr(resp, "sent", None)
+        counted = sendfile_bytes, wait_us, app_us, send_us = (
+            get(SENDFILE_BYTES), get(WAIT_US), get(APP_US), get(SEND_US)
+        )  # fmt: skip
         if type(wait_us) is type(app_us) is type(send_us) is type(sendfile_bytes) is int:
-            line += (
+            more += (
                 f',"{SENDFILE_BYTES}":{sendfile_bytes},"{WAIT_US}":{wait_us}'
                 f',"{APP_US}":{app_us},"{SEND_US}":{send_us}'
             )
         else:  # the environ of another server, or the app has replaced a value
-            line += _part(_COUNTED, (sendfile_bytes, wait_us, app_us, send_us))
-        if type(chunks) is int:
-            line += f',"{CHUNKS}":{chunks}'
-        if others != _NO_OTHERS:
-            line += _part(_OTHERS, others)
+            more += _part(_COUNTED, counted)
+            if sent_as == "file" and sendfile_bytes is None and not sent:
+                sent = None  # gunicorn's own workers do not count bytes sent by sendfile
+        usual = _usual_part(
+            get("REQUEST_METHOD"), get("wsgi.url_scheme"), get("SERVER_PROTOCOL"),
+            resp.status, sent_as, get(CODING), get(OUTCOME),
+        )  # fmt: skip
+        address = f',"client.address":{quoted[client]}' if client else ""
+        url = f',"url.path":{quoted[path]}' if path else ""
+        size = "" if sent is None else f',"http.response.body.size":{sent}'
         return (
-            f'{line}{_request_part(method, scheme, protocol)},"http.response.status_code":{status}'
-            f',"wsgifast.duration_us":{duration_us}{_response_part(sent_as, coding, outcome)}}}'
+            f'{json_start()},"process.pid":{_pid}{address}{url}{size}{more}'
+            f',"wsgifast.duration_us":{duration_us}{usual}}}'
         )
 
     def _client(self, peer: str, forwarded: str) -> str:
@@ -192,22 +193,32 @@ class JSONLogger(Logger):  # type: ignore[misc]
         return client
 
 
-# These fields have few different values. So the text of each combination is cached.
+@lru_cache(maxsize=512)
+def _usual_part(
+    method: str | None,
+    scheme: str | None,
+    protocol: str | None,
+    status: str | bytes | int,
+    sent_as: str | None,
+    coding: str | None,
+    outcome: str | None,
+) -> str:
+    """Return the fields that have few different values. So each combination is cached."""
+    if isinstance(status, (str, bytes)):
+        status = int(status.split(None, 1)[0])
+    values = {
+        "http.request.method": method,
+        "url.scheme": scheme,
+        "network.protocol.version": (protocol or "").partition("/")[2],
+        "http.response.status_code": status,
+        SENT_AS: sent_as,
+        CODING: coding,
+        OUTCOME: outcome,
+    }
+    return _part(values, values.values())
 
 
-@lru_cache(maxsize=256)
-def _request_part(method: str | None, scheme: str | None, protocol: str | None) -> str:
-    version = (protocol or "").partition("/")[2]
-    names = "http.request.method", "url.scheme", "network.protocol.version"
-    return _part(names, (method, scheme, version))
-
-
-@lru_cache(maxsize=256)
-def _response_part(sent_as: str | None, coding: str | None, outcome: str | None) -> str:
-    return _part((SENT_AS, CODING, OUTCOME), (sent_as, coding, outcome))
-
-
-def _part(names: tuple[str, ...], values: Sequence[object]) -> str:
+def _part(names: Iterable[str], values: Iterable[object]) -> str:
     """Return the fields of a line that have a value, each after a comma."""
     fields = zip(names, values, strict=True)
     return "".join(f',"{k}":{json_value(v)}' for k, v in fields if v not in (None, ""))
