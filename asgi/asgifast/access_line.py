@@ -1,4 +1,4 @@
-"""uvicorn's access log lines, written without a record of :mod:`logging` where nobody needs one."""
+"""uvicorn's access log lines, written without a :class:`logging.LogRecord` where possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wsgifast.bodies.line_log import LineLog, is_defined_in
 
 from .json_log import JSONFormatter, access_fields
 
-# Makes a line from uvicorn's five arguments: client, method, target, HTTP version, status.
+# A function that makes a line of uvicorn's five arguments: client, method, target, version, status.
 LineMaker = Callable[[str, str, str, str, int], str]
 
 _UVICORNS_FORMAT = '%s - "%s %s HTTP/%s" %d'
@@ -20,9 +20,9 @@ _BOLD, _PLAIN = "\033[1m", "\033[0m"
 
 
 class AccessLogger:
-    """Stands in for the logger uvicorn.access in a protocol. Its lines are the same, to the byte.
+    """Replaces the logger uvicorn.access in a protocol. Its lines are byte for byte the same.
 
-    :param logger: has all other attributes, and gets all lines that cannot be written directly.
+    :param logger: the replaced logger. It logs the lines that cannot be written directly.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -41,7 +41,7 @@ class AccessLogger:
 
 
 def _line_maker(formatter: logging.Formatter) -> LineMaker | None:
-    """Return a function that makes the same lines as a formatter, or None."""
+    """Return a function that makes the lines of a formatter, or None for an unknown formatter."""
     if type(formatter) is JSONFormatter:
         return _json_access_line
     module: Any = sys.modules.get("uvicorn.logging")
@@ -79,7 +79,7 @@ def _compiled(formatter: Any, text: str) -> LineMaker | None:
 
     try:
         line("", "", "", "", 200)
-    except (KeyError, TypeError, ValueError):  # another field of the record, or no format
+    except (KeyError, TypeError, ValueError):  # the format uses other fields, or is malformed
         return None
     return line
 

@@ -1,4 +1,4 @@
-"""Small body messages of one turn of the event loop, or of a few, are coalesced into one."""
+"""Coalesce the small body messages of one event loop iteration, or of a few, into one message."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ from .loops import BackgroundTask, outcome, running_loop
 from .messages import COALESCED_BYTES, Message, SendOrder, response_body
 from .wire import Wire
 
-# A body message up to this size is coalesced. A larger one costs less to pass on than to copy.
+# Body messages of up to this size are coalesced. A copy of a larger message would cost more than a
+# separate send().
 SMALL_MESSAGE_BYTES = 8 * 1024
-# After this many turns in a row with one message each, the next message is delayed beyond its turn.
-# A middleware that passes each message from one task to another takes some turns for it.
+# After this many consecutive iterations with one message each, the next message is delayed for more
+# than one iteration. A middleware may take some iterations to pass a message from one task to
+# another.
 LONE_TURNS = 4
-# The most turns of a delay. Starlette's BaseHTTPMiddleware takes three for a message, and five with
-# another one around it. The most seconds count too, because turns of a busy loop are long.
+# The longest delay, in iterations and in seconds. Starlette's BaseHTTPMiddleware takes three
+# iterations for a message, and two such middlewares take five. The seconds limit the delay on a
+# busy loop, whose iterations are long.
 DELAY_TURNS = 16
 DELAY_S = 0.001
-# If no other message arrived in these turns, this many of the next ones are passed on at once,
-# which is cheaper for an app that waits before each message. The one after them is delayed again.
+# If a delay has joined no messages, this many of the next messages are sent without a delay. This
+# is cheaper for an app that waits before each message. The message after them is delayed again.
 PASSED_ON = 17
 
 
 class DelayedMessages:
-    """The small body messages of one response that wait to be sent as one.
+    """The delayed small body messages of one response, which are sent as one.
 
-    The owner sends them when the loop's turn ends, unless :meth:`end_turn` returns that another
-    turn is better. It also sends them when `size` reaches COALESCED_BYTES.
+    The owner sends them when an event loop iteration ends, unless :meth:`end_turn` returns True. It
+    also sends them when `size` reaches COALESCED_BYTES.
 
-    :ivar chunks: the messages' bodies.
-    :ivar size: their bytes.
-    :ivar to_pass_on: so many of the next messages are best passed on at once.
+    :ivar chunks: the bodies of the messages.
+    :ivar size: the number of bytes in `chunks`.
+    :ivar to_pass_on: the number of next messages to send without a delay.
     """
 
     __slots__ = ("_lone_turns", "_turns", "_until", "chunks", "size", "to_pass_on")
@@ -40,14 +43,14 @@ class DelayedMessages:
         self.chunks: list[bytes] = []
         self.size = 0
         self.to_pass_on = 0
-        # Turns in a row that had one message. Not counted beyond LONE_TURNS.
+        # The number of consecutive iterations with one message, up to LONE_TURNS.
         self._lone_turns = 0
-        # The number of turns for which the messages have been delayed beyond their own.
+        # The number of iterations for which the messages have been delayed, after their own.
         self._turns = 0
         self._until = 0.0
 
     def end_turn(self) -> bool:
-        """Count a turn of the loop. Return whether the messages should wait for another one."""
+        """Count an iteration. Return whether the messages should wait for one more iteration."""
         is_lone = len(self.chunks) == 1
         if self._lone_turns < LONE_TURNS:
             self._lone_turns = self._lone_turns + 1 if is_lone else 0
@@ -65,30 +68,30 @@ class DelayedMessages:
         return True
 
     def take(self, last: bytes = b"") -> bytes:
-        """Return the waiting bodies, and one after them, as one."""
+        """Return the delayed bodies, joined with a last one, and clear them."""
         self.chunks.append(last)
         body = b"".join(self.chunks)
         self.clear()
         return body
 
     def clear(self) -> None:
-        """Hold nothing more."""
+        """Discard the delayed bodies."""
         self.chunks.clear()
         self.size = self._turns = 0
 
 
 class Coalescer:
-    """Coalesces the small body messages of one response, on either wire.
+    """Coalesces the small body messages of one response, for a ServerWire or a QueueWire.
 
-    ServerWire has a task send the delayed messages, so that they are sent even if the app stops
-    waiting. The app's next send() awaits that task. This preserves the order and the back-pressure,
-    and raises the error of the server's send() to the app. QueueWire writes them without a task.
+    With a ServerWire, a task sends the delayed messages, even if the app sends no more. The app's
+    next send() awaits that task. This preserves the order and the back-pressure, and an error of
+    the server's send() is raised in the app. A QueueWire needs no task.
 
-    :param order: the caller that it lets through calls all methods except :meth:`offer`,
-        :meth:`end_turn`, :meth:`release`, :meth:`send_apart` and :meth:`cancel`.
-    :param holds: False to delay nothing: small messages are passed on at once, too.
-    :ivar room: remaining bytes of the Content-Length. A message with more is sent apart, so that a
-        server that refuses it has sent the messages before.
+    :param order: a caller must have acquired it, except for :meth:`offer`, :meth:`end_turn`,
+        :meth:`release`, :meth:`send_apart` and :meth:`cancel`.
+    :param holds: whether small messages are delayed. If False, all messages are sent at once.
+    :ivar room: the remaining bytes of the Content-Length. A longer message is sent separately. If
+        the server refuses it, the earlier messages have been sent.
     """
 
     __slots__ = ("_delayed", "_order", "_task", "_wire", "holds", "room")
@@ -102,15 +105,15 @@ class Coalescer:
         self.room = math.inf
 
     def set_length(self, declared: int | None) -> None:
-        """Read the Content-Length of the response, if it has one."""
+        """Store the Content-Length of the response, or None if the response has none."""
         self.room = math.inf if declared is None else declared
 
     def offer(self, body: bytes, *, in_order: bool = False) -> bool | None:
-        """Delay a message's body, if it is small and needs no wait.
+        """Delay the body of a message if it is small and does not have to wait.
 
-        :param in_order: the order has let it through.
-        :returns: True if it is delayed or written. False if the caller should pass the message on
-            at once, and it counts as passed on. None otherwise.
+        :param in_order: whether the caller has acquired the order.
+        :returns: True if the body is delayed or written. False if the caller must send the message
+            at once. None if the caller must use :meth:`add`.
         """
         if self._task is not None or (self._order.is_taken and not in_order):
             return None
@@ -134,10 +137,10 @@ class Coalescer:
         return True
 
     async def add(self, body: bytes) -> None:
-        """Send a small message, mostly later."""
+        """Send a small body, with a delay if possible."""
         await self.sent()
         is_delayed = self.offer(body, in_order=True)
-        if is_delayed is None:  # there are many
+        if is_delayed is None:  # too many bytes are delayed
             await self.flush()
             is_delayed = self.offer(body, in_order=True)
             if is_delayed is None:
@@ -146,20 +149,20 @@ class Coalescer:
             await self._wire.send(response_body(body, more_body=True))
 
     async def end(self, message: Message, body: bytes) -> None:
-        """Send the body's last message, with the delayed ones before it if it is small.
+        """Send the last body message. If it is small, it is joined with the delayed messages.
 
-        The app's own task sends it. After it the server may send http.disconnect, at which a
-        framework may cancel all waiting tasks.
+        The task of the app sends it. After it the server may send http.disconnect, and a framework
+        may then cancel all waiting tasks.
 
-        :param body: the message's.
+        :param body: the body of the message.
         """
         size = len(body)
-        # A send() that is cancelled while it waits must not lose delayed messages.
+        # If the send() may wait, it may be cancelled. The delayed messages must not be lost then.
         may_wait = self._wire.has_to_wait() is not False
         if may_wait or size > COALESCED_BYTES or size > self.room or not self._delayed.chunks:
             await self.flush()
         else:
-            # A task that is about to send the delayed messages finds none.
+            # If a task is about to send the delayed messages, it finds none, and sends nothing.
             message = {**message, "body": self._delayed.take(body)}
         await self._wire.send(message)
 
@@ -169,11 +172,11 @@ class Coalescer:
         await self.sent()
 
     def send_apart(self, message: Message) -> None:
-        """Have a task send a message."""
+        """Send a message in a new task."""
         self._task = running_loop().create_task(_sending(self._wire, message))
 
     async def sent(self) -> None:
-        """Wait for the task, if one is sending."""
+        """Wait until the sending task has ended, if there is one."""
         task = self._task
         if task is not None:
             try:
@@ -183,23 +186,23 @@ class Coalescer:
                     self._task = None
 
     def cancel(self) -> None:
-        """Send nothing more."""
+        """Discard the delayed messages, and cancel the sending task."""
         self._delayed.clear()
         if self._task is not None:
             self._task.cancel()
 
-    # The wire calls these two at the end of the loop's turn, after delay().
+    # The wire calls these two methods when an event loop iteration ends, after delay().
 
     def end_turn(self) -> bool:
-        """Return whether the delayed messages should wait for another turn."""
+        """Return whether the delayed messages should wait for one more iteration."""
         return self._task is None and bool(self._delayed.chunks) and self._delayed.end_turn()
 
     def release(self) -> None:
-        """Send the delayed messages. The next send() raises an error."""
+        """Begin to send the delayed messages. The app's next send() raises an error of this."""
         if self._task is None and self._delayed.chunks:
             self._task = self._wire.write(self._delayed.take)
 
 
 async def _sending(wire: Wire, message: Message) -> None:
-    """A coroutine, which some server's send() is not, for a task."""
+    """Send a message. A task needs a coroutine, and not every server's send() returns one."""
     await wire.send(message)

@@ -1,4 +1,4 @@
-"""The content coding of one ASGI response: its body, compressed as a whole or by messages."""
+"""Compress the body of an ASGI response: as a whole, or message by message."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from .messages import (
     whole_body,
 )
 
-# From this size on a body is compressed in a thread: a smaller one takes a millisecond at most, at
-# the default levels. In a thread it takes up to twice the processor time. At higher levels every
-# body is: 100 kB take 0.2 s in br at 11.
+# Bodies of at least this size are compressed in a thread. At the default levels, a smaller body
+# takes at most a millisecond, and would take up to twice the processor time in a thread. At higher
+# levels, every body is compressed in a thread: br at level 11 takes 0.2 s for 100 kB.
 _THREAD_BYTES = {DCZ: 1024 * 1024, "zstd": 1024 * 1024, "br": 192 * 1024, "gzip": 192 * 1024}
-# Others have waited for compression in one turn of the event loop for so long.
+# Compression may block one event loop iteration for this long before it counts as overload.
 _LONG_TURN_S = 0.005
-# The longest turn that is believed: an event loop that has ended has no turn any more.
+# A longer iteration is ignored: its event loop has ended before the end of the iteration.
 _LONGEST_TURN_S = 1.0
 _PROCESSORS = os.cpu_count() or 1
 
 
 class _Load:
-    """Whether requests wait for compression."""
+    """Measures whether other requests wait for compression."""
 
     def __init__(self) -> None:
         self._turn_began: float | None = None
         self._in_threads = 0
 
     def is_behind(self) -> bool:
-        """Whether this turn of the event loop compresses for long, or every processor does."""
+        """Return whether compression occupies this event loop iteration or all processors."""
         now = monotonic()
         began = self._turn_began
         if began is None or now > began + _LONGEST_TURN_S:
@@ -62,7 +62,7 @@ class _Load:
         self._turn_began = None
 
     async def in_thread(self, compress: Callable[[bytes], bytes], block: bytes) -> bytes:
-        """Compress in a thread."""
+        """Compress a block in a thread."""
         self._in_threads += 1
         try:
             return await in_thread(compress, block)
@@ -76,32 +76,32 @@ _load = _Load()
 class ContentCoding(ResponseCoding):
     """Compresses the response to one request.
 
-    A body in one message is compressed by :meth:`whole`. Any other passes through the send() of
-    :meth:`stream`, which flushes each message. Messages of one turn of the event loop have been
-    joined before.
+    A body in one message is compressed by :meth:`whole`. A body in several messages passes through
+    the send() of :meth:`stream`, which flushes the compressor after each message. Before that, the
+    messages of one event loop iteration have been joined.
 
-    :param scope: of the request.
-    :ivar app_headers: the request headers for the app, which sees its own tags in the
-        preconditions. None if nothing had to be changed.
-    :ivar app_scope: the scope that the app gets, to which its middleware may add the user.
-    :ivar is_file: the body is a file, which is sent unchanged or as its compressed copy.
-    :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
+    :param scope: the scope of the request.
+    :ivar app_headers: the request headers for the app, with the app's own entity tags in the
+        preconditions. None if they equal the client's headers.
+    :ivar app_scope: the scope that the app gets. Middleware of the app may add the user to it.
+    :ivar is_file: whether the body is a file that is sent unchanged or as its compressed copy.
+    :ivar began_ns: the start of the request, in nanoseconds since 1970 (UTC).
     """
 
     app_headers: RawHeaders | None = None
-    # About a body in one message, once that is known.
+    # The decision for a body in one message, when it is made.
     _whole: Decision | None = None
     _restored: tuple[str | None, str | None] | None = None
     is_file = False
-    # About a body that is a file, once that is known.
+    # The decision for a body that is a file, when it is made.
     _file: Decision | None = None
     _is_file_decided = False
     _send: Send
-    # Bytes of the Content-Length that the app has still to send, while they are compressed.
+    # The remaining bytes of the app's Content-Length, if the body is compressed.
     _left: int | None = None
-    # The compressed body has its end.
+    # Whether the end of the compressed body has been sent.
     _is_finished = False
-    # From this size on a block is compressed in a thread.
+    # Blocks of at least this size are compressed in a thread.
     _thread_bytes: int
 
     def __init__(self, compression: Compression, scope: Scope) -> None:
@@ -123,12 +123,12 @@ class ContentCoding(ResponseCoding):
             self._restore_tags()
 
     def uncompressed_start(self, start: Message, message: Message) -> Message | None:
-        """Return the start of a response that is sent unchanged, or None if it may be compressed.
+        """Return the start message of an uncompressed response, or None if it may be compressed.
 
         The decision is stored for :meth:`whole`.
 
         :param start: the app's start message.
-        :param message: its first message.
+        :param message: the app's first body message.
         """
         body = message.get("body")
         if type(body) is not bytes or message.get("more_body", False) or self.method == "HEAD":
@@ -142,7 +142,7 @@ class ContentCoding(ResponseCoding):
         return {**start, "headers": headers.raw()}
 
     async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
-        """Return the start and the only message of a response as they must be sent."""
+        """Return the start message and the only body message to send, compressed if possible."""
         body = whole_body(message)
         assert body is not None
         is_head = self.method == "HEAD"
@@ -150,9 +150,9 @@ class ContentCoding(ResponseCoding):
         declared = declared_length(start["headers"])
         if declared is not None and declared != size:
             if not is_head:
-                return start, message  # the server cuts it off, or refuses it
+                return start, message  # the server shortens or refuses the body
             size = None
-        elif is_head and not body:  # some frameworks send no body to HEAD
+        elif is_head and not body:  # some frameworks send an empty body for HEAD
             size = None
         decision = self._whole or self._decide_whole(start, size)
         if decision is None:
@@ -180,7 +180,7 @@ class ContentCoding(ResponseCoding):
         return self._send_compressed
 
     def expect_file(self) -> None:
-        """The next body is a file."""
+        """Announce that the next body is a file."""
         self.is_file = True
         self._is_file_decided = False
 
@@ -196,7 +196,7 @@ class ContentCoding(ResponseCoding):
         return self._file
 
     def restored_conditions(self, conditions: RequestFacts) -> RequestFacts:
-        """Return the client's preconditions, with the app's own tags."""
+        """Return the client's preconditions with the app's own entity tags."""
         if self._restored is None:
             return conditions
         if_none_match, if_match = self._restored
@@ -208,9 +208,10 @@ class ContentCoding(ResponseCoding):
         return flow_of(self._send)
 
     async def end(self) -> None:
-        """The app sends nothing more: end a body that has all of its Content-Length.
+        """End a compressed body that is complete by its Content-Length.
 
-        Uncompressed, the client would have the whole of it.
+        This is called when the app has returned without a last message. Without compression, the
+        client would have the complete body.
         """
         if self._is_finished and self.compressor is not None:
             self.compressor = None
@@ -229,7 +230,7 @@ class ContentCoding(ResponseCoding):
         """Send a body message, compressed.
 
         :raises BodyError: if the body is longer than its Content-Length.
-        :raises BodyTooShort: if it is shorter.
+        :raises BodyTooShort: if the body is shorter than its Content-Length.
         """
         body = message.get("body", b"")
         is_last = not message.get("more_body")
@@ -258,14 +259,14 @@ class ContentCoding(ResponseCoding):
         await self._send({**message, "body": body})
 
     def _begin(self, start: Message) -> Message:
-        """Return the start message to send, by the decision about the response."""
+        """Decide about compression, and return the start message to send."""
         code, headers = start["status"], Headers.from_raw(start["headers"])
         if not self.is_file:
             changed = self.begin(code, headers, self.refine(self._file, code, headers))
             if self.compressor is not None:
                 self._left = declared_length(start["headers"])
         else:
-            # The plan of a file may be a 304, for which the client's own tags count.
+            # A file may get a 304 here. Its ETag must be the one that the client sent.
             decision = self.decide(304, headers) if code == 304 else self._decide_file(start)
             if decision is None:
                 return start
@@ -284,7 +285,7 @@ class ContentCoding(ResponseCoding):
     def has_user(self) -> bool:
         if self.header("Remote-User") is not None:
             return True
-        # ASGI has no REMOTE_USER. Starlette's AuthenticationMiddleware sets this one.
+        # ASGI has no REMOTE_USER. Starlette's AuthenticationMiddleware sets scope["user"].
         user = self.app_scope.get("user")
         return user is not None and getattr(user, "is_authenticated", True) is not False
 
@@ -311,12 +312,12 @@ class ContentCoding(ResponseCoding):
 
 
 def _ended(compressor: Compressor, block: bytes) -> bytes:
-    """Compress the last block, and end the body."""
+    """Compress the last block and end the compressed body."""
     return (compressor.add(block) if block else b"") + compressor.finish()
 
 
 def with_dictionary(app: ASGIApp, dictionary: PagesDictionary) -> ASGIApp:
-    """Have the dictionary of pages answered in front of an app."""
+    """Wrap an app. Requests for the URL of the dictionary are answered with the dictionary."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         mount = scope.get("root_path") or ""

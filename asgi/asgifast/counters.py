@@ -1,6 +1,6 @@
-"""Counts of the connections of a process under asgifast's protocols.
+"""Counters for the connections of a process with asgifast's protocols.
 
-They are plain numbers, which are read when the metrics are collected.
+The counters are plain integers. They are read when metrics are collected.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _STATES = ("idle", "body", "running", "sending", "closing")
 
 
 class Counters(ConnectionCounters):
-    """Those of one process.
+    """The counters of one process.
 
-    :ivar open: the open connections' protocols, each of which has uvicorn's `cycle`, and their
-        transports.
+    :ivar open: the protocols of the open connections, with their transports. Each protocol has
+        uvicorn's `cycle`.
     :ivar is_ending: returns whether the server is about to end.
-    :ivar drains: returns whether it serves for `drain_delay_s` after SIGTERM.
-    :ivar is_draining: whether it serves on before that.
+    :ivar drains: returns whether the server continues to serve for `drain_delay_s` after SIGTERM.
+    :ivar is_draining: whether the server has received SIGTERM, and still serves.
     """
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class Counters(ConnectionCounters):
         self.is_draining = False
 
     def collect(self) -> Iterator[Point]:
-        """A :data:`~wsgifast.metrics.Collector`. Any thread may call it."""
+        """Yield the points for a :data:`~wsgifast.metrics.Collector`. Any thread may call this."""
         states = Counter[str]()
         slow = queued = 0
         for protocol, transport in list(self.open.items()):
             states[_state_of(protocol.cycle, transport)] += 1
             queued += transport.get_write_buffer_size()
             slow += transport.waits_for_client
-        if self.accepted:  # else the connections are another server's
+        if self.accepted:  # with another server, nothing is counted
             for state in _STATES:
                 yield point("wsgifast_connections", states[state], state)
             yield point("wsgifast_connections_accepted_total", self.accepted)

@@ -1,9 +1,9 @@
-"""Whether the dispatch function of a BaseHTTPMiddleware leaves the response's body alone.
+"""Check whether the dispatch function of a BaseHTTPMiddleware accesses the response's body.
 
-Starlette passes a file on as a message in `response.body_iterator`, among bytes, where the function
-may expect bytes only. So its source is examined. Every use of the response must be known to leave
-the body alone. Any other use counts as touching it. So does a function without source, or with a
-source that is not the one that runs.
+If an app sends a file by pathsend, Starlette puts the message into `response.body_iterator`, where
+a dispatch function may expect bytes. So the source of the function is examined. Each use of the
+response must be one that is known not to access the body. Any other use counts as an access. A
+function without source counts as one too, as does one whose source has changed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Any
 _HARMLESS = frozenset(
     {"background", "charset", "delete_cookie", "headers", "media_type", "set_cookie", "status_code"}
 )
-# Names by which a function reaches local variables, or the messages, in another way.
+# Names by which a function could access local variables or messages indirectly.
 _BACK_DOORS = frozenset({"dir", "eval", "exec", "locals", "vars"})
 _BACK_DOOR_ATTRIBUTES = frozenset(
     {"_getframe", "_send", "body_iterator", "currentframe", "f_locals", "send"}
 )
-# The arguments that an endpoint passes to an ASGI app.
+# The names of the arguments that an endpoint passes to an ASGI app.
 _SENDING = frozenset({"_receive", "_send", "receive", "send"})
-# The most functions of an app that are examined behind one endpoint.
+# The most functions of an app that are examined for one endpoint.
 _MAX_FOLLOWED = 200
 
 
 @lru_cache(maxsize=256)
 def leaves_bodies_alone(function: FunctionType, *, is_method: bool) -> bool:
-    """Return whether a dispatch function is known to touch no body. Its source is read.
+    """Return whether a dispatch function is known not to access the body. This reads its source.
 
-    :param is_method: its first parameter is the middleware.
+    :param is_method: whether the function's first parameter is the middleware.
     """
     code = function.__code__
     source = "".join(linecache.getlines(code.co_filename, function.__globals__))
@@ -47,10 +47,10 @@ def leaves_bodies_alone(function: FunctionType, *, is_method: bool) -> bool:
 
 
 def may_wrap_send(function: Any) -> bool:
-    """Whether an endpoint may call an ASGI app, such as a response, with a send() of its own.
+    """Return whether an endpoint may call an ASGI app, such as a response, with its own send().
 
-    For that it needs the request's scope, and names a receive() or send(), or makes one. Functions
-    that it calls by name, or that a decorator keeps, are looked at, too.
+    Such an endpoint uses the request's scope, and names or defines a receive() or send(). The
+    functions that it calls by name and the functions that its decorators wrap are examined too.
     """
     waiting = [function]
     seen: dict[int, Any] = {}
@@ -65,7 +65,7 @@ def may_wrap_send(function: Any) -> bool:
         if not isinstance(found, FunctionType) or id(found) in seen:
             continue
         package = str(found.__globals__.get("__name__")).partition(".")[0]
-        if not seen:  # functools.wraps() copies __module__ from the decorated function
+        if not seen:  # __module__ may be that of a decorated function (functools.wraps())
             packages |= {package, found.__module__.partition(".")[0]}
         if package not in packages:
             continue
@@ -89,7 +89,7 @@ def may_wrap_send(function: Any) -> bool:
 
 
 def _source_of(code: CodeType, source: str) -> ast.AsyncFunctionDef | None:
-    """The source of a code object, if it is known to be that: a file may have changed since."""
+    """Return the source of a code object, or None if the file has changed since the import."""
     compiled = compile(source, code.co_filename, "exec", dont_inherit=True)
     if code not in code_objects(compiled):
         return None
@@ -102,7 +102,7 @@ def _source_of(code: CodeType, source: str) -> ast.AsyncFunctionDef | None:
 
 
 def code_objects(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function, and of those inside it."""
+    """Return the code objects of a function and of the functions inside it."""
     yield code
     for const in code.co_consts:
         if isinstance(const, CodeType):
@@ -117,7 +117,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 class _Look:
-    """A look at every use of the response, and of call_next(), which makes it."""
+    """Examines how a dispatch function uses call_next() and the response that it returns."""
 
     def __init__(self, node: ast.AsyncFunctionDef, is_method: bool) -> None:
         self._node = node
@@ -130,7 +130,7 @@ class _Look:
             node.args.vararg or node.args.kwarg or node.args.kwonlyargs or node.args.defaults
         )
         self._call_next = names[-1] if names else ""
-        # Variables that may have the response.
+        # Names of variables that may refer to the response.
         self._responses: set[str] = set()
 
     def is_harmless(self) -> bool:
@@ -174,7 +174,7 @@ class _Look:
                 and node.value.id == self._middleware
             )
             return node.attr not in _BACK_DOOR_ATTRIBUTES and not is_app
-        if isinstance(node, ast.Call):  # of an app, with a send() of its own
+        if isinstance(node, ast.Call):  # perhaps of an app, with another send()
             called = node.func
             return isinstance(called, ast.Name) or (
                 isinstance(called, ast.Attribute) and called.attr != "app"
@@ -187,7 +187,7 @@ class _Look:
         if isinstance(parent, ast.Attribute):
             return parent.attr in _HARMLESS
         if targets := _targets(parent):
-            is_renamed = isinstance(node, ast.Name)  # perhaps behind the use of its new name
+            is_renamed = isinstance(node, ast.Name)  # it may be used in earlier lines
             return not is_renamed and all(isinstance(each, ast.Name) for each in targets)
         if isinstance(parent, ast.Return):
             return self._function_of(node) is self._node

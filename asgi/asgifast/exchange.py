@@ -1,4 +1,4 @@
-"""The receive() and send() of one request: the order of messages, small ones, files and repairs."""
+"""The receive() and send() that an app gets for one request. They order and repair its messages."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 
 class Repairs(NamedTuple):
-    """The options of an ASGIFast for its exchanges.
+    """The options of an ASGIFast that change messages.
 
-    :ivar app: gets the warnings about its bodies.
+    :ivar app: the wrapped app, which warnings about bodies name.
     """
 
     app: ASGIApp
@@ -58,27 +58,29 @@ class Repairs(NamedTuple):
 class Exchange:
     """The receive() and send() of one request.
 
-    ASGIFast has one for its app. Our uvicorn protocols have one for each request, without repairs.
-    An ASGIFast that is called with the send() of such an exchange adds its repairs to it.
+    ASGIFast makes an Exchange for each request. asgifast's uvicorn protocols make one too, without
+    repairs. If an ASGIFast is called with the send() of an existing Exchange, it adds its repairs
+    to that Exchange.
 
-    Most responses are a start message and one message of bytes, and need no change. The start is
-    delayed until that message, and both are passed on. After any other message each one is
-    examined, except those of a stream that should be passed on at once.
+    Most responses are a start message and one body message of bytes, and need no change. The start
+    message is delayed until the body message, and both are sent together. Any other response is
+    examined message by message, except for the small parts of a stream.
 
-    `start` is the start message, delayed until the next message, as servers delay it (ASGI,
-    "Response Start"), because that of a file may still change. Without a Content-Length it may
-    begin a stream, and the first message may take a while. Then it is delayed until the end of the
-    loop's turn. Without repairs it is not delayed.
+    The start message is delayed because a file may still change its status and headers. Servers
+    delay it too (ASGI, "Response Start"). Without a Content-Length, a stream may follow, whose
+    first body message may take long. The delay then ends with the event loop iteration. Without
+    repairs, such a start message is not delayed.
 
-    Messages that may have to wait for the server are sent in `order`. While one waits, no other is
-    delayed.
+    A message that may have to wait for the server is sent in `order`. While a message waits, body
+    messages are not delayed.
 
-    :func:`exchange_for` and our protocols set the attributes: a constructor would be one more call
-    for every request.
+    The attributes are set by :func:`exchange_for` and asgifast's protocols. A constructor would
+    cost one more call for every request.
 
     :ivar wire: sends the messages.
     :ivar server_receive: the server's receive().
-    :ivar is_examined: each message is examined. :meth:`_examine` sets the attributes for it.
+    :ivar is_examined: whether each message is examined. :meth:`_examine` then sets more attributes.
+    :ivar start: the delayed start message, if there is one.
     """
 
     __slots__ = (
@@ -93,27 +95,28 @@ class Exchange:
     is_examined: bool
     repairs: Repairs | None
     coding: ContentCoding | None
-    # None until the app receives, or sends a file.
+    # None until the app calls receive() or sends a file.
     received: Received | None
     start: Message | None
-    # None until something may have to wait.
+    # None until a message may have to wait for the server.
     order: SendOrder | None
     _headers: list[tuple[bytes, bytes]]
-    # None until a part of a body comes.
+    # None until the app sends a body message.
     _coalescer: Coalescer | None
     _holds: bool
-    # The first wire, if it is our protocols'. Files do not pass the compressor.
+    # The server's wire, if it is a QueueWire. Files are sent on it directly, without the
+    # compressor.
     _queue: QueueWire | None
-    # The response may have no body.
+    # Whether body bytes are dropped, because the request is HEAD or the status has no body.
     _drops_body: bool
     _has_text: bool
-    # The coalescer's, for the messages of a stream. None where each one is examined.
+    # The coalescer's offer(), for parts of a stream. None while every message is examined.
     _offer: Callable[[bytes], bool | None] | None
 
     def add_repairs(
         self, scope: Scope, receive: Receive, repairs: Repairs, coding: ContentCoding | None
     ) -> bool:
-        """Repair from now on. Return False if it is too late, or others are made."""
+        """Begin to repair messages. Return False after the first message, or if repairs are set."""
         if self.repairs is not None or self.start is not None or self.order is not None:
             return False
         self.scope = scope
@@ -190,7 +193,7 @@ class Exchange:
         return order
 
     async def _send_next(self, message: Message) -> None:
-        """Send a message, after the start if that is delayed."""
+        """Send a message. A delayed start message is sent before it."""
         if not self.is_examined:
             body = whole_body(message)
             if self.start is None:
@@ -206,10 +209,10 @@ class Exchange:
     async def _forward_start(
         self, whole: Message | None = None, *, planned: Message | None = None
     ) -> None:
-        """Send the delayed start. It stays delayed if this is cancelled before.
+        """Send the delayed start message. If the task is cancelled first, it remains delayed.
 
-        :param whole: the only message after it, to send with it.
-        :param planned: the start to send in its place.
+        :param whole: the only body message of the response, to send with the start message.
+        :param planned: a start message to send in place of the delayed one.
         """
         start, self.start = self.start, None
         if start is None:
@@ -227,13 +230,13 @@ class Exchange:
             raise
 
     async def _send_compressed(self, message: Message) -> None:
-        """Send a start and the message after it, compressed if they are a whole response."""
+        """Send the start message and a body message, compressed if they are a whole response."""
         start = self.start
         if start is None or self.is_examined or whole_body(message) is None:
             await self._send_next(message)
             return
         assert self.coding is not None
-        self.start = None  # it does not leave while a thread compresses
+        self.start = None  # keep it from being sent while a thread compresses
         began = perf_counter() if TIMES in self.scope else 0.0
         start, message = await self.coding.whole(start, message)
         if began and any(name.lower() == b"content-encoding" for name, _ in start["headers"]):
@@ -245,10 +248,10 @@ class Exchange:
             await self._forward_start(message)
 
     def _examine(self) -> None:
-        """From now on examine each message."""
+        """Begin to examine each message."""
         self.is_examined = True
         repairs = self.repairs
-        # Our protocols delay small messages themselves, but behind the compressor.
+        # asgifast's protocols delay small messages themselves, but after compression.
         holds = repairs is None or (repairs.coalesce and COALESCING not in self.scope)
         wire: Any = self.wire
         self._queue = wire if wire.is_queue else None
@@ -290,7 +293,7 @@ class Exchange:
         if is_body:
             await self._send_body(message)
         elif kind == "http.response.start":
-            await self._forward_start()  # the server raises for the second one
+            await self._forward_start()  # for a second start message, the server raises an error
             start, headers, is_declared = copied_start(message)
             if self.repairs is not None:
                 self._delay_start(start, headers, is_declared)
@@ -317,7 +320,7 @@ class Exchange:
                     await self.wire.send(message)  # the server refuses it
                     return
                 body = bytes(body)
-            elif body is None:  # servers take it for b""
+            elif body is None:  # servers treat None like b""
                 body = b""
             else:
                 note_sent_as(self.scope, "rescued")
@@ -349,7 +352,7 @@ class Exchange:
         repairs = self.repairs
         is_read = self._queue is None or self.coding is not None
         received = self._all_received() if is_read else None
-        # A local variable, since it refers to this object.
+        # Not an attribute: the FileSender refers to this object.
         files = FileSender(
             self.scope, received, self.wire.send, self.coding,
             queue=self._queue,
@@ -364,19 +367,20 @@ class Exchange:
         return self.received
 
     async def finish(self) -> None:
-        """The app has returned: send the delayed messages."""
-        if self.order is None or not self.order.is_taken:  # else nothing is
+        """Send the delayed messages after the app has returned."""
+        # While a message is being sent, no other message is delayed.
+        if self.order is None or not self.order.is_taken:
             await self._in_order(self._send_delayed)
 
     async def failed(self, error: BaseException) -> None:
-        """The app has raised: send its delayed messages, unless it was cancelled."""
+        """Send the delayed messages after the app has raised an error, unless it was cancelled."""
         self.start = None
         if not self.is_examined:
             return
         if isinstance(error, Exception):
             try:
                 await self.finish()
-            except Exception:  # noqa: BLE001 - the app's own is raised
+            except Exception:  # noqa: BLE001 - the caller raises the app's error
                 pass
             return
         if self._coalescer is not None:
@@ -391,7 +395,7 @@ class Exchange:
         await self._forward_start()
 
     def _delay_start(self, start: Message, headers: RawHeaders, is_declared: bool) -> None:
-        """Delay a start message. Without a Content-Length it is sent when the turn ends."""
+        """Delay a start message. Without a Content-Length, the iteration's end ends the delay."""
         if "status" in start and start["status"] in STATUSES_WITHOUT_BODY:
             start["headers"] = without_framing(headers)
         self.start = start
@@ -400,7 +404,7 @@ class Exchange:
 
     def _on_turn_end(self) -> None:
         if self.order is not None and self.order.is_taken:
-            return  # a message is being sent, and the start before it
+            return  # the message that is being sent sends the start message first
         if self.start is not None and not self.is_examined:
             self._examine()
         start, self.start = self.start, None
@@ -411,7 +415,7 @@ class Exchange:
 def exchange_for(
     scope: Scope, receive: Receive, send: Send, repairs: Repairs, coding: ContentCoding | None
 ) -> Exchange:
-    """Return the exchange for an app with repairs: that of our own protocol, if send() is its."""
+    """Return the Exchange of asgifast's protocol if send() belongs to one, or a new Exchange."""
     exchange = send.__self__ if type(send) is MethodType else None
     if type(exchange) is Exchange and exchange.add_repairs(scope, receive, repairs, coding):
         return exchange

@@ -1,6 +1,6 @@
-"""Files read and sent as body messages, while the client's disconnect is listened for.
+"""Read files and send them as body messages, and notice when the client disconnects.
 
-Reads happen on the event loop while the page cache has the bytes, else in a thread.
+Bytes in the page cache are read on the event loop. Other bytes are read in a thread.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from wsgifast.sockets.sending import BLOCK_BYTES, read_cached
 from .loops import in_thread, next_turn
 from .messages import Message, Receive, Send, response_body
 
-# How much of a request body is stored while a file is sent. Beyond it the disconnect is not
-# noticed, because to receive more would load an upload of any size into memory.
+# The most bytes of a request body that are stored while a file is sent. After them, a disconnect is
+# not noticed. To notice it, a large upload would have to be received into memory.
 _STORED_BYTES = 64 * 1024
 _STORED_MESSAGES = 64
 
 
 class Received:
-    """A request's receive(), which also tells the sender of a file about the client's disconnect.
+    """Shares a request's receive() between the app and the sender of a file.
 
-    Messages that the sender receives before that are stored for the app.
+    The sender receives messages to notice a disconnect. They are stored for the app.
 
-    :ivar is_awaited: the app is waiting for a message. Two may not wait at once.
+    :ivar is_awaited: whether the app is waiting for a message. The sender must not wait too.
     """
 
     __slots__ = ("_receive", "_stored", "is_awaited")
@@ -36,7 +36,7 @@ class Received:
         self.is_awaited = False
 
     async def receive(self) -> Message:
-        """The receive() that the app is given."""
+        """Receive a message. The app gets this method as its receive()."""
         if self._stored:
             message, *self._stored = self._stored
             return message
@@ -57,11 +57,11 @@ class Received:
             and sum(len(message.get("body", b"")) for message in self._stored) < _STORED_BYTES
         ):
             message = await self._receive()
-            self._stored = (*self._stored, message)  # the app may have taken some meanwhile
+            self._stored = (*self._stored, message)  # the app may have received some meanwhile
 
 
 async def read_block(fd: int, offset: int, size: int) -> bytes:
-    """Read up to `size` bytes, at most BLOCK_BYTES. Return b"" only at the end of the file."""
+    """Read up to `size` bytes, which is at most BLOCK_BYTES. Return b"" at the end of the file."""
     block = read_cached(fd, offset, size)
     if block is None:
         block = await in_thread(os.pread, fd, size, offset)
@@ -78,9 +78,9 @@ async def send_segment(
 ) -> None:
     """Send a range of an open file as body messages.
 
-    :param more_body: of the last message. It is True in all others.
-    :param is_disconnected: called before each block. If it returns True, nothing more is sent.
-    :param room: returns the most bytes of the next block, once the client has room for them.
+    :param more_body: the `more_body` of the last message. In the other messages it is True.
+    :param is_disconnected: called before each block. If it returns True, sending ends.
+    :param room: waits until the client can receive more. Returns the most bytes of the next block.
     :raises FileTruncated: if the file ends early. The response is then shorter than declared.
     """
     fd, offset, size = segment
@@ -95,8 +95,8 @@ async def send_segment(
         offset += len(block)
         await send(response_body(block, more_body=more_body or offset < end))
         if offset < end:
-            # Neither the read nor the server's send() need have suspended: let other requests run,
-            # and the disconnect be noticed.
+            # Perhaps neither the read nor the server's send() has suspended this task. Let other
+            # requests run, and the listener for the disconnect.
             await next_turn()
     if size == 0 and not more_body:
         await send(response_body())

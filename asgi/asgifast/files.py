@@ -1,6 +1,6 @@
-"""How the files of an app and of StaticFiles are sent on any server.
+"""Send files of apps and of StaticFiles on any server.
 
-An app's whole file gets ranges and preconditions here, or goes out as its compressed copy.
+A whole file of an app gets ranges and preconditions here, or is sent as its compressed copy.
 """
 
 from __future__ import annotations
@@ -48,30 +48,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("uvicorn.error")
 
-# A path that cannot be opened. With the real one, a server that does not know PLANNED would send
-# the whole file in place of a part.
+# A path that cannot be opened. If a message had the real path, a server that does not know PLANNED
+# would send the whole file in place of a range.
 _NO_PATH = "/dev/null/asgifast.planned"
-# From this size on the client's disconnect is listened for while a file is read and sent.
+# While a file of at least this size is read and sent, asgifast listens for a disconnect.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
 
 
 class FileSender:
-    """Sends the body of one response, or a part of it, from a file by the best way the server has.
+    """Sends the body of one response, or a part of it, from a file, as fast as the server can.
 
-    The ways, in this order: the output queue of our protocols, asgifast's own extension (PLANNED),
-    pathsend or zerocopysend where the server has them, or body messages read from the page cache.
-    Descriptors stay the caller's.
+    It uses the first of these that is available: the output queue of asgifast's protocols,
+    asgifast's own extension (PLANNED), the server's pathsend or zerocopysend, or body messages with
+    blocks of the file. The caller closes descriptors.
 
-    An app's pathsend and zerocopysend messages are sent by :meth:`send_message`. A whole file then
-    answers Range and the preconditions (RFC 9110, sections 13 and 14) where the app has answered
-    200.
+    For an app's pathsend and zerocopysend messages, use :meth:`send_message`. If the app sends a
+    whole file with status 200, Range and the preconditions are handled (RFC 9110, sections 13 and
+    14).
 
-    :param received: listens for the client's disconnect while a file is read and sent. Servers
-        ignore later messages, and the remaining bytes would be read in vain. None if none is read.
-    :param coding: of the response, if it may be compressed.
-    :param queue: of our protocols, if the response passes no other send().
-    :param ranges: ASGIFast's option, as `conditional` is.
+    :param received: listens for the client's disconnect while a file is read and sent. After a
+        disconnect, servers ignore messages, so the remaining bytes are not read. None if this
+        FileSender reads no file.
+    :param coding: the content coding of the response, if it may be compressed.
+    :param queue: the wire of asgifast's protocols, if the app's send() leads to it directly.
+    :param ranges: ASGIFast's option of this name, like `conditional`.
     """
 
     __slots__ = (
@@ -92,7 +93,7 @@ class FileSender:
         self._received = received
         self._send = send
         self._coding = coding
-        # Gets the file, unless it is compressed, with the rest of the body.
+        # Sends the file, unless the response is compressed.
         self._own_queue = queue
         self._options: dict[str, Any] = {"ranges": ranges, "conditional": conditional}
 
@@ -103,15 +104,15 @@ class FileSender:
         return self._own_queue
 
     def offers(self, name: str) -> bool:
-        """Whether the server gets files by an extension, such as http.response.pathsend."""
+        """Return whether an extension of the server, such as pathsend, sends files."""
         if self._own_queue is not None:
             return False
         if self._coding is not None and self._coding.compressor is not None:
-            return False  # it is compressed, with the rest of the body
+            return False  # the response is compressed
         return name in (self._scope.get("extensions") or ())
 
     def offers_ranges(self) -> bool:
-        """Whether the server's http.response.pathsend accepts an offset and a count."""
+        """Return whether the server's http.response.pathsend accepts an offset and a count."""
         if not self.offers(PATHSEND):
             return False
         options = self._scope["extensions"][PATHSEND]
@@ -120,10 +121,10 @@ class FileSender:
     async def send_segments(
         self, segments: Sequence[bytes | ByteRange], fd: int | None, path: str | None = None
     ) -> None:
-        """Send a plan's segments as the whole body.
+        """Send the segments of a plan as the whole body.
 
-        :param fd: the descriptor of the file that the ranges are of.
-        :param path: the same file's absolute path, if the server may open it again.
+        :param fd: the descriptor of the file to which the ranges refer.
+        :param path: the absolute path of that file, if the server may open it again.
         """
         if not segments:
             await self._send(response_body())
@@ -151,7 +152,7 @@ class FileSender:
                 await self.send_file(fd, segment.offset, segment.size, more_body=more)
 
     async def send_path(self, path: str, offset: int = 0, count: int | None = None) -> None:
-        """Send a file, or a range of it, as the whole body by the server's pathsend."""
+        """Send a file, or a range of it, as the whole body, through the server's pathsend."""
         message: Message = {"type": PATHSEND, "path": path}
         if offset:
             message["offset"] = offset
@@ -160,7 +161,7 @@ class FileSender:
         await self._send(message)
 
     async def send_file(self, fd: int, offset: int, size: int, *, more_body: bool = False) -> None:
-        """Send a range of a file by the queue, by the server's zerocopysend, or read it."""
+        """Send a range of a file: by the queue, by the server's zerocopysend, or in blocks."""
         queue = self._queue
         if queue is not None:
             await queue.send_file(fd, [ByteRange(offset, size)], more_body=more_body)
@@ -186,11 +187,11 @@ class FileSender:
         try:
             await send_segment(send, segment, more_body=more_body, is_disconnected=left)
             if listener.done():
-                await listener  # raises the error of receive()
+                await listener  # raises an error of receive()
         finally:
             await ended(listener)
 
-    # An app's messages
+    # Messages of an app
 
     async def send_message(
         self,
@@ -199,11 +200,12 @@ class FileSender:
         headers: Sequence[tuple[bytes, bytes]],
         forward_start: Callable[..., Awaitable[None]],
     ) -> None:
-        """Send a pathsend or zerocopysend message, and the start message before it.
+        """Send the file of a pathsend or zerocopysend message, and first the start message.
 
         :param start: the start message, or None if it has been sent.
         :param headers: the headers of the start message.
-        :param forward_start: sends it, or the one in `planned`: ranges, or a 304, may change it.
+        :param forward_start: sends the start message, or its argument `planned` instead, such as a
+            206 or a 304.
         """
         self._start = start
         self._headers = headers
@@ -211,7 +213,7 @@ class FileSender:
         if self._own_queue is not None and self._own_queue.is_over():
             if PLANNED in message:
                 message[PLANNED].file.close()
-            await self._send(message)  # the server raises, or ignores it
+            await self._send(message)  # the server raises an error, or ignores the message
             return
         if self._coding is not None:
             self._coding.expect_file()
@@ -262,20 +264,20 @@ class FileSender:
             os.close(fd)
 
     def _conditions_to_plan(self, start: Message) -> RequestFacts | None:
-        """Return the request's conditions and range, or None if they cannot change the response."""
+        """Return the request's conditions and Range, or None if they cannot change the response."""
         is_read = self._scope["method"] in ("GET", "HEAD") and start.get("status") == 200
         if not is_read or not any(self._options.values()):
             return None
         conditions = request_conditions(self._scope)
         names = {name.lower() for name, _ in self._headers}
         if conditions[2:8] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
-            return None  # the plan would be the same
+            return None  # the plan would equal the app's response
         return conditions
 
     async def _send_plan(
         self, start: Message, plan: Plan, fd: int | None = None, path: str | None = None
     ) -> None:
-        """Send a plan in place of the app's response."""
+        """Send a plan in place of the app's status, headers and body."""
         headers = list(plan.raw_headers)
         await self._forward_start(planned={**start, "status": plan.status, "headers": headers})
         if path is not None and plan.status == 200 and plan.segments and self.offers(PATHSEND):
@@ -284,9 +286,9 @@ class FileSender:
             await self.send_segments(plan.segments, fd, path)
 
     async def _send_compressed_file(self, path: str | None, segment: FileSegment) -> bool:
-        """Send a whole file compressed, from a copy or while it is read.
+        """Send a whole file compressed: its compressed copy, or blocks that are compressed now.
 
-        Return False to send it uncompressed.
+        Return False if the file must be sent uncompressed.
         """
         start, coding = self._start, self._coding
         assert start is not None
@@ -335,7 +337,7 @@ class FileSender:
         is_head = self._scope["method"] == "HEAD"
         if self.offers(PATHSEND) if requested.is_whole else self.offers_ranges():
             if not self.offers(PLANNED) and not is_head:
-                # Other servers send the headers before they open the file.
+                # Raise an error now. Other servers send the headers before they open the file.
                 os.close(open_for_pathsend(requested.path)[0])
             await self._forward_start()
             await self.send_path(requested.path, requested.offset, requested.count)
@@ -380,7 +382,7 @@ class FileSender:
                 await queue.send_file(own.fileno(), segments, close=own.close)
             elif self.offers(PLANNED):
                 await self._send(message)
-                file = None  # the receiver closes it
+                file = None  # the receiver closes the file
             else:
                 await self.send_segments(segments, file.fileno(), path)
         finally:
@@ -388,7 +390,7 @@ class FileSender:
                 file.close()
 
     async def _send_zero_copy(self, message: Message) -> None:
-        if self.offers(PLANNED):  # asgifast's own middleware
+        if self.offers(PLANNED):  # to an outer ASGIFast or its server
             await self._forward_start()
             await self._send(message)
             return
@@ -414,7 +416,7 @@ def _log_shrunk(path: str, size: int, run: ByteRange) -> None:
 
 
 class _NamedFile(NamedTuple):
-    """The file as plan_file_body wants it."""
+    """An object with the name of the file, for :func:`plan_file_body`."""
 
     name: str
 
@@ -442,7 +444,7 @@ def request_conditions(scope: Scope) -> RequestFacts:
             else:
                 found[field] = text
     for field, values in repeated.items():
-        found[field] = ", ".join(values)  # once: one by one would take quadratic time
+        found[field] = ", ".join(values)  # joined once: to append each would take quadratic time
     available = found.pop("dictionary", None)
     if available is None:
         return RequestFacts(scope["method"], **found)

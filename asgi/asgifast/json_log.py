@@ -1,4 +1,4 @@
-"""uvicorn's logs as one JSON object a line."""
+"""Write uvicorn's logs as JSON, one object per line."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from wsgifast.bodies.access_log import ErrorLogFormatter, json_line
 
-# uvicorn's usual configuration with this formatter, for `uvicorn --log-config FILE`.
+# The path of uvicorn's default log configuration with this formatter, for `uvicorn --log-config`.
 CONFIGURATION = str(Path(__file__).with_suffix(".json"))
 
-# More fields of the request whose task is running. None until an option of ASGIFast has some.
+# Additional fields of the current request. None until an option of ASGIFast adds some.
 _more: ContextVar[Mapping[str, str]] | None = None
 
 
 def add_fields(more: ContextVar[Mapping[str, str]]) -> None:
-    """Add the fields that a variable has in the context of a request's task."""
+    """Add the fields in a context variable to the access log lines of each request."""
     global _more
     _more = more
 
@@ -27,14 +27,14 @@ class JSONFormatter(ErrorLogFormatter):
     """A formatter for the loggers uvicorn.access and uvicorn.
 
     In a logging configuration (``uvicorn --log-config FILE``): ``"()":
-    "asgifast.json_log.JSONFormatter"``. What uvicorn does not log, such as bytes and times,
-    cannot be there.
+    "asgifast.json_log.JSONFormatter"``. Values that uvicorn does not log, such as bytes and times,
+    are missing.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         args = record.args
         is_access = record.name == "uvicorn.access"
-        if not is_access or not isinstance(args, tuple) or len(args) != 5:  # not uvicorn's own line
+        if not is_access or not isinstance(args, tuple) or len(args) != 5:
             return super().format(record)
         return json_line(access_fields(*args))
 
@@ -42,7 +42,7 @@ class JSONFormatter(ErrorLogFormatter):
 def access_fields(
     client: object, method: object, target: object, version: object, status: object
 ) -> dict[str, object]:
-    """Return the fields of an access log line of uvicorn's."""
+    """Return the fields of a line of uvicorn's access log."""
     path, _, query = str(target).partition("?")
     fields: dict[str, object] = {
         "process.pid": os.getpid(),

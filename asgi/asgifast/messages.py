@@ -1,6 +1,6 @@
-"""ASGI's types, messages and extensions: the meaning of a message, and the order of messages.
+"""The types, messages and extensions of ASGI.
 
-The types that are used here are declared here: asgiref may not be installed.
+The types are declared here because asgiref may not be installed.
 """
 
 from __future__ import annotations
@@ -28,30 +28,29 @@ Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# At this size coalesced bytes are sent before the loop's turn ends. A transport's default
-# high-water mark is the same.
+# Coalesced bytes of this size are sent before the event loop iteration ends. The default high-water
+# mark of asyncio's transports is the same.
 COALESCED_BYTES = 64 * 1024
 STATUSES_WITHOUT_BODY = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
-# Extension names, as scope["extensions"] has them.
+# The keys of extensions in scope["extensions"].
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
 EARLY_HINT = "http.response.early_hint"
-# A scope's key: asgifast's protocols coalesce small messages themselves.
+# A key in the scope of asgifast's uvicorn protocols, which coalesce small messages themselves.
 COALESCING = "asgifast.coalescing"
-# By this extension asgifast's middleware and protocols say that a pathsend message may carry a
-# PlannedBody under this key, which then takes precedence over the path. Middleware in between knows
-# pathsend but not zerocopysend: Starlette's BaseHTTPMiddleware fails on that, and its
-# GZipMiddleware drops it.
+# The key of asgifast's own extension, and the key of a PlannedBody in a pathsend message. A
+# PlannedBody takes precedence over the path. It is not sent by zerocopysend: Starlette's
+# BaseHTTPMiddleware fails on such a message, and its GZipMiddleware drops it.
 PLANNED = "asgifast.planned"
-# The way out for an app with middleware that breaks its files, on every server with the extension.
+# Advice for error messages about an app whose middleware breaks its files.
 UNKNOWN_PATHSEND = (
     "a middleware does not know http.response.pathsend; if it is one that changes bodies, "
     "ASGIFast(app, pathsend=False) around the app has files sent to it as bytes"
 )
 
-# The extension that ASGIFast offers to an app if all layers support it.
+# The extensions that ASGIFast offers to an app if all layers of the app support them.
 FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
     PATHSEND: {"ranges": True},
     ZEROCOPYSEND: {},
@@ -62,13 +61,13 @@ FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
 class PlannedBody(NamedTuple):
     """A complete body: bytes, and ranges of an open file.
 
-    Whoever sends the body closes the file. That may be long after its sender has gone on:
+    The receiver of the message closes the file, perhaps long after send() has returned:
     BaseHTTPMiddleware passes messages through a queue.
     """
 
     file: io.FileIO
     segments: Sequence[bytes | ByteRange]
-    # The file's absolute path, if a server that has pathsend alone may open it.
+    # The file's absolute path, if a server that supports only pathsend may open it.
     path: str | None = None
 
 
@@ -83,11 +82,11 @@ def response_body(body: bytes = b"", *, more_body: bool = False) -> Message:
 
 
 def copied_start(start: Message) -> tuple[Message, list[tuple[bytes, bytes]], bool]:
-    """Return a copy of a start message, since the app may go on to change its own.
+    """Return a copy of a start message, since the app may change its own message later.
 
-    :returns: the copy, its headers and whether Content-Length is among them. The headers are a
-        list, though an app may pass any iterable, or none.
-    :raises TypeError or ValueError: if they are not pairs.
+    :returns: the copy, its headers as a list, and whether Content-Length is among them. The app may
+        have passed any iterable of headers, or omitted them.
+    :raises TypeError or ValueError: if a header is not a pair.
     """
     headers = [*(start["headers"] if "headers" in start else ())]  # noqa: SIM401 - quicker than get()
     copied = {**start}
@@ -111,12 +110,12 @@ def drops_body(method: str, start: Message | None) -> bool:
 
 
 def without_framing(headers: RawHeaders) -> RawHeaders:
-    """Return headers without those that say where a body ends."""
+    """Return headers without Content-Length and Transfer-Encoding."""
     return [header for header in headers if header[0].lower() not in _FRAMING]
 
 
 def whole_body(message: Message) -> bytes | None:
-    """Return the body, if the message has all of it in bytes, or None."""
+    """Return the body if the message contains all of it as bytes, or None."""
     if message["type"] == "http.response.body" and not message.get("more_body"):
         body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
         if type(body) is bytes:
@@ -125,7 +124,7 @@ def whole_body(message: Message) -> bytes | None:
 
 
 def text_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Headers as WSGI and the file core have them."""
+    """Return headers as pairs of str, as WSGI apps and :mod:`wsgifast.files` use them."""
     return [(str(name, "latin-1"), str(value, "latin-1")) for name, value in headers]
 
 
@@ -138,14 +137,14 @@ def declared_length(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 
 
 class RequestedFile(NamedTuple):
-    """The file of a zerocopysend message, which stays the app's."""
+    """The range of a file that a zerocopysend message names. The app closes the file."""
 
     segment: FileSegment
-    # The file with the position that moves, where the message has no offset.
+    # The file whose position is advanced, if the message has no offset.
     moving: Any = None
 
     def advance(self) -> None:
-        """Move the file's position after the sent bytes, where the message has no offset."""
+        """Set the file's position to the end of the sent bytes, if the message has no offset."""
         if self.moving is None:
             return
         position = self.segment.offset + self.segment.size
@@ -156,14 +155,14 @@ class RequestedFile(NamedTuple):
 
 
 def parse_zerocopysend(message: Message) -> RequestedFile:
-    """Return the range of a zerocopysend message: a range of an open file, a part of the body.
+    """Return the range of an open file that a zerocopysend message names.
 
-    `file` is a descriptor, or has one. Without `offset` the range begins at the file's current
-    position, which moves on. Without `count` it goes to the end of the file.
+    `file` is a descriptor, or an object with fileno(). Without `offset`, the range begins at the
+    file's current position, which is advanced. Without `count`, it extends to the end of the file.
 
-    :raises BodyError: if its file has no descriptor, or one of a pipe or a device, which sendfile
-        does not accept, or one with other bytes than the file's (a GzipFile, say). Also if offset
-        or count is not a number of bytes.
+    :raises BodyError: if the file has no descriptor, if the descriptor belongs to a pipe or a
+        device, which sendfile does not accept, or if its bytes differ from the file object's (a
+        GzipFile). Also if offset or count is not a number of bytes.
     """
     file, offset, count = message["file"], message.get("offset"), message.get("count")
     _check_range(ZEROCOPYSEND, offset, count)
@@ -202,7 +201,7 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
 
 @dataclass(frozen=True, slots=True)
 class RequestedPath:
-    """The file of a pathsend message. Offset 0 and count None are the whole file."""
+    """The file that a pathsend message names. Offset 0 and count None mean the whole file."""
 
     # Absolute.
     path: str
@@ -214,10 +213,10 @@ class RequestedPath:
         return self.offset == 0 and self.count is None
 
     def byte_range(self, size: int, declared: int | None) -> ByteRange:
-        """The range to send of a file of `size` bytes.
+        """Return the range to send of a file that has `size` bytes.
 
-        :param declared: the response's Content-Length, which decides: since the app looked, the
-            file may have grown or shrunk.
+        :param declared: the response's Content-Length. It determines the number of bytes, since the
+            file may have grown or shrunk after the app read its size.
         """
         count = declared if self.count is None else self.count
         if count is None:
@@ -228,15 +227,15 @@ class RequestedPath:
 
 
 def parse_pathsend(message: Message) -> RequestedPath:
-    """Return the file of a pathsend message, with its path made absolute.
+    """Return the file that a pathsend message names, with an absolute path.
 
-    Only a server with the extension {"ranges": True} accepts `offset` and `count`. That is proposed
-    for ASGI.
+    Servers accept `offset` and `count` only if their extension is {"ranges": True}. This is a
+    proposal for ASGI.
 
-    The extension requires an absolute path. Starlette's FileResponse passes on the path that it was
-    made with, which may be relative to the working directory.
+    The extension requires an absolute path. Starlette's FileResponse sends the path that the app
+    passed to it, which may be relative to the working directory.
 
-    :raises BodyError: if it has no path, or if offset or count is not a number of bytes.
+    :raises BodyError: if the message has no path, or if offset or count is not a number of bytes.
     """
     path, offset, count = message.get("path"), message.get("offset"), message.get("count")
     if not isinstance(path, (str, os.PathLike)):
@@ -255,16 +254,16 @@ def _check_range(kind: str, offset: object, count: object) -> None:
 
 
 def open_for_pathsend(path: str) -> tuple[int, int]:
-    """Open the file of a pathsend message. Return its descriptor, the caller's, and its size."""
-    # On the event loop: the app has just had its size, so that its inode is in memory.
+    """Open the file of a pathsend message. Return its descriptor and its size."""
+    # This may run on the event loop: the app has just read the size, so the inode is in memory.
     fd, status = open_regular(path)
     return fd, status.st_size
 
 
 class SendOrder:
-    """Lets one send() at a time through, in the order of their calls.
+    """Lets the calls of send() proceed one at a time, in the order of their calls.
 
-    A caller may wait for the server only after it was let through::
+    A caller acquires the order before it waits for the server::
 
         if order.is_taken:
             await order.wait()
@@ -274,17 +273,17 @@ class SendOrder:
         finally:
             order.release()
 
-    :ivar is_taken: whether a send() was let through and has not released the order.
+    :ivar is_taken: whether a call has acquired the order and not yet released it.
     """
 
     __slots__ = ("_waiting", "is_taken")
 
     def __init__(self) -> None:
         self.is_taken = False
-        self._waiting: deque[Event] | None = None  # made when needed, as few responses need it
+        self._waiting: deque[Event] | None = None  # few responses need it
 
     async def wait(self) -> None:
-        """Wait after the others. Then the caller has the order."""
+        """Wait for the earlier callers, and acquire the order."""
         event = new_event()
         if self._waiting is None:
             self._waiting = deque()
@@ -294,12 +293,12 @@ class SendOrder:
         except BaseException:
             if event in self._waiting:
                 self._waiting.remove(event)
-            else:  # let through and cancelled in the same turn
+            else:  # acquired and cancelled in the same iteration
                 self.release()
             raise
 
     def release(self) -> None:
-        """Let the next one through."""
+        """Pass the order to the next waiting caller."""
         if self._waiting:
             self._waiting.popleft().set()
         else:
@@ -307,5 +306,5 @@ class SendOrder:
 
 
 def flow_of(send: Send) -> Any:
-    """Return uvicorn's FlowControl that a send() waits for, or None if it is not uvicorn's."""
+    """Return the FlowControl that a send() of uvicorn waits for, or None for another send()."""
     return getattr(getattr(send, "__self__", None), "flow", None)

@@ -1,4 +1,4 @@
-"""ASGIFast: repair the messages of an app, and send them the server's fastest way."""
+"""ASGIFast: middleware that repairs the messages of an app and sends files efficiently."""
 
 from __future__ import annotations
 
@@ -30,55 +30,57 @@ from .server_timing import ServerTiming
 
 
 class ASGIFast:
-    """ASGI middleware that repairs response bodies, and sends files in the server's fastest way.
+    """ASGI middleware that repairs response bodies and sends files as fast as the server can.
 
     - A body of type str, bytearray or memoryview becomes bytes.
-    - Small body messages that an app sends in one turn of the event loop become one message, which
-      is sent at the end of that turn. A single message may be delayed for up to a millisecond.
+    - Small body messages that an app sends in one event loop iteration become one message, which is
+      sent when that iteration ends. A single message may be delayed for up to a millisecond.
     - http.response.pathsend and http.response.zerocopysend are offered to an app that supports
-      them, as Starlette's FileResponse does. A server with these extensions gets the file. For
-      others it is read from the page cache, in a thread only if a disk is read.
-    - For a 200 with a file as its body (pathsend), Range, If-Range and the preconditions of RFC
-      9110, sections 13 and 14, are answered.
+      them, such as one with Starlette's FileResponse. If the server has these extensions, it sends
+      the file. Otherwise ASGIFast reads it, in a thread if its bytes are not in the page cache.
+    - For a 200 whose body is a file (pathsend), ASGIFast handles Range, If-Range and the
+      preconditions (RFC 9110, sections 13 and 14).
 
     Lifespan and websocket scopes are passed through.
 
     :param app: any ASGI 3 application.
-    :param coalesce: coalesce small body messages, as above. On by default, unlike WSGIFast's, since
-        none waits for longer than some milliseconds.
-    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file. See
-        :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. An app
-        that answers them itself is left alone: Starlette's FileResponse reads the range in Python,
-        asgifast's sends it by sendfile.
-    :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
+    :param coalesce: coalesce small body messages, as above. This is the default, unlike in
+        WSGIFast, because a message is delayed for a few milliseconds at most.
+    :param ranges: handle Range and If-Range if the app responds to a GET with 200 and a file. For
+        the conditions and the ETag see :func:`wsgifast.files.app_files.plan_file_body`. The
+        responses of an app that handles them itself are not changed. Starlette's FileResponse does,
+        and reads the range in Python. asgifast's FileResponse sends it by sendfile.
+    :param conditional: handle If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
-    :param pathsend: whether the app is offered http.response.pathsend. By default it is if all
-        of its layers are known to support it: the middleware and routes of Starlette and FastAPI,
-        and Django. A middleware that changes, counts or compresses bodies, as an unknown class may,
-        would fail on it, or would not compress. The decision is logged. True: it is offered to any
-        app. False: the app is offered no extension for files, not even the server's, and sends
+    :param pathsend: whether the app is offered http.response.pathsend. By default it is offered if
+        all layers of the app are known to support it: the middleware and routes of Starlette and
+        FastAPI, and Django. An unknown class may change, count or compress bodies, and could fail
+        on the message or not compress the file. The decision is logged. True: every app is offered
+        it. False: the app is offered no extension for files, even if the server has one, and sends
         files as bytes.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and bodies
-        there (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
-    :param traces: describe each body in attributes of OpenTelemetry's current span.
-    :param compress: compress responses of the app where the client accepts it: True, or a
+        (docs/reference/metrics.md), or your own :class:`wsgifast.metrics.Recorder`.
+    :param traces: set attributes about each body on OpenTelemetry's current span.
+    :param compress: compress responses if the client accepts it: True, or a
         :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
-    :param body_limit_bytes: longer request bodies get 413, before the app is called if their
-        Content-Length exceeds it. Otherwise receive() raises BodyTooLarge, an OSError.
-    :param buffer_bodies: receive bodies with a Content-Length before the app is called: True for up
-        to 16 MiB, or a number of bytes. Others reach the app while they arrive. Buffered bodies are
-        in memory, up to 64 MiB in a process, and beyond it in temporary files.
+    :param body_limit_bytes: the longest request body. If a Content-Length is longer, the response
+        is 413 and the app is not called. If a body without Content-Length is longer, receive()
+        raises BodyTooLarge, an OSError.
+    :param buffer_bodies: receive a body with a Content-Length before the app is called: True for up
+        to 16 MiB, or a number of bytes. The app receives other bodies as they arrive. Buffered
+        bodies are in memory, up to 64 MiB for each process. More bytes are in temporary files.
     :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd before the
-        app is called. `body_limit_bytes` limits the bytes that were sent and the decoded bytes.
-        Without it, the limit is 32 MiB of decoded bytes. For statuses see WSGIFast's.
-    :param etag: as WSGIFast's, for a body that is sent in one message.
-    :param request_id: as WSGIFast's, in the scope and its headers.
-    :param server_timing: as WSGIFast's.
-    :param report_slow_shapes: as WSGIFast's: the share of responses whose shape is examined, for
-        the log. 0: none, at no cost.
-    :raises ConfigurationError: if `app` is not an ASGI app, or an option has no such value.
+        app is called. `body_limit_bytes` limits both the sent and the decoded bytes. By default the
+        limit is 32 MiB of decoded bytes. The statuses of errors are those of WSGIFast.
+    :param etag: like WSGIFast's option, for a body that is sent in one message.
+    :param request_id: like WSGIFast's option. The id is in the scope and in its headers.
+    :param server_timing: like WSGIFast's option.
+    :param report_slow_shapes: like WSGIFast's option: the share of responses whose shape is
+        examined for the log. 0 disables this, and costs nothing.
+    :raises ConfigurationError: if `app` is not an ASGI app, or if the value of an option is
+        invalid.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
-    :raises BodyError: (to the app, from its send()) for a value that cannot be a body.
+    :raises BodyError: send() raises this in the app, for a value that cannot be a body.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class ASGIFast:
             self._call = Examined(app, Reports(report_slow_shapes, fixed=fixed))
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = with_dictionary(self._call, self.compression.dictionary)
-        # Around this middleware: times and ids of requests, and metrics.
+        # The outer wrappers of this middleware: Server-Timing, request ids and metrics.
         self._around: ASGIApp | None = None
         if self.body_limits is not None:
             self._unlimited = copy.copy(self)
@@ -136,7 +138,7 @@ class ASGIFast:
 
     @property
     def pathsend_decision(self) -> PathsendDecision:
-        """Whether the app is offered http.response.pathsend, and why."""
+        """The decision whether the app is offered http.response.pathsend, with the reason."""
         return self.offer.decision
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,10 +158,10 @@ class ASGIFast:
         if not offered:
             if extensions:
                 inner = {**scope, "extensions": {**extensions}}
-        elif PLANNED in offered:  # asgifast's, which offers them to this ASGIFast
+        elif PLANNED in offered:  # an asgifast server or an outer ASGIFast
             if len(extensions) != len(FILE_EXTENSIONS):
                 inner = {**scope, "extensions": {**without_files(offered), **extensions}}
-        elif extensions or self._is_hidden:  # else the app has the server's, as without ASGIFast
+        elif extensions or self._is_hidden:  # otherwise the app gets the server's extensions
             remaining = without_files(offered) if self._is_hidden else offered
             inner = {**scope, "extensions": {**remaining, **extensions}}
         coding = None
@@ -172,9 +174,9 @@ class ASGIFast:
         if INSTRUMENTED in scope:
             scope[INSTRUMENTED].app_scope = inner
         exchange = exchange_for(scope, receive, send, self._repairs, coding)
-        app = self._call  # two steps, which cost CPython less than one
+        app = self._call  # in two steps, which is faster than self._call(...)
         try:
-            # The server reports the returned value, if it is not None.
+            # Returned because servers report apps that return another value than None.
             result = await app(inner, exchange.receive, exchange.send)  # type: ignore[func-returns-value]
         except BaseException as error:
             if exchange.start is not None or exchange.is_examined:

@@ -1,22 +1,22 @@
-"""Request bodies on their way to the app: buffered, decoded, limited (RFC 9110 15.5.14).
+"""Limit, decode and buffer request bodies before the app gets them (RFC 9110 15.5.14).
 
-The server limits a body with a Content-Length within the limit, and passes on no more. Any other
-body is counted. receive() raises an error for a body that is too long. The app's response is then
-replaced, unless it has begun, because most apps answer an error with 500.
+If a Content-Length is within the limit, the body is too, because the server passes no more bytes to
+the app. The bytes of any other body are counted. If a body is too long, receive() raises an error.
+An app's response after that is replaced by the 413, because most apps respond to an error with 500.
 
-A compressed body is decoded before the app is called. So the app gets the length of the decoded
-body. Without it Django and its REST framework see no body at all.
+A compressed body is decoded before the app is called, so that its headers contain the decoded
+length. Without a Content-Length, Django and its REST framework see no body.
 
-Over HTTP/1 the connection is closed if a body has not been read. A client that goes on sending
-would lose the response at the server's close (:mod:`wsgifast.sockets.closing`), and most servers do
-not wait. So the response does not end before the client's body. asgifast's protocols wait
+Over HTTP/1, a server closes the connection if the body has not been read. If the client still
+sends, it loses the response then (:mod:`wsgifast.sockets.closing`). Most servers do not wait for
+the client. So the response ends after the request body has arrived. asgifast's protocols wait
 themselves.
 
-A body that is received before the app is called occupies no task, database session or lock of the
-app while its client is slow. It waits in memory, up to a limit for the whole process, and beyond it
-in an unnamed temporary file. If the file cannot be written, the app is called with the received
-bytes, and receives the others itself. No request fails for lack of room. A decoded body has to fit,
-or the response is 503.
+With buffering, a body is received before the app is called. While a client is slow, it occupies no
+task, database session or lock of the app. The bytes are in memory, up to a limit for the whole
+process. More bytes are in an unnamed temporary file. If the file cannot be written, the app is
+called with the bytes so far, and receives the remaining bytes itself. So no request fails because
+the disk is full. For a decoded body, which must fit, the response is then 503.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ from .messages import (
     text_headers,
 )
 
-# The most bytes of a decoded body in one message. A message is a whole number of pieces.
+# The most bytes of a decoded body in one message. A message consists of several pieces.
 _DECODED_BYTES = 1024 * 1024
 _PIECE_BYTES = 64 * 1024
-# Bodies up to this size are buffered, with ``buffer_bodies=True``: forms and photos. Larger ones
-# are mostly read as streams.
+# With ``buffer_bodies=True``, bodies up to this size are buffered: forms and photos. Most apps read
+# larger bodies as streams.
 _DEFAULT_BYTES = 16 * 1024 * 1024
-# Limits of one body in memory, and of all bodies of a process, in memory and in files.
+# Limits for one body in memory, for all bodies of a process in memory, and for all in files.
 _IN_MEMORY_BYTES = 512 * 1024
 IN_MEMORY = Budget(64 * 1024 * 1024)
 ON_DISK = Budget(4 * 1024 * 1024 * 1024)
-# The bytes that stay free on the file system of temporary files.
+# Free space that temporary files do not use.
 _LEFT_FREE_BYTES = 64 * 1024 * 1024
 _CONTENT_HEADERS = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 
 
 async def send_refusal(send: Send, error: RequestError) -> None:
-    """Answer a request in place of the app. Its connection ends."""
+    """Send an error response in place of the app. The server then closes the connection."""
     _, headers, body = error.response()
     raw = raw_headers([*headers, ("Connection", "close")])
     await send(response_start(error.status, raw))
@@ -74,12 +74,12 @@ async def send_refusal(send: Send, error: RequestError) -> None:
 
 
 class Declared(NamedTuple):
-    """The properties of a body in the request's headers.
+    """The properties of a request body, by the headers of the request.
 
-    :param length: its Content-Length. None without a valid one, and for a chunked body, which has
-        no other length (RFC 9112 section 6.3).
-    :param may_be_there: False if there is none.
-    :param coding: its Content-Encoding, or "".
+    :param length: the Content-Length. None if it is missing or invalid, or if the body is chunked,
+        because Content-Length is then ignored (RFC 9112 section 6.3).
+    :param may_be_there: whether the request may have a body.
+    :param coding: the Content-Encoding, or "".
     """
 
     length: int | None
@@ -88,7 +88,7 @@ class Declared(NamedTuple):
 
 
 def declared(scope: Scope) -> Declared:
-    """Return the properties of a body in the request's headers."""
+    """Return the properties of a request body, by the headers of the request."""
     length = None
     may_be_there = scope["http_version"] not in ("1.0", "1.1")
     is_chunked = False
@@ -110,7 +110,8 @@ async def call_limited(
 ) -> None:
     """Call an app with a request body that is within the limits, or refuse the request.
 
-    :param buffer_bytes: a declared body of up to so many is received before the app is called.
+    :param buffer_bytes: a body with a Content-Length of up to this is received before the app is
+        called.
     """
     length, may_be_there, coding = declared(scope)
     decoder: RequestDecoder | RequestError | None = None
@@ -148,19 +149,19 @@ async def call_limited(
 async def _refuse(
     refused: RequestError, scope: Scope, receive: Receive, send: Send, *, is_unread: bool
 ) -> None:
-    """Answer a request in place of the app, which is not called."""
+    """Send an error response without calling the app."""
     body = _LimitedBody(0, scope, receive, send)
     body.refused, body.is_unread = refused, is_unread
     await body.refuse()
 
 
-# Decoded
+# Decoding
 
 
 async def _call_decoded(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, decoding: _Decoding
 ) -> None:
-    """Call an app once a body is decoded, with its length."""
+    """Decode the whole body, and call an app with the decoded length in the headers."""
     body = BufferedBody(decoding.receive)
     try:
         try:
@@ -183,14 +184,15 @@ async def _call_decoded(
 
 
 class _Decoding:
-    """A receive() that decodes the body, in threads. For one caller at a time.
+    """A receive() that decodes the body, in threads. Only one task may use it at a time.
 
-    A refused body ends as if the client had left, since a raised error would refer to the decoder.
+    When a body is refused, receive() returns http.disconnect. It raises no error, because the
+    traceback of an error would refer to the decoder.
 
-    :param decoder: the decoder, or the error with which the content is refused.
-    :ivar refused: why the body is refused.
-    :ivar is_unread: a part of the body has not been received.
-    :ivar has_content: the body is not empty.
+    :param decoder: the decoder, or the error with which any content is refused.
+    :ivar refused: the error for which the body is refused, or None.
+    :ivar is_unread: whether a part of the body has not been received.
+    :ivar has_content: whether the body has bytes.
     """
 
     def __init__(
@@ -203,11 +205,11 @@ class _Decoding:
         self._decoder: RequestDecoder | RequestError | None = decoder
         self._limit_bytes = limit_bytes
         self._received = 0
-        # The decoded pieces of the last message. None when all have been passed on.
+        # The remaining decoded pieces of the last message. None if there are none.
         self._pieces: Iterator[bytes] | None = None
 
     async def receive(self) -> Message:
-        """Receive a message, with a part of the decoded body."""
+        """Return a message with a part of the decoded body."""
         while self._pieces is None:
             message = await self._receive()
             if message["type"] != "http.request":
@@ -232,7 +234,7 @@ class _Decoding:
         return {"type": "http.request", "body": part, "more_body": more_body}
 
     def _next_part(self) -> bytes | RequestError:
-        """Decode some bytes, or return why they are refused."""
+        """Decode and return some bytes, or return the error for which they are refused."""
         assert self._pieces is not None
         most = _DECODED_BYTES // _PIECE_BYTES
         try:
@@ -251,20 +253,20 @@ class _Decoding:
         return {"type": "http.disconnect"}
 
 
-# Counted
+# Limits
 
 
 class _LimitedBody:
-    """The receive() and send() of an app. They count the request's body.
+    """A receive() and send() for an app that limit the length of the request body.
 
-    :ivar refused: why the body is refused.
-    :ivar is_unread: a part of the body has not been received.
+    :ivar refused: the error for which the body is refused, or None.
+    :ivar is_unread: whether a part of the body has not been received.
     """
 
     def __init__(self, limit_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
         self.refused: RequestError | None = None
         self.is_unread = True
-        self._has_started = False  # the app's start has been sent
+        self._has_started = False  # the app's start message has been sent
         self._has_answered = False
         self._limit_bytes = limit_bytes
         self._received = 0
@@ -273,7 +275,7 @@ class _LimitedBody:
         self._send = send
 
     async def call(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call an app. Answer in its place if the body is refused before the response starts."""
+        """Call an app, or send the error response if the body is refused before a response."""
         self._receive = receive
         try:
             await app(scope, self.receive, self.send)
@@ -282,12 +284,14 @@ class _LimitedBody:
                 raise
         finally:
             if self._has_started:
-                self.refused = None  # its traceback refers to its receivers
+                self.refused = None  # its traceback refers to the app's frames
         if self.refused is not None:
             await self.refuse()
 
     async def receive(self) -> Message:
-        """:raises BodyTooLarge: for a body that is refused."""
+        """Return a message.
+
+        :raises BodyTooLarge: if the body is too long."""
         if self.refused is not None:
             raise self.refused
         message = await self._receive()
@@ -300,7 +304,7 @@ class _LimitedBody:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send the app's message, or the refusal in place of it."""
+        """Send a message of the app, or the error response in place of it."""
         if self.refused is None or self._has_started:
             self._has_started = self._has_started or message["type"] == "http.response.start"
             await self._send(message)
@@ -308,7 +312,7 @@ class _LimitedBody:
             await self._answer(message.get("headers", ()))
 
     async def refuse(self) -> None:
-        """Answer in place of the app, if :meth:`send` has not, and discard further input."""
+        """Send the error response, unless it has been sent, and discard the remaining body."""
         if not self._has_answered:
             await self._answer([])
         if self._lingers():
@@ -319,7 +323,7 @@ class _LimitedBody:
                 if not message.get("more_body") or not lingering.should_continue(size, now):
                     break
             await self._send(response_body())
-        self.refused = None  # its traceback refers to its receivers.
+        self.refused = None  # its traceback refers to the app's frames
 
     async def _answer(self, replaced: RawHeaders) -> None:
         assert self.refused is not None
@@ -340,13 +344,13 @@ class _LimitedBody:
         return self._scope["http_version"] in ("1.0", "1.1")
 
 
-# Buffered
+# Buffering
 
 
 def buffer_bytes(buffer_bodies: object) -> int:
-    """Return the largest body to buffer for an option `buffer_bodies`, or 0 for none.
+    """Return the size of the largest body to buffer for the option `buffer_bodies`, or 0.
 
-    :raises ConfigurationError: if it is neither True nor False nor a number of bytes.
+    :raises ConfigurationError: if the option is neither a bool nor a number of bytes.
     """
     if isinstance(buffer_bodies, bool):
         return _DEFAULT_BYTES if buffer_bodies else 0
@@ -358,11 +362,11 @@ def buffer_bytes(buffer_bodies: object) -> int:
 
 
 class BufferedBody:
-    """The body of one request: received by :meth:`fill`, and then again by the app.
+    """Buffers the body of one request. :meth:`fill` receives it, and :meth:`receive` returns it.
 
-    The file has the body's beginning, and the memory the bytes after it.
+    The beginning of the body is in a file, if there is one. The bytes after it are in memory.
 
-    :param receive: the server's.
+    :param receive: the server's receive().
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -370,20 +374,21 @@ class BufferedBody:
         self._file: TemporaryFile | None = None
         self._written = self._read = 0  # bytes of the file
         self._memory = bytearray()
-        # Bytes that came in one message, or for which there was no room.
+        # The last received bytes, if they were neither added to the memory nor to the file.
         self._rest: bytes | None = None
         self._is_complete = False
 
     @property
     def size(self) -> int:
-        """The bytes that have been received, and not passed on to the app."""
+        """The number of bytes that have been received and not yet passed to the app."""
         return self._written - self._read + len(self._memory) + len(self._rest or b"")
 
     async def fill(self, *, must_fit: bool = False) -> bool:
-        """Receive the body, or as much of it as there is room for.
+        """Receive the body, or its beginning if memory and disk have no room for all of it.
 
+        :param must_fit: whether a body without room is an error.
         :returns: False if the client has disconnected.
-        :raises RequestError: if it must fit, and does not.
+        :raises RequestError: if `must_fit` is True and there is no room.
         """
         while True:
             message = await self._receive()
@@ -402,11 +407,11 @@ class BufferedBody:
                 return True
 
     async def receive(self) -> Message:
-        """The receive() that the app is given."""
+        """Return the next message. The app gets this method as its receive()."""
         at = self._read
         if self._file is not None and at < self._written:
             size = min(BLOCK_BYTES, self._written - at)
-            self._read += size  # at once: two tasks may receive
+            self._read += size  # before the await, as two tasks may receive
             block = await read_block(self._file.fileno(), at, size)
             if len(block) < size:
                 raise OSError(f"a buffered request body ends after {at + len(block)} bytes")
@@ -419,14 +424,14 @@ class BufferedBody:
         return await self._receive()
 
     async def close(self) -> None:
-        """Drop the bytes that the app has not received."""
+        """Discard the bytes that the app has not received."""
         self._drop_memory()
         file, self._file = self._file, None
         if file is not None:
             try:
-                await in_thread(file.close)  # to free a large file takes milliseconds
+                await in_thread(file.close)  # freeing a large file takes milliseconds
             finally:
-                if not file.closed:  # trio starts no thread for a task that is cancelled
+                if not file.closed:  # for a cancelled task, trio starts no thread
                     file.close()
 
     def _message(self, block: bytes) -> Message:
@@ -435,7 +440,7 @@ class BufferedBody:
         return {"type": "http.request", "body": block, "more_body": more_body}
 
     async def _keep(self, data: bytes) -> OSError | None:
-        """Append received bytes. Without room, append nothing and return the error."""
+        """Append received bytes. If there is no room, append nothing and return the error."""
         size = len(data)
         if len(self._memory) + size <= _IN_MEMORY_BYTES and IN_MEMORY.take(size):
             self._memory += data
@@ -448,7 +453,7 @@ class BufferedBody:
         return None
 
     def _write(self, data: bytes) -> None:
-        """Write the bytes in memory, and then these."""
+        """Append the bytes in memory to the file, and then these bytes."""
         if self._file is None:
             self._file = TemporaryFile(ON_DISK, left_free_bytes=_LEFT_FREE_BYTES)
         self._written += self._file.append(self._memory + data).size

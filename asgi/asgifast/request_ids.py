@@ -12,19 +12,19 @@ from .json_log import add_fields
 from .messages import ASGIApp, Message, RawHeaders, Receive, Scope, Send
 
 _HEADER = b"x-request-id"
-# The fields of a JSON access log.
+# The fields of the current request for a JSON access log.
 _logged: ContextVar[Mapping[str, str]] = ContextVar("asgifast.request_ids")
 
 
 class RequestIds:
-    """An ASGI app that gives each request of another one an id."""
+    """Wraps an ASGI app. Gives each request an id."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         add_fields(_logged)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if REQUEST_ID in scope:  # from an ASGIFast around this one
+        if REQUEST_ID in scope:  # an outer ASGIFast has set the id
             return await self._app(scope, receive, send)
         headers: RawHeaders = scope["headers"]
         request_id = request_id_from(_value(headers, _HEADER))
@@ -37,7 +37,7 @@ class RequestIds:
             inner[TRACE_ID] = logged["trace_id"] = trace_id
 
         def send_with_id(message: Message) -> Awaitable[None]:
-            """Send a message. One of the app's own headers stays."""
+            """Send a message. An X-Request-ID of the app is not replaced."""
             if message["type"] == "http.response.start":
                 sent = [*message.get("headers", ())]
                 if all(name.lower() != _HEADER for name, _ in sent):
@@ -47,13 +47,13 @@ class RequestIds:
 
         token = _logged.set(logged)
         try:
-            # The server reports the returned value, if it is not None.
+            # Returned because servers report apps that return another value than None.
             return await self._app(inner, receive, send_with_id)
         finally:
             _logged.reset(token)
 
 
 def _value(headers: RawHeaders, name: bytes) -> str | None:
-    """Return the value of a header. Several are joined, as WSGI servers join them."""
+    """Return the value of a header. Repeated headers are joined, like WSGI servers do."""
     found = [value for key, value in headers if key == name]
     return b",".join(found).decode("latin-1") if found else None

@@ -1,4 +1,4 @@
-"""FileResponse: Starlette's, on the shared file core."""
+"""FileResponse: a faster replacement for Starlette's class of the same name."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ STARLETTE.check(
     "asgifast.FileResponse", way_out="install a newer wsgifast, or use Starlette's own FileResponse"
 )
 
-# Paths of files that were opened lately, with monotonic seconds. Another open() finds all data in
-# the kernel's memory.
+# Paths of recently opened files, with monotonic seconds. Their next open() does not read a disk.
 _opened: dict[str, float] = {}
 _REMEMBERED_PATHS = 4096
 _REMEMBERED_S = 60.0
-# Headers that follow from the file's size, whatever it was when the response was made.
+# Headers that depend on the size of the opened file. The file may have changed since the response
+# was made.
 _SIZE_HEADERS = frozenset({b"content-length", b"accept-ranges"})
 
 
 class FileResponse(responses.FileResponse):
-    """A faster FileResponse with Starlette's parameters, and ranges and conditions by RFC 9110.
+    """A faster FileResponse with Starlette's parameters.
 
-    It answers preconditions (304, 412) and several ranges. The file is sent by sendfile if the
-    server has asgifast's protocols or http.response.zerocopysend. Otherwise it is read, outside the
-    event loop only if a disk is read. `chunk_size` and `max_ranges` have no effect.
+    It follows RFC 9110 for ranges and conditions. It handles preconditions (304, 412) and several
+    ranges. The file is sent by sendfile if the server uses asgifast's protocols or has
+    http.response.zerocopysend. Otherwise the file is read, in a thread if its bytes are not in the
+    page cache. `chunk_size` and `max_ranges` have no effect.
 
-    For a GET or HEAD with status 200 it differs from Starlette's in Range only (section 14.2):
+    For a GET or HEAD with status 200, only the handling of Range differs from Starlette's (section
+    14.2):
 
-    - HEAD ignores Range, which is defined for GET alone.
-    - A malformed or foreign Range is ignored as a whole (200). Starlette responds with 400, or
-      leaves out the part that it cannot read.
-    - Several ranges are sent in the client's order. Unsatisfiable ranges are left out. If the
-      ranges have more bytes than the file, the whole file is sent (200).
+    - HEAD ignores Range, because Range is only defined for GET.
+    - A Range that is malformed or has another unit than bytes is ignored (200). Starlette responds
+      with 400, or ignores only the part that it cannot parse.
+    - Several ranges are sent in the client's order. Unsatisfiable ranges are omitted. If the ranges
+      together are longer than the file, the whole file is sent (200).
 
     :raises RuntimeError: from Starlette, if the file is missing or is not a file.
     """
@@ -62,7 +64,7 @@ class FileResponse(responses.FileResponse):
             plan = self._plan(request_conditions(scope), stat_result)
             await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
-            del plan  # a kilobyte of headers, for as long as the slowest client reads
+            del plan  # frees a kilobyte of headers before a slow client reads
             await FileSender(scope, Received(receive), send).send_segments(
                 segments, fd, os.path.abspath(os.fsdecode(self.path))
             )
@@ -95,7 +97,7 @@ async def _open(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
             found = await in_thread(open_regular, key)
             if len(_opened) >= _REMEMBERED_PATHS:
                 _opened.clear()
-    except FileNotFoundError:  # Starlette's own errors, these two
+    except FileNotFoundError:  # both errors are Starlette's
         raise RuntimeError(f"File at path {path} does not exist.") from None
     except NotAFile:
         raise RuntimeError(f"File at path {path} is not a file.") from None

@@ -1,4 +1,4 @@
-"""Server-Timing for an ASGI app: how long a request has waited, and its response has taken."""
+"""Server-Timing for an ASGI app: how long a request waited, and how long its response took."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from wsgifast.sockets.options import last_received
 
 from .messages import ASGIApp, Message, Receive, Scope, Send
 
-#: The key of a scope for the Times of a request.
+# : The key in the scope for the Times of a request.
 TIMES: Final = "wsgifast.times"
 
 
 class ServerTiming:
-    """An ASGI app that adds the times of each request of another one to its response."""
+    """Wraps an ASGI app. Adds a Server-Timing header to each response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if TIMES in scope:  # from an ASGIFast around this one
+        if TIMES in scope:  # an outer ASGIFast adds the header
             return await self._app(scope, receive, send)
         times = Times(_queue_s(scope, send))
 
         def send_with_times(message: Message) -> Awaitable[None]:
-            """Send a message. One of the app's own headers stays."""
+            """Send a message. A Server-Timing header of the app is not removed."""
             if message["type"] == "http.response.start":
                 header = (NAME.lower().encode(), times.value().encode())
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             return send(message)
 
-        # The server reports the returned value, if it is not None.
+        # Returned because servers report apps that return another value than None.
         return await self._app({**scope, TIMES: times}, receive, send_with_times)
 
 
 def _queue_s(scope: Scope, send: Send) -> float | None:
-    """Return how long a request has waited for its app, or None if that is not known.
+    """Return the seconds that a request has waited for its app, or None if they are unknown.
 
-    uvicorn's transports know when the last bytes arrived. A proxy may say when it had the request.
+    The socket of uvicorn's transport shows when the last bytes arrived. A proxy may report in
+    X-Request-Start when it received the request.
     """
     waits = []
     server: Any = getattr(send, "__self__", None)
-    server = getattr(server, "wire", server)  # of our protocols
+    server = getattr(server, "wire", server)  # asgifast's protocols have a wire
     transport = getattr(getattr(server, "cycle", server), "transport", None)
     sock = None if transport is None else transport.get_extra_info("socket")
     received = None if sock is None else last_received(sock)

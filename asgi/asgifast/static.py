@@ -1,4 +1,4 @@
-"""StaticFiles: a directory as an ASGI app, or as middleware in front of one."""
+"""StaticFiles: an ASGI app, or a middleware, that serves the files of a directory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from .messages import (
 
 
 class StaticFiles(StaticFilesBase[ASGIApp]):
-    """Serve files: `StaticFiles(directory="site")`, or `StaticFiles(app, directory=...)` in front.
+    """Serves the files of a directory.
+
+    As an app: `StaticFiles(directory="site")`. As middleware: `StaticFiles(app, directory=...)`.
 
     It has the options and responses of wsgifast.StaticFiles. It can be mounted in Starlette and
-    FastAPI: `app.mount("/static", StaticFiles(directory="static"))`. A file that was served lately
-    is checked on the event loop, since stat() and open() find it in memory. A new path, and a
-    changed file, are looked up in a thread.
+    FastAPI: `app.mount("/static", StaticFiles(directory="static"))`. A file that was served
+    recently is checked on the event loop, because stat() and open() do not read a disk for it. New
+    paths and changed files are looked up in a thread.
 
-    Starlette's StaticFiles has other options and hooks. Here, `html` is `index` and `fallback`, and
-    `follow_symlink` is `follow_symlinks`. Name the directories of `packages`. `check_dir=False` has
-    no counterpart, and there are no methods to override. A missing file gets a 404 or 405 response
-    and raises no HTTPException, so the handlers of the outer app are not called. To handle missing
-    files, pass the app: `StaticFiles(app, directory=...)`.
+    Starlette's StaticFiles has other options and hooks. In place of `html` use `index` and
+    `fallback`. In place of `follow_symlink` use `follow_symlinks`. In place of `packages`, name
+    their directories. `check_dir=False` has no equivalent, and there are no methods to override.
+    For a missing file, the response is 404 or 405, and no HTTPException is raised, so handlers of
+    the outer app are not called. To handle missing files in an app, use `StaticFiles(app,
+    directory=...)`.
     """
 
     interface = "ASGI"
@@ -61,7 +64,7 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
         await _send((NOT_ALLOWED, None), scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass lifespan and websockets to the app. Without one, decline them."""
+        """Pass lifespan and websocket scopes to the app. Without an app, close websockets."""
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -73,9 +76,9 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
 
 
 def _path_below_mount(scope: Scope) -> str:
-    """The path as the app is mounted: ASGI's path includes root_path, WSGI's PATH_INFO does not.
+    """Return the path without the mount point. ASGI's path includes root_path.
 
-    "" is the mount point itself, without a slash.
+    The result is "" for the mount point itself, without a slash.
     """
     path: str = scope["path"]
     root: str = scope.get("root_path") or ""

@@ -1,7 +1,7 @@
-"""The two ways by which an Exchange reaches the client.
+"""The wires: the two interfaces through which an Exchange sends a response.
 
-:class:`ServerWire` sends ASGI messages to any server. The QueueWire of our protocols
-(protocols/queue_wire.py) writes into the output queue of the connection.
+:class:`ServerWire` sends ASGI messages to any server. The QueueWire of asgifast's uvicorn protocols
+    (protocols/queue_wire.py) writes into the output queue of the connection.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .whole_responses import whole_sender_for
 
 
 class DelayedOutput(Protocol):
-    """Output that waits for the end of the event loop's turn.
+    """Output that waits for the end of an event loop iteration.
 
-    end_turn() returns whether it should wait for another turn. release() sends it.
+    end_turn() returns whether the output should wait for one more iteration. release() sends it.
     """
 
     def end_turn(self) -> bool: ...
@@ -26,23 +26,24 @@ class DelayedOutput(Protocol):
 
 
 class Wire:
-    """The way of one response to the client. The caller keeps the order of all calls.
+    """The interface to the server for one response. The caller makes its calls one by one.
 
-    :ivar send: sends a message, and waits for the client if it reads slowly.
+    :ivar send: sends a message, and waits while the client reads slowly.
     """
 
     __slots__ = ()
 
-    # Whether it is a QueueWire, which also sends files, and coalesces more cheaply.
+    # Whether it is a QueueWire. A QueueWire also sends files, and coalesces messages without a
+    # task.
     is_queue: ClassVar[bool] = False
     send: Send
-    # uvicorn's, of a QueueWire.
+    # uvicorn's RequestResponseCycle. Only a QueueWire has it.
     cycle: Any
 
     def send_whole(self, start: Message, message: Message) -> bool:
-        """Send a start message and the one after it at once, if they are plain.
+        """Send a start message and a body message at once, if they need no special treatment.
 
-        If the result is False, nothing was sent.
+        Return False if they were not sent.
         """
         raise NotImplementedError
 
@@ -52,43 +53,43 @@ class Wire:
         await self.send(message)
 
     def has_started(self) -> bool | None:
-        """Return whether the server has accepted a start message, or None if unknown."""
+        """Return whether the server has accepted a start message, or None if that is unknown."""
         raise NotImplementedError
 
     def has_to_wait(self) -> bool | None:
-        """Return whether send() would wait until the client has read, or None if unknown."""
+        """Return whether send() would wait for the client to read, or None if that is unknown."""
         raise NotImplementedError
 
-    # Small parts of a body, outside of send()
+    # Small parts of a body, which are sent without send()
 
     def accepts(self) -> bool:
         """Return whether parts of the body may be delayed or written now."""
         return True
 
     def pass_on(self, body: bytes) -> bool:
-        """Write a part of the body now. Return False if only send() can."""
+        """Write a part of the body now. Return False if the caller has to use send()."""
         return False
 
     def delay(self, output: DelayedOutput) -> None:
-        """Call an output when the loop's turn ends."""
+        """Have the methods of an output called when the event loop iteration ends."""
         raise NotImplementedError
 
     def write(self, take: Callable[[], bytes]) -> BackgroundTask | None:
-        """Send the bytes that a function returns. Return the task that does it, if there is one."""
+        """Send the bytes that a function returns. Return the sending task, if there is one."""
         raise NotImplementedError
 
 
 class ServerWire(Wire):
-    """Sends messages to a server's send(), or a middleware's."""
+    """Sends messages through the send() of a server or of a middleware."""
 
     __slots__ = ("_delayed", "_loop", "send")
 
-    # With the context of the app, for tasks. Set with the first output.
+    # The running loop, for callbacks and tasks. Set by the first delay().
     _loop: Loop
 
     def __init__(self, send: Send) -> None:
         self.send = send
-        # To be called when the loop's turn ends.
+        # The output to call when the event loop iteration ends.
         self._delayed: DelayedOutput | None = None
 
     def send_whole(self, start: Message, message: Message) -> bool:
@@ -96,7 +97,7 @@ class ServerWire(Wire):
         return send_whole is not None and send_whole(self._server, start, message)
 
     def has_started(self) -> bool | None:
-        started: bool | None = getattr(self._server, "response_started", None)  # of uvicorn's cycle
+        started: bool | None = getattr(self._server, "response_started", None)  # uvicorn's
         return started
 
     def has_to_wait(self) -> bool | None:
@@ -129,5 +130,5 @@ class ServerWire(Wire):
 
     async def _send_taken(self, take: Callable[[], bytes]) -> None:
         body = take()
-        if body:  # they may have been sent with another message meanwhile
+        if body:  # another message may have sent them meanwhile
             await self.send(response_body(body, more_body=True))

@@ -1,4 +1,4 @@
-"""gunicorn's worker that runs uvicorn, and sends files by sendfile.
+"""A gunicorn worker that runs uvicorn and sends files by sendfile.
 
 gunicorn -k asgifast.workers.FastUvicornWorker module:app
 """
@@ -25,8 +25,8 @@ try:
     from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, import-untyped, unused-ignore]
 except ImportError:
     with warnings.catch_warnings():
-        # uvicorn's own module is deprecated in favour of the uvicorn-worker package, and used only
-        # if that is not installed.
+        # uvicorn's own module is deprecated in favor of the uvicorn-worker package. It is used if
+        # that package is not installed.
         warnings.simplefilter("ignore", DeprecationWarning)
         with needs("asgifast.workers", "uvicorn", "gunicorn,asgi"):
             from uvicorn.workers import UvicornWorker
@@ -37,13 +37,14 @@ from .uvicorn.httptools import HttpToolsProtocol
 
 __all__ = ["FastUvicornWorker"]
 
-# The arbiter shares a byte with its workers: whether the server ends. At a reload others serve on.
+# A byte that the arbiter shares with its workers: whether the whole server ends. At a reload it
+# does not: new workers replace the old ones.
 _ends = mmap.mmap(-1, 1)
 
 
 @cache
 def _note_the_end() -> None:
-    """Have the arbiter note that the server ends, before its workers get SIGTERM."""
+    """Have the arbiter set the byte before it sends SIGTERM to its workers."""
     stop = Arbiter.stop
 
     @wraps(stop)
@@ -57,7 +58,7 @@ def _note_the_end() -> None:
 class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
     """uvicorn's worker with asgifast.uvicorn.HttpToolsProtocol."""
 
-    CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - as the base class has it
+    CONFIG_KWARGS: dict[str, Any] = {  # noqa: RUF012 - like the base class
         "loop": "auto",
         "http": HttpToolsProtocol,
     }
@@ -69,9 +70,9 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
 
     @classmethod
     def setup(cls) -> None:
-        """Prepare the arbiter, which calls this before it starts workers.
+        """Prepare the arbiter. The arbiter calls this before it starts workers.
 
-        :raises UnsupportedHost: if it lacks a name that this uses.
+        :raises UnsupportedHost: if gunicorn lacks a name that this worker uses.
         """
         GUNICORN.check(
             cls.__name__, "FastUvicornWorker",
@@ -80,10 +81,10 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
         _note_the_end()
 
     def load_wsgi(self) -> None:
-        """Load the app, after choosing where its metrics go.
+        """Choose where metrics are served, and load the app.
 
-        :raises AppImportError: if they cannot be served, or an option has an impossible value.
-            gunicorn prints its message.
+        :raises AppImportError: if metrics cannot be served, or if the value of an option is
+            invalid. gunicorn prints its message.
         """
         configured = configuration_names(self.cfg.config).get("metrics_bind")
         try:
@@ -115,7 +116,8 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
         await super()._serve()
 
     def run(self) -> None:
-        # uvloop closes a listening descriptor itself, and marks a socket.socket as closed.
-        # gunicorn's wrapper would close the descriptor again, and its number may have been reused.
+        # uvloop closes the descriptor of a listening socket, and marks a socket.socket as closed.
+        # gunicorn's wrapper of the socket would close the descriptor again, although another file
+        # may have its number by then.
         self.sockets = [getattr(listener, "sock", listener) for listener in self.sockets]
         super().run()

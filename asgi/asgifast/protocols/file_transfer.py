@@ -1,21 +1,22 @@
-"""Files in the output of a connection: sent by sendfile, or read and written.
+"""Send a file on a connection: by sendfile, or by reads and writes.
 
-Theory of operation. Everything is done in the event loop's thread, except reads from the disk. The
-file's descriptor stays the caller's, and open until the transfer has ended.
+Theory of operation. Everything runs in the event loop's thread, except reads from the disk. The
+caller keeps the file's descriptor open until the transfer has ended.
 
 - :meth:`FileTransfer.begin` makes one sendfile call of at most WINDOW_BYTES, so that other
-  connections have their turns. When the socket is full, it is watched, and each time it has room a
-  callback of the loop makes the next call.
-- A thread, which may wait for the disk, sends bytes that are not known to be in the page cache. It
-  has a duplicate of the socket's descriptor, so that the number cannot become another connection's
-  while the thread runs.
-- sendfile bypasses the buffer of the loop's transport. So a file waits until that is empty.
-- The socket's send buffer starts small, and grows if the client is quick. Bytes that slow clients
-  leave in their buffers count against the kernel's memory for all TCP connections. When that is
-  exhausted, a socket is writable and accepts nothing. Waiting for writability would spin, so a
-  timer waits instead.
-- A :class:`FileReader` writes blocks of the file to the loop's transport: over TLS, and where the
-  kernel cannot send a file. It waits while the loop's transport has paused its protocol.
+  connections are served too. When the socket is full, the event loop watches it. Each time the
+  socket is writable, a callback makes the next call.
+- A thread, which may wait for the disk, sends bytes that may not be in the page cache. It uses a
+  duplicate of the socket's descriptor. If the connection ends while the thread runs, a new
+  connection could otherwise get the same descriptor number.
+- sendfile bypasses the write buffer of the loop's transport. So a file waits until that buffer is
+  empty.
+- The socket's send buffer is small at first, and grows if the client reads quickly. Unsent bytes of
+  slow clients count against the memory that the kernel has for all TCP connections. When this
+  memory is exhausted, a socket is reported as writable but accepts no bytes. Then a timer waits,
+  because waiting for writability would use all of the processor.
+- Over TLS, and if the kernel cannot send the file, a :class:`FileReader` writes blocks of the file
+  to the loop's transport. It waits while the transport has called its protocol's pause_writing().
 """
 
 from __future__ import annotations
@@ -44,29 +45,32 @@ from wsgifast.sockets.sending import (
 from ..counters import counters
 
 T = TypeVar("T")
-# Gets the number of unsent bytes, and why they were not sent.
+# A function that gets the number of unsent bytes, and the error because of which they are unsent.
 OnSent = Callable[[int, "Exception | None"], object]
 
-# One sendfile call: less than a millisecond, even where the send buffer has grown to megabytes.
+# The most bytes of one sendfile call. It takes less than a millisecond, even if the send buffer has
+# grown to megabytes.
 WINDOW_BYTES = 1024 * 1024
-# Between two attempts while the kernel has no memory for TCP: no event says when it has again.
+# The time between two attempts while the kernel has no memory for TCP. No event tells when there is
+# memory again.
 _WITHOUT_MEMORY_S = 0.1
 
-# Other systems have files read and written.
+# Without epoll, files are read and written.
 HAS_EPOLL = hasattr(select, "epoll")
-# How long callbacks may take in one turn of the loop: many times the cost of the next turn.
+# The time for callbacks in one event loop iteration: many times the cost of an iteration.
 TURN_S = 0.001
-# So many callbacks between two looks at the clock: together they should take no longer than a turn,
-# even if fast clients take whole windows.
+# The number of callbacks between two readings of the clock. Even if each sends a whole window to a
+# fast client, they should not take longer than ITERATION_S.
 EVENTS_AT_ONCE = 8
 
 
 class FileOwner(asyncio.Transport):
-    """The transport that a file is sent on.
+    """The transport on which a file is sent.
 
     :ivar real: the event loop's transport.
-    :ivar may_grow: the socket's send buffer is limited. None before the first file or large body.
-    :ivar is_paused: the loop's transport has called its protocol's pause_writing().
+    :ivar may_grow: whether the socket's send buffer is limited, and may be enlarged for a quick
+        client. None before the first file or large body.
+    :ivar is_paused: whether the loop's transport has called its protocol's pause_writing().
     """
 
     __slots__ = ("is_paused", "may_grow", "real")
@@ -80,18 +84,18 @@ class FileOwner(asyncio.Transport):
         raise NotImplementedError
 
     def file_ended(self, error: Exception | None) -> None:
-        """End the file that was not sent at once."""
+        """End the file whose begin() returned False."""
         raise NotImplementedError
 
 
 class FileOutput:
-    """A range of a file on its way to the socket.
+    """Base class of FileTransfer and FileReader: sends one range of a file.
 
     :ivar segment: the whole range.
-    :ivar on_sent: see the owner's write_file().
+    :ivar on_sent: the function that is called when the range has been sent. See write_file().
     """
 
-    # Thousands may wait for their clients.
+    # Slots, because thousands of these objects may wait for their clients.
     __slots__ = ("_end", "_error", "_fd", "_is_in_thread", "_loop", "_offset", "_owner", "on_sent",
                  "segment")  # fmt: skip
 
@@ -113,24 +117,26 @@ class FileOutput:
 
     @property
     def unsent(self) -> int:
-        """Bytes of the range that the kernel, or the loop's transport, has not."""
+        """The bytes of the range that neither the kernel nor the loop's transport has accepted."""
         return self._end - self._offset
 
     def begin(self, headers: bytes) -> bool:
-        """Send bytes, and as much of the file behind them as is possible now.
+        """Send the headers, and after them as much of the file as is possible now.
 
-        :returns: whether all of it was sent. If not, the owner's file_ended() follows.
-        :raises SendfileUnavailable: if the kernel cannot. The bytes were sent, and no file.
+        :returns: whether all of the file was sent. If not, file_ended() of the owner is called
+            later.
+        :raises SendfileUnavailable: if the kernel cannot send this file. The headers were sent, and
+            none of the file.
         :raises FileTruncated: if the file ends early.
-        :raises OSError: if the peer has gone, or the file cannot be read.
+        :raises OSError: if the client has left, or the file cannot be read.
         """
         raise NotImplementedError
 
     def drained(self) -> None:
-        """Go on: the loop's transport has called its protocol's resume_writing()."""
+        """Continue after the loop's transport has called its protocol's resume_writing()."""
 
     def fail(self, error: Exception) -> None:
-        """Stop, and use the socket no more. The file may be closed when its end is reported."""
+        """Stop using the socket. The file may be closed when file_ended() is called."""
         self._stop_waiting()
         if self._error is None:
             self._error = error
@@ -141,11 +147,11 @@ class FileOutput:
         raise NotImplementedError
 
     def _go_on(self) -> bool:
-        """Send as much as is possible now. Return whether all is sent."""
+        """Send as much as is possible now. Return whether the whole range is sent."""
         raise NotImplementedError
 
     def _continue(self) -> None:
-        """Go on in a callback of the loop, which reports the end."""
+        """Continue in a callback of the loop. Call file_ended() at the end."""
         if self._error is None:
             self._attempt(self._go_on)
 
@@ -154,7 +160,7 @@ class FileOutput:
         try:
             if not go_on():
                 return
-        except Exception as failure:  # noqa: BLE001 - the sender of the file gets it
+        except Exception as failure:  # noqa: BLE001 - passed to the sender of the file
             error = failure
         self._stop_waiting()
         self._owner.file_ended(error)
@@ -166,10 +172,11 @@ class FileOutput:
         *args: Any,
         out: int = -1,
     ) -> None:
-        """Call a function that may wait for the disk. Go on with the function that returns its
-        result.
+        """Call a function that may wait for the disk, in a thread.
 
-        :param out: a descriptor to close behind it.
+        :param then: called in the loop's thread, with a function that returns the result. It
+            returns whether the whole range is sent.
+        :param out: a descriptor to close after the call.
         """
         self._is_in_thread = True
         call = self._loop.run_in_executor(None, function, *args)
@@ -189,7 +196,7 @@ class FileOutput:
 
 
 class FileTransfer(FileOutput):
-    """Sends by sendfile. See the module's docstring."""
+    """Sends a file by sendfile. See the module's docstring."""
 
     __slots__ = (
         "_cached_to", "_headers", "_is_behind_buffer", "_sock", "_timer", "_waiting_since",
@@ -198,7 +205,7 @@ class FileTransfer(FileOutput):
 
     def begin(self, headers: bytes) -> bool:
         self._sock = self._owner.real.get_extra_info("socket")
-        # Up to here the file was found in memory.
+        # The file is in the page cache up to this offset.
         self._cached_to = 0
         self._waiting_since = 0.0
         self._was_quick = False
@@ -226,17 +233,18 @@ class FileTransfer(FileOutput):
         return self._wait_after(self._send_cached)
 
     def _wait_after(self, send: Callable[[], int | None]) -> bool:
-        """Call a function that sends, and wait until it can go on. Return whether all is sent.
+        """Call a function that sends bytes of the file. Arrange the next call, if bytes remain.
 
-        :param send: returns the number of sent bytes, or None if they may have to come from the
-            disk.
+        :param send: returns the number of sent bytes, or None if the next bytes may not be in the
+            page cache.
+        :returns: whether the whole range is sent.
         """
         try:
             sent = send()
         except BlockingIOError:
             sent = 0
         except SendfileUnavailable as error:
-            if self._offset != self.segment.offset:  # too late to send the file another way
+            if self._offset != self.segment.offset:  # a part has been sent already
                 raise error.__cause__ or error from None
             raise
         else:
@@ -257,16 +265,16 @@ class FileTransfer(FileOutput):
         return not self.unsent
 
     def _send_cached(self) -> int | None:
-        """Send as much of the page cache as the socket accepts now, up to one window."""
+        """Send as many cached bytes of the file as the socket accepts now, up to WINDOW_BYTES."""
         if self._headers:
             self._send_headers()
         count = self._in_memory()
         return send_file_once(self._sock.fileno(), self._fd, self._offset, count) if count else None
 
     def _in_memory(self) -> int:
-        """Return how many of the next bytes are in the page cache, up to one window.
+        """Return the number of next bytes that are in the page cache, up to WINDOW_BYTES.
 
-        The result is 0 if that is unknown.
+        Return 0 if that is unknown.
         """
         start = self._offset
         known = self._cached_to
@@ -280,12 +288,12 @@ class FileTransfer(FileOutput):
 
     def _send_headers(self) -> None:
         sock = self._sock
-        # asyncio's and uvloop's own objects have no send().
+        # The socket objects of asyncio's and uvloop's transports have no send().
         own = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
         try:
-            own.setblocking(False)  # socket.setdefaulttimeout() would have it wait
+            own.setblocking(False)  # in case of socket.setdefaulttimeout()
             while self._headers:
-                # MSG_MORE: the headers wait for the file's first bytes, and leave with them.
+                # MSG_MORE: the kernel sends the headers together with the first bytes of the file.
                 self._headers = self._headers[own.send(self._headers, MSG_MORE) :]
         finally:
             own.detach()
@@ -308,10 +316,10 @@ class FileTransfer(FileOutput):
         if self._owner.may_grow:
             now = time.monotonic()
             was_quick, self._was_quick = self._was_quick, now - self._waiting_since < QUICK_S
-            # Twice in a row: a slow peer's first receive is quick, too.
+            # Quick twice in a row, because the first receive of a slow client is quick too.
             if was_quick and self._was_quick:
                 self._owner.may_grow = False
-                with contextlib.suppress(OSError):  # the peer has gone: sending will raise
+                with contextlib.suppress(OSError):  # the client has left: the next send raises
                     release_send_buffer(self._sock)
             self._waiting_since = now
         before = len(self._headers), self._offset
@@ -322,7 +330,7 @@ class FileTransfer(FileOutput):
 
 
 class FileReader(FileOutput):
-    """Reads a file, and writes it to the loop's transport. A turn of the loop has one block."""
+    """Reads a file and writes it to the loop's transport, one block in each iteration."""
 
     __slots__ = ()
 
@@ -359,22 +367,24 @@ class FileReader(FileOutput):
         pass
 
 
-# Sockets with room. An event loop refuses to watch the descriptor of a transport's socket, and a
-# duplicate would count against the process's limit for as long as the client reads. So one selector
-# watches all such sockets of a loop, and the loop watches the selector: epoll can be nested. The
-# selector exists as long as it watches a socket.
+# Watching for writable sockets. An event loop refuses to watch the descriptor of a transport's
+# socket. A duplicate of the descriptor would count against the process's limit while the client
+# reads. So one epoll object watches all such sockets of a loop, and the loop watches the epoll
+# object. The epoll object is closed when it watches no socket.
 #
-# Thousands of downloads may have room at once, such as when a link recovers. Serving all of them in
-# one turn of the loop would delay everything else, so that a turn ends after TURN_S. The next one
-# begins with those not served: epoll puts the events that it has reported behind the others.
+# Thousands of sockets may become writable at once, such as when a network link recovers. To serve
+# all of them in one event loop iteration would delay all other work. So an iteration serves them
+# for ITERATION_S. The next iteration begins with the sockets that were not served, because epoll
+# reports them before those that it has reported.
 
 
 def call_while_writable(
     loop: asyncio.AbstractEventLoop, fd: int, callback: Callable[[], object]
 ) -> None:
-    """Call a function again and again while a socket has room.
+    """Call a function whenever a socket is writable, until :func:`stop_calling`.
 
-    :param fd: must stay open until :func:`stop_calling`: its number may be reused.
+    :param fd: the descriptor of the socket. It must stay open until :func:`stop_calling`, because
+        another file could get its number.
     """
     watched = _watched.get(loop)
     if watched is None:
@@ -396,22 +406,22 @@ def stop_calling(loop: asyncio.AbstractEventLoop, fd: int) -> None:
 
 
 class _Watched:
-    """The watched sockets of a loop, and their callbacks."""
+    """The watched sockets of an event loop, and their callbacks."""
 
     def __init__(self) -> None:
-        # Not the selectors module, which makes objects of each event.
+        # select.epoll is used because the selectors module makes several objects for each event.
         self.epoll = select.epoll()
         self.callbacks: dict[int, Callable[[], object]] = {}
 
     def call_ready(self) -> None:
-        """Call the callbacks of sockets with room, for one turn of the loop."""
+        """Call the callbacks of writable sockets, for up to ITERATION_S."""
         callbacks = self.callbacks
         end = time.monotonic() + TURN_S
-        while callbacks:  # without one, the selector is closed
+        while callbacks:  # without callbacks, the epoll object is closed
             ready = self.epoll.poll(0, EVENTS_AT_ONCE)
             for fd, _ in ready:
                 callback = callbacks.get(fd)
-                if callback is not None:  # another callback may have removed it
+                if callback is not None:  # another callback may have removed this one
                     callback()
             if len(ready) < EVENTS_AT_ONCE or time.monotonic() >= end:
                 return

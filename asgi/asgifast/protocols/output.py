@@ -1,25 +1,25 @@
-"""The output queue of a connection: gathers small writes, sends bytes and files in their order.
+"""The output queue of a connection: joins small writes, and sends bytes and files in order.
 
-Theory of operation. All calls are made in the event loop's thread. The queue stands between a
-protocol and the event loop's transport, which owns the socket. It knows nothing of responses. A
-file's descriptor is its sender's.
+Theory of operation. All methods are called in the event loop's thread. The queue is between a
+protocol and the event loop's transport, which owns the socket. The queue does not know what a
+response is. The sender of a file closes its descriptor.
 
-- Gathering: write() delays small data until the end of the loop's turn, until COALESCED_BYTES are
-  there, or until flush(), so that headers and body leave in one packet. A sender that is about to
-  flush sets `flush_follows` meanwhile, and no callback is scheduled for the turn's end.
-- A response that delays small messages requests a call at the turn's end (`delay`). It writes them
-  then, or delays them for another turn. They are also sent by close(), and by any other write at a
-  turn's end. They are not sent by flush(), since over HTTP/2 other responses write to the same
-  queue.
-- While a file is sent (`_file` is set), later writes wait after it. So they do while write_bytes()
-  hands a large body to the transport.
-- Both send as much as the socket accepts at once. Of the rest their sender hears by `on_sent`:
-  after the last byte, or after one of these ends, which also close the connection, because the
-  declared length cannot be reached:
+- Coalescing: write() delays small data until the event loop iteration ends, until there are
+  COALESCED_BYTES, or until flush(). So headers and body are sent in one packet. A sender that will
+  call flush() sets `flush_follows`, so that no callback is scheduled for the end of the iteration.
+- Delayed messages: a response that delays small messages calls delay(). When the iteration ends,
+  the queue calls it, and it writes the messages or delays them for one more iteration. close()
+  sends them too, as does any other write that is flushed when an iteration ends. flush() does not
+  send them, because over HTTP/2 other responses write to the same queue.
+- Files: while a file is being sent (`_file` is set), later writes wait until it has been sent. The
+  same applies while write_bytes() writes a large body to the transport in blocks.
+- write_file() and write_bytes() send as much as the socket accepts at once. If bytes remain,
+  `on_sent` is called after the last byte, or after one of these failures. Each failure closes the
+  connection, because the response cannot reach its declared length:
 
-  - the file's own end, if that comes too early (FileTruncated)
-  - the loss of the connection (ConnectionResetError), which follows abort() in the next turn
-  - close() (ConnectionResetError)
+  - the file ends too early (FileTruncated)
+  - the connection is lost (ConnectionResetError). After abort() this is in the next iteration.
+  - close() is called (ConnectionResetError)
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ from .file_transfer import HAS_EPOLL, FileOutput, FileOwner, FileReader, FileTra
 from .large_bodies import BytesWriter
 from .receiving import linger
 
-# This much of a large write is copied behind coalesced data, so that both leave in one packet.
+# The first bytes of a large write that are joined to coalesced data, to be sent in one packet.
 _LEAD_BYTES = 16 * 1024
-# A client that reads this much within QUICK_S gets a large send buffer again.
+# If a client reads this many bytes within QUICK_S, its send buffer is enlarged again.
 _QUICK_BYTES = 512 * 1024
 
 
 class OutputQueue(FileOwner):
     """Wraps the event loop's transport. See the module's docstring.
 
-    :param transport: its protocol must set `is_paused` in pause_writing(), and call :meth:`drained`
-        from resume_writing() and :meth:`lost` from connection_lost().
-    :ivar flush_follows: the current writer will also flush.
-    :ivar is_receiving: whether the client is still sending a request, if the protocol knows that.
+    :param transport: the event loop's transport. Its protocol must set `is_paused` in
+        pause_writing(), and call :meth:`drained` from resume_writing() and :meth:`lost` from
+        connection_lost().
+    :ivar flush_follows: whether the current writer will also call flush().
+    :ivar is_receiving: returns whether the client is still sending a request. None if unknown.
     """
 
-    # Every connection has one, idle or not.
+    # Slots, because every connection has an OutputQueue, even while it is idle.
     __slots__ = (
         "_delayed", "_file", "_free_bytes", "_loop", "_pending", "_size", "_turn_scheduled",
         "can_sendfile", "flush_follows", "is_closing", "is_receiving",
@@ -71,7 +72,7 @@ class OutputQueue(FileOwner):
         self._size = 0
         self._turn_scheduled = False
         self.flush_follows = False
-        # Over HTTP/1 one at most.
+        # With HTTP/1, at most one.
         self._delayed: tuple[DelayedOutput, ...] = ()
         self._file: FileOutput | None = None
         self.is_paused = False
@@ -83,7 +84,7 @@ class OutputQueue(FileOwner):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if type(data) is not bytes and not isinstance(data, (bytes, bytearray, memoryview)):
-            data = bytes(memoryview(data))  # now, as at the turn's end nobody could raise it
+            data = bytes(memoryview(data))  # now, while write() can raise the error
         size = len(data)
         if not size or self.is_closing is _lingers:
             return
@@ -98,7 +99,7 @@ class OutputQueue(FileOwner):
             self._schedule()
 
     def write_now(self, data: bytes) -> None:
-        """Write, and flush."""
+        """Write data, and flush."""
         if self._pending or self._file is not None:
             self.write(data)
             self.flush()
@@ -107,14 +108,14 @@ class OutputQueue(FileOwner):
             self.real.write(data)
 
     def delay(self, output: DelayedOutput) -> None:
-        """Call an output when the loop's turn ends."""
+        """Call end_turn() of an output when the event loop iteration ends."""
         if output not in self._delayed:
             self._delayed += (output,)
         if not self._turn_scheduled:
             self._schedule()
 
     def flush(self) -> None:
-        """Hand everything coalesced to the loop's transport, unless a file is being sent."""
+        """Write the coalesced data to the loop's transport, unless a file is being sent."""
         if self._pending and self._file is None:
             self._free_bytes -= self._size
             if self._free_bytes < 0:
@@ -122,7 +123,7 @@ class OutputQueue(FileOwner):
             self.real.write(self._take())
 
     def _release_delayed(self) -> None:
-        """Have all delayed messages written. A flush follows."""
+        """Have all delayed messages written. The caller calls flush() after this."""
         delayed, self._delayed = self._delayed, ()
         self.flush_follows = True
         try:
@@ -178,14 +179,14 @@ class OutputQueue(FileOwner):
     # kernel has for all TCP connections.
 
     def _limit_send_buffer(self) -> None:
-        """Limit it, once, because more is written than most responses have."""
+        """Limit the send buffer, once, when a connection has written more than most do."""
         self._free_bytes = sys.maxsize
         if self.may_grow is None:
             sock = self.real.get_extra_info("socket")
             self.may_grow = sock is not None and limit_send_buffer(sock)
 
     def _release_if_quick(self, most_waiting: int) -> None:
-        """Give a client that has read much in a short time a large buffer again."""
+        """Enlarge the send buffer again if the client has read _QUICK_BYTES within QUICK_S."""
         if self.may_grow and self.real.get_write_buffer_size() <= most_waiting:
             self.may_grow = False
             with contextlib.suppress(OSError):  # the client has left: the next write fails
@@ -194,11 +195,11 @@ class OutputQueue(FileOwner):
     # Files
 
     def write_file(self, segment: FileSegment, on_sent: OnSent) -> bool:
-        """Send a range of a file after everything that was written before. One at a time.
+        """Send a range of a file after all earlier writes. Only one file may be sent at a time.
 
-        :param segment: its file stays open until the range is sent, or an error is raised.
-        :param on_sent: called with the number of unsent bytes, and the error or None.
-        :returns: True if all was sent at once. If not, on_sent() is called later.
+        :param segment: the range. Its file must stay open until it is sent or an error is raised.
+        :param on_sent: called with the number of unsent bytes, and an error or None.
+        :returns: True if the whole range was sent at once. If not, on_sent() is called later.
         :raises FileTruncated: if the file ends early. The connection is closed.
         :raises ConnectionError: if the connection is lost or closed.
         """
@@ -208,7 +209,7 @@ class OutputQueue(FileOwner):
         return self._send(kind(self, self._loop, segment, on_sent))
 
     def write_bytes(self, data: bytes, on_sent: OnSent, may_spill: bool) -> bool:
-        """Send a large body as :meth:`write_file` sends a file: block by block.
+        """Send a large body in blocks. The interface is that of :meth:`write_file`.
 
         :param may_spill: see BytesWriter.
         """
@@ -243,7 +244,7 @@ class OutputQueue(FileOwner):
         file.on_sent(file.unsent, error)
 
     def _end_file(self, *, is_cut_off: bool = False) -> None:
-        """Go on with the writes after a file. Nothing may follow a part of it."""
+        """Flush the writes that follow a file. After an incomplete file, close instead."""
         self._file = None
         if not is_cut_off:
             self.flush()
@@ -254,17 +255,17 @@ class OutputQueue(FileOwner):
             self.real.close()
 
     def drained(self) -> None:
-        """The protocol's resume_writing() was called."""
+        """Continue the file after the protocol's resume_writing() was called."""
         self.is_paused = False
         if self._file is not None:
             self._file.drained()
 
-    # The connection's end
+    # End of the connection
 
     def lost(self) -> None:
-        """The protocol's connection_lost() was called: the socket is about to be closed."""
+        """Stop all output after the protocol's connection_lost() was called."""
         self._delayed = ()
-        self.may_grow = False  # a timer may still want to release the socket's send buffer
+        self.may_grow = False  # so that a pending timer does not access the socket
         self.is_receiving = None
         self._pending.clear()
         self._size = 0
@@ -272,16 +273,17 @@ class OutputQueue(FileOwner):
             self._file.fail(ConnectionResetError("the connection was lost while a file was sent"))
 
     def close(self) -> None:
-        """Close after all written bytes, and after the client's input.
+        """Close the connection when all bytes are written and the client's request has arrived.
 
-        A second call comes from the server, which is about to end.
+        The server calls this a second time when it is about to end. The second call shortens the
+        wait for the request.
         """
         if self.is_closing is _lingers:
             if not self.real.is_closing():
                 linger(self.real, self._loop)
             return
         if self.is_closing():
-            return  # asyncio's TLS transport breaks at a second close()
+            return  # asyncio's TLS transport fails at a second close()
         self._release_delayed()
         self.flush()
         if self._must_linger():
@@ -292,12 +294,12 @@ class OutputQueue(FileOwner):
         if self._file is not None:
             self._file.fail(ConnectionResetError("the connection was closed while a file was sent"))
         if self.real.get_extra_info("sslcontext") is not None:
-            # asyncio's TLS transport takes no close() while it is paused and its client has left
-            # without a close_notify: it would stay open for ever.
+            # If reading is paused and the client has left without a close_notify, asyncio's TLS
+            # transport would ignore close() and stay open forever.
             self.real.resume_reading()
 
     def _must_linger(self) -> bool:
-        """Return whether the client may be sending: then the kernel would reset the connection."""
+        """Return whether the client may still send. A close would reset the connection then."""
         if self._file is not None:
             return False
         if not self.real.is_reading():
@@ -306,19 +308,19 @@ class OutputQueue(FileOwner):
 
     @property
     def sends_file(self) -> bool:
-        """Whether a file is sent by sendfile."""
+        """Whether a file is being sent by sendfile."""
         return type(self._file) is FileTransfer
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether output waits until the socket has room."""
+        """Whether output waits until the socket is writable."""
         return self._file is not None or self.real.get_write_buffer_size() > 0
 
     def get_write_buffer_size(self) -> int:
         return self._size + self.real.get_write_buffer_size()
 
-    # What else uvicorn calls is the real transport's. Not by __getattr__(), which slows every
-    # attribute down.
+    # The other methods that uvicorn uses are the real transport's. __getattr__() would slow down
+    # every attribute.
 
     def abort(self) -> None:
         self.real.abort()
@@ -334,5 +336,5 @@ class OutputQueue(FileOwner):
 
 
 def _lingers() -> bool:
-    """The is_closing() of a transport that discards its client's input."""
+    """Return True, as is_closing() of a queue that discards its client's input."""
     return True

@@ -1,4 +1,4 @@
-"""The wire of our uvicorn protocols: uvicorn's cycle, and the output queue of its connection."""
+"""The wire of asgifast's uvicorn protocols: uvicorn's cycle, with the output queue."""
 
 from __future__ import annotations
 
@@ -30,42 +30,42 @@ from ..wire import DelayedOutput, Wire
 if TYPE_CHECKING:
     from ..instrumented import Request
 
-# A file up to this size is read, and leaves in one write with the headers. For a larger one
-# sendfile's own system calls cost less than the copy that they save.
+# A file of up to this size is read, and sent in one write with the headers. For larger files, the
+# additional system calls of sendfile cost less than the copy.
 SMALL_FILE_BYTES = 64 * 1024
-# Longer bytes are sent block by block, where the output would copy all of them. For fewer bytes a
-# transport over TLS has no less memory then.
+# Bodies longer than this are sent in blocks, if the transport would otherwise copy all of the
+# bytes. For shorter bodies, blocks would save no memory over TLS.
 LARGE_BYTES = 512 * 1024
 
 
 class QueueWire(Wire):
-    """Sends a response by uvicorn's cycle. See :class:`~asgifast.wire.Wire`.
+    """Sends a response through uvicorn's cycle. See :class:`~asgifast.wire.Wire`.
 
-    uvicorn gets all messages but these:
+    Most messages are sent by uvicorn. The exceptions are:
 
-    - Headers and body of a small response leave in one write.
-    - Small parts of a body that were delayed are framed, and written into the output queue.
-    - A file is a :class:`FileBody`. Its remaining bytes may be sent after the app has returned.
-      So is a large body over TLS and HTTP/2.
+    - The headers and the body of a small response are sent in one write.
+    - Delayed small parts of a body are framed here, and written into the output queue.
+    - A :class:`FileBody` sends a file, and a large body over TLS or HTTP/2. Its remaining bytes may
+      be sent after the app has returned.
 
     FileSending sets the attributes.
 
     :ivar cycle: uvicorn's RequestResponseCycle.
-    :ivar body: the end of a body with remaining bytes. Other messages wait for it.
-    :ivar recording: records the end of the next file.
+    :ivar body: a future for the end of a body with remaining bytes. Later messages wait for it.
+    :ivar recording: the recorded request to which the next file belongs, if any.
     """
 
-    # Lives as long as the slowest download, of which there may be thousands.
+    # Slots, because each download has this object, and thousands may be slow.
     __slots__ = ("body", "cycle", "is_empty", "recording")
 
     is_queue = True
     _body_class: ClassVar[type[FileBody]]
-    # Over HTTP/2 uvicorn sends early hints.
+    # With HTTP/2, uvicorn sends early hints itself.
     _is_http1: ClassVar[bool] = True
 
     body: asyncio.Future[None] | None
     recording: Request | None
-    # Whether the response may have no body, by its status.
+    # Whether the status forbids a body.
     is_empty: bool
 
     async def send(self, message: Message) -> None:
@@ -102,11 +102,11 @@ class QueueWire(Wire):
             await super().send_both(start, message)
 
     async def _send_in_one_write(self, *messages: Message) -> None:
-        """Have uvicorn send messages, and flush its writes at once."""
+        """Have uvicorn send messages, and flush its writes together."""
         cycle = self.cycle
         try:
             for each in messages:
-                # If it has to wait, others on the connection may write meanwhile.
+                # While send() waits, other responses of the connection may write.
                 cycle.transport.flush_follows = not cycle.flow.write_paused
                 await cycle.send(each)
         finally:
@@ -143,7 +143,7 @@ class QueueWire(Wire):
         return bool(self.cycle.flow.write_paused)
 
     def waits_for_client(self) -> bool:
-        """Return whether output waits until the client reads, or the app waits for its body."""
+        """Return whether output waits for the client, or the app waits for the request body."""
         cycle = self.cycle
         awaits_body: bool = getattr(cycle.body, "awaited", False)
         return bool(cycle.transport.waits_for_client) or awaits_body
@@ -164,7 +164,7 @@ class QueueWire(Wire):
         self.cycle.transport.delay(output)
 
     def write(self, take: Callable[[], bytes]) -> BackgroundTask | None:
-        """Write the bytes. A task that is returned has failed."""
+        """Write the bytes. If this fails, return a future with the error."""
         body = take()
         if body and not self.cycle.disconnected:
             try:
@@ -183,13 +183,13 @@ class QueueWire(Wire):
     # Large bodies
 
     def _goes_in_blocks(self, message: Message) -> bool:
-        """Return whether a large body is handed over in blocks, as its client reads.
+        """Return whether a large body is written in blocks, as its client reads.
 
-        Otherwise the transport, or zttp, would copy all of it at once. uvicorn refuses a body of
-        the wrong length.
+        Otherwise the transport or zttp would copy all of it at once. If the body has the wrong
+        length, uvicorn's send() gets it, and raises an error.
         """
         cycle = self.cycle
-        if cycle.transport.can_sendfile and self._is_http1:  # not over TLS
+        if cycle.transport.can_sendfile and self._is_http1:  # no TLS: no copy is made
             return False
         if not cycle.response_started or self.is_over() or self.is_bodyless():
             return False
@@ -203,7 +203,7 @@ class QueueWire(Wire):
         segments = [data]
         del data
         end = await body.send(segments)
-        segments.clear()  # their iterator would refer to the bytes
+        segments.clear()  # an iterator refers to the list, and would keep the bytes
         if not more_body:
             self.body = end
         elif end is not None:
@@ -222,7 +222,12 @@ class QueueWire(Wire):
         close: Callable[[], object] | None = None,
         more_body: bool = False,
     ) -> None:
-        """See :class:`~asgifast.wire.FileWire`."""
+        """Send a body, or a part of it, that consists of bytes and of ranges of a file.
+
+        :param fd: the descriptor of the file.
+        :param close: closes the file. The segments are then the whole body, and may be sent after
+            this returns. None for a part of a body, which is sent when this returns.
+        :param more_body: whether more parts of the body follow."""
         recording, self.recording = self.recording, None
         cycle = self.cycle
         try:
@@ -231,7 +236,7 @@ class QueueWire(Wire):
             if self.is_over() or not cycle.response_started:
                 if recording is not None:
                     recording.ended(None)
-                # uvicorn raises, or ignores it
+                # uvicorn raises an error, or ignores the message
                 await cycle.send({"type": PATHSEND if close is not None else ZEROCOPYSEND})
                 return
             if self.is_bodyless():
@@ -254,7 +259,7 @@ class QueueWire(Wire):
             await self.finish()
 
     async def ended(self) -> None:
-        """Wait until a body with remaining bytes is sent."""
+        """Wait until the remaining bytes of a body are sent."""
         if self.body is not None:
             await self._body_sent()
 
@@ -267,17 +272,17 @@ class QueueWire(Wire):
             if body.done():
                 self.body = None
 
-    # Framing and end of a body: as over httptools and zttp, where uvicorn's cycle counts and frames
-    # the body itself.
+    # Framing and end of a body, with httptools and zttp, where uvicorn's cycle counts the bytes and
+    # adds the chunked framing.
 
     def declared(self) -> int | None:
-        """The remaining Content-Length of the sent headers."""
+        """Return the remaining bytes of the Content-Length, or None for a chunked body."""
         cycle = self.cycle
         declared: int = cycle.expected_content_length
         return declared if cycle.chunked_encoding is False else None
 
     def is_bodyless(self) -> bool:
-        """Return whether the response has no body. Body bytes of the app are then dropped."""
+        """Return whether the response has no body. The app's body bytes are then dropped."""
         return self.is_empty or bool(self.cycle.scope["method"] == "HEAD")
 
     async def finish(self, data: bytes = b"") -> None:
@@ -288,20 +293,20 @@ class QueueWire(Wire):
     def cut_off(self) -> None:
         """Close the connection, and have uvicorn ignore later messages of the app.
 
-        The client would take them for the missing bytes, or for the end of the body.
+        The client would treat later bytes as the missing bytes or as the end of the body.
         """
         self.cycle.transport.close()
         self.cycle.disconnected = True
 
     def frame(self, data: bytes) -> bytes:
-        """Have the server count body bytes. Return them in their framing."""
+        """Have uvicorn count body bytes. Return the bytes with their framing."""
         if self.cycle.chunked_encoding:
             return chunk(data)
         count(self.cycle, len(data))
         return data
 
     def frame_for(self, size: int) -> tuple[bytes, bytes]:
-        """Have the server count body bytes. Return the framing before and after them."""
+        """Have uvicorn count body bytes. Return the framing before and after them."""
         if self.cycle.chunked_encoding:
             return chunk_size_line(size), b"\r\n"
         count(self.cycle, size)
@@ -309,26 +314,29 @@ class QueueWire(Wire):
 
 
 def count(cycle: Any, size: int) -> None:
-    """Count body bytes of a response with a Content-Length."""
+    """Count body bytes of a response with a Content-Length.
+
+    :raises RuntimeError: if they exceed the Content-Length, with uvicorn's message."""
     if size > cycle.expected_content_length:
         raise RuntimeError("Response content longer than Content-Length")
     cycle.expected_content_length -= size
 
 
 class FileBody:
-    """A body of bytes, and ranges of one open file, or a part of such a body.
+    """Sends a body, or a part of it, that consists of bytes and of ranges of one open file.
 
-    As much as the socket accepts is sent at once, so that the app can end and free its memory long
-    before the client has the last byte. The output queue sends the remaining bytes.
+    As many bytes as the socket accepts are sent at once. The output queue sends the remaining
+    bytes, so that the app can return and free its memory long before the client has the last byte.
 
-    :param wire: has the framing, and sends the body's end.
+    :param wire: frames the bytes, and sends the end of the body.
     :param close: called once, when the file is no longer needed.
-    :param recording: records the body's end.
-    :param is_whole: the body's end is sent behind it.
-    :ivar end: done when the remaining bytes are sent. It has the error. None if there are none.
+    :param recording: the recorded request, which is told the number of unsent bytes at the end.
+    :param is_whole: whether this is the whole body, so that the end of the body is sent after it.
+    :ivar end: a future that is done when the remaining bytes are sent, with an error if they were
+        not. None if no bytes remain.
     """
 
-    # Lives as long as the slowest download, of which there may be thousands.
+    # Slots, because each download has this object, and thousands may be slow.
     __slots__ = (
         "_after", "_close", "_fd", "_is_whole", "_recording", "_segments", "_unsent", "_wire",
         "end",
@@ -350,13 +358,13 @@ class FileBody:
         self._is_whole = is_whole
         # The next parts of the body.
         self._segments: Iterator[bytes | ByteRange] = iter(())
-        # The framing behind the range that is being sent, and the bytes of it that were not sent.
+        # The framing after the current range, and the number of unsent bytes of that range.
         self._after = b""
         self._unsent = 0
         self.end: asyncio.Future[None] | None = None
 
     async def send(self, segments: Sequence[bytes | ByteRange]) -> asyncio.Future[None] | None:
-        """Send as much as the socket accepts now. Return the end, if bytes remain."""
+        """Send as much as the socket accepts now. Return `end`, or None if no bytes remain."""
         self._segments = iter(segments)
         is_one = self._is_whole and len(segments) == 1
         data = self._read_small(segments[0]) if is_one else None
@@ -380,7 +388,7 @@ class FileBody:
         return self.end
 
     async def sent(self) -> None:
-        """Wait for the end. If the caller is cancelled, the file is not used any more."""
+        """Wait until all bytes are sent. If the caller is cancelled, stop the file first."""
         assert self.end is not None
         try:
             await asyncio.shield(self.end)
@@ -390,14 +398,14 @@ class FileBody:
             raise
 
     async def _begin(self) -> bool:
-        """Return whether all is sent. If not, `end` is set."""
+        """Begin to send the segments. Return whether all are sent. If not, set `end`."""
         if self._write_segments():
             return True
         self.end = asyncio.get_running_loop().create_future()
         return False
 
     def _write_segments(self) -> bool:
-        """Write segments, up to a range that takes long. Return whether all were sent."""
+        """Write segments until one has to wait for the client. Return whether all were written."""
         wire = self._wire
         queue = wire.cycle.transport
         queue.write(self._after)
@@ -421,14 +429,14 @@ class FileBody:
         return True
 
     def _on_sent(self, unsent: int, error: Exception | None) -> None:
-        """Go on behind a range: called by the queue."""
+        """Continue after a range. The output queue calls this."""
         self._unsent = unsent
         is_whole = self._is_whole
         if error is None:
             try:
                 if not self._write_segments():
                     return
-            except Exception as failure:  # noqa: BLE001 - raised by who awaits the end
+            except Exception as failure:  # noqa: BLE001 - raised where `end` is awaited
                 error = failure
         self._close_file()
         end = self.end
@@ -449,13 +457,13 @@ class FileBody:
         error = None
         try:
             await self._wire.finish()
-        except Exception as failure:  # noqa: BLE001 - as above
+        except Exception as failure:  # noqa: BLE001 - raised where `end` is awaited
             error = failure
         if not end.done():
             end.set_exception(error) if error is not None else end.set_result(None)
 
     def _read_small(self, segment: bytes | ByteRange) -> bytes | None:
-        """A small segment's bytes, if all of them are in memory or the page cache."""
+        """Return the bytes of a small segment if they are in memory or cached, or None."""
         if isinstance(segment, bytes):
             return segment if len(segment) <= LARGE_BYTES else None
         if segment.size > SMALL_FILE_BYTES:
