@@ -1,9 +1,9 @@
-"""The ASGI half of wsgifast.
+"""The ASGI package of wsgifast.
 
 - :class:`ASGIFast` wraps any ASGI app, on any server.
-- :class:`StaticFiles` serves directories; :class:`FileResponse` takes the place of Starlette's.
-- :mod:`asgifast.uvicorn` has uvicorn's protocols with sendfile, :mod:`asgifast.workers` a gunicorn
-  worker that runs them.
+- :class:`StaticFiles` serves directories. :class:`FileResponse` replaces Starlette's class.
+- :mod:`asgifast.uvicorn` contains protocols for uvicorn that use sendfile.
+- :mod:`asgifast.workers` contains a gunicorn worker that runs uvicorn with these protocols.
 """
 
 from __future__ import annotations

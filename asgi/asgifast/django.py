@@ -1,11 +1,11 @@
-"""Django's ASGI application, with files sent by the server and iterators run in their thread.
+"""Django's ASGI application with faster files and synchronous iterators.
 
-Django's own handler collects all blocks of a synchronous iterator, also of a FileResponse, in a
-list before it sends any, and warns about it. Here ASGIFast sends files, with ranges and conditions,
-and an iterator goes on while the client takes earlier blocks.
+Django's handler collects all blocks of a synchronous iterator in a list before it sends the first
+block, also for a FileResponse. It also logs a warning. Here ASGIFast sends files, with ranges and
+conditions. Other iterators run in a thread while earlier blocks are sent.
 
-ASGIHandler is not in Django's documentation. Its `send_response` is overridden because only that
-method gets both the response and the send() of a request.
+ASGIHandler is not documented by Django. Its `send_response` is overridden because it is the only
+method that gets both the response and the send() of a request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ with needs("asgifast.django", "django", "django"):
     from django.core.handlers.asgi import ASGIHandler
     from django.http import StreamingHttpResponse
 
-# An iterator pauses while this many of its bytes wait for the client.
+# While this many bytes of an iterator wait to be sent, the iterator is paused.
 _AHEAD_BYTES = 256 * 1024
 
 
@@ -55,14 +55,14 @@ def get_asgi_application(
     traces: bool = False,
     compress: bool | Compression | None = None,
 ) -> ASGIFast:
-    """Replace the function of the same name in django.core.asgi.
+    """Return an ASGI application. This replaces the function of this name in django.core.asgi.
 
     :param coalesce: see :class:`asgifast.ASGIFast`, which wraps Django.
-    :param ranges: answer Range for a FileResponse, as ASGIFast does for its files.
-    :param conditional: answer the preconditions for it.
+    :param ranges: handle Range for a FileResponse, like ASGIFast for files.
+    :param conditional: handle the preconditions for a FileResponse.
     :param metrics: see :class:`asgifast.ASGIFast`.
-    :param traces: the same.
-    :param compress: the same. The default is the setting WSGIFAST_COMPRESS.
+    :param traces: see :class:`asgifast.ASGIFast`.
+    :param compress: see :class:`asgifast.ASGIFast`. The default is the setting WSGIFAST_COMPRESS.
     """
     django.setup(set_prefix=False)
     handler = _Handler(ranges, conditional)
@@ -72,7 +72,9 @@ def get_asgi_application(
 
 
 class _Channel:
-    """The send() of a request, which Django's handler passes on unchanged, with its data."""
+    """The send() of a request, with the scope and the FileSender of the request.
+
+    Django's handler passes this object to `send_response` unchanged."""
 
     __slots__ = ("_send", "files", "scope")
 
@@ -98,7 +100,7 @@ class _Handler(ASGIHandler):
     async def send_response(self, response: Any, send: _Channel) -> None:
         if INSTRUMENTED in send.scope:
             note_django_pattern(send.scope, response)
-        # A class with an asynchronous iterator of its own is left alone.
+        # If a subclass overrides __aiter__(), Django sends its response.
         known = (StreamingHttpResponse.__aiter__, PlannedResponse.__aiter__)
         if not response.streaming or response.is_async or type(response).__aiter__ not in known:
             await super().send_response(response, send)
@@ -125,7 +127,7 @@ class _Handler(ASGIHandler):
     async def _send_instead(
         self, response: Any, send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        """Have Django make the start message, and send it with the body."""
+        """Have Django make the start message, and pass that to `send`, which sends the response."""
         messages: list[Message] = []
 
         async def keep(message: Message) -> None:
@@ -134,7 +136,7 @@ class _Handler(ASGIHandler):
         async def no_blocks() -> AsyncIterator[bytes]:
             await send(messages[0])
             return
-            yield b""  # makes it a generator
+            yield b""  # this yield makes the function a generator
 
         response.streaming_content = no_blocks()
         await super().send_response(response, keep)
@@ -144,7 +146,7 @@ class _Handler(ASGIHandler):
     ) -> None:
         status, headers, method = start["status"], start["headers"], channel.scope["method"]
         segments: Sequence[Segment] = [segment] if has_body(method, status) else ()
-        # A slice is of a file with an answered request.
+        # A FileSlice is already the result of a range.
         if status == 200 and method in ("GET", "HEAD") and type(file) is not FileSlice:
             plan = plan_file_body(
                 request_conditions(channel.scope),
@@ -161,7 +163,7 @@ class _Handler(ASGIHandler):
 
 
 async def _send_segments(channel: _Channel, segments: Sequence[Segment], start: Message) -> None:
-    """Send headers, and bytes and ranges of one file."""
+    """Send the start message, and a body of bytes and ranges of one file."""
     fd = next((segment.fd for segment in segments if isinstance(segment, FileSegment)), None)
     await channel(start)
     await channel.files.send_segments(
@@ -170,13 +172,14 @@ async def _send_segments(channel: _Channel, segments: Sequence[Segment], start: 
 
 
 class _RunningIterator:
-    """A synchronous iterator that runs in its request's thread while the loop sends its blocks.
+    """Runs a synchronous iterator in its request's thread while the event loop sends its blocks.
 
-    The thread appends each block to a queue, and wakes the event loop if the queue was empty. The
-    loop sends the whole queue before it looks again. So small blocks that follow quickly leave
-    together, and no block waits for the next. If more than _AHEAD_BYTES wait, the thread leaves. It
-    returns once they are taken. It is the thread of the synchronous views (asgiref's
-    thread-sensitive one), since database connections belong to threads. close() runs there too.
+    The thread appends each block to a list, and wakes the event loop if the list was empty. The
+    loop sends all blocks of the list at once. So small blocks that follow each other quickly are
+    sent together, and a block never waits for the next one. When _AHEAD_BYTES are in the list, the
+    function in the thread returns. It is called again after the loop has sent the blocks. The
+    thread is that of synchronous views (asgiref's thread-sensitive thread), since database
+    connections belong to a thread. The iterator's close() runs in it too.
     """
 
     def __init__(self, iterator: Iterator[bytes]) -> None:
@@ -203,11 +206,11 @@ class _RunningIterator:
             more = thread.result()
 
     def stop(self) -> None:
-        """Have the thread leave at the next block: nobody takes any more."""
+        """Stop the iterator at the next block, because no more blocks are sent."""
         self._stopped = True
 
     def _run(self) -> bool:
-        """Run the iterator, in the thread. Return False at its end."""
+        """Run the iterator, in the thread. Return False if it has ended."""
         for block in self._iterator:
             with self._lock:
                 wake = not self._waiting
@@ -222,7 +225,7 @@ class _RunningIterator:
 
     def _on_left(self, thread: asyncio.Future[bool]) -> None:
         if not thread.cancelled():
-            thread.exception()  # raised with the blocks, or ignored if nothing waits for them
+            thread.exception()  # mark the error as handled: blocks() raises it, if it still runs
         self._wake.set()
 
     def _take(self) -> bytes:

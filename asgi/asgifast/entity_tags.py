@@ -1,4 +1,4 @@
-"""Entity tags for responses of an ASGI app: a weak ETag, and 304 for a client that has it."""
+"""Add a weak ETag to responses of an ASGI app, and send 304 to clients that have the body."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .messages import Message, Scope, text_headers, whole_body
 
 
 def tagged(scope: Scope, start: Message, message: Message) -> tuple[Message, Message]:
-    """Return a start message and the next one, with a tag if they are a whole response.
+    """Return a start message and a body message, with an ETag if they are a whole response.
 
-    :param scope: the app's. Its If-None-Match has the app's own tags.
+    :param scope: the scope that the app gets. Its If-None-Match contains the app's own entity tags.
     :returns: the messages of a 304 if the client has the body already.
     """
     body = whole_body(message)

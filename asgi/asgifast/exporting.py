@@ -1,4 +1,4 @@
-"""WSGIFAST_METRICS for ASGI servers: each worker counts, and one exporter is scraped for all."""
+"""WSGIFAST_METRICS for ASGI servers: each worker counts, and one exporter serves all metrics."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ from .counters import counters
 from .instrumented import Instrumented
 from .messages import ASGIApp
 
-# The event loop's heartbeat.
+# The interval of the event loop's heartbeat.
 _BEAT_S = 1.0
-# ASGI servers replace a worker sooner if its event loop is blocked.
+# Without a heartbeat for this long, a worker is reported as lost. ASGI servers replace a worker
+# with a blocked event loop sooner.
 _LOST_AFTER_S = 60.0
 
 _recorder: Recorder | None = None
 
 
 def instrumented(app: ASGIApp) -> ASGIApp:
-    """Return the app, with its requests counted if metrics have begun."""
+    """Return the app, wrapped to count its requests if metrics are enabled."""
     return app if _recorder is None else Instrumented(app, _recorder, None)
 
 
 def choose_directory() -> None:
-    """Choose the directory of the metrics, if they are enabled.
+    """Choose the directory for metrics, if metrics are enabled.
 
-    prometheus_client reads it when the app imports it. Errors are raised when the server starts.
+    This precedes the import of the app, because prometheus_client reads the directory when it is
+    imported. Errors are raised later, when the server starts.
     """
     wanted = wanted_metrics("metrics_bind", None)
     if wanted is not None:
@@ -54,10 +56,10 @@ def choose_directory() -> None:
 
 
 def begin_under_uvicorn() -> None:
-    """Begin to count on this event loop of uvicorn's, if metrics are enabled and have not begun.
+    """Begin to count on the running event loop, if metrics are enabled and have not begun.
 
-    :raises ConfigurationError: if they cannot be served.
-    :raises MissingExtra: without prometheus_client.
+    :raises ConfigurationError: if metrics cannot be served.
+    :raises MissingExtra: if prometheus_client is not installed.
     """
     wanted = wanted_metrics("metrics_bind", None)
     if wanted is None or _recorder is not None:
@@ -68,16 +70,16 @@ def begin_under_uvicorn() -> None:
 
 
 def _server_pid() -> int:
-    """Return the process that ends when uvicorn's server does: its supervisor, if there is one."""
+    """Return the process id of uvicorn's supervisor, or of this process if it has none."""
     supervisor = multiprocessing.parent_process()
     pid = None if supervisor is None else supervisor.pid
     return os.getpid() if pid is None else pid
 
 
 def begin(wanted: Wanted, server_pid: int, loop: Any) -> None:
-    """Count and report from now on.
+    """Begin to count requests and to report metrics.
 
-    :param loop: the event loop that serves. Probes show whether it still runs.
+    :param loop: the event loop of the server. Health checks report whether it still runs.
     :raises ConfigurationError: if prometheus_client was imported too early to write its metrics
         for the exporter.
     """

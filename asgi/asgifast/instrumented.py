@@ -1,4 +1,4 @@
-"""Observers between an ASGI app and its server: they record requests and examine shapes."""
+"""Wrappers of an ASGI app that record requests, and that examine the shapes of responses."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("wsgifast")
 
-# The scope's key for the request that is recorded.
+# The key in the scope for the recorded Request.
 INSTRUMENTED = "asgifast.instrumented"
 
 
 def note_sent_as(scope: Scope, sent_as: str) -> None:
-    """Note how a body was sent, if its request is recorded."""
+    """Store how a body was sent, if its request is recorded."""
     if INSTRUMENTED in scope:
         scope[INSTRUMENTED].sent_as = sent_as
 
 
 class Instrumented:
-    """An ASGI app. A request is recorded when the app has returned and its file is sent.
+    """Wraps an ASGI app. Records a request when the app has returned and its file has been sent.
 
-    asgifast's protocols send large files after the app has returned, and report their end.
+    asgifast's protocols may send a file after the app has returned, and report when it is sent.
 
-    :param recorder: its errors are logged, once.
+    :param recorder: records the requests. The first error that it raises is logged.
     :param spans: sets attributes on the span that is current when a request arrives.
     """
 
@@ -62,7 +62,7 @@ class Instrumented:
         self._app = app
         self._spans = spans
         self._recording = Recording(recorder, spans, logger)
-        # For requests that are recorded elsewhere, and have a span.
+        # Only sets attributes of the span, if a request is already recorded elsewhere.
         self._tracing = Recording(None, spans, logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,13 +71,13 @@ class Instrumented:
         span = None if self._spans is None else self._spans.current()
         recording = self._recording
         if INSTRUMENTED in scope and scope[INSTRUMENTED].recording.recorder is recording.recorder:
-            recording = self._tracing  # by a server of ours, or by an ASGIFast around this one
+            recording = self._tracing  # recorded by asgifast's server or by an outer ASGIFast
         if recording.recorder is None and span is None:
             return await self._app(scope, receive, send)
         labels = labels_of_scope(scope)
         active = recording.begin(labels)
-        # Attribute by attribute: a constructor would be one more call for every request, and a
-        # class with defaults cannot have slots, which are faster.
+        # The attributes are set here. A constructor would cost one more call for every request. A
+        # class with default values cannot have slots, which are faster.
         request = Request()
         request.recording = recording
         request.labels = labels
@@ -93,7 +93,7 @@ class Instrumented:
         request.sent_as = ""
         request.is_complete = request.left = request.is_handed_over = request.is_returned = False
         try:
-            # The server reports the returned value, if it is not None.
+            # Returned because servers report apps that return another value than None.
             return await self._app(inner, request.receive, request.send)
         except OSError:
             request.left = not request.is_complete
@@ -107,14 +107,15 @@ class Instrumented:
 
 
 class Request:
-    """Watches the messages of a request between the app and the server.
+    """Observes the messages of a request between the app and the server.
 
-    :ivar app_scope: the scope in which the app's framework stores its route.
-    :ivar status: 500 until the response starts.
-    :ivar is_handed_over: the server has yet to send bytes of the file. asgifast's protocols set
-        it, and :meth:`ended` follows.
-    :ivar is_returned: the app has returned.
-    :ivar sent_as: how the body is sent. ASGIFast sets it where the messages do not show it.
+    :ivar app_scope: the scope in which the app's framework stores the route.
+    :ivar status: the status of the response, or 500 until it starts.
+    :ivar is_handed_over: whether bytes of a file are sent after send() returns. asgifast's
+        protocols set this, and call :meth:`ended` later.
+    :ivar is_returned: whether the app has returned.
+    :ivar left: whether the client left before the response was complete.
+    :ivar sent_as: how the body is sent. ASGIFast sets this if the messages do not show it.
     """
 
     __slots__ = (
@@ -164,7 +165,7 @@ class Request:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Not a coroutine function, which would cost one more coroutine for each message."""
+        """Send a message. This is not a coroutine function, which saves one coroutine."""
         kind = message["type"]
         if kind == "http.response.body":
             self.chunks += 1
@@ -183,28 +184,28 @@ class Request:
             self._count_file(message)
             wire: Any = getattr(getattr(self.server_send, "__self__", None), "wire", None)
             if kind == PATHSEND and hasattr(wire, "recording"):
-                wire.recording = self  # our own protocol's: it sends files after the app's end
+                wire.recording = self  # asgifast's protocols send files after the app has returned
         return self.server_send(message)
 
     def returned(self, scope: Scope) -> None:
-        """The app has returned, or raised."""
+        """Record the request when the app has returned, unless a file is still being sent."""
         self.is_returned = True
         inner = self.app_scope
         self.pattern = None
         if PATTERN in inner or "route" in inner:
-            # A Mount changes it in the app's scope alone.
+            # A Mount changes root_path only in the app's scope. `scope` is the server's.
             self.pattern = asgi_pattern(inner, str(scope.get("root_path", "")))
-        del self.app_scope  # which has this object
+        del self.app_scope  # it refers to this object
         if not self.is_handed_over:
             self._end()
             return
-        # Few objects live as long as the file is sent.
+        # While the file is sent, release objects that are no longer needed.
         declared = declared_length(self.headers)
         self.headers = () if declared is None else [(b"content-length", b"%d" % declared)]
         del self.server_receive, self.server_send
 
     def ended(self, unsent: int | None) -> None:
-        """End the file. The argument is the number of unsent bytes, or None if none was sent."""
+        """Note the end of a file, and the number of unsent bytes, or None if all are unsent."""
         if unsent != 0:
             self.left = True
             self.is_complete = False
@@ -219,11 +220,11 @@ class Request:
         try:
             for name, value in self.headers:
                 if name == b"content-length":
-                    if value != b"%d" % self.size:  # rarely
+                    if value != b"%d" % self.size:  # rare
                         length_error = self._length_error()
                     break
         except (TypeError, ValueError):
-            pass  # the server has refused headers that are not a list
+            pass  # the server has refused headers that are not pairs
         self.recording.end(
             self.labels,
             self.active,
@@ -240,7 +241,9 @@ class Request:
         )
 
     def _length_error(self) -> LengthError | None:
-        """Return whether the body broke its Content-Length. False if the client has left."""
+        """Return how the length of the body differs from its Content-Length.
+
+        Return None if it does not differ, or if the client left before the end."""
         if not self.is_complete or self.left or not has_body(self.labels[0], self.status):
             return None
         declared = declared_length(self.headers)
@@ -261,7 +264,7 @@ class Request:
 
 
 class Examined:
-    """An app, with the shapes of some of its responses examined as it sends them."""
+    """Wraps an ASGI app. Examines the messages of some of its responses."""
 
     def __init__(self, app: ASGIApp, reports: Reports) -> None:
         self._app = app
@@ -286,7 +289,7 @@ class Examined:
             elif message["type"] == "http.response.start":
                 headers[:] = text_headers(message.get("headers", ()))
             await send(message)
-            before = perf_counter()  # the server's time is not the app's
+            before = perf_counter()  # the time of the server's send() does not count
 
         try:
             return await self._app(scope, receive, watched)
@@ -297,10 +300,11 @@ class Examined:
 
 
 def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
-    """Return the URL pattern that Starlette or FastAPI has matched.
+    """Return the URL pattern of the route that Starlette or FastAPI has chosen.
 
-    :param scope: the app's, after routing.
-    :param root_path: the server's. The part that a Mount has added to it belongs to the pattern.
+    :param scope: the scope of the app, after routing.
+    :param root_path: the root_path of the server's scope. If a Mount has added a part to it, that
+        part belongs to the pattern.
     """
     pattern = scope.get(PATTERN)
     if pattern is not None:
@@ -309,8 +313,9 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
     if route is None:
         return None
     own_notes = scope.get("fastapi")
-    if own_notes is not None and isinstance(own_notes, Mapping):  # slow for other types
-        # A newer FastAPI puts a route there without the prefixes of include_router().
+    if own_notes is not None and isinstance(own_notes, Mapping):  # isinstance() alone is slow
+        # In newer versions of FastAPI, scope["route"] lacks the prefixes of include_router(). The
+        # effective route context has them.
         included = own_notes.get("effective_route_context")
         if getattr(included, "original_route", None) is route:
             route = included
@@ -318,7 +323,7 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
     if not isinstance(path, str):
         return None
     mounted = str(scope.get("root_path", ""))
-    # A Mount's own route has its path in the root path already.
+    # If the route is the Mount itself, root_path already contains its path.
     if getattr(route, "routes", None) is not None:
         path = ""
     prefix = "" if mounted == root_path else mounted.removeprefix(root_path).rstrip("/")

@@ -1,7 +1,8 @@
-"""The functions of the event loop that asgifast needs, on asyncio and on trio.
+"""The functions of an event loop that asgifast needs, for asyncio and for trio.
 
-A call at the end of the loop's turn, a task beside the app's own, a turn for the others, and a
-thread. An asyncio event loop has the first two. `_TrioLoop` adds them to trio.
+They make a call at the end of an iteration, start a task besides the app's task, pause for one
+iteration, and make a call in a thread. An asyncio event loop has methods for the first two.
+`_TrioLoop` implements these methods for trio.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class BackgroundTask(Protocol):
-    """A task beside the app's. Awaiting it raises its error."""
+    """A task besides the app's task. To await it raises its error."""
 
     def done(self) -> bool: ...
 
@@ -35,7 +36,7 @@ class Event(Protocol):
 
 
 class Loop(Protocol):
-    """An asyncio event loop, as far as it is needed here."""
+    """The methods of an asyncio event loop that asgifast uses on trio too."""
 
     def call_soon(self, callback: Callable[[], object]) -> object: ...
 
@@ -43,21 +44,22 @@ class Loop(Protocol):
 
 
 def running_loop() -> Loop:
-    """The event loop that this is called on.
+    """Return the running event loop.
 
-    :raises RuntimeError: if it is neither asyncio's (or one that stands in for it) nor trio's.
+    :raises RuntimeError: if the running loop is neither asyncio's (or a replacement, like uvloop)
+        nor trio's.
     """
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        trio = sys.modules.get("trio")  # imported by whoever runs it
+        trio = sys.modules.get("trio")  # if trio runs, it has been imported
         if trio is None:
             raise
         return _TrioLoop(trio)
 
 
 def new_event() -> Event:
-    """An event for the tasks of the event loop that this is called on."""
+    """Return a new event for tasks of the running event loop."""
     loop = running_loop()
     if isinstance(loop, _TrioLoop):
         event: Event = loop.trio.Event()
@@ -66,7 +68,7 @@ def new_event() -> Event:
 
 
 async def ended(task: BackgroundTask) -> None:
-    """Cancel a task and wait until it is over. Its error is not raised here."""
+    """Cancel a task and wait until it has ended. Its error is not raised."""
     task.cancel()
     if isinstance(task, _TrioTask):
         await task.join()
@@ -75,12 +77,12 @@ async def ended(task: BackgroundTask) -> None:
 
 
 async def outcome(task: BackgroundTask) -> None:
-    """Wait for a task, and raise its error. A caller that is cancelled leaves it running."""
+    """Wait for a task, and raise its error. If the caller is cancelled, the task continues."""
     await (asyncio.shield(task) if isinstance(task, asyncio.Future) else task)
 
 
 async def next_turn() -> None:
-    """Let everything else on the event loop run once."""
+    """Let all other tasks and callbacks of the event loop run once."""
     loop = running_loop()
     if isinstance(loop, _TrioLoop):
         await loop.trio.lowlevel.checkpoint()
@@ -91,7 +93,8 @@ async def next_turn() -> None:
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
     """Call a function that may block, in a thread.
 
-    A cancelled caller still waits until the thread is done with its descriptors.
+    A cancelled caller waits until the function has returned, because it may use the caller's
+    descriptors.
     """
     loop = running_loop()
     if isinstance(loop, _TrioLoop):
@@ -104,11 +107,11 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
         await over(future)
         raise
     finally:
-        del future  # its error's traceback refers to this frame, and so to the function's objects
+        del future  # a traceback would refer to this frame, and so to the result
 
 
 async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | None:
-    """Await the result of a function. Return None if that takes longer than the timeout."""
+    """Call and await a function. Return None if that takes longer than `seconds`."""
     loop = running_loop()
     if isinstance(loop, _TrioLoop):
         with loop.trio.move_on_after(seconds):
@@ -121,9 +124,9 @@ async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | No
 
 
 async def over(future: asyncio.Future[Any]) -> None:
-    """Wait until a future is done, however often the caller is cancelled meanwhile.
+    """Wait until a future is done, even if the caller is cancelled several times meanwhile.
 
-    anyio, which Starlette uses, cancels again in every turn of the loop, except inside a shield.
+    anyio, which Starlette uses, cancels a task again in every iteration, except inside a shield.
     """
     anyio = sys.modules.get("anyio")
     with anyio.CancelScope(shield=True) if anyio is not None else contextlib.nullcontext():
@@ -138,16 +141,17 @@ async def over(future: asyncio.Future[Any]) -> None:
 
 
 class _TrioLoop:
-    """The functions of an asyncio loop by trio's entry queue and system tasks.
+    """Implements methods of an asyncio loop with trio's entry queue and system tasks.
 
-    A nursery would have to be opened around the whole app, for every request. A system task needs
-    none. It may fail or be cancelled without notice to the app, so `_TrioTask` stores both.
+    Other tasks of trio need a nursery, which would have to be opened around the app for every
+    request. `_TrioTask` stores the error of a system task, because trio would not raise it in the
+    app.
     """
 
     def __init__(self, trio: Any) -> None:
         self.trio = trio
         self._token = trio.lowlevel.current_trio_token()
-        # The app's, which an asyncio task would have, too.
+        # The context of the app. A task of asyncio would get it too.
         self._context = contextvars.copy_context()
 
     def call_soon(self, callback: Callable[[], object]) -> None:

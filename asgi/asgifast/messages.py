@@ -160,9 +160,9 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
     `file` is a descriptor, or an object with fileno(). Without `offset`, the range begins at the
     file's current position, which is advanced. Without `count`, it extends to the end of the file.
 
-    :raises BodyError: if the file has no descriptor, if the descriptor belongs to a pipe or a
-        device, which sendfile does not accept, or if its bytes differ from the file object's (a
-        GzipFile). Also if offset or count is not a number of bytes.
+    :raises BodyError: if the file has no descriptor, or if sendfile does not accept it (a pipe, a
+        device). If its bytes differ from the file object's (a GzipFile). If offset or count is not
+        a number of bytes.
     """
     file, offset, count = message["file"], message.get("offset"), message.get("count")
     _check_range(ZEROCOPYSEND, offset, count)

@@ -53,11 +53,11 @@ class ASGIFast:
     :param conditional: handle If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
     :param pathsend: whether the app is offered http.response.pathsend. By default it is offered if
-        all layers of the app are known to support it: the middleware and routes of Starlette and
-        FastAPI, and Django. An unknown class may change, count or compress bodies, and could fail
-        on the message or not compress the file. The decision is logged. True: every app is offered
-        it. False: the app is offered no extension for files, even if the server has one, and sends
-        files as bytes.
+        all layers of the app are known to support it. Known are the middleware and routes of
+        Starlette and FastAPI, and Django. An unknown class may change, count or compress bodies,
+        and could fail on the message or not compress the file. The decision is logged. True: every
+        app is offered it. False: the app is offered no extension for files, even if the server has
+        one, and sends files as bytes.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and bodies
         (docs/reference/metrics.md), or your own :class:`wsgifast.metrics.Recorder`.
     :param traces: set attributes about each body on OpenTelemetry's current span.

@@ -1,12 +1,12 @@
-"""Whether an app is offered http.response.pathsend: only if all its layers are known to support it.
+"""Decide whether an app is offered http.response.pathsend.
 
-Starlette's FileResponse uses the extension wherever it is offered. Then a middleware of the app
-sees a message of another type in place of bytes. One may fail on it, drop it, or not compress a
-file. So the layers of an app are examined: its middleware, routes and mounted apps. Only exact
-classes count as known, since a subclass may do anything else. If one layer is unknown, the app
-sends files as bytes, as it does without ASGIFast.
+Starlette's FileResponse uses the extension if it is offered. Then middleware of the app gets a
+pathsend message in place of bytes. A middleware may fail on this message, drop it, or not compress
+the file. So the layers of an app are examined: its middleware, routes and mounted apps. A layer is
+known if it has exactly a known class, since a subclass may behave differently. If a layer is
+unknown, the extension is not offered, and the app sends files as bytes.
 
-An ASGIFast inside an app decides for its inner layers.
+If one of the layers is an ASGIFast, it decides for its own inner layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from .dispatch import code_objects, leaves_bodies_alone, may_wrap_send
 from .messages import FILE_EXTENSIONS, PATHSEND, ZEROCOPYSEND
 
-# Wrappers that pass on messages of any type, and the attribute with their app.
+# Wrappers that pass on messages of any type, with the attribute that contains their app.
 _WRAPPERS = {
     "asgifast.instrumented.Examined": "_app",
     "asgifast.instrumented.Instrumented": "_app",
@@ -43,7 +43,7 @@ _WRAPPERS = {
 }
 _APPS = frozenset({"fastapi.applications.FastAPI", "starlette.applications.Starlette"})
 _ROUTERS = frozenset({"fastapi.routing.APIRouter", "starlette.routing.Router"})
-# Routes, and the attributes with their apps and inner routes.
+# Routes, with the attribute that contains their app or inner routes.
 _ROUTES = {
     "fastapi.routing.APIRoute": "app",
     "fastapi.routing._FrontendRoute": "app",
@@ -53,7 +53,7 @@ _ROUTES = {
     "starlette.routing.Route": "app",
 }
 _ROUTE_GROUP = "fastapi.routing._FrontendRouteGroup"
-# They contain no other app, and use the extension if it is offered, or send no files.
+# Layers without inner layers. Each uses the extension if it is offered, or sends no files.
 _LEAVES = frozenset(
     {
         "asgifast.django._Handler",
@@ -67,47 +67,49 @@ _LEAVES = frozenset(
 )
 _ASGIFAST = "asgifast.middleware.ASGIFast"
 _GZIP = "starlette.middleware.gzip.GZipMiddleware"
-# The functions that the frameworks make of endpoints, which return responses, by module and name.
+# The modules and names of functions that the frameworks make of endpoints that return responses.
 _ENDPOINTS = frozenset(
     (module, f"{maker}.<locals>.app")
     for module in ("fastapi.routing", "starlette.routing")
     for maker in ("request_response", "websocket_session")
 )
 _SEND_FILES = frozenset({"starlette.responses.FileResponse", "starlette.staticfiles.StaticFiles"})
-# A class of another package may have been replaced, or its methods.
+# Packages whose functions are known. If a method of a known class is from another package, it was
+# replaced.
 _PACKAGES = frozenset({"asgifast", "django", "fastapi", "starlette", "uvicorn"})
 
 _NONE: Mapping[str, dict[str, Any]] = MappingProxyType({})
 
-# Routes and mounts of an app that may be unknown without the app being so.
+# If more routes and mounts than this have unknown layers, the whole app counts as unknown.
 _MAX_WITHHELD = 16
 
 _WAY_OUT = "if its files are sent right that way, ASGIFast(app, pathsend=True) has it do so"
 
 
 class PathsendDecision(NamedTuple):
-    """The decision about an app, and its reason.
+    """The decision about an app, and the reason for it.
 
-    :ivar offered: the app is offered http.response.pathsend.
-    :ivar zerocopy: and http.response.zerocopysend.
-    :ivar reason: a sentence for people, with the way out.
+    :ivar offered: whether the app is offered http.response.pathsend.
+    :ivar zerocopy: whether the app is offered http.response.zerocopysend too.
+    :ivar reason: a sentence for the log, with advice.
     """
 
     offered: bool
     zerocopy: bool
     reason: str
-    # Except where the request's path has one of these: routes and mounts with an unknown layer.
+    # Parts of paths, of routes and mounts with unknown layers. If a request's path contains one,
+    # the extensions are not offered.
     withheld: tuple[str, ...] = ()
 
 
 class Offer:
-    """The extensions that an app is offered, decided at the first request.
+    """Decides at the first request which extensions an app is offered.
 
-    They are decided again when the app has changed: a route was added, a stack of middleware made.
+    It decides again when the app has changed: a route was added, or the middleware was built.
 
-    :param app: any ASGI app. Starlette makes its middleware at the first request, or at the
-        lifespan's start. Before that its classes are examined.
-    :param requested: the option `pathsend`, which decides if it is not None.
+    :param app: any ASGI app. Starlette builds its middleware at the first request or at startup.
+        Before that, the classes of the middleware are examined.
+    :param requested: the option `pathsend`. If it is not None, it is the decision.
     """
 
     def __init__(self, app: Any, requested: bool | None = None) -> None:
@@ -115,21 +117,21 @@ class Offer:
         self._requested = requested
         self._decision: PathsendDecision | None = None
         self._extensions: Mapping[str, dict[str, Any]] = _NONE
-        # Signs that the app has changed: lists and their lengths, apps and their stacks.
+        # If one of these differs, the app has changed: the lengths of lists, and the middleware of
+        # apps.
         self._lists: Sequence[tuple[list[Any], int]] = ()
         self._stacks: Sequence[tuple[Any, Any]] = ()
 
     @property
     def decision(self) -> PathsendDecision:
-        """Return the decision as of now."""
+        """Return a new decision about the current app."""
         return self._decided(_Layers())
 
     def extensions_for(self, path: str) -> Mapping[str, dict[str, Any]]:
-        """Return the extensions for a request of this path. Do not change them. A new decision is
-        logged.
+        """Return the extensions for a request with this path. Do not change the mapping.
 
-        A decision may read the source of a middleware function, on the event loop: once for each
-        function of a process.
+        A new decision is logged. It may read the source of a middleware function on the event loop,
+        once for each function.
         """
         decision = self._decision
         for known, count in self._lists:
@@ -148,7 +150,7 @@ class Offer:
         layers = _Layers()
         decision = self._decided(layers)
         self._lists, self._stacks = layers.lists, layers.stacks
-        # An ASGIFast inside logs its own.
+        # An ASGIFast among the layers logs its own decision.
         is_logged = self._requested is None and not (decision.offered and layers.has_asgifast)
         if is_logged and decision != self._decision:
             _log(decision)
@@ -167,7 +169,7 @@ class Offer:
 
 
 def _log(decision: PathsendDecision) -> None:
-    """Where uvicorn is the server, its log is the one that people read."""
+    """Log the reason of a decision. With uvicorn, its log is used, because people read that one."""
     logger = logging.getLogger("uvicorn.error")
     if not logger.hasHandlers():
         logger = logging.getLogger("wsgifast")
@@ -175,26 +177,26 @@ def _log(decision: PathsendDecision) -> None:
 
 
 class _Unknown(Exception):
-    """A layer is not known to support the extension, or known not to."""
+    """Raised for a layer that is not known to support the extension."""
 
 
 class _Layers:
-    """The layers of an app, each looked at once."""
+    """Examines the layers of an app, each layer once."""
 
     def __init__(self) -> None:
         self.has_asgifast = False
         self.lists: list[tuple[list[Any], int]] = []
         self.stacks: list[tuple[Any, Any]] = []
         self._zerocopy = True
-        self._seen: dict[int, Any] = {}  # with the objects, so that no id is used again
-        # By parts of paths, why.
+        self._seen: dict[int, Any] = {}  # the objects are kept, so that their ids stay unique
+        # Reasons not to offer the extensions, by parts of paths.
         self._withheld: dict[str, str] = {}
 
     def decide(self, app: Any) -> PathsendDecision:
         try:
             self._look_at(app)
             self._look_at_responses()
-        except Exception as error:  # noqa: BLE001 - also of another version's internals, or a proxy
+        except Exception as error:  # noqa: BLE001 - another version may raise any error
             why = str(error)
             if not isinstance(error, _Unknown):
                 why = f"the app could not be looked at ({type(error).__name__}: {why}); {_WAY_OUT}"
@@ -214,9 +216,9 @@ class _Layers:
                 waiting += self._inside(layer)
 
     def _inside(self, layer: Any) -> Iterable[Any]:
-        """The layers that are next inside one.
+        """Return the inner layers of a layer.
 
-        :raises _Unknown: if the layer is not known to bear the extension.
+        :raises _Unknown: if the layer is not known to support the extension.
         """
         if isinstance(layer, MethodType):
             return self._behind_method(layer)
@@ -256,14 +258,14 @@ class _Layers:
         raise _unknown(name)
 
     def _look_behind(self, app: Any, endpoint: Any, path: str) -> None:
-        """Examine an app that gets only requests with this part in their path."""
+        """Examine an app that only gets requests whose path contains `path`."""
         seen = dict(self._seen)
         try:
             self._look_at_endpoint(endpoint)
             self._look_at(app)
         except _Unknown as unknown:
             self._withheld[path] = str(unknown)
-            self._seen = seen  # it may be found elsewhere, too
+            self._seen = seen  # it may also be part of another route
 
     def _look_at_endpoint(self, endpoint: Any) -> None:
         functions = vars(endpoint).values() if isinstance(endpoint, type) else [endpoint]
@@ -278,7 +280,11 @@ class _Layers:
         return known
 
     def _behind_method(self, method: MethodType) -> Iterable[Any]:
-        """A router's middleware is around a method of it. Another one is its default."""
+        """Return the layer to which a method belongs.
+
+        The innermost app of a router's middleware is the router's method app(). Its default app is
+        not_found().
+        """
         router, function = method.__self__, method.__func__
         if (
             _name_of(router) in _ROUTERS
@@ -325,7 +331,7 @@ class _Layers:
         return [app.router]
 
     def _look_at_dispatch(self, function: Any, name: str, owner: Any = None) -> None:
-        # It fails on any message but pathsend.
+        # BaseHTTPMiddleware fails on zerocopysend messages.
         self._zerocopy = False
         is_method = owner is not None and function is owner.dispatch
         if isinstance(function, MethodType):
@@ -340,7 +346,7 @@ class _Layers:
             )
 
     def _look_at_responses(self) -> None:
-        """A response of the app's own may look at the messages of Starlette's FileResponse."""
+        """Check that no response class of the app wraps the send() of Starlette's FileResponse."""
         starlette = sys.modules.get("starlette.responses")
         if starlette is None:
             return
@@ -370,29 +376,29 @@ def _name_of(layer: object) -> str:
 
 
 def _package_of(function: Any) -> str:
-    """Return where a function is defined. functools.wraps() copies `__module__`."""
+    """Return the package in which a function is defined. functools.wraps() changes `__module__`."""
     return str(getattr(function, "__globals__", {}).get("__name__", "")).partition(".")[0]
 
 
 def _is_original(of: type, name: str) -> bool:
-    """Return whether a method of a known class is its own. Instrumentation replaces some."""
+    """Return whether a method of a known class is the original, and not replaced."""
     method = getattr(of, name, None)
     return method is None or _package_of(method) in _PACKAGES
 
 
 def _is_base_middleware(of: type) -> bool:
-    """Whether a class is BaseHTTPMiddleware, or one that has but another dispatch()."""
+    """Return whether a class is BaseHTTPMiddleware, or a subclass with its __call__()."""
     module = sys.modules.get("starlette.middleware.base")
     base: Any = None if module is None else module.BaseHTTPMiddleware
     if base is None or not issubclass(of, base) or not _is_original(base, "__call__"):
         return False
-    # Old versions of Starlette know no pathsend.
+    # Old versions of Starlette do not support pathsend.
     codes = code_objects(base.__call__.__code__)
     return of.__call__ is base.__call__ and any(PATHSEND in code.co_consts for code in codes)
 
 
 def _uses_files(function: Any) -> bool:
-    """Whether a function names a class that sends files."""
+    """Return whether a function names a class that sends files."""
     if not isinstance(function, FunctionType):
         return False
     names = {name for code in code_objects(function.__code__) for name in code.co_names}
@@ -405,7 +411,7 @@ def _sends_files(value: object) -> bool:
 
 
 def _passes_dispatch(of: Any) -> bool:
-    """Whether a subclass of BaseHTTPMiddleware may be made with a dispatch function of its own."""
+    """Return whether a subclass of BaseHTTPMiddleware may choose its own dispatch function."""
     code = getattr(of.__init__, "__code__", None)
     if code is None:
         return True
@@ -416,7 +422,7 @@ def _passes_dispatch(of: Any) -> bool:
 
 
 def _is_endpoint(of: FunctionType | type) -> bool:
-    """Return whether it is an endpoint, or an HTTPEndpoint with methods that return responses."""
+    """Return whether `of` is the function or the class of an endpoint that returns responses."""
     if isinstance(of, FunctionType):
         return (of.__globals__.get("__name__"), of.__qualname__) in _ENDPOINTS
     module = sys.modules.get("starlette.endpoints")
@@ -432,5 +438,5 @@ def _is_endpoint(of: FunctionType | type) -> bool:
 
 
 def without_files(offered: dict[str, Any]) -> dict[str, Any]:
-    """Extensions without those for files."""
+    """Return a server's extensions without those for files."""
     return {name: options for name, options in offered.items() if name not in FILE_EXTENSIONS}

@@ -1,15 +1,14 @@
-"""Small responses under uvicorn's httptools protocol: headers and body, in one write.
+"""Send small responses of uvicorn's httptools protocol in one write.
 
-uvicorn's send() takes two coroutines and two writes, and checks and encodes every header anew.
-:func:`send_whole` sends headers and body at once. It does not check a header again that was sent
-before. The bytes, the access log and the state of uvicorn's
-RequestResponseCycle are those of uvicorn's send(). All other responses are still sent or refused by
-uvicorn's send(). So is the end of a body that is a message of its own (Starlette's
-BaseHTTPMiddleware).
+For a small response, uvicorn's send() needs two coroutines and two writes, and checks and encodes
+every header. :func:`send_whole` sends headers and body at once, and caches headers that it has
+checked. The bytes, the access log and the state of uvicorn's RequestResponseCycle are the same as
+with uvicorn's send(). All other responses are sent or refused by uvicorn's send(). If the end of a
+body is a separate message, as with Starlette's BaseHTTPMiddleware, uvicorn sends that message too.
 
-Another version's send() might differ. So this is used only if the source of uvicorn's send() and of
-its helpers is one with which tests/asgi/test_whole_responses.py compares it. The number of the
-version does not matter.
+The send() of another version of uvicorn might differ. So this module checks the source of uvicorn's
+send() and of its helpers. It replaces only sources with which tests/asgi/test_whole_responses.py
+compares it. The version number does not matter.
 """
 
 from __future__ import annotations
@@ -28,38 +27,39 @@ from wsgifast.http.framing import LAST_CHUNK, chunk, has_body
 
 from .messages import COALESCED_BYTES, Message, Send
 
-# Called as send_whole().
+# The type of :func:`send_whole`, without its last parameter.
 SendWhole = Callable[[Any, Message, Message], bool]
 
 _MODULE = "uvicorn.protocols.http.httptools_impl"
-# The digests of sources that send_whole() replaces, and the versions of uvicorn that have them.
+# The digests of the sources that send_whole() replaces, with uvicorn's versions that have them.
 KNOWN_SENDS = {"de5bad0dc369ad90": ("0.53.0", "0.54.0")}
-# Names that send() uses: methods of the cycle, and names of the module.
+# The parts of uvicorn's source that are checked: methods of the cycle, functions and patterns.
 _METHODS = "__init__", "send"
 _FUNCTIONS = "get_client_addr", "get_path_with_query_string"
 _PATTERNS = "HEADER_RE", "HEADER_VALUE_RE"
-# That module. None until uvicorn's send() is met: uvicorn may not be installed.
+# uvicorn's module. None until a send() of uvicorn is found, because uvicorn may not be installed.
 _httptools_impl: Any = None
-# The results for each class with a server's send(), and for that function.
+# The known classes of servers, each with its send() function and the replacement or None.
 _known: dict[type, tuple[object, SendWhole | None]] = {}
 _UNKNOWN = None, None
 _MAX_KNOWN = 64
 
-# For these uvicorn's send() makes more than a line of the headers.
+# Headers for which uvicorn's send() does more than to write a line.
 _NOT_PLAIN = frozenset({b"connection", b"content-length", b"transfer-encoding"})
-# Lines of checked headers, by name and value. Neither long values are cached, nor cookies, which
-# may be secrets.
+# Cached lines of checked headers, by name and value. Long values are not cached. Cookies are not
+# cached either, because they may be secrets.
 _lines: dict[tuple[bytes, bytes], bytes] = {}
 _MAX_LINES = 512
 _MAX_CACHED_BYTES = 256
 _status_lines: dict[int, bytes] = {}
-# uvicorn's own headers, Date among them, and their lines. It makes a new list every second.
+# uvicorn's default headers, such as Date, and their encoded lines. uvicorn makes a new list every
+# second.
 _own: tuple[object, bytes] = None, b""
 
 
 def whole_sender_for(send: Send) -> SendWhole | None:
-    """Return a replacement for a server's send(), a method of uvicorn's cycle, or None."""
-    if type(send) is not MethodType:  # a proxy may have the attributes of one
+    """Return the replacement for a server's send() if it is that of a known uvicorn, or None."""
+    if type(send) is not MethodType:  # proxy objects may have the same attributes
         return None
     of = type(send.__self__)
     function, sender = _known.get(of, _UNKNOWN)
@@ -76,7 +76,7 @@ def _find(of: type, function: Any) -> SendWhole | None:
     if (
         module is None
         or of is not getattr(module, "RequestResponseCycle", None)
-        # Another's in its place has another module, or wraps it.
+        # A function that replaces or wraps uvicorn's send() has another module or __wrapped__.
         or getattr(function, "__module__", None) != _MODULE
         or hasattr(function, "__wrapped__")
     ):
@@ -94,10 +94,10 @@ def _find(of: type, function: Any) -> SendWhole | None:
 def digest_of_send(module: Any) -> str | None:
     """Return a digest of the source of uvicorn's send() and of its helpers.
 
-    The source is the same on every version of Python, and the bytecode is not.
+    Unlike bytecode, the source does not depend on the version of Python.
 
     :param module: uvicorn's httptools_impl.
-    :returns: None if there is no source, or it has been changed.
+    :returns: None if the source is not available, or if names are missing.
     """
     try:
         cycle = module.RequestResponseCycle
@@ -130,14 +130,15 @@ def _log_unknown(version: str) -> None:
 def send_whole(
     cycle: Any, start: Message, message: Message, write: Callable[[bytes], object] | None = None
 ) -> bool:
-    """Send a start message and the one after it at once, if they are plain.
+    """Send a start message and a body message at once, if they need no special treatment.
 
     :param cycle: uvicorn's RequestResponseCycle.
-    :param start: its headers are a list.
-    :param message: with `more_body` the end follows by uvicorn's send().
-    :param write: in place of the transport's.
-    :returns: whether both were sent. If not, nothing was, and uvicorn's send() must send or refuse
-        them.
+    :param start: a start message whose headers are a list.
+    :param message: a body message. With `more_body`, it must complete the Content-Length, and
+        uvicorn's send() ends the response later.
+    :param write: writes bytes, in place of the transport's write().
+    :returns: whether both were sent. If not, nothing was sent, and uvicorn's send() must send or
+        refuse them.
     """
     global _own
     if message["type"] != "http.response.body":
@@ -155,7 +156,7 @@ def send_whole(
         return False
     is_declared = False
     try:
-        own = _own  # another thread may serve, too
+        own = _own  # another thread may change it
         if own[0] is not cycle.default_headers:
             lines = [_encode(name, value) for name, value in cycle.default_headers]
             _own = own = cycle.default_headers, b"".join(lines)
@@ -172,7 +173,7 @@ def send_whole(
                     line = _encode(name, value)
                     _keep(header, line)
             parts.append(line)
-    except Exception:  # noqa: BLE001 - not plain: uvicorn's send() raises its own
+    except Exception:  # noqa: BLE001 - uvicorn's send() raises its own error
         return False
     has_more = message.get("more_body")
     if has_more and not is_declared:
@@ -200,7 +201,7 @@ def send_whole(
 
 
 def _log_access(cycle: Any, status: int) -> None:
-    """Write uvicorn's line, which it writes with the headers."""
+    """Log the response like uvicorn, which logs when it sends the headers."""
     scope = cycle.scope
     cycle.access_logger.info(
         '%s - "%s %s HTTP/%s" %d',
@@ -213,9 +214,9 @@ def _log_access(cycle: Any, status: int) -> None:
 
 
 def _encode(name: bytes, value: bytes) -> bytes:
-    """Return the line of a plain header.
+    """Return the encoded line of a header.
 
-    :raises ValueError: if it is none: uvicorn's send() handles it, or refuses it.
+    :raises ValueError: if uvicorn's send() has to handle or refuse the header.
     """
     lower = name.lower()
     if (
@@ -230,13 +231,14 @@ def _encode(name: bytes, value: bytes) -> bytes:
 def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
     name, value = header
     if type(name) is not bytes or type(value) is not bytes:
-        return  # another type may keep more than its bytes
+        return  # objects of other types may refer to more memory
     if len(line) <= _MAX_CACHED_BYTES and not line.startswith(b"set-cookie:"):
         if len(_lines) >= _MAX_LINES:
             _lines.clear()
         _lines[name, value] = line
 
 
-# At import if possible, as it reads a file, and later would do so on the event loop.
+# Compute the digest at import if possible, because it reads a file. Otherwise it is computed on the
+# event loop.
 if _MODULE in sys.modules:
     digest_of_send(sys.modules[_MODULE])

@@ -117,7 +117,7 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
 
     def run(self) -> None:
         # uvloop closes the descriptor of a listening socket, and marks a socket.socket as closed.
-        # gunicorn's wrapper of the socket would close the descriptor again, although another file
-        # may have its number by then.
+        # gunicorn's wrapper of the socket would close it again. By then, another file may have its
+        # number.
         self.sockets = [getattr(listener, "sock", listener) for listener in self.sockets]
         super().run()

@@ -1,1 +1,1 @@
-"""Shared parts of the protocols for uvicorn: output, sendfile, responses, request bodies."""
+"""Parts that asgifast's uvicorn protocols share: output, sendfile, responses, request bodies."""

@@ -1,9 +1,9 @@
-"""Large bodies of bytes on their way to slow clients.
+"""Send large bodies of bytes to slow clients.
 
-Theory of operation. The bytes are handed over block by block, as the client reads. The app may have
-returned by then, so they are referred to from here alone. All bodies that wait share one limit of
-memory. A body beyond the limit is written to an unnamed file by a thread, and the rest of it is
-read from there. If that fails, it stays in memory.
+Theory of operation. The bytes are written to the transport in blocks, as the client reads. When the
+app has returned, only this module refers to the bytes. All waiting bodies together may use
+MEMORY_BYTES. If a body exceeds this limit, a thread writes its remaining bytes to an unnamed file,
+and blocks are read from that file. If the file cannot be written, the bytes remain in memory.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from .file_transfer import FileOwner, FileReader, OnSent
 
 logger = logging.getLogger("uvicorn.error")
 
-# Of a process
+# Limits for a process
 MEMORY_BYTES = 64 * 2**20
 DISK_BYTES = 16 * 2**30
 memory, disk = Budget(MEMORY_BYTES), Budget(DISK_BYTES)
-# Left free on the file system of temporary files
+# Free space on the file system of temporary files that is not used
 _LEFT_FREE_BYTES = 256 * 2**20
 
 
 def write_to_file(data: memoryview) -> tuple[TemporaryFile, FileSegment] | None:
     """Write a body to an unnamed file. Call this in a thread.
 
-    :returns: the file and the part of it that has the body. None if there is no room: this is
+    :returns: the file, and the range of it with the body. None if the disk has no room, which is
         logged once.
     """
     try:
@@ -49,12 +49,13 @@ def _log_full_disk(text: str) -> None:
 
 
 class BytesWriter(FileReader):
-    """Writes bytes to the loop's transport as a FileReader writes those of a file.
+    """Writes bytes to the loop's transport in blocks, like a FileReader.
 
-    Over TLS a transport would encrypt all of a large body at once, and keep two copies of the rest
-    until a slow client has it.
+    With TLS, one write of a large body would encrypt all of it at once. The transport would then
+    have two copies of the bytes that a slow client has not read.
 
-    :param may_spill: nothing else refers to the bytes, so that a file may replace them.
+    :param may_spill: whether the bytes may be replaced by a file, because no other object refers to
+        them.
     """
 
     __slots__ = ("_data", "_file", "_may_spill", "_reserved")
@@ -92,7 +93,8 @@ class BytesWriter(FileReader):
         data = self._data
         if data is None:
             return super()._go_on()
-        # TLS encrypts the block at once, so that no transport refers to the bytes.
+        # A slice of a memoryview: with TLS the block is encrypted at once, and the transport does
+        # not refer to the bytes.
         return self._write(lambda: data[self._offset :][:BLOCK_BYTES])
 
     def _stop_waiting(self) -> None:

@@ -8,9 +8,9 @@ response is. The sender of a file closes its descriptor.
   COALESCED_BYTES, or until flush(). So headers and body are sent in one packet. A sender that will
   call flush() sets `flush_follows`, so that no callback is scheduled for the end of the iteration.
 - Delayed messages: a response that delays small messages calls delay(). When the iteration ends,
-  the queue calls it, and it writes the messages or delays them for one more iteration. close()
-  sends them too, as does any other write that is flushed when an iteration ends. flush() does not
-  send them, because over HTTP/2 other responses write to the same queue.
+  the queue calls it, and it writes the messages or delays them for one more iteration. They are
+  also sent by close(), and before another write that is flushed when an iteration ends. flush()
+  does not send them, because over HTTP/2 other responses write to the same queue.
 - Files: while a file is being sent (`_file` is set), later writes wait until it has been sent. The
   same applies while write_bytes() writes a large body to the transport in blocks.
 - write_file() and write_bytes() send as much as the socket accepts at once. If bytes remain,

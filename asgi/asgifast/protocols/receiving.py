@@ -1,26 +1,26 @@
-"""Request bodies under uvicorn's protocols, and the limits of clients.
+"""Receive request bodies in uvicorn's protocols, and limit clients.
 
-Theory of operation. uvicorn appends the bytes of each read to its cycle's `body`. It stops reading
-while that is longer than HIGH_WATER_LIMIT, and resumes when the app calls receive(). That does not
-change. Here :class:`ReceivedBody` is the cycle's `body`, and :meth:`Upload.receive` wraps the
-cycle's receive().
+Theory of operation. uvicorn appends the bytes of each read to `body`, an attribute of its cycle. It
+pauses reading while `body` is longer than HIGH_WATER_LIMIT, and resumes when the app calls
+receive(). asgifast makes :class:`ReceivedBody` the cycle's `body`, and :meth:`Upload.receive` wraps
+the cycle's receive().
 
-- An app that waits gets the bytes of a read without a copy. One read mostly exceeds uvicorn's
-  limit, so that the next one waits until the app has the first.
-- While the app is busy, writing to a file for example, reading goes on up to BUFFERED_BYTES. Its
-  next receive() returns all of that as one message.
-- The streams of an HTTP/2 connection share the buffer above uvicorn's limit. A stream's window
-  opens as soon as zttp has read its bytes from the socket. So the back-pressure is TCP's, as with
-  HTTP/1.1.
-- If a client sends faster than the app receives, its bytes are read into one buffer for all
-  connections. So are bytes that a lingering close discards.
-- When the app returns, the bytes that it has not received are dropped, because the connection may
-  stay open for long.
+- If the app is waiting, it gets the bytes of a read without a copy. One read usually exceeds
+  uvicorn's limit, so the next read waits until the app has received these bytes.
+- If the app is busy, for example because it writes to a file, up to BUFFERED_BYTES are read ahead.
+  The app's next receive() returns all of them in one message.
+- The streams of an HTTP/2 connection share the bytes that are read ahead. zttp opens a stream's
+  window as soon as it has read the stream's bytes from the socket. So clients are slowed down by
+  TCP, like with HTTP/1.1.
+- If a client sends faster than the app receives, its bytes are read into one buffer that all
+  connections share. A lingering close, which discards bytes, uses that buffer too.
+- When the app returns, bytes that it has not received are discarded, because the connection may
+  stay open for a long time.
 
-A body that is too long, or too slow while the app waits for it, is refused in the app's receive().
-The client gets the error response, receive() raises the error, and later messages of the app are
-dropped. If the app has begun its response, a body that is too long breaks it off, and a slow one
-has no timeout.
+The app's receive() refuses a body that is too long, or too slow while the app waits for it. It
+sends the error response to the client and raises the error. Later messages of the app are
+discarded. If the app has already begun its response, a body that is too long cuts the response off,
+and a slow body has no timeout.
 """
 
 from __future__ import annotations
@@ -47,28 +47,29 @@ with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
     from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-# The bytes that are buffered for a busy app before reading stops. One more read may exceed it.
+# The bytes that are read ahead for a busy app. The last read may exceed this limit.
 BUFFERED_BYTES = 256 * 1024
 _MORE_BYTES = BUFFERED_BYTES - HIGH_WATER_LIMIT
-# A shorter piece is appended to the one before: an object for each would take many times its bytes.
+# Shorter pieces are joined, because an object for each piece would need many times its bytes.
 _PIECE_BYTES = 4 * 1024
-# One read of the socket. A copy of it stays below the 128 KiB from which on glibc's malloc() maps
-# fresh pages and unmaps them again (mallopt(3), M_MMAP_THRESHOLD).
+# The size of a read. A copy of these bytes is smaller than 128 KiB. For larger blocks, glibc's
+# malloc() maps new pages and unmaps them later, which is slow (mallopt(3), M_MMAP_THRESHOLD).
 READ_BYTES = 112 * 1024
-# Bytes are read and parsed in one callback, so that one buffer serves all of a thread's loop.
+# The read buffer of each thread's event loop. One buffer suffices, because bytes are read and
+# parsed in one callback.
 _of_this_thread = threading.local()
 
 
 class ReceivedBody:
-    """Body bytes for the app, with the methods of a bytearray that uvicorn uses.
+    """Replaces the bytearray to which uvicorn appends body bytes for the app.
 
-    These are `+=`, len() and bytes().
+    uvicorn uses `+=`, len() and bytes() of it.
 
-    :param requests: the connection's requests in progress. By default there is one.
-    :param pace: of the connection, if its client may be too slow.
-    :ivar size: bytes buffered.
-    :ivar received: all bytes of the body up to now.
-    :ivar awaited: the app is waiting for them.
+    :param requests: the requests in progress on the connection. () counts as one request.
+    :param pace: measures how fast the client sends, if there is a limit.
+    :ivar size: the number of buffered bytes.
+    :ivar received: the number of body bytes that have been received so far.
+    :ivar awaited: whether the app is waiting for bytes.
     """
 
     __slots__ = ("_pace", "_pieces", "_requests", "awaited", "received", "size")
@@ -96,13 +97,13 @@ class ReceivedBody:
         return self
 
     def __len__(self) -> int:
-        """The size that uvicorn compares with HIGH_WATER_LIMIT, above which it stops reading."""
+        """Return the size for uvicorn, which pauses reading above HIGH_WATER_LIMIT."""
         if self.awaited:
             return self.size
         return max(0, self.size - _MORE_BYTES // (len(self._requests) or 1))
 
     def __bytes__(self) -> bytes:
-        """Take all bytes."""
+        """Remove and return all bytes."""
         pieces = self._pieces
         data = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
@@ -115,21 +116,21 @@ class ReceivedBody:
 
 
 class ConnectionLoop:
-    """Stands for the event loop in one of uvicorn's protocols, with one timer for a connection.
+    """Replaces the event loop in one of uvicorn's protocols. It sets one timer for a connection.
 
-    uvicorn sets a keep-alive timer after every response, and the next request cancels it. A timer
-    costs an event loop more than all its other work for a small response. Here one timer runs on.
-    When it fires, it checks whether the connection is idle, and since when. It also checks whether
-    the client is late with headers, or with a body that an app is waiting for.
+    uvicorn sets a keep-alive timer after every response, and the next request cancels it. For an
+    event loop, a timer is more work than everything else about a small response. This class does
+    not cancel its timer. When the timer fires, it checks how long the connection has been idle. It
+    also checks whether the client is late with headers, or with a body for which an app waits.
 
-    :meth:`call_later` returns this object, since uvicorn uses only :meth:`cancel` of a timer. All
-    other methods are the real loop's.
+    The return value of :meth:`call_later` is this object, since uvicorn only calls cancel() of a
+    timer. All other methods are those of the real loop.
 
-    :param check: ends late requests. Returns in how many seconds to check again.
-    :param head_timeout_s: how soon to check again while the connection is idle.
-    :ivar pace: of the client's uploads. None without a limit.
-    :ivar since: the loop's time of the first byte of the last headers. Before the first headers it
-        is the time when the connection was accepted.
+    :param check: ends late requests. Returns the seconds until the next check.
+    :param head_timeout_s: the most seconds until the next check of an idle connection.
+    :ivar pace: measures how fast the client uploads. None without a limit.
+    :ivar since: the time of the first byte of the last headers, by the loop's clock. Before the
+        first headers, it is the time when the connection was accepted.
     """
 
     __slots__ = (
@@ -146,20 +147,21 @@ class ConnectionLoop:
     ) -> None:
         self.real = loop
         self.create_task = loop.create_task
-        # asyncio's own is this one in a function, which is called twice for every request.
+        # asyncio's time() only calls time.monotonic(). Use that directly: it is called twice for
+        # every request.
         is_asyncio = type(loop).time is asyncio.BaseEventLoop.time
         self.time = time.monotonic if is_asyncio else loop.time
         self._check = check
         self._headers_timeout_s = head_timeout_s
-        # To be called at `_due`, by the loop's time, unless it is None.
+        # The function to call at `_due`, by the loop's clock, or None.
         self._callback: Callable[[], object] | None = None
         self._due = 0.0
-        # Runs on while requests come and go.
+        # The only timer of the connection. A request does not cancel it.
         self._timer: asyncio.TimerHandle | None = None
         self._fires_at = 0.0
         self.since = self.time()
         self.pace = UploadPace(body_timeout_s) if body_timeout_s < math.inf else None
-        # Uploads with a waiting app. Over HTTP/1 there is one at most.
+        # The uploads for which an app waits. Over HTTP/1 there is at most one.
         self._uploads: tuple[Upload, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
@@ -181,7 +183,7 @@ class ConnectionLoop:
         self.since = self.time()
 
     def check_in(self, seconds: float) -> None:
-        """Check at this time, or before it. math.inf: only after another call."""
+        """Check after this time at the latest. With math.inf, no check is scheduled."""
         at = self.time() + seconds
         if self._timer is not None:
             if self._fires_at <= at:
@@ -192,7 +194,7 @@ class ConnectionLoop:
             self._timer = self.real.call_later(seconds, self._on_timer)
 
     def stop(self) -> None:
-        """The connection is lost: drop the timer, which refers to it."""
+        """Cancel the timer, which refers to the connection, after the connection is lost."""
         self._callback = None
         self._check = lambda: math.inf
         if self._timer is not None:
@@ -222,7 +224,7 @@ class ConnectionLoop:
         self._uploads = tuple(each for each in self._uploads if each is not upload)
 
     def check_uploads(self) -> float:
-        """Refuse late uploads. Return in how many seconds the next one may be late."""
+        """Refuse late uploads. Return the seconds until another upload may be late."""
         now = time.monotonic()
         left_s = math.inf
         for upload in self._uploads:
@@ -238,24 +240,24 @@ class ConnectionLoop:
 
 
 def admit(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
-    """Count a connection by its client's address. One beyond the limit is aborted."""
+    """Count a connection for its client's address. Abort the connection if it exceeds the limit."""
     if by_address is not None and not by_address.open(protocol.client):
         counters.connections_refused += 1
         protocol.transport.abort()
 
 
 def release(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
-    """A connection that was counted is lost, or another protocol's."""
+    """Stop counting a connection that is lost or gets another protocol."""
     if by_address is not None:
         by_address.close(protocol.client)
 
 
 def counted_by_address(most: float, proxies: str | list[str]) -> ConnectionsByAddress | None:
-    """Return the counter for all connections of a process with the same options.
+    """Return the counter that all connections of a process with these options share.
 
-    :param most: connections of one address.
-    :param proxies: uvicorn's `forwarded_allow_ips`.
-    :returns: None without a limit.
+    :param most: the most connections of one address.
+    :param proxies: uvicorn's `forwarded_allow_ips`. Their connections are not limited.
+    :returns: None if there is no limit.
     """
     if most == math.inf:
         return None
@@ -273,14 +275,14 @@ def _counter(most: float, proxies: str) -> ConnectionsByAddress:
 
 
 class Upload:
-    """The receive() of an app for a request with unread body bytes.
+    """A request whose body has unread bytes. An app gets :meth:`receive` as its receive().
 
     :param cycle: uvicorn's RequestResponseCycle.
     :param resume_reading: resumes reading, unless another request of the connection prevents it.
-    :param refuse: answers in place of the app.
-    :param requests: as for :class:`ReceivedBody`.
-    :param limit_bytes: the longest body.
-    :ivar error: why the body is refused.
+    :param refuse: sends an error response in place of the app.
+    :param requests: see :class:`ReceivedBody`.
+    :param limit_bytes: the length of the longest body, or None.
+    :ivar error: the error for which the body is refused, or None.
     """
 
     __slots__ = (
@@ -312,9 +314,9 @@ class Upload:
         cycle.body = self._received
 
     async def receive(self) -> Message:
-        """The receive() that the app is given.
+        """Receive a message for the app.
 
-        :raises RequestError: if the body is refused. The client has the error response then.
+        :raises RequestError: if the body is refused. The error response has been sent.
         """
         cycle, received, connection = self._cycle, self._received, self._connection
         received.awaited = not received.size
@@ -337,7 +339,7 @@ class Upload:
             received.drop()
             await self._refuse(cycle, self.error)
             raise self.error
-        if type(message["body"]) is not bytes:  # an older uvicorn passes on cycle.body
+        if type(message["body"]) is not bytes:  # an older uvicorn passes cycle.body itself
             message["body"] = bytes(message["body"])
         cycle.body = received
         if message["more_body"] and cycle.flow.read_paused:
@@ -346,9 +348,9 @@ class Upload:
         return message
 
     def deadline(self) -> float | None:
-        """Return the monotonic time at which the client is too slow.
+        """Return the monotonic time from which the client is too slow, or None.
 
-        The result is None after the app has begun its response.
+        It is None if the app does not wait, or has begun its response.
         """
         pace = self._connection.pace
         if pace is None or self._cycle.response_started or not self._waits_since:
@@ -361,12 +363,12 @@ class Upload:
         self._cycle.message_event.set()
 
     def end(self) -> None:
-        """The app has returned, or was cancelled."""
+        """Discard the buffered bytes after the app has returned or was cancelled."""
         self._received.drop()
 
 
 class _Buffered(asyncio.BufferedProtocol):
-    """Adapts an asyncio.Protocol. Its data_received() must not retain its argument."""
+    """Reads into a shared buffer for a Protocol. Its data_received() must not retain the bytes."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.protocol = protocol
@@ -394,7 +396,7 @@ class _Buffered(asyncio.BufferedProtocol):
 
 
 class _Discarding(_Buffered):
-    """Lingering close: discards received bytes, and closes its transport at their end."""
+    """Lingering close: discards received bytes, and closes the transport after the last one."""
 
     def __init__(
         self,
@@ -424,23 +426,23 @@ class _Discarding(_Buffered):
 
 
 def read_into_buffer(transport: asyncio.Transport) -> None:
-    """Have a transport with paused reading read into the buffer from now on."""
+    """Make a transport whose reading is paused read into the shared buffer."""
     protocol = transport.get_protocol()
     if not isinstance(protocol, _Buffered):
         transport.set_protocol(_Buffered(cast("asyncio.Protocol", protocol)))
 
 
 def read_plainly(transport: asyncio.Transport) -> None:
-    """Undo :func:`read_into_buffer`, before the transport gets another protocol."""
+    """Undo :func:`read_into_buffer`. This precedes a change of the transport's protocol."""
     protocol = transport.get_protocol()
     if isinstance(protocol, _Buffered):
-        transport.pause_reading()  # uvloop looks at a protocol's kind when reading begins
+        transport.pause_reading()  # uvloop checks the type of a protocol when reading begins
         transport.set_protocol(protocol.protocol)
         transport.resume_reading()
 
 
 def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a transport after its client's input. A second call closes it soon."""
+    """Close a transport when the client's input has been discarded. A second call hurries."""
     protocol = transport.get_protocol()
     if isinstance(protocol, _Discarding):
         protocol.limits.hurry()
@@ -450,9 +452,9 @@ def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> Non
     if transport.can_write_eof():  # TLS has no half-closed connections
         try:
             transport.write_eof()
-        except OSError:  # the client has reset the connection, which asyncio sees when it reads
+        except OSError:  # the client has reset the connection
             transport.abort()
             return
-    transport.pause_reading()  # uvloop looks at a protocol's kind when reading begins
+    transport.pause_reading()  # uvloop checks the type of a protocol when reading begins
     transport.set_protocol(_Discarding(cast("asyncio.Protocol", protocol), transport, loop))
     transport.resume_reading()
