@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from asgifast.json_log import JSONFormatter
 from gunicorn.config import Config
@@ -316,6 +317,8 @@ def test_fastworker_logs_json() -> None:
         # In the order in which they ended
         lines = {line["url.path"]: line for line in logged(server)}
         file, events, missing = (lines[path] for path in ("/file", "/events/20-50000", "/nowhere"))
+        workers = {child.pid for child in psutil.Process(server.pid).children()}
+    assert {line["process.pid"] for line in lines.values()} == workers
     assert file["http.response.body.size"] == file["wsgifast.sendfile_bytes"] == FILE_BYTES
     assert file["wsgifast.wait_us"] == 0
     parts = sum(times(file))
