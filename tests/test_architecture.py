@@ -4,24 +4,67 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
+_FOLDERS = (ROOT / "wsgifast", ROOT)
+# Functions of Python and of apps.
+_OF_OTHERS = {"open", "close", "send", "receive"}
+# Modules that each package of this kind has.
+_NOT_LISTED = {"command.py", "model.py", "apps.py"}
 
 
 def test_each_module_that_it_names_is_there() -> None:
-    """A name without its folder is in the folder that its row names before it."""
+    """A name without its folder is in a folder of its row, of its heading or of its section."""
     missing = []
-    for row in re.findall(r"^\|.*\|$", TEXT, re.MULTILINE):
-        folders = [ROOT / "wsgifast", ROOT]
-        for name in re.findall(r"`([\w/]+(?:\.py|/))`", row):
+    for _, line, folders in _lines():
+        for name in re.findall(r"`([\w/]+(?:\.py|/))`", line):
             path = next((f / name for f in folders if (f / name).exists()), None)
             if path is None:
-                missing.append((name, row))
+                missing.append((name, line))
             elif "/" in name:
                 folders.append(path if path.is_dir() else path.parent)
     assert not missing
+
+
+def test_its_lists_of_modules_are_complete() -> None:
+    named: dict[Path, set[str]] = {}
+    for heading, line, folders in _lines():
+        if re.fullmatch(r"[\w/]+/", heading):
+            named.setdefault(folders[-1], set()).update(re.findall(r"`(?:\w+/)?(\w+\.py)`", line))
+    assert len(named) > 15
+    missing = {
+        str(folder.relative_to(ROOT)): absent
+        for folder, names in named.items()
+        if (absent := {path.name for path in folder.glob("[!_]*.py")} - names - _NOT_LISTED)
+    }
+    assert not missing
+
+
+def test_each_function_of_a_row_is_in_its_modules() -> None:
+    missing = []
+    for _, line, folders in _lines():
+        paths = re.findall(r"`([\w/]+\.py)`", line) if line.startswith("|") else ()
+        found = (folder / path for path in paths for folder in folders)
+        text = "".join(path.read_text() for path in found if path.exists())
+        for name in re.findall(r"`(?:\w+\.)?(\w+)\(\)`", line) if text else ():
+            if not re.search(rf"\bdef {name}\b", text) and name not in _OF_OTHERS:
+                missing.append((name, line))
+    assert not missing
+
+
+def _lines() -> Iterator[tuple[str, str, list[Path]]]:
+    """Yield each line with its heading, and the folders of names in the line."""
+    heading, folders = "", list(_FOLDERS)
+    for line in TEXT.splitlines():
+        if line.startswith("#"):
+            heading, folders = line.lstrip("# "), list(_FOLDERS)
+            folders += [f / heading for f in _FOLDERS if heading and (f / heading).is_dir()]
+        elif line.startswith("Paths in this section"):
+            folders += [ROOT / name for name in re.findall(r"`([\w/]+/)`", line)]
+        yield heading, line, list(folders)
 
 
 def test_its_map_is_that_of_the_contract() -> None:
