@@ -26,27 +26,28 @@ LINES: Sequence[tuple[str, str]] = (
         "[`WSGIFast`](docs/reference/wsgifast.md)",
         "As deployed, a CSV export from a generator takes "
         "**{deployed.bodies.rows|WSGIFast on gthread|cost ratio} %** of the CPU time that it takes "
-        "on gthread alone. Without an access log it is {bodies.rows|WSGIFast on gthread} times as "
-        "fast.",
+        "on gthread alone. Without an access log, the export is "
+        "{bodies.rows|WSGIFast on gthread} times as fast as on gthread alone.",
     ),
     (
         "[`compress=True`](docs/how-to/compress.md)",
-        "A JSON response of 842 kB arrives **{compress-link.wsgi.json.zstd|raw} times** as fast "
-        "over 20 Mbit/s.",
+        "Over a line of 20 Mbit/s, a JSON response of 842 kB arrives "
+        "**{compress-link.wsgi.json.zstd|raw} times** as fast as without compression.",
     ),
     (
         "[`asgifast.uvicorn`](docs/reference/asgi.md)",
         "As deployed, Starlette's `FileResponse` of 10 MiB takes "
         "**{deployed.asgi.file-large|our protocol|cost ratio} %** of the CPU time that it takes "
-        "with uvicorn's own protocol. Without access log and metrics it is sent "
-        "{asgi.file-large|our protocol} times as fast.",
+        "with uvicorn's own protocol. Without an access log and metrics, the file is sent "
+        "{asgi.file-large|our protocol} times as fast as with uvicorn's own protocol.",
     ),
     (
         "[`StaticFiles`](docs/reference/static-files.md), FastWorker",
         "As deployed, a file of 1 KiB takes "
         "**{deployed.worker.rates.static|WhiteNoise on gthread|cost ratio} %** of the CPU time "
-        "that it takes with WhiteNoise on gthread. Without access log and metrics it is served "
-        "{worker.rates.static|WhiteNoise on gthread} times as fast.",
+        "that it takes with WhiteNoise on gthread. Without an access log and metrics, the file is "
+        "served {worker.rates.static|WhiteNoise on gthread} times as fast as with WhiteNoise on "
+        "gthread.",
     ),
     (
         # As `python -m loadtests.deltas` reports.
@@ -58,8 +59,9 @@ LINES: Sequence[tuple[str, str]] = (
 _FIGURE = re.compile(r"\{([^{}|]+)\|([^{}|]+)(?:\|([^{}|]+))?\}")
 # The path of the benchmarks page is inserted.
 _INTRODUCTION = (
-    "*As deployed* means: with an access log, metrics, uvloop and a browser's headers. "
-    "[Benchmarks]({}) has the command, machine and date of each figure."
+    "*As deployed* means: the servers write an access log, and have metrics where they can. ASGI "
+    "servers in Python run on uvloop. The requests have a browser's headers. [Benchmarks]({}) has "
+    "the command, machine and date of each figure."
 )
 
 
