@@ -146,19 +146,22 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "This page lists every metric that wsgifast reports, in Prometheus's spelling. If "
-        "OpenTelemetry's semantic conventions define a metric, it has the name that they define. "
-        "[Watch a server](../how-to/monitor.md) shows how to collect metrics.",
+        "This page lists all metrics of wsgifast. Their names are in Prometheus's spelling. If "
+        "OpenTelemetry's semantic conventions define a metric, wsgifast uses its name from these "
+        "conventions. [Watch a server](../how-to/monitor.md) shows how to collect metrics.",
         "",
-        "Labels have a limited number of values, so that clients cannot create new ones:",
+        "The values of these labels come from requests. Their number is limited, so that clients "
+        "cannot fill the memory with new values:",
         "",
         "| label | values |",
         "|---|---|",
-        "| `http_route` | the framework's URL pattern. If a request has no pattern: "
-        f"`{metrics.UNKNOWN}`. If there are too many patterns: `{metrics.OTHER}` |",
-        "| `http_request_method` | the methods of RFC 9110 and PATCH. For all other methods: "
+        "| `http_route` | the framework's URL pattern for the request. The value is "
+        f"`{metrics.UNKNOWN}` if the request has no pattern, and `{metrics.OTHER}` if there are "
+        "too many patterns |",
+        "| `http_request_method` | a method of RFC 9110, or `PATCH`. For all other methods, the "
+        f"value is `{metrics.OTHER}` |",
+        "| `url_scheme` | `http` or `https`. For all other schemes, the value is "
         f"`{metrics.OTHER}` |",
-        f"| `url_scheme` | `http` or `https`. For all other schemes: `{metrics.OTHER}` |",
     ]
     for title, reported_by in _METRICS_BY:
         lines += ["", f"## {title}", "", "| metric | type | meaning |", "|---|---|---|"]
@@ -173,11 +176,11 @@ def metrics_page() -> str:
         "",
         'With `metrics="opentelemetry"`, the metrics have these names:',
         "",
-        "- The first three metrics are `http.server.request.duration`, "
+        "- The first three metrics in the first table are `http.server.request.duration`, "
         "`http.server.response.body.size` and `http.server.active_requests`.",
-        "- The other metrics have a dot after `wsgifast`, and no unit or `total` at the end. For "
-        "instance, `wsgifast_thread_wait_seconds` becomes `wsgifast.thread_wait`.",
-        "- The units are `s` for seconds and `By` for bytes.",
+        "- The names of all other metrics have a dot after `wsgifast`. They do not end with a unit "
+        "or `total`. For instance, `wsgifast_thread_wait_seconds` becomes `wsgifast.thread_wait`.",
+        "- The unit of durations is `s`, and the unit of sizes is `By` (bytes).",
         "- The histogram `wsgifast.thread_wait` counts only requests that have waited. In "
         "Prometheus, it also counts requests for which a thread was free at once.",
     ]

@@ -181,57 +181,57 @@ _ROWS = (
         "buffer_bodies", True, FLAG, "requests",
         "Receive the whole body of a request before the app is called, so that slow uploads do "
         "not occupy threads.",
-        note="With `False`, the app's thread reads the body from the client, like gthread.",
+        note="With `False`, the app's thread reads the body from the client, as on gthread.",
     ),
     Option(
         "body_limit_bytes", 2**30, BYTES, "requests",
-        "Respond with 413 to a request with a longer body.",
-        note="Has no effect with `buffer_bodies = False`.",
+        "Respond with 413 to a request whose body is longer than this number of bytes.",
+        note="The option has no effect with `buffer_bodies = False`.",
         at_limit=_refused(413),
         is_shared=True,
         asgi_default=None,
-        asgi_note="If the request has a Content-Length, the app is not called. `None`: no limit, "
-        "because the app reads the body while it arrives, and the server does not store it.",
+        asgi_note="If the request has a Content-Length, the app is not called. `None`: no limit.",
     ),
     Option(
         "bodies_on_disk_bytes", 16 * 2**30, BYTES, "requests",
-        "Limit for all request bodies of a worker in temporary files. If a body exceeds the "
-        "limit, or the disk is full, the client gets 503.",
+        "Limit for all temporary files of a worker with request bodies. If a body would exceed "
+        "the limit, or if the disk is full, the client gets 503.",
         at_limit=_refused(503, _NOT_SERVED),
     ),
     Option(
         "head_limit_bytes", 64 * 2**10, SOME_BYTES, "requests",
-        "Respond with 431 if the request line and the headers are longer together.",
+        "Respond with 431 if the request line and the headers together have more bytes.",
         note="gunicorn's `limit_request_line`, `limit_request_fields` and "
         "`limit_request_field_size` apply, too.",
         at_limit=_refused(431, _INVALID),
         is_shared=True,
-        asgi_note="The parser's own limits apply, too: h11 accepts 16 KiB by default "
-        "(`--h11-max-incomplete-event-size`).",
+        asgi_note="The parser h11 also has a limit of its own: 16 KiB by default. uvicorn's "
+        "option `--h11-max-incomplete-event-size` changes it.",
     ),
     Option(
         "input_memory_bytes", 64 * 2**20, BYTES, "requests",
         "Limit for the memory of all requests of a worker that are incomplete or wait for a "
-        "thread. Bodies beyond the limit go to temporary files. If the headers of a request have "
-        "more than 4 KiB and exceed the limit, the client gets 503.",
+        "thread. Beyond the limit, FastWorker writes bodies to temporary files. If the headers of "
+        "a request have more than 4 KiB and would exceed the limit, the client gets 503.",
         at_limit=_refused(503, _NOT_SERVED),
     ),
     Option(
         "head_timeout_s", 20.0, SECONDS, "requests",
         "Respond with 408 if a client takes longer to send the headers of a request. The time "
-        "begins with their first byte. A new connection that sends no byte is closed after this "
-        "time.",
+        "begins with the first byte of the headers. If a client opens a connection and sends no "
+        "byte for this time, the connection is closed.",
         at_limit=_too_slow("a response with 408", "head"),
         is_shared=True,
     ),
     Option(
         "body_timeout_s", 30.0, SECONDS, "requests",
-        "Respond with 408 if no byte of a request body arrives for this time. After this time, "
-        f"also if the body arrives at fewer than {LEAST_BYTES_PER_S:.0f} bytes/s on average.",
+        "Respond with 408 if no byte of a request body arrives for this time. An upload that "
+        f"takes longer than this time must also have at least {LEAST_BYTES_PER_S:.0f} bytes/s on "
+        "average.",
         at_limit=_too_slow("a response with 408", "body"),
         is_shared=True,
         asgi_default=math.inf,
-        asgi_note="Only the time in which the app waits for the body counts.",
+        asgi_note="Only the time during which the app waits for the body counts.",
     ),
     Option(
         "check_host", True, FLAG, "requests",
@@ -241,8 +241,8 @@ _ROWS = (
     ),
     Option(
         "connections_per_address", math.inf, CONNECTIONS, "requests",
-        "Limit for the open connections from one client address to a worker. Further connections "
-        "are closed. Trusted proxies have no limit.",
+        "Limit for the open connections from one client address to a worker. The worker closes "
+        "further connections at once. For trusted proxies there is no limit.",
         at_limit=AtLimit(
             "a closed connection", "... has ... connections: further ones are closed",
             "wsgifast_connections_refused_total",
@@ -252,14 +252,15 @@ _ROWS = (
     # Responses
     Option(
         "send_timeout_s", 60.0, SECONDS, "responses",
-        "Disconnect a client that accepts no byte of a response for this time. After this time, "
-        f"also if the client accepts fewer than {LEAST_BYTES_PER_S:.0f} bytes/s on average.",
+        "Disconnect a client that accepts no byte of a response for this time. If a response "
+        "takes longer than this time, its client must also accept at least "
+        f"{LEAST_BYTES_PER_S:.0f} bytes/s on average.",
         at_limit=_too_slow("a closed connection, or a reset HTTP/2 stream", "send"),
     ),
     Option(
         "output_memory_bytes", 64 * 2**20, BYTES, "responses",
-        "Limit for the memory of all output of a worker that waits for slow clients. Output "
-        "beyond the limit waits in temporary files.",
+        "Limit for the memory in which output of a worker waits for slow clients. Output beyond "
+        "the limit waits in temporary files.",
         at_limit=AtLimit(
             "the whole response", "Slow clients leave more than ... bytes waiting in memory",
             "wsgifast_output_spooled_bytes",
@@ -267,8 +268,8 @@ _ROWS = (
     ),
     Option(
         "responses_on_disk_bytes", 16 * 2**30, BYTES, "responses",
-        "Limit for the temporary files of all output of a worker that waits for slow clients. "
-        "Output beyond the limit waits in memory.",
+        "Limit for the temporary files in which output of a worker waits for slow clients. Output "
+        "beyond the limit waits in memory.",
         at_limit=AtLimit(
             "the whole response", "Output stays in memory", "wsgifast_output_spooled_bytes"
         ),
@@ -286,21 +287,22 @@ _ROWS = (
     ),
     Option(
         "end_old_worker_first", False, FLAG, "workers",
-        "When workers are replaced, end each worker before its replacement starts. Meanwhile one "
-        "worker fewer serves. If there is only one worker, requests wait.",
+        "When a worker is replaced, end the old worker before the new worker starts. Until the "
+        "new worker is ready, there is one worker fewer. If there is only one worker, requests "
+        "wait.",
     ),
     Option(
         "max_rss_bytes", math.inf, MEMORY, "workers",
-        "Replace a worker that uses more resident memory (RSS). Pages that it shares with other "
-        "processes count.",
+        "Replace a worker that uses more resident memory (RSS) than this. Memory that it shares "
+        "with other processes counts, too.",
         at_limit=AtLimit(
             "its response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_rss_bytes"}'
         ),
     ),
     Option(
         "max_lifetime_s", math.inf, SECONDS, "workers",
-        "Replace a worker after this time, or up to a tenth earlier, so that not all workers are "
-        "replaced at once.",
+        "Replace a worker after this time, or up to a tenth of the time earlier. So not all "
+        "workers are replaced at once.",
         at_limit=AtLimit(
             "its response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_lifetime_s"}'
         ),
@@ -309,35 +311,36 @@ _ROWS = (
     Option(
         "health_path", None, PATH, "operators",
         "Respond to GET and HEAD at this path with 200, without calling the app.",
-        note="This does not need a thread.",
+        note="The response does not need a thread.",
         is_shared=True,
     ),
     Option(
         "ready_path", None, PATH, "operators",
-        "Respond to GET and HEAD at this path with 200 if the worker is ready, else with 503. "
-        "After SIGTERM the response is 503.",
+        "Respond to GET and HEAD at this path with 200 if the worker is ready, otherwise with "
+        "503. After SIGTERM the response is always 503.",
         is_shared=True,
     ),
     Option(
         "access_log_skip", (), PATHS, "operators",
         "Do not write requests for these paths to the access log. Requests for `health_path` and "
-        "`ready_path` are never written.",
+        "`ready_path` are never written to it.",
         note="In the environment variable, separate paths by spaces.",
         asgi_note="In the environment variable, separate paths by spaces.",
         is_shared=True,
     ),
     Option(
         "drain_delay_s", 0, SECONDS_OR_NONE, "operators",
-        "After SIGTERM, serve for this time as before, while `ready_path` responds with 503. "
+        "After SIGTERM, continue to serve for this time, while `ready_path` responds with 503. "
         "Then the server stops.",
         is_shared=True,
     ),
     Option(
         "queue_timeout_s", math.inf, SECONDS, "operators",
-        "Respond with 503 and Retry-After to a request that waits longer for the app. The wait "
-        "begins when the request arrives, or at the time in X-Request-Start of a trusted proxy.",
+        "Respond with 503 and Retry-After to a request that waits longer than this for the app. "
+        "The wait begins when the request arrives. If a trusted proxy sends X-Request-Start, it "
+        "begins at the time in this header.",
         note="The wait ends when a thread starts to process the request.",
-        asgi_note="The wait ends when the app is called. WebSockets have no limit.",
+        asgi_note="The wait ends when the app is called. The option does not apply to WebSockets.",
         at_limit=AtLimit(
             "a response with 503", "Requests have waited longer than queue_timeout_s",
             'wsgifast_requests_shed_total{reason="queue_timeout"}',
@@ -346,10 +349,10 @@ _ROWS = (
     ),
     Option(
         "request_timeout_s", math.inf, SECONDS, "operators",
-        "Respond with 503 if the app takes longer. If the response has begun, close the "
-        "connection instead. The error log shows the stack of the app.",
+        "Respond with 503 if the app takes longer than this for a request. If the response has "
+        "begun, close the connection instead. The error log shows the stack of the app.",
         note="If the requests in all threads of a worker take longer, the worker is replaced.",
-        asgi_note="The task of the app is cancelled. The time in which the app waits for its "
+        asgi_note="The task of the app is cancelled. The time during which the app waits for its "
         "client does not count. The time after the response does not count.",
         at_limit=AtLimit(
             "a response with 503, or a closed connection",

@@ -108,14 +108,15 @@ _ROWS = (
         "app or None",
         "files",
         "The app that gets every request for which there is no file. `None`: respond to such "
-        "a request with 404, and with the directory's `404.html` if it exists.",
+        "a request with 404. If the directory has a `404.html`, this file is the body.",
     ),
     Option(
         "directory",
         REQUIRED,
         "path, or a list of paths",
         "files",
-        "The directory with the files. If several directories have a file, the first one is used.",
+        "The directory with the files. If several directories have a file of the same name, the "
+        "file in the first of these directories is served.",
     ),
     Option(
         "prefix",
@@ -132,7 +133,8 @@ _ROWS = (
         "index.html",
         "str or None",
         "files",
-        "The name of the file that is served for the URL of a directory. `None`: no such file.",
+        "The name of the file that is served for the URL of a directory. `None`: serve no file "
+        "for such a URL.",
         _is_file_name_or_none,
         "a file's name, or None",
         whitenoise="INDEX_FILE",
@@ -143,8 +145,9 @@ _ROWS = (
         None,
         "str or None",
         "files",
-        "A file that is served with 200 for the routes of a single-page app: for each path "
-        "without a file whose last segment has no dot. The file must exist.",
+        "A file for the routes of a single-page app. It is served with 200 for each path for "
+        "which there is no file, if the last segment of the path has no dot. The fallback file "
+        "must exist.",
         _is_path_or_none,
         "a file's path relative to the directory, or None",
     ),
@@ -160,7 +163,8 @@ _ROWS = (
         False,
         "bool",
         "files",
-        "Follow symbolic links to files outside the directory. Links to files inside always work.",
+        "Follow symbolic links to files outside the directory. Links to files inside the directory "
+        "always work.",
         whitenoise="ALLOW_UNSAFE_SYMLINKS",
     ),
     Option(
@@ -175,7 +179,8 @@ _ROWS = (
         60,
         "int or None",
         "headers",
-        "How many seconds caches may use a file without revalidation. `None`: no Cache-Control.",
+        "The seconds for which caches may use a file without asking the server again. `None`: "
+        "send no Cache-Control.",
         _is_count_or_none,
         "whole seconds from 0 on, or None",
         whitenoise="MAX_AGE",
@@ -186,8 +191,8 @@ _ROWS = (
         "regular expression, function or None",
         "headers",
         "Selects the files that never change under their name. Caches may store them for a year. "
-        "A regular expression is searched in the URL path. A function is called with "
-        "`(path, url)`.",
+        "A regular expression is searched for in the URL path. A function is called with "
+        "`(path, url)`, and returns whether the file never changes.",
         whitenoise="IMMUTABLE_FILE_TEST",
     ),
     Option(
@@ -214,9 +219,9 @@ _ROWS = (
         None,
         "function or None",
         "headers",
-        "A function that changes the headers of a file's responses. It is called as "
-        "`add_headers(headers, path, url)` when a file is looked up. `headers` is a "
-        "`wsgiref.headers.Headers`. If the function raises an exception, the request fails.",
+        "A function that changes the headers of all responses with a file. When `StaticFiles` "
+        "looks up the file, it calls `add_headers(headers, path, url)`. `headers` is a "
+        "`wsgiref.headers.Headers` object. If the function raises an exception, the request fails.",
         _is_function_or_none,
         "a function of (headers, path, url), or None",
         whitenoise="ADD_HEADERS_FUNCTION",
@@ -235,9 +240,10 @@ _ROWS = (
         "stat",
         "str or None",
         "headers",
-        'How entity tags are made. `"stat"`: from the size and the modification time of the file. '
-        '`"content"`: from its bytes, which are read at each lookup. Use `"content"` if a file has '
-        "different modification times on your hosts. `None`: no entity tags.",
+        'How `StaticFiles` makes entity tags. `"stat"`: from the size and the modification time of '
+        'the file. `"content"`: from the bytes of the file, which `StaticFiles` reads when it '
+        'looks up the file. Use `"content"` if a file has different modification times on your '
+        "hosts. `None`: send no entity tags.",
         _is_kind_of_tag,
         "'stat', 'content' or None",
     ),
@@ -246,7 +252,7 @@ _ROWS = (
         32 * 1024 * 1024,
         "int",
         "memory",
-        "Limit for the memory of cached files and their metadata. `0`: no cache.",
+        "Limit for the memory of cached files and their metadata. `0`: cache no files.",
         is_count,
         "bytes, from 0 on",
     ),
@@ -256,8 +262,9 @@ _ROWS = (
         "bool or `Compression`",
         "memory",
         "Compress a file when it is first requested, if it has at most 16 MiB and there is no "
-        "precompressed file. Of a `Compression` object, only the content codings, `min_bytes` and "
-        "the content types are used. The compressed copies use up to 64 MiB of memory.",
+        "precompressed file. If you pass a `Compression` object, `StaticFiles` uses only its "
+        "content codings, `min_bytes` and content types. The compressed copies use up to 64 MiB of "
+        "memory.",
     ),
     Option(
         "dictionaries",
