@@ -57,7 +57,8 @@ def _table(name: str) -> str:
             for option in OPTIONS.values()
             if (limit := option.at_limit) is not None
         ]
-        return _markdown(("option", "the client gets", "the error log gets", "metric"), limits)
+        titles = ("option", "the client gets", "the line in the error log contains", "metric")
+        return _markdown(titles, limits)
     rows = [
         (
             f"`{option.name}`",
@@ -79,7 +80,7 @@ def _markdown(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _code(text: str) -> str:
-    return f"`{text}`" if text else "nothing"
+    return f"`{text}`" if text else "no line"
 
 
 def _default(value: Any) -> str:

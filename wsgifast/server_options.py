@@ -296,7 +296,7 @@ _ROWS = (
         "Replace a worker that uses more resident memory (RSS) than this. Memory that it shares "
         "with other processes counts, too.",
         at_limit=AtLimit(
-            "its response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_rss_bytes"}'
+            "the whole response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_rss_bytes"}'
         ),
     ),
     Option(
@@ -304,7 +304,7 @@ _ROWS = (
         "Replace a worker after this time, or up to a tenth of the time earlier. So not all "
         "workers are replaced at once.",
         at_limit=AtLimit(
-            "its response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_lifetime_s"}'
+            "the whole response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_lifetime_s"}'
         ),
     ),
     # Operators
