@@ -232,7 +232,7 @@ class Monitored:
         )
         alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)
         self.pool.monitor._alarm = alarm
-        self.first, *self.others = self.pool._members
+        self.first, *self.others = self.pool.members
         self.spare = self.pool._spare
         self.spare.thread = threading.current_thread()
         self.pool._spare_waits = True

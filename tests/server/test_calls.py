@@ -116,7 +116,7 @@ def calls(
     finally:
         threading.setprofile(None)
         server.pool.stop()
-        for member in server.pool._members:
+        for member in server.pool.members:
             assert member.thread is not None
             member.thread.join()
         client.close()

@@ -229,7 +229,7 @@ class SteppedWorker:
         rules: Any = self.server.output_rules
         rules.flush_soon = lambda queue, flush: queue.flush()  # since no monitor ticks
         self._pool = self.server.pool  # a test may replace it
-        self.thread = self._pool._members[0]  # the only one
+        self.thread = self._pool.members[0]  # the only one
         self._pool._by_ident[threading.get_ident()] = self.thread
 
     def close(self) -> None:

@@ -205,7 +205,7 @@ def test_ending_worker_lets_idle_clients_ask_once_more(life: Life) -> None:
 def test_pool_has_the_threads_of_settings(make_stepped: MakeStepped) -> None:
     stepped = make_stepped(hello, threads=7)
     pool = stepped.server.pool
-    assert len(pool._members) == 7
+    assert len(pool.members) == 7
     pool.monitor._on_tick()
 
 

@@ -131,17 +131,17 @@ def prefers_delta(accept_encoding: str | None) -> bool:
     return accept_encoding is not None and preferred_coding(accept_encoding, _CODINGS) == DCZ
 
 
-class HashedName(NamedTuple):
-    """The parts of a file name before and after its hash. All releases have the same parts."""
+class HashlessName(NamedTuple):
+    """The parts of a file name before and after its hash. All releases of a file share them."""
 
     before: str
     after: str
 
 
-def hashed_name(name: str) -> HashedName | None:
+def hashless_name(name: str) -> HashlessName | None:
     """Return a file name without its hash. None if the name contains no hash."""
     match = _HASHED_NAME.fullmatch(name)
-    return None if match is None else HashedName(match["before"], match["after"])
+    return None if match is None else HashlessName(match["before"], match["after"])
 
 
 def is_surely_hashed(name: str) -> bool:
@@ -157,12 +157,12 @@ def use_as_dictionary(url: str) -> str | None:
     :returns: None if the name contains no hash.
     """
     folder, _, name = url.rpartition("/")
-    hashed = hashed_name(name)
-    if hashed is None:
+    parts = hashless_name(name)
+    if parts is None:
         return None
-    before = _in_pattern(f"{folder}/{hashed.before}")
+    before = _in_pattern(f"{folder}/{parts.before}")
     # In a string of a structured field, a backslash must be escaped (RFC 9651, section 3.3.3).
-    pattern = f"{before}*{_in_pattern(hashed.after)}".replace("\\", "\\\\")
+    pattern = f"{before}*{_in_pattern(parts.after)}".replace("\\", "\\\\")
     return f'match="{pattern}"'
 
 

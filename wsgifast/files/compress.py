@@ -37,7 +37,7 @@ from ..compression.dictionaries import (
     DELTA_SUFFIX,
     delta_suffix,
     digest_of,
-    hashed_name,
+    hashless_name,
     make_delta,
 )
 from ..errors import ConfigurationError
@@ -244,11 +244,11 @@ class _Run:
     def _dictionaries(self, path: str, original: _File) -> Iterator[bytes]:
         """Yield the content of the earlier releases of a file."""
         *folders, name = path.split("/")
-        hashed = hashed_name(name)
-        if hashed is None:
+        hashless = hashless_name(name)
+        if hashless is None:
             return
         for directory in self.earlier:
-            for found in newest_releases([directory], folders, hashed, _MAX_FILE_BYTES):
+            for found in newest_releases([directory], folders, hashless, _MAX_FILE_BYTES):
                 content = content_of(found.root, found.names, found.identity)
                 if content is not None and content != original.content:
                     yield content

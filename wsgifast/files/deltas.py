@@ -29,11 +29,11 @@ from ..compression.dictionaries import (
     DCZ,
     DELTA_SUFFIX,
     HEADER_BYTES,
-    HashedName,
+    HashlessName,
     delta_header,
     delta_suffix,
     digest_of,
-    hashed_name,
+    hashless_name,
     make_delta,
 )
 from .compressed_copies import COPIES, MAX_FILE_BYTES, CompressedCopy, delta_key, made_copy
@@ -97,7 +97,7 @@ class _Listing(CacheEntry):
     def __init__(
         self,
         folders: Sequence[tuple[str, Identity | None]],
-        releases: dict[HashedName, list[tuple[Directory, str]]],
+        releases: dict[HashlessName, list[tuple[Directory, str]]],
         deltas: frozenset[str],
     ) -> None:
         count = 1 + len(deltas) + sum(map(len, releases.values()))
@@ -192,7 +192,7 @@ class Deltas:
             return False
         if file.names[-1] + delta_suffix(digest) in listing.deltas:
             return False
-        if file.hashed not in listing.releases:
+        if file.hashless_name not in listing.releases:
             return True
         cached = self._releases.get(file.key)
         if cached is None or not cached.are_unchanged():
@@ -251,7 +251,7 @@ class Deltas:
             return cached
         digests = {} if cached is None else {r: d for d, r in cached.by_digest.items()}
         listing, settled = self._list(file)
-        names = listing.releases.get(file.hashed, ())
+        names = listing.releases.get(file.hashless_name, ())
         by_digest: dict[bytes, _Release] = {}
         for release in _newest(names, file.names[:-1], MAX_FILE_BYTES):
             digest = digests.get(release)
@@ -281,14 +281,14 @@ class Deltas:
             (path, None if stat_result is None else identity_of(stat_result))
             for path, stat_result in seen
         ]
-        found: dict[HashedName, list[tuple[Directory, str]]] = {}
+        found: dict[HashlessName, list[tuple[Directory, str]]] = {}
         deltas = set()
         for root, name in _names_in(file.roots, file.names[:-1]):
             if name.endswith(DELTA_SUFFIX):
                 deltas.add(name)
-            elif (hashed := hashed_name(name)) is not None:
-                found.setdefault(hashed, []).append((root, name))
-        several = {hashed: names for hashed, names in found.items() if len(names) > 1}
+            elif (hashless := hashless_name(name)) is not None:
+                found.setdefault(hashless, []).append((root, name))
+        several = {hashless: names for hashless, names in found.items() if len(names) > 1}
         listing = _Listing(folders, several, frozenset(deltas))
         if listing.cost > _CACHE_BYTES:
             log.warning("%s has too many releases: deltas to some of them only", seen[0][0])
@@ -302,15 +302,15 @@ class Deltas:
 
 
 def newest_releases(
-    roots: Iterable[Directory], folder: Sequence[str], hashed: HashedName, max_bytes: int
+    roots: Iterable[Directory], folder: Sequence[str], hashless: HashlessName, max_bytes: int
 ) -> list[_Release]:
     """Return the releases of a file that can be dictionaries, the newest ones first.
 
     :param folder: the path of the folder below each root.
-    :param hashed: the name of the file without its hash.
-    :param max_bytes: the most bytes of a release.
+    :param hashless: the name of the file without its hash.
+    :param max_bytes: the maximum size of a release.
     """
-    names = [each for each in _names_in(roots, folder) if hashed_name(each[1]) == hashed]
+    names = [each for each in _names_in(roots, folder) if hashless_name(each[1]) == hashless]
     return _newest(names, folder, max_bytes)
 
 

@@ -11,20 +11,20 @@ from dataclasses import InitVar, dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..compression.codings import preferred_coding
-from ..compression.dictionaries import HashedName, prefers_delta
+from ..compression.dictionaries import HashlessName, prefers_delta
 from ..http.headers import Headers
 from .directory import Directory, Identity, Opened, identity_of
 from .plan import Representation, RequestFacts
 
-# The memory of a cached file in one coding, with all cached plans, and without the body. Measured
-# with tracemalloc. A test checks this number.
+# The memory of a cached file in one content coding. It includes all cached plans (plan.py), but not
+# the body. The number was measured with tracemalloc, and a test checks it.
 _SOURCE_COST_BYTES = 10_000
-# The most copies of a header in memory: as str and as ASGI's bytes, in the plans for GET, for HEAD,
-# for a range, and without a body.
+# The maximum number of copies of a header in memory. The cached plans contain it as str for WSGI
+# and as bytes for ASGI.
 _HEADER_COPIES = 6
-# The most that a copied modification time differs. WhiteNoise and ServeStatic copy it as a float,
-# which differs by up to 120 ns. A tool that stores only microseconds changes the time by less than
-# 1000 ns. No file is written twice within that time.
+# The maximum difference between a modification time and its copy. WhiteNoise and ServeStatic copy
+# the time as a float, which differs by up to 120 ns. A tool that stores only microseconds changes
+# the time by less than 1000 ns. No file is written twice within 1000 ns.
 _ROUNDED_NS = 1_000
 # Other tools truncate the time to milliseconds, or to seconds (pigz, brotli, zstd before 1.5).
 _TRUNCATED_TO_NS = (1_000_000, 1_000_000_000)
@@ -136,12 +136,12 @@ class Source(NamedTuple):
 class ReleasesOf(NamedTuple):
     """A file with a hash in its name, and the folders that may have other releases of the file.
 
-    :ivar hashed: the name of the file without the hash.
+    :ivar hashless_name: the name of the file without the hash.
     :ivar roots: the directories that may have releases in the same folder.
     :ivar names: the path of the file below its root.
     """
 
-    hashed: HashedName
+    hashless_name: HashlessName
     roots: Sequence[Directory]
     names: Sequence[str]
 
@@ -156,7 +156,7 @@ class ReleasesOf(NamedTuple):
     @property
     def key(self) -> str:
         """Return a key that is the same for all releases of the file."""
-        return "\0".join([*self.hashed, *self.folders])
+        return "\0".join([*self.hashless_name, *self.folders])
 
 
 @dataclass(eq=False)
@@ -168,29 +168,29 @@ class Found(CacheEntry):
     :ivar encoded: maps content codings in lower case to the precompressed files. The smallest file
         is the first.
     :param url: the key in the cache.
-    :param settled: whether a later change would change the identity of a file. Otherwise the file
-        must not be cached.
-    :ivar made_codings: the content codings in which the file may be compressed on request.
+    :param settled: whether any later change of the files changes their identity. Files that are not
+        settled must not be cached.
+    :ivar compressible_to: the content codings that the site may compress the file to for a request.
     :ivar releases: the earlier releases for a delta. None to send no delta.
-    :ivar beside: paths whose changes may change the precompressed files: the directory, and
-        precompressed files that are not sent, such as outdated ones.
-    :ivar absent: paths without a file. A new file there would take precedence.
+    :ivar watched: paths and identities that show whether other precompressed files are usable now:
+        the directory, and precompressed files that are not sent, such as outdated ones.
+    :ivar absent: paths without a file. A new file there would take precedence over the cached file.
     """
 
     original: Source
     encoded: Mapping[str, Source]
     url: InitVar[str]
     settled: InitVar[bool]
-    made_codings: tuple[str, ...] = ()
+    compressible_to: tuple[str, ...] = ()
     releases: ReleasesOf | None = None
-    beside: Sequence[tuple[str, Identity]] = ()
+    watched: Sequence[tuple[str, Identity]] = ()
     absent: Sequence[str] = ()
 
     def __post_init__(self, url: str, settled: bool) -> None:
         super().__init__(0)
         self._codings = tuple(self.encoded)
         if settled:
-            paths = [url, *self.absent, *(path for path, _ in self.beside)]
+            paths = [url, *self.absent, *(path for path, _ in self.watched)]
             self.cost = sum(4 * len(path) for path in paths)
             self.cost += sum(source.cost() for source in self.sources())
 
@@ -204,14 +204,14 @@ class Found(CacheEntry):
         coding = preferred_coding(accept_encoding, self._codings)
         return self.original if coding is None else self.encoded[coding]
 
-    def made_coding(self, source: Source, accept_encoding: str | None) -> str | None:
-        """Return the content coding to compress the file in. Return None to send it unchanged.
+    def coding_to_compress_to(self, source: Source, accept_encoding: str | None) -> str | None:
+        """Return the content coding to compress the file to. Return None to send it unchanged.
 
         :param source: the result of :meth:`select`.
         """
-        if source is not self.original or accept_encoding is None or not self.made_codings:
+        if source is not self.original or accept_encoding is None or not self.compressible_to:
             return None
-        return preferred_coding(accept_encoding, self.made_codings)
+        return preferred_coding(accept_encoding, self.compressible_to)
 
     def wanted_dictionary(self, conditions: RequestFacts) -> bytes | None:
         """Return the digest of the client's dictionary. Return None to send no delta."""
@@ -237,7 +237,7 @@ class Found(CacheEntry):
                     return None
             # New precompressed files matter only to clients that accept a content coding.
             if accept_encoding is not None:
-                for path, identity in self.beside:
+                for path, identity in self.watched:
                     if identity_of(os.stat(path)) != identity:
                         return None
         except OSError:
@@ -274,7 +274,7 @@ def open_if_readable(directory: Directory, names: Sequence[str]) -> Opened | Non
 def has_same_time(one: os.stat_result, other: os.stat_result) -> bool:
     """Return whether two files have the same modification time, possibly rounded or truncated.
 
-    Other differences below a second count, since the original may have been written again.
+    Any other difference means that the original may have been written again after the copy.
     """
     earlier, later = sorted((one.st_mtime_ns, other.st_mtime_ns))
     difference = later - earlier

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..compression.codings import PRECOMPRESSED_SUFFIXES
-from ..compression.dictionaries import VARY, hashed_name
+from ..compression.dictionaries import VARY, hashless_name
 from ..compression.policy import Compression, cache_directives
 from ..compression.response import ResponseCoding
 from ..http.headers import Header, Headers
@@ -70,8 +70,8 @@ class FoundFile:
     @property
     def releases(self) -> ReleasesOf | None:
         """Return the places of other releases of the file. None if its name has no hash."""
-        hashed = hashed_name(self.names[-1])
-        return None if hashed is None else ReleasesOf(hashed, self.roots, self.names)
+        hashless = hashless_name(self.names[-1])
+        return None if hashless is None else ReleasesOf(hashless, self.roots, self.names)
 
     def open_precompressed(self, suffix: str) -> Opened | None:
         """Open the file with an added suffix, such as ".gz". Return None if it cannot be read."""
@@ -216,7 +216,7 @@ class Lookup:
         folder = posixpath.dirname(file.path)
         # stat() before the precompressed files are opened: a file that appears later changes the
         # identity of the directory.
-        beside = {folder: stat_or_none(folder)}
+        watched = {folder: stat_or_none(folder)}
         codings: dict[str, os.stat_result] = {}
         is_compressed = Headers(headers).get("content-encoding") is not None
         for coding, suffix in () if is_compressed else PRECOMPRESSED_SUFFIXES.items():
@@ -227,8 +227,8 @@ class Lookup:
             if precompressed is not None and _is_usable(precompressed, file.stat_result):
                 codings[coding] = precompressed.stat_result
             else:
-                beside[file.path + suffix] = seen
-        made_codings = self._made_codings(headers, file.stat_result.st_size)
+                watched[file.path + suffix] = seen
+        compressible_to = self._compressible_to(headers, file.stat_result.st_size)
         # The final headers decide, since `add_headers` may have changed them.
         cache_control = Headers(headers).get("cache-control") or ""
         has_deltas = (
@@ -236,25 +236,25 @@ class Lookup:
             and not is_compressed
             and "no-transform" not in cache_directives(cache_control)
         )
-        vary = VARY if has_deltas else "Accept-Encoding" if codings or made_codings else None
+        vary = VARY if has_deltas else "Accept-Encoding" if codings or compressible_to else None
         return Found(
             self._describe_one(file, None, headers, vary),
             {
                 coding: self._describe_one(file, coding, headers, vary)
                 for coding in sorted(codings, key=lambda coding: codings[coding].st_size)
             },
-            made_codings=made_codings,
+            compressible_to=compressible_to,
             releases=file.releases if has_deltas else None,
-            beside=[(path, identity_of(seen)) for path, seen in beside.items() if seen],
+            watched=[(path, identity_of(seen)) for path, seen in watched.items() if seen],
             absent=file.absent,
             url=url,
             settled=all(
                 stat_result is not None and is_settled(stat_result)
-                for stat_result in (file.stat_result, *codings.values(), *beside.values())
+                for stat_result in (file.stat_result, *codings.values(), *watched.values())
             ),
         )
 
-    def _made_codings(self, headers: list[Header], size: int) -> tuple[str, ...]:
+    def _compressible_to(self, headers: list[Header], size: int) -> tuple[str, ...]:
         compression = self.compression
         if compression is None or size > MAX_FILE_BYTES:
             return ()

@@ -252,7 +252,7 @@ def _answer(
             original = found.original.representation
             return copy.plan(conditions, original.headers, original.etag), None
     wanted = source.representation
-    coding = found.made_coding(source, conditions.accept_encoding)
+    coding = found.coding_to_compress_to(source, conditions.accept_encoding)
     if coding is not None:
         if file is None:
             copy = COPIES.cached(copy_key(source.identity, 0, wanted.size, coding))

@@ -125,8 +125,8 @@ class BodyCounter:
     def complaint(self, method: str, code: int) -> str:
         """Describe the mistake in the app's body. Return "" if there is none.
 
-        :param method: the request's. After HEAD a body is not a mistake: it is dropped.
-        :param code: the response's.
+        :param method: the method of the request. A body after HEAD is dropped without a complaint.
+        :param code: the status code of the response.
         """
         if self.missing:
             return f"the body has {self.sent} bytes, and its Content-Length is {self.length}"

@@ -7,10 +7,11 @@ listens: the number of connections and TLS handshakes, the pool's saturation, fr
 whether the worker ends. Any thread may change a condition, and then calls :meth:`Acceptor.update`.
 This method checks all conditions under a lock. So the result is correct for any order of calls.
 
-If several workers share a listener, the kernel reports a new connection to one of them
-(EPOLLEXCLUSIVE). This worker accepts the connection even if it should no longer listen, because no
-other worker knows about it. After each turn the worker moves to the end of the kernel's queue of
-workers. Otherwise the first worker would get all connections while there is little traffic.
+If several workers share a listener, the kernel reports a new connection to only one worker
+(EPOLLEXCLUSIVE). The reported worker must accept the connection, even if its acceptor has just
+stopped listening: the kernel tells no other worker about the connection. After each turn, the
+worker moves to the end of the kernel's queue of workers. Otherwise the kernel would report all
+connections to the first worker while traffic is low.
 
 A TLS handshake uses 47 kB of OpenSSL's memory. So there are at most `MAX_HANDSHAKES` at once,
 which use 24 MB. At this limit, the acceptor accepts no connections, and limits each handshake to
@@ -145,7 +146,10 @@ class Acceptor:
             self.update()
 
     def shorten_handshakes(self) -> None:
-        """Shorten the deadlines of all handshakes if there are too many. Called before a sweep."""
+        """Shorten the deadlines of all handshakes if MAX_HANDSHAKES are in progress.
+
+        The server calls this before each sweep, which closes overdue connections.
+        """
         if len(self._handshakes) >= MAX_HANDSHAKES:
             for connection, begun in list(self._handshakes.items()):
                 connection.deadline = min(connection.deadline, begun + SHORT_HANDSHAKE_S)
@@ -172,8 +176,8 @@ class Acceptor:
                 break
             except OSError as error:
                 if not isinstance(error, ConnectionAbortedError) and error.errno not in _GONE:
-                    # It pauses after unknown errors too. Otherwise the poller would report the
-                    # listener again at once.
+                    # After any other error, even an unknown one, the acceptor pauses. Otherwise the
+                    # poller would report the listener again at once, in a busy loop.
                     self._pause(error)
                     self.update()
                     break
@@ -183,7 +187,8 @@ class Acceptor:
             if connection is not None:
                 if connection.state is HANDSHAKE:
                     self._handshakes[connection] = time.monotonic()
-                # The limits are checked now, because another thread may close the connection soon.
+                # The limits are checked before `begin`. Afterwards, another thread may close the
+                # connection at any time.
                 if len(self._connections) >= self._limit:
                     self.update()
                     self._warn(_FULL, self._limit, "worker_connections")

@@ -120,13 +120,13 @@ class Channel(Owner):
     def end_early(self, error: Exception, page: ErrorPage | None) -> None:
         """End the response while the app runs. Any thread may call it with the output's lock.
 
-        :param error: the error of the output from now on.
+        :param error: the reason. The app's next write raises ClientGone with its text.
         :param page: the error response to send, if the app's response has not begun.
         """
 
     @abstractmethod
     def finish(self) -> None:
-        """Finish the exchange: its response was sent, or an error prevents that."""
+        """Finish the exchange after its response was sent, or after an error."""
 
     @abstractmethod
     def close(self) -> None:
@@ -162,8 +162,8 @@ class Channel(Owner):
         output = self.output
         if output.delayed is not None:
             output.flush()
-        # With the lock, because the monitor may have removed delayed blocks and not queued them
-        # yet.
+        # The monitor moves delayed blocks into the backlog while it has the lock. Without the lock,
+        # `is_waiting` might be read in between.
         with output.lock:
             if self.exchange is not None:
                 self.exchange.response_is_complete = True

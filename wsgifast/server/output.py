@@ -4,14 +4,13 @@ Theory of operation
 -------------------
 The *writer* is the app's thread, or the thread that responds with an error. It writes bytes and
 parts of files, in order. The queue sends them at once as far as the socket accepts them
-(sending.py). Unsent output is stored in the backlog (backlog.py), and the queue *waits*: the thread
-that gets the socket's next event continues to send. The writer does not wait for this. From now on
-two threads may use the queue. So everything happens with its lock, which also protects the TLS
-object.
+(sending.py). The backlog (backlog.py) stores unsent output, and the queue *waits*. Then the thread
+that gets the socket's next event continues to send, while the writer runs. So all changes of the
+queue need its lock, which also protects the TLS object.
 
-    empty --write--> (all was sent)      empty
-                     (socket full)       waiting --writable--> waiting | empty
-                     (file not cached)   waiting --disk thread--> waiting | empty
+    empty --write--> (all was sent)                    empty
+                     (the socket is full)              waiting --writable--> waiting | empty
+                     (file not in the page cache)      waiting --disk thread--> waiting | empty
 
 *Coalescing.* If a block of a generator closely follows another block, it is delayed until the next
 block. The monitor's next tick sends it at the latest, even if the app is still running (PEP 3333,
@@ -21,20 +20,19 @@ them together, and queues them.
     none delayed --a block, soon after another--> delayed --tick, or enough--> sent
                  --a block for a slow client--> delayed --queue is empty, or enough--> queued
 
-*Running ahead.* If more than `ahead_bytes` are queued for its client, the writer waits. If the
-writer *may run ahead*, further output is written to a temporary file. So a slow client does not
-occupy the app's thread (like nginx's proxy_buffering). The file is also used if all queues together
-use too much memory. A disk thread writes the file without the lock. The writer waits for the disk
-thread only if too much memory is in use.
+*Running ahead.* If more than `ahead_bytes` are queued for a client, the writer waits. If the writer
+*may run ahead*, a disk thread writes further output to a temporary file, without the lock. So a
+slow client does not occupy the app's thread (like nginx's proxy_buffering). The file is also used
+if all queues together use too much memory. Only then does the writer wait for the disk thread.
 
-*Disk.* The thread of an event sends a file only as far as it is in the page cache. For other bytes,
-a disk thread makes one step without the lock. No other thread sends during this step. Then the
-queue waits for the socket again.
+*Disk.* The thread of an event sends only bytes of a file that are in the page cache. To send other
+bytes, a disk thread takes one step without the lock. No other thread sends during this step. Then
+the queue waits for the socket again.
 
 An error is final: queued output is dropped, and the writer's next call raises :class:`ClientGone`.
 
-If the kernel has no memory left for TCP, a socket is writable but accepts no bytes. Waiting for the
-writable event would then cause a busy loop. So the queue waits for some time instead.
+If the kernel has no memory for TCP, a socket is writable but accepts no bytes. A wait for the
+writable event would end at once. So the queue waits for some time instead.
 """
 
 from __future__ import annotations
@@ -68,10 +66,9 @@ class OutputQueue:
     :ivar is_waiting: whether an event's thread or a disk thread will continue to send.
     :ivar delayed: the delayed blocks of a stream. None until a stream begins.
     :ivar may_run_ahead: whether output above `ahead_bytes` may be written to a temporary file.
-    :ivar stays_in_memory: whether all output stays in memory. It is small, and is written under a
-        lock.
-    :ivar is_complete: whether the response is complete, so that the thread that sends its last byte
-        finishes it.
+    :ivar stays_in_memory: whether unsent output is never written to a temporary file.
+    :ivar is_complete: whether the response is complete. The thread that sends its last byte then
+        finishes the response.
     :ivar error: why no more output can be sent, or None.
     """
 
@@ -91,12 +88,10 @@ class OutputQueue:
         self.lock = lock or threading.Lock()
         self.error: BaseException | None = None
         self.backlog: Backlog | None = None
-        self.is_waiting = False
-        self.stays_in_memory = False
+        self.is_waiting = self.stays_in_memory = False
         self.owner = owner
         self._rules = rules
         self._progress: threading.Condition | None = None
-        self.delayed: DelayedBlocks | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -104,7 +99,7 @@ class OutputQueue:
         self._dropped = 0  # the number of bytes that were dropped because of an error
         self.is_complete = False
         self.may_run_ahead = False
-        self.delayed = None
+        self.delayed: DelayedBlocks | None = None
         if self.backlog is not None:
             self.backlog.close()
             self.backlog = None
@@ -119,7 +114,7 @@ class OutputQueue:
 
     def write(self, data: bytes) -> None:
         """Send bytes, and queue the unsent ones. This may wait for the client."""
-        rest: bytes | memoryview = data
+        unsent: bytes | memoryview = data
         with self.lock:
             if self.delayed is not None and self.delayed.blocks:
                 self._queue_delayed()
@@ -127,8 +122,7 @@ class OutputQueue:
             if self.backlog is not None:
                 queued = self._wait_for_backlog(self.backlog)
             if self.error is not None:
-                self._dropped += len(data)
-                raise ClientGone(str(self.error))
+                self._check(len(data))
             if not queued and not self.is_waiting:
                 sender = self.sender
                 size = len(data)
@@ -140,12 +134,12 @@ class OutputQueue:
                     sent = 0
                 except OSError as error:
                     self._fail(error)
-                    self._check(data)
+                    self._check(size)
                 sender.free_bytes -= sent
                 if sent == size:
                     return
-                rest = memoryview(data)[sent:]
-        self.write_buffers((rest,))
+                unsent = memoryview(data)[sent:]
+        self.write_buffers((unsent,))
 
     def begin_stream(
         self,
@@ -172,18 +166,17 @@ class OutputQueue:
     def write_block(self, block: bytes) -> None:
         """Send a block of a stream, or delay it to join it with the next block.
 
-        If the queue waits for a slow client, the block is delayed without a tick. The queue removes
-        delayed blocks when it has no other output, or when there are many. Delayed blocks do not
-        count as memory that waits for clients. They are counted when they are queued.
+        If the queue waits for a slow client, the block is delayed without a tick. Delayed blocks
+        are queued when the queue has no other output, or when their size exceeds a limit. They
+        count as memory only when they are queued.
         """
         delayed = self.delayed
         assert delayed is not None
         now = time.monotonic()
         follows = now - delayed.last_block_at < _COALESCE_S
         delayed.last_block_at = now
-        # The block is added before the checks below. A tick removes the queue from `to_flush` and
-        # then removes the blocks. If the tick missed this block, the queue is no longer in
-        # `to_flush`.
+        # Add the block before the checks. A tick removes the queue from `to_flush`, and then pops
+        # the blocks. If a tick misses this block, the check below adds the queue again.
         delayed.blocks.append(block)
         delayed.size = size = delayed.size + len(block)
         if self.is_waiting:
@@ -212,13 +205,10 @@ class OutputQueue:
         self.write(data)
 
     def write_buffers(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send several buffers, in one system call if possible.
-
-        It never waits for the client, but may wait for a disk thread.
-        """
+        """Send several buffers. This may wait for a disk thread, but not for the client."""
         buffers = [buffer for buffer in buffers if buffer]
         with self.lock:
-            self._check(*buffers)
+            self._check(sum(map(len, buffers)))
             self._queue_delayed()
             backlog = self._begin_backlog()
             for buffer in buffers:
@@ -243,9 +233,7 @@ class OutputQueue:
         :raises OSError: if no descriptor is available. In this case nothing was sent.
         """
         with self.lock:
-            if self.error is not None:
-                self._dropped += len(headers) + size
-            self._check()
+            self._check(len(headers) + size)
             # The descriptor is duplicated first. If this fails, a response with 500 is possible.
             segment = FileSegment(os.dup(fd), offset, size) if size > 0 else None
             self._queue_delayed()
@@ -257,11 +245,11 @@ class OutputQueue:
             self._send_or_raise()
 
     def is_sent(self) -> bool:
-        """Return whether the socket has accepted all output, or an error prevents that."""
+        """Return whether all output was sent to the socket, or dropped after an error."""
         if self.delayed is None:
             return not self.is_waiting
         self.flush()
-        with self.lock:  # the monitor may have removed delayed blocks and not queued them yet
+        with self.lock:  # the monitor may be moving delayed blocks into the backlog
             return not self.is_waiting
 
     def wait_until_sent(self) -> None:
@@ -384,7 +372,7 @@ class OutputQueue:
             backlog.waited_s += time.monotonic() - began
 
     def _go_on_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
-        """Make one step of sending a file, without the lock. A disk thread runs this."""
+        """Send the next bytes of a file, without the lock. A disk thread runs this."""
         done: int | bytes = 0
         failure: Exception | None = None
         try:
@@ -406,13 +394,10 @@ class OutputQueue:
 
     # These methods need the lock.
 
-    def _check(self, *lost: bytes | memoryview) -> None:
-        """Raise ClientGone if there was an error.
-
-        :param lost: the bytes to be written. After an error they count as dropped.
-        """
+    def _check(self, unwritten_bytes: int = 0) -> None:
+        """Raise ClientGone if there was an error, and count the unwritten bytes as dropped."""
         if self.error is not None:
-            self._dropped += sum(map(len, lost))
+            self._dropped += unwritten_bytes
             raise ClientGone(str(self.error)) from self.error
 
     def _fail(self, error: BaseException) -> None:
@@ -478,8 +463,8 @@ class OutputQueue:
             self._fail(error)
 
     def _begin_spilling(self, backlog: Backlog) -> Spilling | None:
-        rest = backlog.take_excess(self._rules.ahead_bytes if self._may_spill(backlog) else None)
-        return backlog.begin_spill(rest) if rest else None
+        excess = backlog.take_excess(self._rules.ahead_bytes if self._may_spill(backlog) else None)
+        return backlog.begin_spill(excess) if excess else None
 
     def _may_spill(self, backlog: Backlog) -> bool:
         """Return whether output above `ahead_bytes` may be written to a temporary file."""

@@ -8,11 +8,10 @@ serves the request itself without waking another thread.
 
 This works while each turn is short. A *turn* is one event, task or job that a thread handles. If
 the leader is in a turn for longer than a tick, the *monitor* (monitor.py) promotes a *follower*,
-which is a waiting thread. The old leader may run an app, or be blocked in a system call. Go's
-sysmon takes a processor from a goroutine in the same way. A leader that computes has more time,
-because two threads that alternate on the GIL are slower than one. For the same reason, a thread
-becomes a follower after its turn if another thread leads, even if that thread is in a turn. It
-leads only if the lead was offered because no thread was free.
+which is a waiting thread. The old leader may run an app, or be blocked in a system call. A leader
+that computes gets more time, because two threads that alternate on the GIL are slower than one. For
+the same reason, a thread becomes a follower after its turn if another thread leads. The thread
+leads only if no thread was free before, and the lead was *offered*.
 
 If no thread is free, the pool is *saturated* and the monitor promotes the *spare* thread. The spare
 polls, receives and sends, but never runs an app. So downloads, uploads and new connections
@@ -113,6 +112,7 @@ class Pool:
     :param on_queued: called before a job is added to `ready`, because no thread is free.
     :param on_taken: called when a thread removes a job from `ready`. It returns whether to run it.
     :param on_saturation: called when `saturated` has changed. The monitor may call it too.
+    :ivar members: the threads that run apps.
     :ivar leader: the thread that should poll.
     :ivar saturated: whether no thread is free to run a job, so that the spare leads.
     :ivar failed: whether a thread has ended because of an internal error. The worker must end.
@@ -134,8 +134,7 @@ class Pool:
         self.work: deque[Event | Task] = deque()
         self.deferred: deque[Event | Task] = deque()
         self._polled_at = 0.0
-        # Jobs that wait for a free thread.
-        self.ready: deque[Job] = deque()
+        self.ready: deque[Job] = deque()  # jobs that wait for a free thread
         self.saturated = False
         self.exhaustion = Exhaustion()
         self.failed = False
@@ -144,15 +143,14 @@ class Pool:
         self._receive, self._run = receive, run
         self._on_queued, self._on_taken = on_queued, on_taken
         self._on_saturation = on_saturation
-        self._members = [Member(f"wsgifast-{number}") for number in range(size)]
+        self.members = [Member(f"wsgifast-{number}") for number in range(size)]
         self._spare = Member("wsgifast-spare", spare=True)
         self._spare_waits = False  # at its gate
         self._by_ident: dict[int, Member] = {}  # the started threads
-        self.leader = self._members[0]
+        self.leader = self.members[0]
         # Whether the leader is in a turn that may be long, while no thread was free to lead.
         self._lead_is_offered = False
-        # The threads that wait at their gates.
-        self._followers: list[Member] = []
+        self._followers: list[Member] = []  # the threads that wait at their gates
         self._lock = threading.Lock()
         self._stopped = False
         self._promote_early = 0
@@ -161,11 +159,11 @@ class Pool:
     @property
     def is_behind(self) -> bool:
         """Return whether at least as many events and jobs wait as there are threads."""
-        return len(self.work) + len(self.ready) >= len(self._members)
+        return len(self.work) + len(self.ready) >= len(self.members)
 
     def start(self) -> None:
         """Start the threads. The first one leads."""
-        for member in [*self._members, self._spare]:
+        for member in [*self.members, self._spare]:
             member.thread = threading.Thread(
                 target=self._serve_until_stopped, args=(member,), name=member.name, daemon=True
             )
@@ -205,7 +203,7 @@ class Pool:
     def _handle_deferred(self, until: float | None = None) -> Job | None:
         """Handle deferred items, each at most once, for as long as the other events took.
 
-        :param until: the monotonic time of the end, to continue an earlier call. None otherwise.
+        :param until: the monotonic time at which to stop. None to compute it now.
         """
         now = time.monotonic()
         if until is None:
@@ -229,8 +227,8 @@ class Pool:
     def share_work(self) -> None:
         """Let another thread handle the remaining work during a long turn of this thread.
 
-        This is for turns that release the GIL, such as encryption. The monitor would see that the
-        thread is running, and not promote another one.
+        Turns call it before they release the GIL for long, such as for encryption. The monitor
+        promotes no other thread then, because it sees that this thread is running.
         """
         leader = self.leader
         if (self.work or self.deferred) and leader.thread is threading.current_thread():
@@ -264,14 +262,14 @@ class Pool:
     @property
     def has_pending_closes(self) -> bool:
         """Return whether any postponed close() has not finished."""
-        return any(member.closes for member in self._members)
+        return any(member.closes for member in self.members)
 
     def close_in_other_thread(self, stuck_since: float) -> None:
         """Start a thread for each due close() whose own thread is stuck.
 
         :param stuck_since: threads in a turn since before this monotonic time are stuck.
         """
-        for member in self._members:
+        for member in self.members:
             if not (member.due and member.busy and member.since < stuck_since):
                 continue
             thread = threading.Thread(
@@ -304,11 +302,6 @@ class Pool:
             self._wake_spare()
         self._poller.wake()
 
-    @property
-    def members(self) -> list[Member]:
-        """The threads that run apps."""
-        return self._members
-
     def turns(self) -> list[tuple[str, int | None, int | None]]:
         """Return the name, ident and current turn of each thread that runs apps. None if idle."""
         return [
@@ -317,7 +310,7 @@ class Pool:
                 None if member.thread is None else member.thread.ident,
                 member.turn if member.busy else None,
             )
-            for member in self._members
+            for member in self.members
         ]
 
     # The threads of the pool.

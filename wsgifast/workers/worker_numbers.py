@@ -1,14 +1,15 @@
-"""Finds the numbers that a pre_fork hook assigns to workers, by comparing values around the hook.
+"""Finds the numbers that gunicorn's pre_fork hook assigns to workers.
 
-A number of a worker may be:
+Users' hooks number their workers, for example to choose a port for each worker. The search compares
+variables before and after a call of the hook. A hook may store a worker's number in:
 
 - a new attribute of the worker.
-- a variable of the environment, a global of the hook's module, or an attribute of the arbiter.
-- an entry of a dict or list in these globals or attributes. The worker or its age is the key or the
-  value of the entry, and the number is the other part.
+- an environment variable, a global of the hook's module, or an attribute of the arbiter.
+- an entry of a dict or list in such a global or attribute. An entry either maps the worker or its
+  age to the number, or maps the number to the worker or its age.
 
-An attribute of the worker is always a number. The other values may be flags. So they count as
-numbers only after hooks have assigned several different values.
+A new attribute of the worker always counts as a number. The other variables may be flags. So their
+values count as numbers only after hooks have assigned several different values.
 """
 
 from __future__ import annotations
@@ -54,23 +55,23 @@ class NumberSearch:
     def call(self, hook: Callable[[Any, Any], object], server: Any, worker: Any) -> HookNumbers:
         """Call a hook, and set the worker's attribute `hook_numbers`."""
         attributes = set(vars(worker))
-        own = {
+        scopes = {
             "environ": os.environ,
             "globals": getattr(hook, "__globals__", {}),
             "server": vars(server),
         }
-        inner = {
+        containers = {
             f"{name}.{key}": value
             for name in ("globals", "server")
-            for key, value in own[name].items()
+            for key, value in scopes[name].items()
             if type(value) in (dict, list) and not key.startswith("__")
         }
-        before = {name: _entries(place) for name, place in (own | inner).items()}
+        before = {name: _entries(place) for name, place in (scopes | containers).items()}
         hook(server, worker)
         found = HookNumbers()
-        for name, place in own.items():
+        for name, place in scopes.items():
             self._note_variables(found, name, place, before[name])
-        for name, place in inner.items():
+        for name, place in containers.items():
             for key, value in _entries(place).items():
                 number = _number_in(worker, key, value)
                 if before[name].get(key, _MISSING) is not value and _is_number(number):

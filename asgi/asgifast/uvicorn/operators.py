@@ -183,10 +183,10 @@ class OperatedApp:
             awaited: Awaitable[Any] = refuse(scope, receive, send)
             return awaited
         if self._sheds:
-            # The wait counts from the last bytes of the connection on, which may have waited in the
-            # kernel, or from the X-Request-Start of a trusted proxy. A late event loop is no sign
-            # of it: requests also wait in the queue of connections to accept, of which uvloop takes
-            # one at a time.
+            # The wait begins when the connection's last bytes arrive in the kernel, or at the
+            # X-Request-Start of a trusted proxy. The delay of the event loop would not show the
+            # wait: requests also wait in the queue of new connections, and uvloop accepts one
+            # connection at a time.
             protocol = cycle.on_response.__self__  # a method of the protocol
             received = protocol.tcp_socket and last_received(protocol.tcp_socket)
             if received:

@@ -173,8 +173,8 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         event, self._received = self._received, None
         cycle.scope["headers"] = _with_one_cookie(cycle.scope["headers"])
         if event.end_stream:
-            # uvicorn waits for an EndOfMessage, which zttp has for bodies alone: receive() would
-            # wait as long as the client does in an app that asks for the body of a GET.
+            # uvicorn's receive() waits for an EndOfMessage. zttp sends this event only after a
+            # body. So an app that awaits the body of a GET would wait until the client disconnects.
             cycle.more_body = False
             cycle.message_event.set()
 

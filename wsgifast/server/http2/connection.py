@@ -50,8 +50,7 @@ from .frames import ALL_STREAMS, PlainRequest, PriorityUpdate, StreamRefused
 from .multiplexer import GOING_AWAY, LOST, OPEN, Multiplexer
 from .stream import MAX_RECEIVED_BYTES, READY, Stream, StreamedUpload
 
-# If more bytes than this are unsent, nothing is received, because the client does not read
-# responses.
+# A client with more unsent bytes does not read its responses. So no more requests are received.
 _MAX_UNSENT_BYTES = 128 * 1024
 # The size of one receive: a TLS record (RFC 8446 section 5.1).
 _RECEIVE_BYTES = 16 * 1024
@@ -90,13 +89,11 @@ class HTTP2Connection(Endpoint):
         self.streams: dict[int, Stream] = mux.streams
         self._floods = mux.floods
         self._frames = mux.frames
-        self._header_memory = Reservation(
-            self.shared.input_memory
-        )  # for an incomplete header block
+        self._header_memory = Reservation(self.shared.input_memory)  # for incomplete headers
         self._lock = mux.lock
         self._parser = parser
         self._ready: list[Stream] = []  # streams whose apps can run
-        self._last_stream = ALL_STREAMS  # the highest number of a stream that is accepted
+        self._last_stream = ALL_STREAMS  # the highest number of an accepted stream
         self._is_in_turn = False  # whether an owner is in a turn, and will close a lost connection
         self._idle_deadline = self.deadline
         self._wants_write = False  # whether the output queue waits for the socket
@@ -333,19 +330,13 @@ class HTTP2Connection(Endpoint):
             raise BodyTooLarge(limit)
         # All bodies of a connection together may use as much memory as one body.
         waiting = sum(each.state in (RECEIVING, READY) for each in list(self.streams.values()))
-        return Spool(
-            options.body_memory_bytes // waiting,
-            limit,
-            self.shared.bodies_on_disk,
-            self.shared.input_memory,
-        )
+        memory_bytes = options.body_memory_bytes // waiting
+        return Spool(memory_bytes, limit, self.shared.bodies_on_disk, self.shared.input_memory)
 
     def _on_refused(self, event: StreamRefused) -> None:
         if event.malformed:
-            shared = self.shared
-            shared.counters.refused[400] += 1
-            peer = self.peer
-            shared.log.warning("Invalid request from %s: %s", peer, event.malformed)
+            self.shared.counters.refused[400] += 1
+            self.shared.log.warning("Invalid request from %s: %s", self.peer, event.malformed)
         self._fail(event.stream_id, "the server has reset the stream")
         self._floods.count("resets", time.monotonic())
 
@@ -463,11 +454,8 @@ class HTTP2Connection(Endpoint):
                 return False
             if not self.output.is_waiting:
                 self.output.reset()
-            now = time.monotonic()
-            self._idle_deadline = now + (
-                self.shared.keepalive_s or self.shared.options.head_timeout_s
-            )
-            self.deadline = self._idle_deadline
+            idle_s = self.shared.keepalive_s or self.shared.options.head_timeout_s
+            self.deadline = self._idle_deadline = time.monotonic() + idle_s
             return False
 
     def send_goaway(self) -> None:
