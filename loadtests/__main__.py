@@ -1,24 +1,28 @@
 """Measures every figure of the documentation.
 
-    python -m loadtests all                          quick: checks that rows run, for rough ratios
-    python -m loadtests all --profile release        for publication: make benchmarks
+    python -m loadtests all                          short runs: do all rows work? rough ratios
+    python -m loadtests all --profile release        long runs for publication: make benchmarks
     python -m loadtests worker.tls asgi --profile release
     python -m loadtests worker. --deployed           with access logs, metrics, a browser's headers
-                                                     and uvloop; reports/PROFILE/deployed/*.json
-    python -m loadtests instructions. the instructions of a request, counted by valgrind python -m
-    loadtests leaks. replaced. --strict leaks after aborted connections; lost requests
-                                                     while a server's processes are replaced
-    python -m loadtests slow.memory                  memory and temporary files of a slow reader
-    python -m loadtests compress. compression, compared with other packages python -m loadtests
-    compress-link. --link 20 compression over a link of 20 Mbit/s python -m loadtests upload.
-    uploads, by Locust; the frameworks' parsers python -m loadtests upload.large --link 200 small
-    requests beside a large upload over a link
+                                                     and uvloop: reports/PROFILE/deployed/*.json
 
-A KEY selects rows. --list lists the keys. They are also the keys in reports/PROFILE/*.json, where a
-run replaces only the rows that it measured. The servers of a row run alternately. `all` excludes
-the rows of the last eight lines. Rows of `slow.memory`, of `compress.` and over a link are
-published nevertheless. Only Locust can use a link, so do not use --link for rows of other clients.
-If a link cannot be made, the command prints the reason and runs nothing.
+`all` does not include these rows:
+
+    python -m loadtests instructions.                instructions of a request, by valgrind
+    python -m loadtests leaks. --strict              leaks after aborted connections
+    python -m loadtests replaced. --strict           requests lost while processes are replaced
+    python -m loadtests slow.memory                  memory and temporary files of a slow reader
+    python -m loadtests compress.                    compression, compared with other packages
+    python -m loadtests compress-link. --link 20     compression over a link of 20 Mbit/s
+    python -m loadtests upload.                      uploads by Locust, and the frameworks' parsers
+    python -m loadtests upload.large --link 200      small requests during a large upload
+
+A KEY selects rows, and --list lists the keys. The reports in reports/PROFILE/*.json have the same
+keys. A run replaces only the rows that it has measured. The servers of a row run alternately.
+
+The documentation also contains the rows of `slow.memory`, `compress.` and `compress-link.`. Only
+Locust can use a link, so do not use --link for rows of other clients. If a link cannot be made, the
+command prints the reason and runs nothing.
 """
 
 from __future__ import annotations
@@ -92,16 +96,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    which = "only a table, or rows whose key begins with this or, if none does, contains it"
+    which = "name of a table, or the beginning or a part of the keys of rows"
     parser.add_argument("keys", nargs="*", metavar="KEY", help=which)
-    option(parser, "--profile", "", "how long", default="quick", choices=PROFILES)
+    option(parser, "--profile", "", "length of the runs", default="quick", choices=PROFILES)
     option(parser, "--list", help="list the rows and their keys")
     option(parser, "--seconds", "S", "length of a run", type=seconds)
     option(parser, "--rounds", "N", "runs of each contender", type=count)
     option(parser, "--row-seconds", "S", "start no round of a row after this time", type=seconds)
-    option(parser, "--note", "TEXT", "a sentence on the run, such as: The machine was busy.")
+    option(parser, "--note", "TEXT", "a sentence about the run, such as: The machine was busy.")
     option(parser, "--page", "NAME", "name of the page (default: load-tests, or the table's name)")
-    option(parser, "--link", "MBIT", "over a link of so many megabits a second", type=count)
+    option(parser, "--link", "MBIT", "run over a link with this rate in Mbit/s", type=count)
     strict = "exit with 1 if the last contender of a row fails, or bodies differ"
     option(parser, "--strict", help=strict)
     option(parser, "--deployed", help="with access logs, metrics, a browser's headers and uvloop")

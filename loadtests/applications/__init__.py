@@ -1,5 +1,5 @@
-"""Released applications, as they are and wrapped: whether anything is worse in one of them.
+"""Compares the responses of released applications with and without wsgifast.
 
-`python -m loadtests.applications [NAME ...]`: `catalogue` has the applications, `environment`
-installs and starts them, `exchanges` asks them and compares what comes.
+Run `python -m loadtests.applications [NAME ...]`. `catalogue` lists the applications. `environment`
+installs and starts them. `exchanges` sends the requests and compares the responses.
 """

@@ -1,17 +1,21 @@
-"""Runs released applications as they are and wrapped, and reports what is worse.
+"""Runs released applications without and with wsgifast, and reports worse responses.
 
-    python -m loadtests.applications                all of them: an hour, and 8 GB of packages
-    python -m loadtests.applications dash fava      some of them
+    python -m loadtests.applications                all applications: an hour, 8 GB of packages
+    python -m loadtests.applications dash fava      only these applications
     python -m loadtests.applications --list
 
-Each gets a virtual environment of its own, with this checkout in it. It is requested on its usual
-server unwrapped, twice, which shows differences between equal runs. Then it is requested under
-WSGIFast and FastWorker, or ASGIFast and asgifast's protocol, and by `wsgifast run`. Pages, their
-scripts, styles and images, files and calls of the API are requested by GET and HEAD, in ranges,
-with validators and with content codings. The statuses, the decoded bodies, the sizes and the
-headers are compared. A response to HEAD is compared with the same server's response to GET. Its
-headers must be equal. It may only omit headers that a content coding changes, where the client
-accepts one and GET's body is compressed or might be.
+Each application has its own virtual environment, in which this checkout is installed. The command
+requests the application on these servers:
+
+- twice on its usual server without wsgifast, to find responses that differ without a reason
+- in WSGIFast and on FastWorker, or in ASGIFast and on asgifast's protocol
+- on `wsgifast run`
+
+The command requests pages, their scripts, styles and images, files, and calls of APIs. It uses GET,
+HEAD, ranges, conditional requests and content codings. It compares the statuses, the decoded
+bodies, the sizes and the headers. The headers of a response to HEAD must be equal to those of the
+same server's response to GET. Headers that depend on the content coding may be omitted if the
+response to GET is compressed, or varies with Accept-Encoding.
 """
 
 from __future__ import annotations
@@ -42,22 +46,23 @@ _MAY_END_S = 20.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try applications. Return 1 if anything is worse in one of them."""
+    """Compare applications. Return 1 if any response is worse with wsgifast."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.applications",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these applications")
     option(parser, "--list", help="list the applications")
-    folder = "where environments and data are stored"
+    folder = "a folder for virtual environments and data"
     option(parser, "--folder", "DIR", folder, default=str(ROOT / "build" / "applications"))
-    limit = "start no further server of an application after this time"
+    limit = "start no more servers of an application after this time"
     option(parser, "--seconds", "S", limit, default=900.0, type=seconds)
     given = parser.parse_args(arguments)
     known = {application.name: application for application in APPLICATIONS}
     if unknown := set(given.names) - set(known):
-        parser.error(f"no such application: {', '.join(sorted(unknown))}; --list lists them")
+        names = ", ".join(sorted(unknown))
+        parser.error(f"no such application: {names}. --list lists all applications")
     if given.list:
         show("\n".join(f"{name:20} {' '.join(one.packages)}" for name, one in known.items()))
         return 0
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with orderly_end():
         for application in chosen:
             show(f"{application.name} ...", error=True)
-            result = tried(application, Path(given.folder).resolve(), given.seconds)
+            result = examined(application, Path(given.folder).resolve(), given.seconds)
             found[application.name] = result
             is_worse |= any(one["worse"] for one in result["contenders"].values())
             show(_text(application.name, result))
@@ -79,15 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(is_worse)
 
 
-def tried(application: Application, folder: Path, limit_s: float) -> dict[str, Any]:
-    """What came of an application, for JSON."""
+def examined(application: Application, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Run an application on all servers, and return the result for JSON."""
     result: dict[str, Any] = {"measured": now(), "contenders": {}, "failed": {}}
     environment = Environment(application, folder)
     try:
         environment.install()
         environment.prepare()
     except NotRunning as error:
-        result["failed"]["it"] = str(error)
+        result["failed"]["installation"] = str(error)
         return result
     began = time.monotonic()
     responses: dict[str, dict[Key, Exchange]] = {}
@@ -95,7 +100,7 @@ def tried(application: Application, folder: Path, limit_s: float) -> dict[str, A
     tracebacks: dict[str, int] = {}
     for name in environment.contenders():
         if time.monotonic() - began > limit_s:
-            result["failed"][name] = f"not started: {limit_s:g} s are over"
+            result["failed"][name] = f"not started, because {limit_s:g} s have passed"
             continue
         try:
             with environment.serving(name) as server:
@@ -105,7 +110,8 @@ def tried(application: Application, folder: Path, limit_s: float) -> dict[str, A
                     more = list(links(found))
                     asks += more
                     found |= ask_all(client, more, {})
-                # gunicorn listens before it imports the app, and ends after that has failed.
+                # gunicorn accepts connections before it imports the app. If the import fails, wait
+                # until gunicorn ends, so that check() reports the failure.
                 if all(one.error for one in found.values()):
                     wait_until(lambda: server.process.poll() is not None, _MAY_END_S)
                 server.check()
@@ -133,7 +139,7 @@ def tried(application: Application, folder: Path, limit_s: float) -> dict[str, A
 
 
 def _last(log: str) -> str:
-    """The last exception's line."""
+    """Return the message of the last exception in a log."""
     lines = log.rpartition("Traceback (most recent call last)")[2].splitlines()
     return next((line for line in lines if line and not line.startswith(" ")), "")
 
@@ -145,7 +151,7 @@ def _text(name: str, result: dict[str, Any]) -> str:
     ]
     parts = [name]
     if lines:
-        parts.append(table(["", "same", "varies by itself", "better", "worse"], lines))
+        parts.append(table(["", "same", "varies without wsgifast", "better", "worse"], lines))
     for contender, one in result["contenders"].items():
         worse = one["worse"]
         parts += [f"- worse, {contender}: {text}" for text in worse[:_SHOWN]]

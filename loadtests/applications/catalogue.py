@@ -1,4 +1,4 @@
-"""The applications: what is installed, how their app is made, and what is requested."""
+"""The released applications: their packages, the code that makes the app, and the requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ MODULE = "trial"
 class Ask:
     """A request.
 
-    :ivar once: it prepares the others, as by creating what they ask for, and is not compared.
+    :ivar once: whether the request only prepares other requests, for example by creating data. Its
+        response is not compared.
     """
 
     path: str
@@ -27,10 +28,10 @@ class Application:
     """A released application.
 
     :ivar packages: the packages that pip installs.
-    :ivar source: a module that makes `app`. It runs in a folder of its own, and in its environment.
-    :ivar paths: the requested paths. The scripts, styles and images of each page are added.
-    :ivar asgi: its usual server is uvicorn.
-    :ivar prepare: Python programs, run once in that folder before the first start.
+    :ivar source: the code of a module that makes `app`. It is imported in the application's folder.
+    :ivar paths: the paths to request. The scripts, styles and images of each page are added.
+    :ivar asgi: whether the usual server is uvicorn. Otherwise it is gunicorn.
+    :ivar prepare: Python programs to run once in the application's folder before the first start.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""An application's environment, folder and servers."""
+"""Installs an application, prepares its folder, and starts its servers."""
 
 from __future__ import annotations
 
@@ -20,26 +20,30 @@ from .catalogue import MODULE, Application
 
 ROOT = Path(__file__).resolve().parents[2]
 RAW, AGAIN = "raw", "raw again"
-# Large applications have hundreds of packages, and build some.
+# Large applications have hundreds of packages, and pip builds some of them.
 _INSTALL_S = 1800.0
-# Migrations of a hundred tables.
+# An application may create a hundred tables of a database.
 _PREPARE_S = 600.0
 _START_S = 120.0
 
 
 class NotRunning(Exception):
-    """An application cannot be installed, prepared or started, for this reason."""
+    """An application cannot be installed, prepared or started."""
 
 
 class Environment:
-    """A virtual environment, and a folder that is the same for each server."""
+    """The virtual environment and the folder of an application.
+
+    :ivar data: the working directory of the servers. Before each start it is restored.
+    """
 
     def __init__(self, application: Application, folder: Path) -> None:
         self._application = application
         self._folder = folder / application.name
         self._venv = self._folder / "venv"
-        # What a server finds at its start, and what it works in.
-        self._pristine, self.data = self._folder / "pristine", self._folder / "data"
+        # The folder after the preparation, which is copied to `data` before each start.
+        self._prepared = self._folder / "pristine"
+        self.data = self._folder / "data"
         self._port = free_port()
 
     @property
@@ -47,9 +51,9 @@ class Environment:
         return str(self._venv / "bin" / "python")
 
     def install(self) -> None:
-        """Install the application and this checkout, if they are not yet.
+        """Install the application and this checkout, if they are not installed.
 
-        :raises NotRunning: with the end of what pip says.
+        :raises NotRunning: if pip fails. The message has pip's last lines.
         """
         done = self._venv / "installed"
         packages = "\n".join(self._application.packages)
@@ -64,57 +68,60 @@ class Environment:
         done.write_text(packages)
 
     def prepare(self) -> None:
-        """Make the folder as it is at each start.
+        """Make the folder of the application, if it does not exist.
 
-        :raises NotRunning: if one of its programs fails.
+        :raises NotRunning: if a program of `prepare` fails.
         """
         text = self._application.source + "\n".join(self._application.prepare)
         done = self._folder / "prepared"
-        if done.exists() and done.read_text() == text and self._pristine.is_dir():
+        if done.exists() and done.read_text() == text and self._prepared.is_dir():
             return
-        for folder in (self._pristine, self.data):
+        for folder in (self._prepared, self.data):
             shutil.rmtree(folder, ignore_errors=True)
         self.data.mkdir(parents=True)
         (self.data / f"{MODULE}.py").write_text(self._application.source)
         for program in self._application.prepare:
             _run([self._python, "-c", program], _PREPARE_S, self.data, self._variables())
-        shutil.copytree(self.data, self._pristine, symlinks=True)
+        shutil.copytree(self.data, self._prepared, symlinks=True)
         done.write_text(text)
 
     def reset(self) -> None:
-        """Make the servers' folder as prepared."""
+        """Restore the prepared folder."""
         shutil.rmtree(self.data, ignore_errors=True)
-        shutil.copytree(self._pristine, self.data, symlinks=True)
+        shutil.copytree(self._prepared, self.data, symlinks=True)
 
     def server(self, module: str, *arguments: str, **env: str) -> Server:
-        """A server for the benchmarks, run as a module of the environment.
+        """Return a server that is a module of the virtual environment.
 
-        :param arguments: its own, with the placeholders of :class:`Server`.
-        :param env: added to the application's variables.
+        :param arguments: the command-line arguments, with the placeholders of :class:`Server`.
+        :param env: environment variables to add to those of the application.
         """
         command = ("env", "-C", str(self.data), self._python, "-m", module, *arguments)
         return Server(command, tuple({**self._variables(), **env}.items()))
 
     def names(self) -> dict[str, str]:
-        """What stands for {name} in paths: what the preparation has written, and the folder."""
+        """Return the values of {name} placeholders in paths.
+
+        {data} is the folder. A program of `prepare` may write other values to the file "names".
+        """
         found = {"data": str(self.data)}
         with contextlib.suppress(FileNotFoundError):
-            for line in (self._pristine / "names").read_text().splitlines():
+            for line in (self._prepared / "names").read_text().splitlines():
                 name, _, value = line.partition(" ")
                 found[name] = value
         return found
 
     def _variables(self) -> dict[str, str]:
-        own = {name: value.replace("{data}", str(self.data))
-               for name, value in self._application.env.items()}  # fmt: skip
-        # Some put the members of a set into a page, in its order.
-        same = {"HOME": str(self.data), "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0"}
-        return {**same, **own}
+        variables = {name: value.replace("{data}", str(self.data))
+                     for name, value in self._application.env.items()}  # fmt: skip
+        # Some pages contain the members of a set. With a fixed hash seed, their order is constant.
+        common = {"HOME": str(self.data), "PYTHONWARNINGS": "ignore", "PYTHONHASHSEED": "0"}
+        return {**common, **variables}
 
     def contenders(self) -> Mapping[str, Server]:
-        """As it is, twice, and wrapped in each way."""
+        """Return the servers: the usual server twice, and the servers with wsgifast."""
         target, bind = f"{MODULE}:app", "--bind={host}:{port}"
-        # One worker, as the others have: some keep in memory what the next request asks for.
+        # Each server has one worker, because some applications store data in its memory.
         run = self.server("wsgifast", "run", bind, "--workers=1", target)
         if self._application.asgi:
             uvicorn = ("uvicorn", "--host={host}", "--port={port}",
@@ -142,9 +149,9 @@ class Environment:
         }
 
     def serving(self, name: str) -> AbstractContextManager[RunningServer]:
-        """A contender's server, in a folder as prepared.
+        """Restore the folder, and start the server of a contender.
 
-        :raises ServerFailed: if it does not start.
+        :raises ServerFailed: if the server does not start.
         """
         self.reset()
         server = self.contenders()[name]
@@ -171,4 +178,6 @@ def _run(
         raise NotRunning(f"{Path(command[0]).name} did not end within {seconds:.0f} s") from None
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise NotRunning(" / ".join(line.strip() for line in lines[-3:]) or "it failed silently")
+        name = Path(command[0]).name
+        text = " / ".join(line.strip() for line in lines[-3:])
+        raise NotRunning(text or f"{name} failed with status {done.returncode} and no output")

@@ -1,4 +1,4 @@
-"""Requests in variants, and what differs between two servers' answers."""
+"""Sends requests in several variants, and compares the responses of two servers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from wsgifast.commands.client import HTTPClient, NoResponse, decoded
 from .catalogue import Ask
 
 RESPONSE_S = 60.0
-_MOST_LINKS = 16
-_TOKEN_BYTES = 16  # by which one may be longer than another
-_AROUND = 30  # bytes, of a difference that is shown
+_MAX_LINKS = 16
+_TOKEN_BYTES = 16  # the maximum difference between the lengths of two tokens
+_CONTEXT_BYTES = 30  # the bytes to show before and after a difference
 _RANGE = (100, 299)
-# Headers of a connection or of a server, and lengths, which have a rule of their own.
+# Headers of the connection or the server, which are not compared. Content-Length is compared
+# separately.
 _OF_CONNECTIONS = {
     "connection", "content-length", "date", "keep-alive", "server", "transfer-encoding", "via",
 }  # fmt: skip
 _TIMES = {"server-timing", "x-process-time", "x-response-time", "x-runtime"}
 _OF_CODINGS = {"content-encoding", "etag"}
-# What a HEAD may leave out where GET's body is compressed or might be: a server need not make a
-# body to learn its compressed length or tag (RFC 9110, section 9.3.2).
+# Headers that a response to HEAD may omit if the body of GET may be compressed. A server need not
+# compress a body to find out its length or ETag (RFC 9110, section 9.3.2).
 _CHANGED_BY_CODING = {
     "accept-ranges", "content-digest", "content-encoding", "content-length", "content-md5",
     "digest", "etag", "repr-digest",
 }  # fmt: skip
-# What a request says of codings, by what follows its variant's name.
+# The Accept-Encoding headers of requests, by the suffix of the variant's name.
 _ACCEPTED = {"": [], " identity": [("Accept-Encoding", "identity")], " browser": [BROWSER]}
-# More of these is better.
+# Headers that improve a response.
 _WELCOME = {"accept-ranges", "content-range", "etag", "last-modified", "vary"}
-# What differs from request to request, or from process to process.
+# Text that differs between requests or processes, and its replacement for the comparison.
 _CHANGING = [
     (re.compile(pattern), mark)
     for pattern, mark in (
@@ -50,10 +51,10 @@ _CHANGING = [
 
 @dataclass(frozen=True)
 class Exchange:
-    """A response with its body decoded. A part of a compressed body cannot be decoded.
+    """A response with its decoded body. The body of a 206 response is not decoded.
 
-    :ivar sent: the body as it arrived.
-    :ivar error: there is none, and why.
+    :ivar sent: the body without decoding.
+    :ivar error: the reason why there is no usable response. "" if there is a response.
     """
 
     status: int = 0
@@ -64,20 +65,21 @@ class Exchange:
     sent: bytes = b""
 
     def header(self, name: str) -> str:
-        """All values of a header."""
+        """Return all values of a header, separated by commas."""
         return ", ".join(v for k, v in self.headers if k.lower() == name)
 
 
-Key = tuple[str, str]  # a request and its variant
-PLAIN = "GET"  # or the request's own method, without Accept-Encoding
+Key = tuple[str, str]  # a request, and the name of its variant
+PLAIN = "GET"  # the variant with the method of the request, and without Accept-Encoding
 
 
 @dataclass
 class Outcome:
-    """What came of comparing a contender with the app as it is.
+    """The result of the comparison of a contender with the usual server.
 
-    :ivar varies: answers that differ between two processes of the app as it is, too.
-    :ivar tracebacks: more of them in the log than in that of the app as it is.
+    :ivar same: the number of equal responses.
+    :ivar varies: the number of responses that also differ between two runs of the usual server.
+    :ivar tracebacks: the number of additional tracebacks in the contender's log.
     """
 
     same: int = 0
@@ -90,7 +92,10 @@ class Outcome:
 def ask_all(
     client: HTTPClient, asks: Sequence[Ask], names: Mapping[str, str]
 ) -> dict[Key, Exchange]:
-    """Every request in every variant, in the same order."""
+    """Send all requests in all variants, in a fixed order, and return the responses.
+
+    :param names: the values of {name} placeholders in paths.
+    """
     found: dict[Key, Exchange] = {}
     for ask in asks:
         path = ask.path
@@ -147,7 +152,7 @@ _LINK = re.compile(rb"<(?:script|link|img|source)\b[^>]*?\b(?:src|href)\s*=\s*[\
 
 
 def links(found: Mapping[Key, Exchange]) -> Iterator[Ask]:
-    """The scripts, styles and images of the pages, of each kind some."""
+    """Yield requests for some scripts, styles and images of the pages."""
     seen = {path.partition("?")[0] for path, _ in found}
     kinds: dict[str, int] = {}
     for (path, variant), exchange in found.items():
@@ -161,8 +166,8 @@ def links(found: Mapping[Key, Exchange]) -> Iterator[Ask]:
                 parts.netloc
                 or not re.fullmatch(r"/[!-~]*", url)
                 or parts.path in seen
-                or kinds.get(kind, 0) >= _MOST_LINKS // 4
-                or sum(kinds.values()) >= _MOST_LINKS
+                or kinds.get(kind, 0) >= _MAX_LINKS // 4
+                or sum(kinds.values()) >= _MAX_LINKS
             ):
                 continue
             seen.add(parts.path)
@@ -173,16 +178,19 @@ def links(found: Mapping[Key, Exchange]) -> Iterator[Ask]:
 def compare(
     raw: Mapping[Key, Exchange], again: Mapping[Key, Exchange], ours: Mapping[Key, Exchange]
 ) -> Outcome:
-    """What is better and worse in ours than in the app as it is.
+    """Compare the responses of a contender with those of the usual server.
 
-    :param again: of the app as it is, too: what differs there says nothing.
+    :param raw: the responses of the usual server.
+    :param again: the responses of a second run of the usual server. Differences between both runs
+        are ignored.
+    :param ours: the responses of the contender.
     """
     outcome = Outcome()
     for key, one in ours.items():
         path, variant = key
         requested = _get(ours, key)
         if key not in raw:
-            # A validator that only ours has.
+            # A conditional request. Only the contender has sent a validator.
             if one.status == 304 or (one.status == requested.status and one.body == requested.body):
                 outcome.better.append(f"{path} [{variant}]: {one.status}")
             else:
@@ -193,13 +201,13 @@ def compare(
         outcome.better += [f"{path} [{variant}]: {text}" for text in better]
         outcome.same += not (worse or better or varies)
         outcome.varies += varies and not worse
-    outcome.worse += [f"{path} [{variant}]: there is no validator any more"
+    outcome.worse += [f"{path} [{variant}]: the validator is missing"
                       for path, variant in raw if (path, variant) not in ours]  # fmt: skip
     return outcome
 
 
 def _get(found: Mapping[Key, Exchange], key: Key) -> Exchange:
-    """The response to a GET with the same codings."""
+    """Return the response to a GET with the same Accept-Encoding."""
     return found[key[0], PLAIN + key[1].removeprefix(key[1].partition(" ")[0])]
 
 
@@ -210,24 +218,24 @@ def _compared(
     ours: Exchange,
     full: Exchange,
 ) -> tuple[list[str], list[str], bool]:
-    """What is worse, what is better, and whether the app itself changes its response.
+    """Return worse differences, better ones, and whether the response varies without wsgifast.
 
-    :param full: what the contender answers to a GET with the same codings.
+    :param full: the contender's response to a GET with the same Accept-Encoding.
     """
     raw, variant = exchanges[key], key[1]
     again = exchanges_again.get(key, raw)
     if raw.error or ours.error:
         if raw.error and not ours.error:
-            return [], [f"an answer in place of: {raw.error}"], False
+            return [], [f"a response in place of: {raw.error}"], False
         return ([ours.error] if ours.error and not raw.error else []), [], bool(raw.error)
     if raw.status != ours.status:
         if again.status != raw.status:
             return [], [], True
-        whole = exchanges[key[0], PLAIN].body
+        complete = exchanges[key[0], PLAIN].body
         if ours.header("content-encoding"):
-            whole = full.sent  # the range is one of the compressed body
+            complete = full.sent  # the range refers to the compressed body
         start, end = _RANGE
-        part = ours.status == 206 and ours.body == whole[start : end + 1]
+        part = ours.status == 206 and ours.body == complete[start : end + 1]
         if variant.startswith("Range") and (part or ours.status == 416):
             return [], [f"{ours.status} in place of {raw.status}"], False
         if variant.startswith("If-") and ours.status == 304:
@@ -255,11 +263,11 @@ def _compared(
 
 
 def _difference(before: bytes, now: bytes) -> str:
-    """Where two bodies begin to differ, without what differs by itself."""
+    """Describe the first difference of two bodies, apart from text that differs in any case."""
     one, other = _normal(before), _normal(now)
     at = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    start = max(0, at - _AROUND)
-    return f"{one[start : at + _AROUND]!r} became {other[start : at + _AROUND]!r}"
+    start, end = max(0, at - _CONTEXT_BYTES), at + _CONTEXT_BYTES
+    return f"{one[start:end]!r} became {other[start:end]!r}"
 
 
 def _compared_with_get(
@@ -271,14 +279,14 @@ def _compared_with_get(
     *,
     may_omit: bool,
 ) -> tuple[list[str], list[str]]:
-    """What is worse and better in a response to HEAD, which is to say what the same side's GET
-    says.
+    """Compare the headers of a response to HEAD with those of the contender's response to GET.
 
-    If its status is another one, it is to say what the app's own says.
+    If the statuses of both responses differ, compare with the usual server's response to HEAD.
 
-    :param raw_full: what the app as it is answers to a GET.
-    :param full: what the contender does.
-    :param may_omit: its GET is compressed, or might be.
+    :param raw_full: the usual server's response to GET.
+    :param full: the contender's response to GET.
+    :param may_omit: whether the contender's response to GET may be compressed.
+    :returns: worse and better differences.
     """
     worse, better = [], []
     names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
@@ -292,9 +300,9 @@ def _compared_with_get(
         if not now and may_omit and name in _CHANGED_BY_CODING:
             continue
         if now == before and before != _value(raw_full, name):
-            continue  # the app's own HEAD differs from its GET
+            continue  # HEAD also differs from GET without wsgifast
         if name == "content-length" and now and wanted and _normal(full.body) != full.body:
-            # A token in a page may be of another length each time.
+            # A token in a page may have a different length in each response.
             now = now if abs(int(now) - int(wanted)) > _TOKEN_BYTES else wanted
         if now != wanted or not now:
             was = f"in place of {before or 'none'}"
@@ -305,16 +313,19 @@ def _compared_with_get(
 def _compared_headers(
     raw: Exchange, again: Exchange, ours: Exchange, full: Exchange
 ) -> tuple[list[str], list[str]]:
-    """:param full: what the contender answers to a GET with the same codings."""
+    """Return worse and better differences between the headers.
+
+    :param full: the contender's response to a GET with the same Accept-Encoding.
+    """
     worse, better = [], []
-    # A 304 names no coding, but has the tag of what is compressed.
+    # A 304 has the ETag of the compressed body, but no Content-Encoding.
     coding = full.header("content-encoding") if ours.status == 304 else ""
     coding = ours.header("content-encoding") or coding
     is_compressed = bool(coding and not raw.header("content-encoding"))
     if is_compressed and ours.header("content-encoding"):
         better.append(f"content-encoding: {ours.header('content-encoding')}")
         if "accept-encoding" not in _tokens(ours.header("vary")):
-            worse.append("a coded body without Vary: Accept-Encoding")
+            worse.append("a compressed body without Vary: Accept-Encoding")
     names = {name.lower() for one in (raw, ours) for name, _ in one.headers}
     for name in sorted(names - _OF_CONNECTIONS):
         before, now = _value(raw, name), _value(ours, name)
@@ -325,13 +336,13 @@ def _compared_headers(
         elif name == "vary" and _tokens(before) <= _tokens(now):
             better.append(f"vary: {now}")
         elif is_compressed and (name == "accept-ranges" or (now and name in _OF_CODINGS)):
-            continue  # a compressed body has a tag of its own, and may have no ranges
+            continue  # a compressed body has another ETag, and may not support ranges
         else:
             worse.append(f"{name}: {now or 'none'} in place of {before or 'none'}")
-    length, own = raw.header("content-length"), ours.header("content-length")
+    length, our_length = raw.header("content-length"), ours.header("content-length")
     same_coding = ours.header("content-encoding") == raw.header("content-encoding")
-    if length and not own and same_coding and ours.status != 304:
-        worse.append("no Content-Length")
+    if length and not our_length and same_coding and ours.status != 304:
+        worse.append("Content-Length is missing")
     return worse, better
 
 

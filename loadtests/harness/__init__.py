@@ -1,7 +1,8 @@
-"""Compares servers in tables of rows, on the parts of `wsgifast bench`.
+"""Runs the comparisons of the load tests. It uses the modules of `wsgifast bench`.
 
-Contenders run in turn (A B A B ...), because absolute figures differ from minute to minute. The
-report has the median of each contender, and the ratio of consecutive runs with its spread::
+A table consists of rows. A row compares contenders, which are servers. Their runs alternate
+(A B A B ...), because absolute figures differ from minute to minute. The report has the median of
+each contender, and the median and the spread of the ratios of consecutive runs::
 
     contenders = (
         Contender("gthread", gunicorn("module:app"), "/small"),

@@ -1,4 +1,4 @@
-"""Locust as a client that also uploads, and keeps Locust's own reports."""
+"""Locust as a client that can also upload, and can store Locust's HTML reports."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .tables import Client, Task
 
 @dataclass(frozen=True)
 class Run(locust_client.Run):
-    """One load run.
+    """One run of the client.
 
-    :ivar posts: the size of the body of each request, which is a POST. 0: it is a GET.
-    :ivar form: the field of a form in which the body is a file. "": it is no form.
-    :ivar report: the file for Locust's own report of this run, in HTML. "": none.
+    :ivar posts: the size of the bodies of POST requests in bytes. 0 to send GET requests.
+    :ivar form: the name of the form field that contains the body as a file. "" to send no form.
+    :ivar report: the path for Locust's HTML report of the run. "" for no report.
     """
 
     posts: int = 0
@@ -34,10 +34,10 @@ class Locust(locust_client.Locust):
     def client(  # type: ignore[override]
         self, users: int = 1, *, posts: int = 0, form: str = "", reports: Path | None = None
     ) -> Client:
-        """Return a client, see :class:`Run`. The response to a POST may have any length.
+        """Return a client. See :class:`Run`. The response to a POST may have any length.
 
-        :param reports: an existing folder for Locust's own reports, see :func:`report_name`. A
-            later run of the same contender replaces the report of an earlier one.
+        :param reports: an existing folder for Locust's HTML reports, see :func:`report_name`. A
+            later run of a contender replaces the report of an earlier run.
         """
 
         def load(task: Task) -> Load:
@@ -51,8 +51,9 @@ class Locust(locust_client.Locust):
 
 
 def report_name(row: str, contender: str) -> str:
-    """Return the file name of Locust's report of a contender.
+    """Return the file name of Locust's report.
 
-    :param row: its row's key.
+    :param row: the key of the row.
+    :param contender: the name of the contender.
     """
     return re.sub(r"[^A-Za-z0-9.]+", "-", f"{row}-{contender}").strip("-") + ".html"

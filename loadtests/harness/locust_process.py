@@ -1,4 +1,4 @@
-"""One of Locust's processes, whose users upload too."""
+"""A process of Locust whose users can also upload."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from wsgifast.commands.bench.locust_process import CLOCK, FAILED, GOOD, Visitor, main
 
 # isort: split
-# After Locust, which patches ssl for gevent.
+# These imports must follow the import above, because it imports Locust, which patches ssl.
 from locust.env import Environment
 from locust.html import get_html_report
 
@@ -26,7 +26,7 @@ class Uploader(Visitor):
 
 
 def _form(field: str, size: int) -> tuple[bytes, str]:
-    """A form with a file of this size, and its Content-Type (RFC 7578)."""
+    """Return a form with a file of this size in bytes, and its Content-Type (RFC 7578)."""
     disposition = f'Content-Disposition: form-data; name="{field}"; filename="file.bin"'
     kind = "Content-Type: application/octet-stream"
     body = f"--between\r\n{disposition}\r\n{kind}\r\n\r\n".encode() + bytes(size)
@@ -34,7 +34,7 @@ def _form(field: str, size: int) -> tuple[bytes, str]:
 
 
 def _write_report(environment: Environment, run: Run) -> None:
-    """Write Locust's own report of a run, with the path as the name and times in milliseconds."""
+    """Write Locust's HTML report of a run, with the path as the name and times in milliseconds."""
     if not run.report:
         return
     entries: list[Any] = [*environment.stats.entries.values(), environment.stats.total]

@@ -1,4 +1,4 @@
-"""The machine on which load tests run."""
+"""Describes the machine on which the load tests run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 from wsgifast.commands.bench import report
 
-# BBR paces large bodies by timers, over loopback too (docs/explanation/sendfile.md).
+# The algorithm matters even over loopback: BBR uses timers to pace large bodies
+# (docs/explanation/sendfile.md).
 _CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def machine() -> dict[str, str | int]:
-    """Return what the figures depend on, with the processor, TCP and Python's JIT."""
+    """Return facts that the figures depend on, such as the processor and the version of Python."""
     facts = report.machine()
     # https://docs.python.org/3/library/sys.html#sys._jit
     jit: Any = getattr(sys, "_jit", None)

@@ -1,4 +1,4 @@
-"""Tables of results as text, JSON and an HTML page."""
+"""Formats results as text, as JSON and as an HTML page."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _OURS = "ours / this"
 
 
 def results_text(results: Sequence[Result], width: int | None = None) -> str:
-    """Return tables, with each row's key, and the problems of the run.
+    """Return tables of results with the keys of the rows, and the problems of the runs.
 
-    :param width: in characters. None for any.
+    :param width: the maximum width in characters. None for no limit.
     """
     return report.results_text(grids(_figures(results)), results, width)
 
@@ -29,18 +29,18 @@ def _figures(results: Sequence[Result]) -> dict[str, Mapping[str, Any]]:
 
 
 def rows_figures(results: Sequence[Result], profile: Profile, when: str) -> dict[str, object]:
-    """Return each row's figures under its key, with the values that they depend on.
+    """Return the figures of each row by its key, with the profile and the machine of the run.
 
-    :param when: the start of the run, as from `now()`.
+    :param when: the start of the run, from `now()`.
     """
     run = {"measured": when, "profile": profile, "machine": machine()}
     return {key: {**run, **figures} for key, figures in _figures(results).items()}
 
 
 def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
-    """Yield a grid for each unit.
+    """Yield a table of cells for each unit.
 
-    :param rows: by their keys, as from :meth:`.results.Result.figures`, or as read from JSON.
+    :param rows: maps the keys of rows to figures, from :meth:`.results.Result.figures` or JSON.
     """
     kinds: dict[tuple[str, str, bool], dict[str, Mapping[str, Any]]] = {}
     for key, row in rows.items():
@@ -51,7 +51,7 @@ def grids(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Grid]:
 
 
 def _cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
-    """A contender's cells by the titles of their columns."""
+    """Return the cells of a contender, by the titles of their columns."""
     found: dict[str, object] = {}
     compressed = any(each.get("body", {}).get("coding") for each in contenders.values())
     for title, cell in report.contender_cells(name, contenders).items():
@@ -63,7 +63,7 @@ def _cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _our_cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
-    """The same, where ratios are of ours to each of the others."""
+    """Return the cells of a contender in a row with `ours`, where ratios have another base."""
     cells = _cells(name, contenders).items()
     return {
         title.replace("ratio", _OURS) if title.split()[-1] == "ratio" else title: cell
@@ -72,13 +72,13 @@ def _our_cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
 
 
 def as_html(title: str, parts: Sequence[tuple[Table, Sequence[Result]]]) -> str:
-    """Return the whole page: tables, each with its results."""
+    """Return an HTML page with the results of tables."""
     return report.as_html(title, (_section(*part) for part in parts), machine())
 
 
-def _section(of: Table, results: Sequence[Result]) -> str:
+def _section(table: Table, results: Sequence[Result]) -> str:
     before = ""
-    if of.then is not None:
-        caption, columns, lines = of.then
+    if table.then is not None:
+        caption, columns, lines = table.then
         before = f"<h3>{page.escaped(caption)}</h3>{html_table(columns, lines)}"
-    return report.section(of.title, grids(_figures(results)), results, of.notes, before)
+    return report.section(table.title, grids(_figures(results)), results, table.notes, before)

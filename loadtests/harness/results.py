@@ -1,4 +1,4 @@
-"""The result of a row: ratios to the first contender or of ours, and differences."""
+"""Computes the results of a row: medians, ratios and differences of its contenders."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from wsgifast.commands.terminal import number_text
 
 from .tables import Row
 
-# In a bell curve the quartiles are 1.349 standard deviations apart. The median of n values has an
-# error of 1.253 standard deviations / sqrt(n).
+# In a normal distribution, the distance of the quartiles is 1.349 standard deviations. The standard
+# error of the median of n values is 1.253 standard deviations / sqrt(n).
 _ERROR_OF_QUARTILES = 1.253 / 1.349
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A contender's figure minus the base's: the median over rounds.
+    """The figure of a contender minus the figure of the base, as the median over the rounds.
 
-    Each round gives one difference of two consecutive runs, as for a ratio.
+    The difference of a round is computed from two consecutive runs, like a ratio.
 
-    :ivar low: the lower quartile of the rounds, and `high` the upper one.
-    :ivar error: the standard error of the median, from the quartiles.
+    :ivar low: the lower quartile of the differences.
+    :ivar high: the upper quartile.
+    :ivar error: the standard error of the median, computed from the quartiles.
     """
 
     median: float
@@ -37,9 +38,11 @@ class Difference:
 
     @classmethod
     def of(cls, contender: Sequence[float], base: Sequence[float]) -> Difference:
-        """Return the difference contender - base, from the differences of the rounds.
+        """Return the difference contender - base.
 
-        :raises ValueError: if there are no rounds, or a different number of both.
+        :param contender: the contender's figure in each round.
+        :param base: the figure of the base in each round.
+        :raises ValueError: if there are no rounds, or the numbers of rounds differ.
         """
         pairs = zip(contender, base, strict=True)
         if len(found := [one - other for one, other in pairs]) == 1:
@@ -55,7 +58,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Result(results.Result):
-    """The runs of a row, by contender."""
+    """The runs of the contenders of a row."""
 
     row: Row
 
@@ -82,22 +85,22 @@ class Result(results.Result):
         return self.row.unit.cost(load) if self.row.unit.cost else 0.0
 
     def ratio(self, name: str, figure: Callable[[Load], float]) -> Ratio | None:
-        """Return the ratio to the first contender, or of ours to this one."""
+        """Return the ratio of a contender to the first one. With `ours`, of ours to a contender."""
         if not self.row.ours or name == self.base:
             return super().ratio(name, figure)
         return self.divided(self.base, name, figure)
 
     def difference(self, name: str) -> Difference | None:
-        """Return the contender's figure minus the first one's.
+        """Return the figure of a contender minus that of the first contender.
 
-        None for the first one, and if one of the two never succeeded.
+        None for the first contender, and if one of both contenders failed in each round.
         """
         first = next(iter(self.runs))
         both = self.pairs(name, first, self.rate) if name != first else None
         return Difference.of(*zip(*both, strict=True)) if both else None
 
     def facts(self, name: str) -> dict[str, float]:
-        """Return the medians of a contender's further figures."""
+        """Return the medians of a contender's additional figures."""
         names = dict.fromkeys(fact for m in self.runs[name] for fact in m.facts)
         found = {f: [m.facts[f] for m in self.runs[name] if f in m.facts] for f in names}
         return {fact: median(values) for fact, values in found.items()}

@@ -30,10 +30,10 @@ def run(
     host: str = HOST,
     progress: Progress = lambda done, total, what: None,
 ) -> Iterator[Result]:
-    """Start the contenders' servers, and load each row's in turn.
+    """Start the servers of the contenders, and measure one row after another.
 
     :param host: the address that the servers listen on.
-    :raises ServerFailed: if a server does not start, or ends. The message has its log.
+    :raises ServerFailed: if a server does not start, or ends. The message contains its log.
     """
     with temporary_folder(table.name) as folder, contextlib.ExitStack() as stack:
         table.prepare(folder)
@@ -77,7 +77,7 @@ def _task(servers: Servers, contender: Contender, row: Row, profile: Profile, fo
 
 
 def _look(servers: Servers, row: Row, tasks: Mapping[str, Task]) -> tuple[dict[str, Seen], bool]:
-    """Request the contenders that the row's client loads."""
+    """Request each contender once, if it has a running server and the row's client."""
     requested = {
         c.name: c.server
         for c in row.contenders
@@ -111,11 +111,11 @@ def measure(
     page_title: str = "",
     keep_rows: bool = False,
 ) -> tuple[list[Result], int]:
-    """Run tables, print each, write FOLDER/NAME.json for each, and a page of all.
+    """Run tables. Print each table, write it to FOLDER/NAME.json, and write an HTML page.
 
     :param host: the address that the servers listen on.
-    :param page_name: of the page. By default the first table's.
-    :param keep_rows: keep the rows of an existing FOLDER/NAME.json that this run does not measure.
+    :param page_name: the file name of the page. By default the name of the first table.
+    :param keep_rows: whether FOLDER/NAME.json keeps rows that this run does not measure.
     :returns: the results, and an exit status, see `all_results()`.
     """
     parts: list[tuple[Table, list[Result]]] = []
@@ -129,8 +129,8 @@ def measure(
         def from_row(
             done: int, progress: Progress, table: Table = table, results: list[Result] = results
         ) -> Iterator[Result]:
-            left = replace(table, rows=tuple(table.rows[done:]))
-            for result in run(left, profile, host=host, progress=progress):
+            remaining = replace(table, rows=tuple(table.rows[done:]))
+            for result in run(remaining, profile, host=host, progress=progress):
                 results.append(result)
                 yield result
 
@@ -155,7 +155,7 @@ def measure(
 
 
 def _rows(report: Path) -> dict[str, Any]:
-    """Return the rows of an earlier report, or none if the file is not a report."""
+    """Return the rows of an earlier report. Return {} if the file is not a report."""
     try:
         rows: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))["rows"]
     except (FileNotFoundError, ValueError, LookupError):

@@ -1,4 +1,4 @@
-"""Tables of rows: the contenders of a comparison, their clients, and the figures."""
+"""Describes comparisons: tables, their rows, the contenders and the units."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from wsgifast.commands.bench.report import MIN_ROUNDS
 class Task(loads.Task):
     """The requests of one run.
 
-    :ivar tls: the server speaks TLS, with a self-signed certificate.
-    :ivar full: the run is as long as for published figures.
-    :ivar folder: the run's files.
-    :ivar row: the key of its row, and `contender` the name of the contender, for reports.
+    :ivar tls: whether the server uses TLS, with a self-signed certificate.
+    :ivar full: whether the run is as long as for published figures.
+    :ivar folder: the folder with the files of the run.
+    :ivar row: the key of the row, for reports.
+    :ivar contender: the name of the contender, for reports.
     """
 
     tls: bool = False
@@ -29,18 +30,19 @@ class Task(loads.Task):
     contender: str = ""
 
 
-# Makes one run.
+# A function that makes one run.
 Client = Callable[[Task], Load]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One of the servers of a row.
+    """A server that a row compares with others.
 
-    :ivar server: None: the client does everything without one.
-    :ivar client: replaces the row's. The server is then not requested before the load.
-    :ivar fresh: each run gets a new server, for figures that depend on earlier requests.
-    :ivar ready: called before each run, and not measured.
+    :ivar server: the server. None if the client needs no server.
+    :ivar client: a client in place of the row's client. The server then gets no request before the
+        first run.
+    :ivar fresh: whether each run gets a new server, because figures depend on earlier requests.
+    :ivar ready: called before each run. The call is not measured.
     """
 
     name: str
@@ -53,12 +55,12 @@ class Contender:
 
 @dataclass(frozen=True)
 class Unit:
-    """What is counted, and its cost.
+    """The unit of a figure, and the unit of its cost.
 
-    :ivar rate: the figure that is compared.
-    :ivar cost: the server's CPU time for one of them. None: not reported.
-    :ivar difference: the difference from the first contender matters, not the ratio.
-    :ivar less: less of it is better.
+    :ivar rate: returns the figure to compare, such as requests per second.
+    :ivar cost: returns the server's CPU time, such as that of a request. None to report no cost.
+    :ivar difference: whether to report the difference from the first contender.
+    :ivar less: whether smaller figures are better.
     """
 
     name: str
@@ -70,12 +72,12 @@ class Unit:
 
 
 def megabytes_per_s(load: Load) -> float:
-    """Payload in MB (10^6 bytes) per second."""
+    """Return the rate of the bodies in MB (10^6 bytes) per second."""
     return load.body_bytes / 1e6 / load.seconds if load.seconds else 0.0
 
 
 def _cpu_s_per_gb(load: Load) -> float:
-    """The server's CPU seconds per GB (10^9 bytes) of payload."""
+    """Return the server's CPU seconds per GB (10^9 bytes) of bodies."""
     return load.server_cpu_s * 1e9 / load.body_bytes if load.body_bytes else 0.0
 
 
@@ -89,12 +91,12 @@ BYTES = Unit("MB/s", megabytes_per_s, "CPU s/GB", _cpu_s_per_gb)
 class Row:
     """One comparison.
 
-    :ivar key: its name in the JSON file and on the command line, such as "worker.rates.small".
-    :ivar contenders: the others are compared with the first.
-    :ivar ours: the name of a contender that is compared with each of the others instead.
-    :ivar seconds: of one run, in place of the profile's.
-    :ivar rounds: in place of the profile's.
-    :ivar body_bytes: the payload, if a contender cannot be requested it.
+    :ivar key: the name in the JSON file and on the command line, such as "worker.rates.small".
+    :ivar contenders: the contenders. The first one is the base of all ratios.
+    :ivar ours: the name of a contender, to report its ratio to each other contender instead.
+    :ivar seconds: the length of a run. None for the profile's.
+    :ivar rounds: the number of runs of each contender. None for the profile's.
+    :ivar body_bytes: the size of the response's body. None to request it from the contenders.
     """
 
     key: str
@@ -111,11 +113,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that belong together: one run, one JSON file, one page.
+    """Rows that are measured and reported together, in one JSON file.
 
-    :ivar prepare: makes the run's files in a folder.
-    :ivar then: an older table to compare with: its title, columns and rows.
-    :ivar notes: paragraphs below it.
+    :ivar prepare: writes files that the servers need to a folder.
+    :ivar then: the title, columns and rows of an older table, to show above this table.
+    :ivar notes: paragraphs to show below the table.
     """
 
     name: str
@@ -130,12 +132,12 @@ class Table:
 class Profile:
     """The length of the runs.
 
-    :ivar seconds: of one run.
-    :ivar rounds: runs of each contender.
-    :ivar row_seconds: no further round of a row starts after this time.
-    :ivar full: as many messages and bytes as for published figures.
-    :ivar noise: one contender runs twice in each round, to measure the noise of the machine.
-    :ivar note: a sentence that is published with the figures.
+    :ivar seconds: the length of one run.
+    :ivar rounds: the number of runs of each contender.
+    :ivar row_seconds: the time after which no new round of a row starts.
+    :ivar full: whether runs transfer as many messages and bytes as for published figures.
+    :ivar noise: whether the base runs twice in each round, to measure the noise of the machine.
+    :ivar note: a sentence to publish with the figures.
     """
 
     seconds: float

@@ -162,7 +162,7 @@ def test_endpoints_taking_any_body_size_are_named() -> None:
     assert finding.severity == "info"
     assert f"{finding.endpoint.method} {finding.endpoint.name}" == "PUT /both"
     others = ", ".join(f"POST /save{number}" for number in range(5))
-    assert finding.what == f"takes a body of any size; so do {others}"
+    assert finding.what == f"accepts a body of any size, like {others}"
     assert found(examine(flask_app(None)))["WF033"].endpoint.name == "/save"
 
 

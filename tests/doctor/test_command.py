@@ -25,7 +25,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_option_without_effect_is_refused() -> None:
     ended = doctor("--live", "http://127.0.0.1:9", "--access-log", "log")
-    assert ended.stderr == "wsgifast: --access-log has no effect with --live: name paths\n"
+    assert ended.stderr == "wsgifast: --access-log has no effect with --live. Name paths instead\n"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_output_of_the_app_is_not_in_the_report(tmp_path: Path) -> None:
         ("400 Invalid host header", [], "--header 'Host: its.name'"),
         ("302 Found", [("Location", "/accounts/login/?next=/")], "--cookie"),
         ("301 Moved", [("Location", "https://localhost/")], "--https"),
-        ("404 Not Found", [], "(404): name paths that the app answers"),
+        ("404 Not Found", [], "(404): name paths to which the app responds with 200"),
     ],
 )
 def test_report_without_endpoints_names_the_way_in(

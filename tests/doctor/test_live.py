@@ -179,7 +179,7 @@ def test_silenced_or_known_finding_is_left_out(
         assert doctor(url, f"--baseline={baseline}") == 0
         assert doctor(url, "--silence=wf041") == 0
         assert doctor(url, "--silence=WF999") == 2
-        assert "there is no finding WF999" in capsys.readouterr().err
+        assert "WF999 is not the id of a finding" in capsys.readouterr().err
 
 
 def test_endless_response_is_not_waited_for() -> None:

@@ -351,7 +351,7 @@ def test_person_on_a_terminal_confirms_the_paths(tmp_path: Path) -> None:
     status, shown = on_a_terminal(tmp_path, b"y\n")
     before, _, after = shown.partition("? [y/N]")
     assert "GET /static/a.css: a file of a folder that the app serves" in before
-    assert "May change something: 1\r\n  GET /logout\r\n" in before
+    assert "Endpoints that may change data: 1\r\n  GET /logout\r\n" in before
     assert "2 endpoints: 2 good" in after
     assert "'logout'" in after
     assert status == 0

@@ -44,7 +44,7 @@ def without(exchange: Exchange, name: str, value: str | None = None) -> Exchange
         ("GET", replace(PAGE, wire_bytes=2 * len(BODY)), "bytes sent in place of", ""),
         ("GET", without(PAGE, "ETag"), "etag: none", ""),
         ("GET", without(PAGE, "ETag", '"2"'), 'etag: "2" in place of "1"', ""),
-        ("GET", without(PAGE, "Content-Length"), "no Content-Length", ""),
+        ("GET", without(PAGE, "Content-Length"), "Content-Length is missing", ""),
         ("GET", without(PAGE, "Set-Cookie"), "set-cookie", ""),
         ("GET", without(PAGE, "Set-Cookie", "session=two; Path=/; HttpOnly"), "", ""),
         ("GET", without(PAGE, "Set-Cookie", "session=two; Path=/"), "set-cookie", ""),

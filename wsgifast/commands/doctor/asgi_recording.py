@@ -1,8 +1,8 @@
-"""A recording ASGI server: one event loop in a thread, and a real connection for each request.
+"""An ASGI server that handles one request of the doctor at a time, and records the response.
 
-It writes each body message to the transport as uvicorn does, and waits while the transport's buffer
-is full. With `pathsend` it offers that extension and implements it by sendfile, as asgifast's
-protocols do.
+The server has one event loop in a thread, and a real connection for each request. Like uvicorn, it
+writes each body message to the transport, and waits while the transport's buffer is full. It can
+also support the extension http.response.pathsend, by sendfile, like asgifast's protocols.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ T = TypeVar("T")
 
 _HOST = (b"host", b"localhost")
 _HEARTBEAT_S = 0.005
-# For the app's startup and shutdown (the lifespan protocol).
+# The time limit of the app's startup, and of its shutdown (the lifespan protocol).
 _LIFESPAN_S = 30.0
-# A loop that an app still blocks after this time shuts nothing down.
+# If the app blocks the event loop for this time, it is not shut down.
 _BLOCKED_S = 1.0
 
 
 class TimeLimit(WSGIFastError, TimeoutError):
-    """Something did not finish in time."""
+    """A startup, request or shutdown did not finish in time."""
 
 
 class StartedApp:
-    """An ASGI app that has started. It gets one request at a time.
+    """An ASGI app that has started. Only one request may run at a time.
 
     :raises TimeLimit: if the app's startup does not end.
     :raises WSGIFastError: if the app reports that its startup failed.
@@ -47,14 +47,15 @@ class StartedApp:
     def __init__(self, app: App) -> None:
         self._loops: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._live()), name="wsgifast-doctor-loop", daemon=True
+            target=lambda: asyncio.run(self._run_loop()), name="wsgifast-doctor-loop", daemon=True
         )
         self._thread.start()
         self._loop = self._loops.get()
-        # The state of the app for its requests (ASGI, "Lifespan State"): each gets a copy.
+        # The state that the app sets at its startup. Each request gets a copy (ASGI, "Lifespan
+        # State").
         self._state: dict[str, Any] = {}
-        self._from_threads = 0
-        # The lifespan protocol: the messages to the app, and those from it.
+        self._from_threads = 0  # the number of wake-ups of the event loop by other threads
+        # The messages of the lifespan protocol to the app, and from the app.
         self._requests: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._responses: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         try:
@@ -67,7 +68,7 @@ class StartedApp:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Shut the app down, and end the loop."""
+        """Shut down the app, and end the event loop."""
         with contextlib.suppress(Exception):
             self._run(asyncio.sleep(0), _BLOCKED_S)
             self._run(self._ask("lifespan.shutdown"), _LIFESPAN_S)
@@ -77,17 +78,17 @@ class StartedApp:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(1.0)
 
-    async def _live(self) -> None:
+    async def _run_loop(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda loop, context: None)  # failures are recorded elsewhere
+        loop.set_exception_handler(lambda loop, context: None)  # _Request records the app's errors
         self._end = asyncio.Event()
         call = loop.call_soon_threadsafe
 
-        def counted(*given: Any, **more: Any) -> asyncio.Handle:
+        def counted(*args: Any, **options: Any) -> asyncio.Handle:
             self._from_threads += 1
-            return call(*given, **more)
+            return call(*args, **options)
 
-        with contextlib.suppress(AttributeError):  # uvloop's cannot be replaced
+        with contextlib.suppress(AttributeError):  # the method of uvloop cannot be replaced
             loop.call_soon_threadsafe = counted  # type: ignore[assignment,method-assign]
         self._loops.put(loop)
         await self._end.wait()
@@ -104,7 +105,7 @@ class StartedApp:
         self._requests.put_nowait({"type": event})
         response = asyncio.create_task(self._responses.get())
         await asyncio.wait({response, self._app}, return_when=asyncio.FIRST_COMPLETED)
-        # Apps that do not support the protocol may end or raise instead.
+        # An app that does not support the lifespan protocol returns or raises instead.
         return response.result() if response.done() else {"type": ""}
 
     def record(
@@ -118,15 +119,15 @@ class StartedApp:
     ) -> Recording:
         """Request an endpoint, and record the response.
 
-        :param app: this app, or a wrapper around it.
-        :param pathsend: offer http.response.pathsend.
-        :param inspect: False: measure times only.
+        :param app: the started app, or a wrapper around it.
+        :param pathsend: whether the server supports http.response.pathsend.
+        :param inspect: whether to record each chunk. False to measure only times.
         """
         request = _Request(app, endpoint, inspect=inspect)
         request.state, request.pathsend = self._state.copy(), pathsend
         recording, client = request.recording, request.client
         recording.returned = "messages"
-        from_threads = self._from_threads + 1  # the request's own start
+        from_threads = self._from_threads + 1  # the start of the request wakes the loop once
         cpu = time.process_time() - client.cpu_s
         try:
             self._run(request.run(), limit_s)
@@ -134,7 +135,7 @@ class StartedApp:
             recording.timed_out = True
         finally:
             client.close()
-        # Threads that read files count. The client does not, since it is not part of the server.
+        # The CPU time includes threads that read files, but not the client's thread.
         recording.cpu_s = time.process_time() - cpu - client.cpu_s
         recording.from_threads = max(0, self._from_threads - from_threads)
         return recording
@@ -145,14 +146,14 @@ class StartedApp:
             return future.result(limit_s)
         except TimeoutError:
             future.cancel()
-            raise TimeLimit(f"no end after {limit_s} s") from None
+            raise TimeLimit(f"not finished after {limit_s} s") from None
 
 
 class _Request(RecordedRequest, asyncio.Protocol):
-    """Runs in the app's event loop.
+    """A request that runs in the app's event loop.
 
-    :ivar pathsend: offer http.response.pathsend.
-    :ivar state: for the app.
+    :ivar pathsend: whether the server supports http.response.pathsend.
+    :ivar state: a copy of the app's state, for the scope.
     """
 
     begin = "http.response.start"
@@ -172,7 +173,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
         )
         self._transmit = self._transport.write
         heart = asyncio.create_task(self._beat())
-        await asyncio.sleep(0)  # until it has started
+        await asyncio.sleep(0)  # start the heartbeat
         wall = self._before = time.perf_counter()
         try:
             with body_file_noted(recording):
@@ -181,13 +182,13 @@ class _Request(RecordedRequest, asyncio.Protocol):
             recording.error = described(error)
         finally:
             recording.wall_s = time.perf_counter() - wall
-            self._note_turn()  # the heartbeat may not have run again
+            self._note_turn()  # the heartbeat has not run since the event loop was last blocked
             heart.cancel()
             self._transport.abort()
         if recording.failed:
             return
         if not self._ended.is_set():
-            recording.problem = "the app ended before its response did"
+            recording.problem = "the app returned before it completed its response"
         else:
             self._check_length()
 
@@ -207,7 +208,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
     def _scope(self) -> dict[str, Any]:
         path, _, query = self._endpoint.url.partition("?")
         extensions: dict[str, Any] = {"http.response.pathsend": {}} if self.pathsend else {}
-        given = [(k.lower().encode(), v.encode("latin-1")) for k, v in self._endpoint.headers]
+        headers = [(k.lower().encode(), v.encode("latin-1")) for k, v in self._endpoint.headers]
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -218,7 +219,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "root_path": "",
-            "headers": given if any(name == b"host" for name, _ in given) else [_HOST, *given],
+            "headers": headers if b"host" in dict(headers) else [_HOST, *headers],
             "client": ("127.0.0.1", 50000),
             "server": ("localhost", 443 if self._endpoint.scheme == "https" else 80),
             "extensions": extensions,
@@ -281,7 +282,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
         self._send_end()
 
     async def _beat(self) -> None:
-        """Measure how late the event loop is."""
+        """Measure the longest delay of the event loop."""
         while True:
             self._beaten_at = time.perf_counter()
             await asyncio.sleep(_HEARTBEAT_S)

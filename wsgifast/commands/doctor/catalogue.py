@@ -1,6 +1,7 @@
-"""The kinds of the doctor's findings, read from findings.md.
+"""The catalogue of the doctor's findings, from the file findings.md.
 
-It has a section for each, which the documentation shows too. Their ids never change.
+The file has a section for each kind of finding. The documentation shows the same sections. The id
+of a finding never changes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ class Entry:
 
     :ivar title: a few words, for lists.
     :ivar what: the observation.
-    :ivar why: its cost, and who pays it.
-    :ivar wsgifast: the remedy by wsgifast, without a change to the app.
-    :ivar fixes: how to fix it in the app, by framework: "WSGI", "Flask", "Django", "FastAPI".
+    :ivar why: the effect on the server or the client.
+    :ivar wsgifast: how wsgifast helps without a change of the app.
+    :ivar fixes: changes of the app that fix the finding, by framework: "WSGI", "Flask", "Django" or
+        "FastAPI".
     """
 
     id: str
@@ -40,21 +42,27 @@ _WITH = "With wsgifast: "
 
 
 def entry_of(section: str) -> Entry:
-    """Return the entry of a section of findings.md.
+    """Parse a section of findings.md.
 
-    A section has the id, the title with the severity, a paragraph about the observation, one about
-    its importance, the fixes by framework if there are any, and a paragraph "With wsgifast: ...".
+    A section consists of these paragraphs:
 
-    :raises ValueError: for any other paragraph.
+    1. the id
+    2. the title, and the severity in parentheses
+    3. the observation
+    4. the effect
+    5. optionally "How to fix it:" and a list of fixes by framework
+    6. "With wsgifast: ..."
+
+    :raises ValueError: if the section has other paragraphs.
     """
     id_, title, *parts = section.strip().split("\n\n")
     found = re.fullmatch(rf"\*\*([^*]+)\*\* \(({'|'.join(SEVERITIES)})\)", title)
     fixes = parts[2:-1]
-    is_whole = len(parts) in (3, 5) and not any(p.startswith((" ", _FIX)) for p in parts[:2])
+    is_complete = len(parts) in (3, 5) and not any(p.startswith((" ", _FIX)) for p in parts[:2])
     if fixes:
         lines = fixes[-1].splitlines()
-        is_whole &= fixes[0] == _FIX and all(re.match(r" {4}\w+ +\S", line) for line in lines)
-    if found is None or not is_whole or not parts[-1].startswith(_WITH):
+        is_complete &= fixes[0] == _FIX and all(re.match(r" {4}\w+ +\S", line) for line in lines)
+    if found is None or not is_complete or not parts[-1].startswith(_WITH):
         raise ValueError(
             f"findings.md, {id_}: expected **title** (severity), two paragraphs, fixes below "
             f"{_FIX!r} or none, and a paragraph {_WITH!r}"
@@ -90,12 +98,13 @@ def explain(finding_id: str) -> str:
 
 
 def known_ids(given: Iterable[str]) -> set[str]:
-    """Ids as they stand in the catalogue.
+    """Return ids of findings in upper case.
 
-    :raises ConfigurationError: for one that does not.
+    :raises ConfigurationError: if the catalogue does not contain an id.
     """
     ids = {each.upper() for each in given}
     unknown = sorted(ids - CATALOGUE.keys())
     if unknown:
-        raise ConfigurationError(f"there is no finding {unknown[0]}; known: {', '.join(CATALOGUE)}")
+        known = ", ".join(CATALOGUE)
+        raise ConfigurationError(f"{unknown[0]} is not the id of a finding. The ids are: {known}")
     return ids

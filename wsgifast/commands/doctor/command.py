@@ -34,11 +34,12 @@ from .formats import FORMATS, as_html, as_text, baseline_of, by_reason
 from .model import OF_A_FILE, OF_FASTAPI, SEVERITIES, Endpoint, Found, Report
 from .search import Allow
 
-# Paths in the suggested command: each takes about 15 seconds.
-_MOST_TO_MEASURE = 3
-# Reasons why nothing was reached, in the last line. The report has all of them.
-_MOST_REASONS = 3
-# Options that do not go with --live.
+# The maximum number of paths in the suggested command. `wsgifast bench` needs about 15 seconds for
+# each path.
+_MAX_TO_MEASURE = 3
+# The maximum number of reasons in the error message if no view was reached. The report has more.
+_MAX_REASONS = 3
+# Options that have no effect with --live.
 _OF_APPS = ("access_log", "openapi", "value", "all", "unsafe", "https")
 
 _EXAMPLES = """\
@@ -64,8 +65,8 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
     which = (
-        "a path to examine (default: all routes of the framework). The files that a browser loads "
-        "with the page are examined, too"
+        "a path to examine (default: all routes of the framework). Files that a browser loads with "
+        "the page are also examined"
     )
     parser.add_argument("paths", nargs="*", metavar="/PATH", help=which)
     option(parser, "--live", "URL", "examine a running server from outside")
@@ -118,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
         for name in _OF_APPS:
             if getattr(options, name):
                 shown = name.replace("_", "-")
-                raise ConfigurationError(f"--{shown} has no effect with --live: name paths")
+                raise ConfigurationError(f"--{shown} has no effect with --live. Name paths instead")
         paths = [each for each in (options.app, *options.paths) if each is not None]
         report = look_at(
             options.live,
@@ -137,7 +138,7 @@ def _run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _stdout_restored() -> Iterator[None]:
-    """Send all output of the app and its processes to stderr. stdout is for the report."""
+    """Redirect the output of the app and its processes to stderr. stdout is for the report."""
     stdout = os.dup(1)
     try:
         os.dup2(2, 1)
@@ -171,9 +172,10 @@ def _examined(options: argparse.Namespace) -> Report:
 
 
 def _allow(options: argparse.Namespace) -> bool | Allow:
-    """Whether to request endpoints that may change something. On a terminal the user decides.
+    """Return whether to request endpoints that may change data, or a function that asks the user.
 
-    There is no question about named paths, because nothing else is requested then.
+    The function is returned on a terminal, if the command line names no paths and has neither --all
+    nor --unsafe.
     """
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     is_all = bool(options.all or options.unsafe)
@@ -182,14 +184,15 @@ def _allow(options: argparse.Namespace) -> bool | Allow:
     return _ask
 
 
-def _ask(safe: Sequence[Endpoint], rest: Sequence[Endpoint]) -> bool:
-    if not rest:
+def _ask(safe: Sequence[Endpoint], unsafe: Sequence[Endpoint]) -> bool:
+    if not unsafe:
         return False
-    lines = [f"Requested, since they change nothing: {len(safe)}"]
+    lines = [f"Endpoints that change no data and are requested: {len(safe)}"]
     lines += [f"  {_shown(each)}: {printable(each.evidence)}" for each in safe]
-    lines += ["", f"May change something: {len(rest)}", *(f"  {_shown(each)}" for each in rest), ""]
+    lines += ["", f"Endpoints that may change data: {len(unsafe)}"]
+    lines += [*(f"  {_shown(each)}" for each in unsafe), ""]
     show("\n".join(lines), error=True)
-    question = "Request these, too, each up to sixty times? [y/N] "
+    question = "Also request these endpoints, each up to sixty times? [y/N] "
     show(question, error=True, end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -199,7 +202,10 @@ def _shown(endpoint: Endpoint) -> str:
 
 
 def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fetch], Found] | None:
-    """Return a function that finds the endpoints of the command line. None: the framework's."""
+    """Return a function that finds the endpoints that the command line names.
+
+    None if the command line names no endpoints. Then the framework lists them.
+    """
 
     def find(fetch: Fetch) -> Found:
         found = from_paths(options.paths)
@@ -214,7 +220,10 @@ def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fe
 
 
 def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int:
-    """:param known: the keys of findings to leave out."""
+    """Show the report, and return the exit status.
+
+    :param known: the keys of findings to ignore.
+    """
     report.findings = [finding for finding in report.findings if finding.key not in known]
     if options.format == "text":
         width = output_width()
@@ -231,17 +240,17 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
     evidence = {seen.endpoint.evidence for seen in report.observations}
     if evidence <= {OF_A_FILE, OF_FASTAPI} and (report.unreached or not evidence):
         reached = "no view, only files and generated pages," if evidence else "nothing"
-        reasons = "; ".join(reason for reason, _ in by_reason(report.unreached)[:_MOST_REASONS])
-        hint = "name paths that the app answers"
+        reasons = "; ".join(reason for reason, _ in by_reason(report.unreached)[:_MAX_REASONS])
+        hint = "name paths to which the app responds with 200"
         show(f"wsgifast: {reached} was reached ({reasons}): {hint}", error=True)
         return STATUS_USAGE
     return 0
 
 
 def _next_steps(report: Report, app: str | None) -> str:
-    """Commands to run next.
+    """Return a text with commands to run next.
 
-    :param app: None for a running server, which `wsgifast bench` cannot start.
+    :param app: the app for `wsgifast bench`. None with --live, because bench needs an app.
     """
     steps = [(f"wsgifast doctor --explain {report.findings[0].id}", "what it means")]
     slow = report.of("slow")
@@ -249,7 +258,7 @@ def _next_steps(report: Report, app: str | None) -> str:
         dict.fromkeys(f.endpoint.url for f in slow if f.saves_s and f.endpoint.method == "GET")
     )
     if app is not None and paths:
-        command = ["wsgifast", "bench", app, *paths[:_MOST_TO_MEASURE]]
+        command = ["wsgifast", "bench", app, *paths[:_MAX_TO_MEASURE]]
         if any("coalesce" in finding.fix for finding in slow):
             command.append("--coalesce")
         steps.append((shlex.join(command), "what wsgifast gains"))
@@ -264,5 +273,5 @@ def _baseline(options: argparse.Namespace) -> set[str]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
-            f"--baseline {options.baseline}: {reason}; make one with --format json"
+            f"--baseline {options.baseline}: {reason}. Make a report with --format json"
         ) from None

@@ -1,4 +1,4 @@
-"""The doctor's rules: when an observation is a finding. They send no request."""
+"""The doctor's rules, which turn observations into findings. This module sends no requests."""
 
 from __future__ import annotations
 
@@ -25,33 +25,35 @@ from .model import (
     Unreached,
 )
 
-# A smaller gain, in relation or in seconds, may be noise.
-_WORTH = 1.2
-_WORTH_S = 0.00005
-# A longer turn of the event loop, in seconds, noticeably delays all other clients.
+# The minimum gain of a finding, as a ratio and in seconds. Smaller gains may be noise.
+_MIN_GAIN = 1.2
+_MIN_GAIN_S = 0.00005
+# If a step of an app blocks the event loop for longer, all other clients notice the delay.
 BLOCKED_S = 0.1
-# From this share of its messages on they come from a sync generator.
+# If other threads wake the event loop for at least this share of the messages, the app's body is a
+# sync generator.
 _FROM_THREADS = 0.5
 
-# Ways of Observation.costs, where their names are not for people.
-_WAYS = {"sendfile": "by sendfile", "pathsend=True": "by sendfile"}
+# Texts for contenders of Observation.costs whose keys do not explain themselves.
+_CONTENDERS = {"sendfile": "by sendfile", "pathsend=True": "by sendfile"}
 
-# A coding does not shrink a body if its result is above this share of it. Small ones never shrink.
+# Compression does not pay if the compressed body is larger than this share of the body. Bodies
+# below _SMALL_BYTES are not checked.
 _HARDLY_SMALLER = 0.95
 _SMALL_BYTES = 1000
-# A cached compressed copy costs no more than the file. One made for each request costs more,
-# by little if the file shrinks easily.
+# If a compressed file costs more than this ratio, the app compresses it for each request. A cached
+# compressed copy costs no more than the file.
 _COSTS_MORE = 1.1
 
 _FIXED = "nothing: the app's wrapper fixes it"
-# A wrapper that sends so many times as often as one with coalesce=True does not coalesce.
+# If a wrapper makes at least this many times the sends of coalesce=True, it does not coalesce.
 _MANY_MORE = 2
 
-# The response of Starlette, Werkzeug and Django (with DEBUG) to an unknown Host.
+# The text of Starlette, Werkzeug and Django (with DEBUG) for an unknown Host.
 _REFUSES_HOST = re.compile(
     rb"(?:invalid|disallowed) ?(?:http_)?host|host .{1,300} is not trusted", re.I
 )
-# Without DEBUG, Django's page for each bad request is this one.
+# Django's page for any bad request without DEBUG.
 _DJANGOS_400 = re.compile(rb"<title>Bad Request \(400\)|<h1>Bad Request \(400\)")
 _MAY_HELP = "; --cookie or --header may help"
 _WRAP = "WSGIFast(app)"
@@ -64,10 +66,10 @@ _FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
 
 
 def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding]:
-    """The findings about an endpoint.
+    """Return the findings about an endpoint.
 
-    :param was_wrapped: the app is served in the wrapper of `seen.wrapped`. A fault that the wrapper
-        repairs is not a failure, and is reported all the same.
+    :param was_wrapped: whether users already run the app in wsgifast's middleware. Findings that
+        the middleware fixes then have the severity "info".
     """
     failure = _failure(seen)
     if failure is not None:
@@ -81,8 +83,8 @@ def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding
 
 
 def _with_wrapper(seen: Observation, finding: Finding) -> Finding:
-    """The finding about an app that has a wrapper already."""
-    if finding.id == "WF031" and finding.fix == _PROTOCOL:  # the server is not the app's fault
+    """Return the finding with the severity and the fix for an app that is already wrapped."""
+    if finding.id == "WF031" and finding.fix == _PROTOCOL:  # only the server needs a change
         return replace(finding, severity="info", fix=_ONLY_PROTOCOL)
     return replace(finding, severity="info", fix=_FIXED) if _is_fixed(seen, finding) else finding
 
@@ -104,8 +106,10 @@ def _is_fixed(seen: Observation, finding: Finding) -> bool:
 
 
 def add_to(report: Report, seen: Observation, findings: Sequence[Finding]) -> None:
-    """Add an endpoint to a report: as one that was not reached if its response says nothing of
-    it."""
+    """Add an endpoint and its findings to a report.
+
+    If the app redirected or refused the request, the report lists the endpoint as not reached.
+    """
     reason = _why_not_reached(seen)
     if reason is not None and not any(finding.severity == "wrong" for finding in findings):
         report.unreached.append(Unreached(seen.endpoint.name, reason, seen.endpoint.method))
@@ -115,7 +119,7 @@ def add_to(report: Report, seen: Observation, findings: Sequence[Finding]) -> No
 
 
 def answers_error(seen: Observation) -> Finding | None:
-    """Return the finding about a 5xx. None for any other status."""
+    """Return the finding about a status of 500 or above. None for any other status."""
     status = seen.raw.status
     if status is None or status < 500:
         return None
@@ -123,18 +127,21 @@ def answers_error(seen: Observation) -> Finding | None:
 
 
 def _why_not_reached(seen: Observation) -> str | None:
-    """Return why a response says nothing about the endpoint, with a hint. None if it does."""
+    """Return why the request did not reach the endpoint, with a hint. None if it did.
+
+    Redirections and statuses from 400 to 499 come from the app's login or host check, for example.
+    """
     raw = seen.raw
     status = raw.status or 0
     if 300 <= status < 400:
         where = (raw.header("Location") or "").partition("?")[0]
-        asks_who = re.search(r"log_?-?in|sign_?-?in|auth", where, re.IGNORECASE)
+        is_login = re.search(r"log_?-?in|sign_?-?in|auth", where, re.IGNORECASE)
         if where.startswith("https:"):
-            is_live = raw.returned == "response"  # of a server that a proxy is in front of
+            is_live = raw.returned == "response"  # of a running server behind a proxy
             header = "--header 'X-Forwarded-Proto: https'"
             may_help = f"; {header if is_live else '--https'} may help"
         else:
-            may_help = _MAY_HELP if asks_who else ""
+            may_help = _MAY_HELP if is_login else ""
         return f"{status} to {where}{may_help}"
     if status == 400 and _refuses_host(seen):
         return f"{status}; --header 'Host: its.name' may help"
@@ -144,7 +151,7 @@ def _why_not_reached(seen: Observation) -> str | None:
 
 
 def _refuses_host(seen: Observation) -> bool:
-    """Whether a 400 is about the request's Host, and not one of the view's own."""
+    """Return whether a response with 400 is about the request's Host, and not from the view."""
     body = bytes(seen.raw.body[:4096])
     if _DJANGOS_400.search(body):
         host = Headers(seen.endpoint.headers).get("host") or "localhost"
@@ -161,7 +168,7 @@ def _finding(
 def finding_at(
     id_: str, endpoint: Endpoint, what: str, fix: str, cost: str = "", saves_s: float = 0.0
 ) -> Finding:
-    """A finding about an endpoint, of the catalogue's severity."""
+    """Return a finding about an endpoint, with the severity from the catalogue."""
     return Finding(id_, CATALOGUE[id_].severity, endpoint, what, cost, fix, saves_s)
 
 
@@ -171,7 +178,7 @@ def _failure(seen: Observation) -> Finding | None:
         if is_event_stream(raw.headers):
             return _finding("WF023", seen, "an event stream without end", "nothing to do")
         id_ = slow_shape(_body(seen))
-        if id_ in ("WF003", "WF030"):  # too many for the time limit
+        if id_ in ("WF003", "WF030"):  # too many chunks for the time limit
             what = f"{raw.chunks.count:,} chunks so far, median {size_text(raw.chunks.median)}"
             fix = _ASGI_WRAP if id_ == "WF030" else _COALESCE
             return _finding(id_, seen, what, fix, "no end in time")
@@ -196,7 +203,7 @@ def _failure(seen: Observation) -> Finding | None:
 
 
 def _changed(seen: Observation) -> Iterator[Finding]:
-    """The effects of wrapping, faults and changes: at most one finding of each id."""
+    """Yield findings about changes of the response by the middleware, at most one for each id."""
     by_id: dict[str, list[str]] = {}
     for kind, change in seen.changes.items():
         id_ = "WF024" if kind in ("coding", "size") else "WF017"
@@ -212,7 +219,7 @@ def _changed(seen: Observation) -> Iterator[Finding]:
 
 
 def _shape(seen: Observation) -> Iterator[Finding | None]:
-    """At most one finding about how the body is made."""
+    """Yield at most one finding about the type and the chunks of the body."""
     raw, chunks = seen.raw, seen.raw.chunks
     pieces = "messages" if raw.returned == "messages" else "chunks"
     block = size_text(chunks.median)
@@ -225,7 +232,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     elif id_ == "WF007" and chunks.count > 1:
         what = f"a file, read {block} at a time"
         fix = f"{_WRAP}, or {_own_file(seen)}"
-        # Reading lines is the server's work, so there is always something to gain.
+        # If the server iterates over the lines of a file, a wrapper always gains time.
         yield _worth(id_, seen, what, fix, "wrapped", certain=is_many_and_small(chunks))
     elif id_ == "WF007":  # small enough for one block
         yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
@@ -238,7 +245,8 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     elif id_ == "WF023":
         yield _finding(id_, seen, f"{chunks.count} {pieces}, with pauses", "nothing to do")
     elif id_ == "WF030" and raw.from_threads >= chunks.count * _FROM_THREADS:
-        # A sync generator: each message costs a switch to a thread and back, which no wrapper sees.
+        # The body is a sync generator. Each message costs a switch to a thread and back, which
+        # ASGIFast cannot avoid.
         what = f"{many}, each from a thread"
         fix = "yield joined rows, or use an async generator"
         yield _finding(id_, seen, what, fix, _cost_as_it_is(seen))
@@ -253,7 +261,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
 
 
 def _body(seen: Observation) -> BodySeen:
-    """The values that the rule needs."""
+    """Return the properties of the body that slow_shape() needs."""
     raw, sent_as = seen.raw, seen.wrapped.sent_as
     is_events = is_event_stream(raw.headers)
     if raw.by_sendfile:
@@ -267,6 +275,7 @@ def _body(seen: Observation) -> BodySeen:
 
 
 def _remarks(seen: Observation) -> Iterator[Finding]:
+    """Yield the other findings. An endpoint may have several."""
     raw = seen.raw
     if raw.blocked_s > BLOCKED_S:
         what = f"it blocks the event loop for {_ms(raw.blocked_s)} ms"
@@ -282,7 +291,7 @@ def _remarks(seen: Observation) -> Iterator[Finding]:
         fix = wrap if _has_validator(seen.wrapped) else "return the file, or set an ETag"
         yield _finding("WF020", seen, "a file without ETag or Last-Modified", fix)
     if raw.status == 200 and raw.declared is None and raw.returned in ("list", "tuple"):
-        # The bytes that write() has sent before are not a part of the returned body.
+        # WSGIFast cannot set Content-Length if the app has already sent bytes by write().
         fix = _WRAP if seen.wrapped.declared is not None else "send Content-Length"
         yield _finding("WF021", seen, "a complete body without Content-Length", fix)
     if _repeats_without_tag(seen):
@@ -292,7 +301,7 @@ def _remarks(seen: Observation) -> Iterator[Finding]:
 
 
 def coding_findings(seen: Observation) -> Iterator[Finding]:
-    """The response to a client that accepts codings, and its treatment by caches."""
+    """Yield findings about the response to a browser, which accepts content codings."""
     raw, compressed = seen.raw, seen.compressed
     if compressed is None or compressed.failed or compressed.status != 200:
         return
@@ -315,7 +324,7 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
         yield _finding("WF025", seen, what, fix, first + sizes)
     if "," in coding:
         yield _finding("WF026", seen, f"compressed twice: {coding}", "leave one of them out")
-    if not coding or raw.coding:  # the same for all clients
+    if not coding or raw.coding:  # the app sends the same body to all clients
         return
     if raw.sent_bytes >= _SMALL_BYTES and compressed.sent_bytes > raw.sent_bytes * _HARDLY_SMALLER:
         sizes = f"{size_text(raw.sent_bytes)} become {size_text(compressed.sent_bytes)}"
@@ -329,7 +338,7 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
         what = f"the same ETag in {coding} and without a coding: {etag}"
         yield _finding("WF028", seen, what, "send another tag with each, or a weak one")
     cost, other = (seen.costs.get(name) for name in ("raw", "coded"))
-    if cost and other and other.cpu_s > max(cost.cpu_s + _WORTH_S, cost.cpu_s * _COSTS_MORE):
+    if cost and other and other.cpu_s > max(cost.cpu_s + _MIN_GAIN_S, cost.cpu_s * _COSTS_MORE):
         what = f"a file of {size_text(raw.sent_bytes)}, compressed anew each time"
         text = f"{_ms(cost.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms in {coding}"
         yield _finding("WF029", seen, what, f"{fix} in its place", text, other.cpu_s - cost.cpu_s)
@@ -341,14 +350,14 @@ def _members(recording: Recording, name: str) -> set[str]:
 
 
 def unlimited_uploads(endpoints: Sequence[tuple[str, str]]) -> Finding:
-    """The finding about request bodies of any size.
+    """Return the finding about endpoints that accept request bodies of any size.
 
-    :param endpoints: method and pattern of each, at least one.
+    :param endpoints: the method and the pattern of each endpoint, at least one.
     """
     (method, pattern), *others = endpoints
     names = ", ".join(f"{m} {p}" for m, p in others)
     endpoint = Endpoint(pattern, pattern, "framework", method)
-    what = "takes a body of any size" + (f"; so do {names}" if others else "")
+    what = "accepts a body of any size" + (f", like {names}" if others else "")
     return finding_at("WF033", endpoint, what, "body_limit_bytes=...")
 
 
@@ -361,7 +370,7 @@ def _repeats_without_tag(seen: Observation) -> bool:
         and raw.sent_bytes >= LARGE_BYTES
         and is_whole
         and not (raw.is_file or _has_validator(raw))
-        # Both are responses to the same request, at different times.
+        # Two responses to the same request are equal.
         and raw.digest.digest() == seen.wrapped.digest.digest()
         and may_have_tag(raw.status or 0, raw.sent_bytes, raw.headers)
     )
@@ -374,14 +383,19 @@ def _has_validator(recording: Recording) -> bool:
 def _worth(
     id_: str, seen: Observation, what: str, fix: str, better: str, *, certain: bool = False
 ) -> Finding | None:
-    """The finding, if fixing it gains something: an app may cost far more than its body."""
+    """Return the finding, or None if the fix gains too little. Most CPU time may be the app's.
+
+    :param better: the contender with the fix, a key of `costs`.
+    :param certain: whether to return the finding for any gain.
+    """
     raw, other = seen.costs.get("raw"), seen.costs.get(better)
     if raw is None or other is None:
         return None
     saved = raw.cpu_s - other.cpu_s
-    if not certain and (saved < _WORTH_S or raw.cpu_s < other.cpu_s * _WORTH):
+    if not certain and (saved < _MIN_GAIN_S or raw.cpu_s < other.cpu_s * _MIN_GAIN):
         return None
-    cost = f"{_ms(raw.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms {_WAYS.get(better, better)}"
+    contender = _CONTENDERS.get(better, better)
+    cost = f"{_ms(raw.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms {contender}"
     return _finding(id_, seen, what, fix, cost, saved)
 
 

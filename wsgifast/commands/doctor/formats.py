@@ -14,18 +14,20 @@ from .catalogue import CATALOGUE
 from .examination import MOST_S
 from .model import Finding, Observation, Report, Severity, Unreached
 
-# Raised when a field changes its meaning or goes. New fields may come at any time.
+# The version increases if a field is removed or changes its meaning. A new field does not increase
+# it.
 JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": RED, "slow": YELLOW, "info": CYAN}
-_LEAST_WIDTH = 60
-# The most of each column, however much room there is: id, endpoint, response. Texts of
-# exceptions are long. --format json and the page have all of them.
-_MOST_COLUMNS = (5, 40, 60)
-_MOST_REASON = 120
-# Of the columns that are cut first: the response, and the endpoint.
-_LEAST = {2: 16, 1: 12}
-# Of endpoints that were not reached. --format json has all.
-_MOST_REASONS, _MOST_NAMES = 12, 3
+_MIN_WIDTH = 60
+# The maximum widths of the columns with the id, the endpoint and the response, on terminals of any
+# width. Messages of exceptions may be long. --format json and the HTML page are complete.
+_MAX_COLUMNS = (5, 40, 60)
+_MAX_REASON = 120
+# If the terminal is narrow, the response is cut first, and then the endpoint. The minimum widths by
+# column:
+_MIN_COLUMNS = {2: 16, 1: 12}
+# The maximum number of reasons why endpoints were not reached, and of endpoints for each reason.
+_MAX_REASONS, _MAX_NAMES = 12, 3
 _WRAPPED = "The app is already wrapped with wsgifast. Findings that it fixes are not failures."
 _FIX_INDENT = " " * len("WF001  ")
 _GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": "notice"}
@@ -34,9 +36,9 @@ _GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": 
 def as_text(report: Report, *, width: int | None = None, colours: bool = False) -> str:
     """Return a table of findings, worst first, and the endpoints that were not reached.
 
-    Fixes and CPU times have separate lines, which are never cut.
+    Fixes and CPU times are on separate lines, which are never cut.
 
-    :param width: columns, or None for any number.
+    :param width: the number of columns of the terminal. None for no limit.
     """
     lines = [_WRAPPED, ""] if report.was_wrapped else []
     findings = report.findings
@@ -44,8 +46,8 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
         cells = [("", "endpoint", "what it returns", "what to do", "CPU time")]
         cells += [(f.id, _endpoint(f), printable(f.what), f.fix, f.cost) for f in findings]
         severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
-        bounded = [list(map(_at_most, row, _MOST_COLUMNS)) for row in cells]
-        shown = fitted(bounded, None if width is None else max(width, _LEAST_WIDTH), _LEAST)
+        bounded = [list(map(_at_most, row, _MAX_COLUMNS)) for row in cells]
+        shown = fitted(bounded, None if width is None else max(width, _MIN_WIDTH), _MIN_COLUMNS)
         for row, severity, (*_, fix, cost) in zip(shown, severities, cells, strict=True):
             line = "  ".join(row).rstrip()
             if colours and severity is not None:
@@ -54,8 +56,8 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
         lines.append("")
     lines.append(summary(report))
     if cut_short := [each.endpoint.url for each in report.observations if each.cut_short]:
-        names = ", ".join(map(printable, cut_short[:_MOST_NAMES]))
-        more = f" and {len(cut_short) - _MOST_NAMES} more" if len(cut_short) > _MOST_NAMES else ""
+        names = ", ".join(map(printable, cut_short[:_MAX_NAMES]))
+        more = f" and {len(cut_short) - _MAX_NAMES} more" if len(cut_short) > _MAX_NAMES else ""
         lines.append(f"  {len(cut_short)} examined in part, for {MOST_S:g} s: {names}{more}")
     for line in _not_reached(report.unreached, width):
         lines.append(f"{DIM}{line}{RESET}" if colours else line)
@@ -63,26 +65,26 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
 
 
 def by_reason(unreached: Iterable[Unreached]) -> list[tuple[str, list[str]]]:
-    """Reasons with the names of their endpoints, the most frequent first. Missing values last.
+    """Return the reasons with the names of their endpoints, the most frequent reason first.
 
-    A large app has many kinds of the latter.
+    Reasons about missing --value options are last, because a large app has many of them.
     """
     found: dict[str, list[str]] = {}
-    for left in unreached:
-        name = _at_most(printable(f"{left.method} {left.name}"), _MOST_COLUMNS[1])
-        found.setdefault(_at_most(printable(left.reason), _MOST_REASON), []).append(name)
+    for each in unreached:
+        name = _at_most(printable(f"{each.method} {each.name}"), _MAX_COLUMNS[1])
+        found.setdefault(_at_most(printable(each.reason), _MAX_REASON), []).append(name)
     return sorted(found.items(), key=lambda group: (group[0].startswith("needs "), -len(group[1])))
 
 
 def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[str]:
-    """A line for each reason."""
+    """Yield a line for each reason."""
     groups = by_reason(unreached)
-    for reason, names in groups[:_MOST_REASONS]:
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        line = f"  {len(names)} not reached ({reason}): {', '.join(names[:_MOST_NAMES])}{more}"
-        yield line if width is None else cut(line, max(width, _LEAST_WIDTH)).rstrip()
-    if len(groups) > _MOST_REASONS:
-        yield f"  and {len(groups) - _MOST_REASONS} more reasons: --format json has them all"
+    for reason, names in groups[:_MAX_REASONS]:
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        line = f"  {len(names)} not reached ({reason}): {', '.join(names[:_MAX_NAMES])}{more}"
+        yield line if width is None else cut(line, max(width, _MIN_WIDTH)).rstrip()
+    if len(groups) > _MAX_REASONS:
+        yield f"  and {len(groups) - _MAX_REASONS} more reasons: --format json lists all of them"
 
 
 def _at_most(text: str, columns: int) -> str:
@@ -90,7 +92,7 @@ def _at_most(text: str, columns: int) -> str:
 
 
 def summary(report: Report) -> str:
-    """Such as "41 endpoints: 36 good, 3 slow, 1 wrong, 1 not reached."."""
+    """Return a line such as "41 endpoints: 36 good, 3 slow, 1 wrong, 1 not reached."."""
     parts = [f"{report.good} good"]
     bad = Counter(report.bad.values())
     parts += [f"{bad[kind]} {kind}" for kind in ("slow", "wrong") if bad[kind]]
@@ -101,12 +103,12 @@ def summary(report: Report) -> str:
 
 
 def as_json(report: Report) -> str:
-    """Return everything, for programs, see JSON_VERSION."""
+    """Return the whole report for programs. JSON_VERSION describes changes of the fields."""
     return json.dumps(_data(report), indent=2)
 
 
 def as_github(report: Report) -> str:
-    """Workflow commands that GitHub shows as annotations."""
+    """Return workflow commands, which GitHub shows as annotations."""
     return "\n".join(
         f"::{_GITHUB[f.severity]} title={_escaped(f'{f.id} {CATALOGUE[f.id].title}', ',:')}::"
         + _escaped(f"{_endpoint(f)}: {printable(f.what)}. {f.cost + '. ' if f.cost else ''}{f.fix}")
@@ -115,13 +117,13 @@ def as_github(report: Report) -> str:
 
 
 def baseline_of(text: str) -> set[str]:
-    """The keys of the findings in an earlier report in JSON.
+    """Return the keys of the findings in an earlier JSON report.
 
-    :raises ValueError: if the text is not such a report.
+    :raises ValueError: if the text is not a report of this version.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("version") != JSON_VERSION:
-        raise ValueError(f"a report of version {JSON_VERSION} is expected")
+        raise ValueError(f"it is not a report of version {JSON_VERSION}")
     return {finding["key"] for finding in data["findings"]}
 
 
@@ -129,10 +131,12 @@ def _data(report: Report) -> dict[str, Any]:
     return {
         "version": JSON_VERSION,
         "wsgifast": __version__,
-        **_named(report, "app", "interface", "framework", "was_wrapped"),
+        **_attributes(report, "app", "interface", "framework", "was_wrapped"),
         "endpoints": [
             {
-                **_named(seen.endpoint, "method", "url", "name", "source", "evidence", "requests"),
+                **_attributes(
+                    seen.endpoint, "method", "url", "name", "source", "evidence", "requests"
+                ),
                 "status": seen.raw.status,
                 "returned": seen.raw.returned,
                 "body_bytes": seen.raw.chunks.total,
@@ -149,19 +153,19 @@ def _data(report: Report) -> dict[str, Any]:
         ],
         "findings": [
             {
-                **_named(f, "id", "key", "severity"),
+                **_attributes(f, "id", "key", "severity"),
                 "title": CATALOGUE[f.id].title,
-                **_named(f.endpoint, "method", "url", "name"),
-                **_named(f, "what", "cost", "fix", "saves_s"),
+                **_attributes(f.endpoint, "method", "url", "name"),
+                **_attributes(f, "what", "cost", "fix", "saves_s"),
             }
             for f in report.findings
         ],
-        "not_reached": [vars(left) for left in report.unreached],
+        "not_reached": [vars(each) for each in report.unreached],
     }
 
 
-def _named(of: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in names}
+def _attributes(subject: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(subject, name) for name in names}
 
 
 def _endpoint(finding: Finding) -> str:
@@ -183,9 +187,9 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
 
 
 def as_html(report: Report) -> str:
-    """The whole page."""
+    """Return the report as a self-contained HTML page."""
     findings = "".join(_finding(report, finding) for finding in report.findings)
-    left = "".join(
+    unreached = "".join(
         f"<li><code>{escaped(f'{each.method} {each.name}')}</code>: {escaped(each.reason)}</li>"
         for each in report.unreached
     )
@@ -196,7 +200,7 @@ def as_html(report: Report) -> str:
 {f"<p>{_WRAPPED}</p>" if report.was_wrapped else ""}
 <h2>Findings</h2>
 {findings or "<p>Nothing is wrong or slow.</p>"}
-{f"<h2>Not reached</h2><ul>{left}</ul>" if left else ""}
+{f"<h2>Not reached</h2><ul>{unreached}</ul>" if unreached else ""}
 <h2>Every endpoint</h2>
 {table(columns, map(_row, report.observations))}""",
         by="wsgifast doctor",
@@ -226,7 +230,7 @@ def _finding(report: Report, finding: Finding) -> str:
 
 
 def _bars(seen: Observation) -> str:
-    """CPU time of each way, and how many times the other ways' the app's own is."""
+    """Return a chart: the CPU time of each contender, and the ratio of the app's to it."""
     bars: list[Bar] = []
     for name, cost in seen.costs.items():
         times = seen.costs["raw"].cpu_s / cost.cpu_s if cost.cpu_s else 1.0

@@ -1,4 +1,4 @@
-"""The endpoints that an app's framework lists, and a few files of the folders that it serves."""
+"""Finds the endpoints of an app: the routes of its framework, and files in its static folders."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .model import OF_A_FILE, OF_FASTAPI, Endpoint, Found, Unreached
 
 
 class _Route(NamedTuple):
-    """A pattern and its methods.
+    """A URL pattern and its methods.
 
-    :ivar files: that it serves, if it serves some.
-    :ivar evidence: the reason why a GET changes nothing, or empty.
-    :ivar unlimited: the methods with bodies of any size. None for each that takes one.
+    :ivar files: the files that the route serves. None if it calls a view.
+    :ivar evidence: the reason why a GET changes no data. "" if it may change data.
+    :ivar unlimited: the methods that accept request bodies of any size. None for all `methods`.
     """
 
     pattern: str
@@ -34,25 +34,23 @@ class _Route(NamedTuple):
 
 _Routes = Iterator[_Route]
 
-# How many objects an app's wrappers may put around it before the search for the framework ends.
+# The maximum number of wrappers and other objects to search for the app of the framework.
 _MAX_LAYERS = 50
 
-# A group of a regular expression, with one level of groups in it.
+# A group of a regular expression. It may contain groups that contain no other groups.
 _GROUP = re.compile(r"\((?:\?P<(?P<name>\w+)>|\?:)?(?:[^()]|\([^()]*\))*\)")
-# The packages of frameworks. An app of another package is named by its own.
+# Packages that name a framework. For a class of another package, the report has that package.
 _PACKAGES = frozenset({"django", "fastapi", "flask", "quart", "starlette", "werkzeug"})
 
-
-# Methods with a body that an app reads.
+# Methods of requests that usually have a body.
 _UPLOADING = frozenset({"PATCH", "POST", "PUT"})
 
 
 class Listed(NamedTuple):
-    """The routes of an app, as its framework lists them.
+    """The endpoints of an app.
 
-    :ivar framework: its name. None if it is unknown.
-    :ivar unlimited: method and pattern of the endpoints that take request bodies of any size, as
-        far as the framework is queried.
+    :ivar framework: the name of the framework. None if unknown.
+    :ivar unlimited: the methods and patterns of endpoints that accept request bodies of any size.
     """
 
     framework: str | None
@@ -61,11 +59,11 @@ class Listed(NamedTuple):
 
 
 def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
-    """The endpoints that an app's framework lists.
+    """Return the endpoints of an app.
 
-    An ASGI app should have been started: some frameworks build their routes at startup.
+    The caller should start an ASGI app before, because some frameworks build routes at startup.
 
-    :param values: for the parameters of patterns, by name.
+    :param values: maps names of URL parameters to values.
     """
     name, routes = _routes_of(app)
     unlimited = {
@@ -83,15 +81,16 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
         if not methods or files is not None:
             continue
         method = "GET" if "GET" in methods else methods[0]
-        one = filled(pattern, values, source, method, evidence)
-        found.setdefault((method, one.url if isinstance(one, Endpoint) else pattern), one)
+        endpoint = filled(pattern, values, source, method, evidence)
+        url = endpoint.url if isinstance(endpoint, Endpoint) else pattern
+        found.setdefault((method, url), endpoint)
     return Listed(name, list(found.values()), list(unlimited))
 
 
 def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:
-    """The framework of an app, and its routes, with those of the layers in front of it.
+    """Return the framework and the routes of an app, including the files that its wrappers serve.
 
-    :param prefix: where it is mounted.
+    :param prefix: the URL path where the app is mounted.
     """
     found: list[_Route] = []
     for inner in _layers(app):
@@ -115,7 +114,7 @@ def _below(prefix: str, route: _Route) -> _Route:
 
 
 def _layers(app: Any) -> Iterator[Any]:
-    """An app and the apps that it keeps: wrappers hide them in attributes and closures."""
+    """Yield an app, and the apps that it wraps, from its attributes and closures."""
     seen: set[int] = set()
     waiting = [app]
     while waiting and len(seen) < _MAX_LAYERS:
@@ -128,19 +127,20 @@ def _layers(app: Any) -> Iterator[Any]:
         if bound is not None and not isinstance(bound, type(sys)):
             waiting.append(bound)
         for cell in getattr(inner, "__closure__", None) or ():
-            with contextlib.suppress(ValueError):  # not filled yet
+            with contextlib.suppress(ValueError):  # the variable of the closure has no value yet
                 waiting.append(cell.cell_contents)
-        if isinstance(own := getattr(inner, "__dict__", None), dict):
-            waiting += own.values()
+        if isinstance(attributes := getattr(inner, "__dict__", None), dict):
+            waiting += attributes.values()
         if is_a(inner, "channels.routing", "ProtocolTypeRouter"):
             waiting.append(inner.application_mapping.get("http"))
 
 
-# Frameworks. None is imported here: an app of one has imported it.
+# Each of these functions returns the routes of an app of its framework, or None for other apps.
+# Only an app's own framework is imported.
 
 
 def _dispatcher(app: Any) -> _Routes | None:
-    """Werkzeug's DispatcherMiddleware: apps under prefixes, and one for the rest."""
+    """Return the routes of the apps in Werkzeug's DispatcherMiddleware."""
     if not is_a(app, "werkzeug.middleware.dispatcher", "DispatcherMiddleware"):
         return None
     mounted = [("", app.app), *app.mounts.items()]
@@ -148,7 +148,7 @@ def _dispatcher(app: Any) -> _Routes | None:
 
 
 def _werkzeug(app: Any) -> _Routes | None:
-    """Flask and Quart."""
+    """Return the routes of an app of Flask or Quart."""
     if not is_a(getattr(app, "url_map", None), "werkzeug.routing", "Map"):
         return None
     limit = getattr(app, "config", {}).get("MAX_CONTENT_LENGTH")
@@ -160,7 +160,7 @@ def _werkzeug(app: Any) -> _Routes | None:
 
 
 def _flask_files(app: Any, rule: Any) -> Files | None:
-    """The files of a rule that the app, or a blueprint, has for its static folder."""
+    """Return the files of a static folder of the app or a blueprint. None for other rules."""
     name, _, view = str(rule.endpoint).rpartition(".")
     owner = app if not name else getattr(app, "blueprints", {}).get(name)
     prefix, is_static, _ = rule.rule.partition("<path:filename>")
@@ -183,16 +183,17 @@ def _django(app: Any) -> _Routes | None:
     return routes
 
 
-# Middleware that serves STATIC_ROOT under STATIC_URL. Then views of files.
+# Middleware that serves the files of STATIC_ROOT under STATIC_URL.
 _DJANGO_STATIC = frozenset(
     {"whitenoise.middleware.WhiteNoiseMiddleware", "servestatic.middleware.ServeStaticMiddleware"}
     | {"wsgifast.django.StaticFilesMiddleware"}
 )
+# The modules of Django's serve(), a view that serves the files of a folder.
 _DJANGO_VIEWS = ("django.views.static", "django.contrib.staticfiles.views")
 
 
 def django_refuses_host(host: str) -> bool | None:
-    """Whether the Django of this process refuses a Host. None without Django."""
+    """Return whether Django refuses a Host. None if this process has not imported Django."""
     requests = sys.modules.get("django.http.request")
     if requests is None:
         return None
@@ -217,13 +218,13 @@ def _django_routes(resolver: Any, prefix: str) -> _Routes:
         view, root = entry.callback, (entry.default_args or {}).get("document_root")
         if root and (view.__module__, view.__name__) in ((m, "serve") for m in _DJANGO_VIEWS):
             files = files_below(pattern.partition("<path>")[0], [root])
-        # A view does not say which methods it takes.
+        # Django's URL patterns do not list the methods of a view.
         limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         yield _Route(pattern, ("GET",), files, unlimited=("POST",) if limit is None else ())
 
 
 def _django_pattern(pattern: Any) -> str:
-    """Return a route, and a regular expression as far as it can be read as one."""
+    """Return a URL pattern. A regular expression is converted approximately."""
     text = str(pattern)
     if hasattr(pattern, "_route"):
         return text
@@ -233,7 +234,7 @@ def _django_pattern(pattern: Any) -> str:
 
 
 def _starlette(app: Any) -> _Routes | None:
-    """Starlette and FastAPI."""
+    """Return the routes of an app of Starlette or FastAPI."""
     kinds = (("starlette.applications", "Starlette"), ("starlette.routing", "Router"))
     if not any(is_a(app, *kind) for kind in kinds):
         return None
@@ -243,29 +244,28 @@ def _starlette(app: Any) -> _Routes | None:
     return (route._replace(unlimited=()) for route in routes)
 
 
-# FastAPI's own pages, by the functions that it makes for them. They read the routes.
-_FASTAPIS_OWN = {
+# The functions that FastAPI makes for its pages of documentation. They only read the routes.
+_FASTAPI_PAGES = {
     f"FastAPI.setup.<locals>.{name}"
     for name in ("redoc_html", "swagger_ui_html", "swagger_ui_redirect")
 }
 
 
-def _is_fastapis_own(route: Any) -> bool:
+def _is_fastapi_page(route: Any) -> bool:
     view: Any = getattr(route, "endpoint", None)
     if getattr(view, "__module__", "") != "fastapi.applications":
         return False
     if not view.__qualname__.endswith(".openapi"):
-        return view.__qualname__ in _FASTAPIS_OWN
-    # It calls the app's openapi(), which may be code of the app's own.
+        return view.__qualname__ in _FASTAPI_PAGES
+    # The page of the OpenAPI document calls app.openapi(), which the app may have overridden.
     (app,) = (cell.cell_contents for cell in view.__closure__)
     return bool(app.openapi.__module__ == view.__module__)
 
 
 def _with_paths(routes: Sequence[Any]) -> list[Any]:
-    """Those that have a path.
+    """Return the routes that have a path. Starlette's Host has none.
 
-    A newer FastAPI lists included routers, which have their routes inside. Starlette's Host has no
-    path.
+    Newer releases of FastAPI list an included router, whose routes are nested.
     """
     unfolded = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", list)
     return [each for each in unfolded(routes) if isinstance(getattr(each, "path", None), str)]
@@ -275,13 +275,13 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
     for route in _with_paths(routes):
         path = prefix + route.path
         inner = getattr(route, "routes", None)
-        # FastAPI's view of any route has the attributes of its own.
+        # Newer releases of FastAPI wrap each route in an object with other attributes.
         original = getattr(route, "original_route", route)
         if inner:
             yield from _path_routes(inner, path)
         elif hasattr(original, "methods"):
-            own = OF_FASTAPI if _is_fastapis_own(original) else ""
-            yield _Route(path, route.methods or ("GET",), evidence=own)
+            evidence = OF_FASTAPI if _is_fastapi_page(original) else ""
+            yield _Route(path, route.methods or ("GET",), evidence=evidence)
         elif hasattr(original, "app") and not hasattr(original, "endpoint"):
             name, mounted = _routes_of(original.app, path)
             yield from mounted
@@ -289,20 +289,19 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
                 yield _Route(f"{path}/{{path}}", ("GET",))
 
 
-# Each returns the routes of an app that is of its framework, or None.
 _READERS: Sequence[Callable[[Any], _Routes | None]] = (_dispatcher, _werkzeug, _django, _starlette)
 
 
-# Of a folder that are requested, and that are looked at.
-_MOST_FILES = 3
-_MOST_SEEN = 5000
+# The maximum number of files to request from a folder, and of files to choose from.
+_MAX_FILES = 3
+_MAX_LISTED = 5000
 
-# The files of a folder: their URL paths, each with the path of the file.
+# Maps URL paths to the paths of files.
 Files = Mapping[str, str]
 
 
 def files_served_by(app: Any) -> Files | None:
-    """The files of an app or middleware that serves static files. None if it serves none."""
+    """Return the files of an app or middleware that serves static files. None for other apps."""
     if isinstance(app, StaticFilesBase):
         return files_below(app._lookup.prefix, [each.path for each in app._lookup.directories])
     if is_a(app, "starlette.staticfiles", "StaticFiles"):
@@ -311,7 +310,7 @@ def files_served_by(app: Any) -> Files | None:
     if not any(is_a(app, *kind) for kind in kinds):
         return None
     found = {
-        quote(url, safe="/"): served.alternatives[-1][1]  # the largest
+        quote(url, safe="/"): served.alternatives[-1][1]  # the largest, which is not compressed
         for url, served in app.files.items()
         if hasattr(served, "alternatives") and _is_shown(url)  # not a redirect
     }
@@ -321,11 +320,14 @@ def files_served_by(app: Any) -> Files | None:
 
 
 def files_below(prefix: str, directories: Iterable[str | os.PathLike[str]]) -> Files:
-    """The files in directories, under a prefix that ends with a slash. Hidden ones left out."""
+    """Return the files in directories, without hidden files.
+
+    :param prefix: the start of the URL paths. It ends with a slash.
+    """
     return {
         prefix + quote(os.path.relpath(path, top), safe="/"): path
         for top in [str(os.fspath(each)) for each in directories]
-        for path in islice(_files(top), _MOST_SEEN)
+        for path in islice(_files(top), _MAX_LISTED)
     }
 
 
@@ -339,12 +341,12 @@ def _files(top: str) -> Iterator[str]:
 
 
 def _is_shown(path: str) -> bool:
-    """Whether a file is not hidden, nor the precompressed file of another one."""
+    """Return whether a file is neither hidden nor precompressed."""
     return "/." not in f"/{path}" and not path.endswith((".gz", ".br", ".zst"))
 
 
 def sample(files: Files) -> list[str]:
-    """URL paths of a few files: the largest of each kind, and of these the largest."""
+    """Return the URL paths of the largest files, at most one for each file name extension."""
     largest: dict[str, tuple[int, str]] = {}
     for url, path in files.items():
         try:
@@ -353,4 +355,4 @@ def sample(files: Files) -> list[str]:
             continue
         kind = os.path.splitext(path)[1].lower()
         largest[kind] = max(largest.get(kind, (0, "")), (size, url))
-    return [url for _, url in sorted(largest.values(), reverse=True)[:_MOST_FILES] if url]
+    return [url for _, url in sorted(largest.values(), reverse=True)[:_MAX_FILES] if url]

@@ -199,12 +199,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, slow or worth knowing about an endpoint.
+    """A fact about an endpoint that is wrong, slow or useful to know.
 
-    :ivar id: stable, such as "WF003". `wsgifast doctor --explain WF003` explains it.
-    :ivar what: the endpoint's response, in a few words.
-    :ivar cost: such as "412 -> 46 ms", or "".
+    :ivar id: the id in the catalogue, such as "WF003". `wsgifast doctor --explain WF003` explains
+        the finding.
+    :ivar what: the response of the endpoint, in a few words.
+    :ivar cost: the CPU time without and with the fix, such as "412 ms as it is -> 46 ms wrapped",
+        or another effect. "" if the cost was not measured.
     :ivar fix: the remedy, in a few words.
+    :ivar saves_s: the CPU seconds that the fix saves for each request.
     """
 
     id: str
@@ -217,18 +220,19 @@ class Finding:
 
     @property
     def key(self) -> str:
-        """Identifies the finding in later runs, for baselines."""
+        """The id and the endpoint, which --baseline compares with an earlier report."""
         return f"{self.id} {self.endpoint.method} {self.endpoint.name}"
 
 
 @dataclass
 class Report:
-    """One examination.
+    """The result of one run of the doctor.
 
     :ivar app: the name of the examined app.
-    :ivar framework: "flask", "django" and so on, or None if unknown.
-    :ivar was_wrapped: the app had wsgifast's middleware around it, which was removed.
-    :ivar findings: worst first, then those that would save the most.
+    :ivar framework: the name of the framework, such as "flask". None if unknown.
+    :ivar was_wrapped: whether the app was in wsgifast's middleware. The doctor has removed it.
+    :ivar findings: the findings, sorted by severity and saved time after :meth:`finish`.
+    :ivar unreached: the endpoints that were not examined.
     """
 
     app: str

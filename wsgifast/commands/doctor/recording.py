@@ -1,10 +1,11 @@
-"""A WSGI server that records: one request in this process, through a real socket to a client.
+"""A WSGI server that handles one request of the doctor, and records the response.
 
-It sends a body like gunicorn's gthread worker: a separate send for the headers and for each chunk,
-framed for HTTP/1.1, and files in its `wsgi.file_wrapper` by sendfile. So it measures the CPU time
-that such a server would spend. The ASGI server shares the base class of requests, which frames and
-records the response. It also shares the client at the other end of the connection, and the search
-for the file that an app opens for its body.
+The server runs in this process, and sends through a real socket to a client thread. It sends like
+gunicorn's gthread worker: the headers and each chunk in a separate system call, and files in
+`wsgi.file_wrapper` by sendfile. So the measured CPU time is similar to gthread's.
+
+asgi_recording.py uses three parts of this module: :class:`RecordedRequest`,
+:class:`RecordingClient` and :func:`body_file_noted`.
 """
 
 from __future__ import annotations
@@ -29,32 +30,33 @@ from ...sockets.sending import FileSegment, file_segment, send_file_segment
 from ..loading import described
 from .model import Endpoint, Recording
 
-# How long a client does not read, to see whether it occupies the app's thread.
+# The time in which a slow client reads nothing. Meanwhile the doctor checks whether the response
+# occupies the app's thread.
 DELAY_S = 0.3
-# Its receive buffer: an app's thread that has more to hand over than this and the server's send
-# buffer has to wait.
+# The size of a slow client's receive buffer, and of the server's send buffer. The app's thread has
+# to wait if its response is larger than both.
 _SLOW_BUFFER_BYTES = 64 * 1024
 _READ_BYTES = 1 << 20
 # Smaller files gain nothing from sendfile.
-_LEAST_FILE_BYTES = 16 * 1024
-# Files that are opened while a request runs, by any of the app's threads. An audit hook cannot be
-# removed, so it is added once and does nothing most of the time.
+_MIN_FILE_BYTES = 16 * 1024
+# The paths of files that any thread opens during a request. None if no request runs. An audit hook
+# cannot be removed. So the hook is added once, and does nothing between requests.
 _opened: list[str] | None = None
 _adding_hook = threading.Lock()
 _has_hook = False
 
 
 class RecordedRequest:
-    """A request to an app: its response is framed for HTTP/1.1, sent and recorded.
+    """A request to an app. It frames the response for HTTP/1.1, sends it and records it.
 
-    Subclasses call the app, and set `_transmit`, which sends bytes to the client. Errors of the app
-    are recorded, and raised.
+    Subclasses call the app, and set `_transmit`, which sends bytes to the client. Mistakes of the
+    app are recorded, and raised as WSGIFastError.
 
-    :cvar begin: the app's first step, before it may send a body.
-    :param inspect: False: do not record each chunk.
-    :param reads: as for :class:`RecordingClient`.
-    :ivar recording: of the response.
-    :ivar client: the other end of the connection, which is to be closed.
+    :cvar begin: the name of the call or message by which the app begins its response.
+    :param inspect: whether to record each chunk.
+    :param reads: see :class:`RecordingClient`.
+    :ivar recording: the recording of the response.
+    :ivar client: the client, which the caller must close.
     """
 
     begin: str
@@ -68,9 +70,8 @@ class RecordedRequest:
         self._app = app
         self._endpoint = endpoint
         self._inspect = inspect
-        # None before the app has begun its response, and before the headers are sent.
-        self._response_start: ResponseStart | None = None
-        self._framing: Framing | None = None
+        self._response_start: ResponseStart | None = None  # set when the app begins its response
+        self._framing: Framing | None = None  # set when the headers are sent
         self._counter: BodyCounter
 
     def _send(self, data: bytes) -> None:
@@ -79,12 +80,15 @@ class RecordedRequest:
             self._transmit(data)
 
     def _fails(self, problem: str) -> WSGIFastError:
-        """Record an error of the app. Return an exception to raise."""
+        """Record a mistake of the app, and return the exception to raise."""
         self.recording.problem = problem
         return WSGIFastError(problem)
 
     def _start(self, status: str, headers: Sequence[tuple[str, str]]) -> None:
-        """:raises WSGIFastError: if the headers cannot be sent."""
+        """Begin the response.
+
+        :raises WSGIFastError: if the status or the headers are invalid.
+        """
         try:
             self._response_start = start = ResponseStart(status, headers)
         except WSGIFastError as error:
@@ -99,7 +103,7 @@ class RecordedRequest:
         """
         start, framing = self._response_start, self._framing
         if start is None:
-            raise self._fails(f"a body, or its end, came before {self.begin}")
+            raise self._fails(f"the body was sent before {self.begin}")
         if framing is None:
             framing = frame_response(self._endpoint.method, start.code, start.content_length)
             self._framing = framing
@@ -108,7 +112,7 @@ class RecordedRequest:
         return framing
 
     def _send_chunk(self, data: bytes) -> None:
-        """Send a chunk, framed, without the bytes beyond the Content-Length."""
+        """Frame and send a chunk. Drop its bytes beyond the Content-Length."""
         framing = self._send_headers()
         data = data[: self._counter.admit(len(data))]
         if self._inspect:
@@ -121,8 +125,8 @@ class RecordedRequest:
     def _record(self, data: Any, wait_s: float) -> None:
         """Record a chunk that the app has produced.
 
-        :param wait_s: how long it took.
-        :raises WSGIFastError: if it is not bytes.
+        :param wait_s: the time that the app needed for the chunk.
+        :raises WSGIFastError: if the chunk is not bytes.
         """
         if not isinstance(data, bytes):
             raise self._fails(f"a chunk is a {type(data).__name__}")
@@ -130,7 +134,7 @@ class RecordedRequest:
             self.recording.chunks.add(len(data), wait_s)
 
     def _note_file(self, fd: int, offset: int, size: int) -> None:
-        """Record the bytes of a file that sendfile has sent."""
+        """Record a part of a file that sendfile has sent."""
         self.recording.by_sendfile += size
         while self._inspect and size and (data := os.pread(fd, min(size, _READ_BYTES), offset)):
             self.recording.sent(data)
@@ -140,22 +144,24 @@ class RecordedRequest:
     def _check_length(self, *, is_file: bool = False) -> None:
         """Record a problem if the length of the body differs from the Content-Length.
 
-        :param is_file: it came in `wsgi.file_wrapper`, which sends no more than Content-Length says
-            (PEP 3333).
+        :param is_file: whether the body is in `wsgi.file_wrapper`. Such a file may be longer,
+            because the wrapper sends only Content-Length bytes (PEP 3333).
         """
         if self._framing is None or not self._framing.has_body:
             return
-        said = f"Content-Length says {self.recording.declared} bytes, the body"
-        if self._counter.missing:
-            self.recording.problem = f"{said} has {self._counter.sent}"
-        elif self._counter.dropped and not is_file:
-            self.recording.problem = f"{said} goes on for {self._counter.dropped} more"
+        counter = self._counter
+        if counter.missing or (counter.dropped and not is_file):
+            size = counter.sent + counter.dropped
+            declared = self.recording.declared
+            self.recording.problem = f"Content-Length says {declared} bytes, the body has {size}"
 
 
 class RecordingClient:
-    """The other end of the connection: reads everything, at once or after a while.
+    """A client that reads and ignores a response, in its own thread.
 
-    :param reads: False for a client that takes nothing until `may_read` is set.
+    :param reads: whether the client reads immediately. False to wait until `may_read` is set.
+    :ivar server_side: the server's socket of the connection.
+    :ivar cpu_s: the CPU seconds of the client's thread. Complete after :meth:`close`.
     """
 
     def __init__(self, *, reads: bool = True) -> None:
@@ -168,7 +174,6 @@ class RecordingClient:
         if not reads:
             self.server_side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SLOW_BUFFER_BYTES)
         self.server_side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        #: The client's own CPU seconds. Whole once it is closed.
         self.cpu_s = 0.0
         self.may_read = threading.Event()
         if reads:
@@ -177,7 +182,7 @@ class RecordingClient:
         self._thread.start()
 
     def close(self) -> None:
-        """Close both sides. An app that is still sending gets an error."""
+        """Close both sockets. If the app is still sending, it gets an error."""
         self.may_read.set()
         with contextlib.suppress(OSError):
             self.server_side.shutdown(socket.SHUT_RDWR)
@@ -197,7 +202,10 @@ class RecordingClient:
 
 @contextlib.contextmanager
 def body_file_noted(recording: Recording) -> Iterator[None]:
-    """Note which of the files that are opened for reading is the body, in `file_bytes`."""
+    """Check whether the body is a file that is opened for reading. Then set `file_bytes`.
+
+    A file counts as the body if its size is that of the body.
+    """
     global _opened, _has_hook
     with _adding_hook:
         if not _has_hook:
@@ -208,10 +216,10 @@ def body_file_noted(recording: Recording) -> Iterator[None]:
     try:
         yield
     finally:
-        if _opened is paths:  # not those of a request after one that went on too long
+        if _opened is paths:  # false if this request timed out, and the next one has begun
             _opened = None
     size = recording.declared or recording.chunks.total
-    if size >= _LEAST_FILE_BYTES and any(_has_size(path, size) for path in paths):
+    if size >= _MIN_FILE_BYTES and any(_has_size(path, size) for path in paths):
         recording.file_bytes = size
 
 
@@ -248,12 +256,12 @@ def record_wsgi(
     reads: bool = True,
     inspect: bool = True,
 ) -> Recording:
-    """Request an endpoint from a WSGI app, and record the response.
+    """Request an endpoint of a WSGI app, and record the response.
 
-    The request runs in a thread of its own, which is abandoned after the time limit.
+    A new thread calls the app. The thread is abandoned after the time limit.
 
-    :param reads: False for a client that does not read for the first 0.3 s.
-    :param inspect: False: measure times only, without recording each chunk.
+    :param reads: whether the client reads immediately. False to read after DELAY_S.
+    :param inspect: whether to record each chunk. False to measure only times.
     """
     request = _Request(app, endpoint, inspect=inspect, reads=reads)
     recording, client = request.recording, request.client
@@ -270,13 +278,11 @@ def record_wsgi(
     finally:
         client.close()
     if recording.timed_out:
-        thread.join(0.1)  # closing the connection ends an app that is sending
+        thread.join(0.1)  # an app that is sending ends, because the connection is closed
     return recording
 
 
 class _Request(RecordedRequest):
-    """Runs in a thread of its own."""
-
     begin = "start_response"
 
     def run(self) -> None:
@@ -330,11 +336,11 @@ class _Request(RecordedRequest):
         if isinstance(body, (str, bytes, bytearray, memoryview)):
             data = body.encode() if isinstance(body, str) else body
             self.recording.chunks.add(memoryview(data).nbytes)
-            raise self._fails(f"a bare {type(body).__name__} is no iterable of bytes")
+            raise self._fails(f"a bare {type(body).__name__} is not an iterable of bytes")
         try:
             chunks = iter(body)
         except TypeError:
-            raise self._fails(f"{_class_name(body)} is no iterable of bytes") from None
+            raise self._fails(f"{_class_name(body)} is not an iterable of bytes") from None
         began = time.perf_counter()
         for data in chunks:
             wait_s = time.perf_counter() - began
@@ -382,13 +388,13 @@ def _environ(endpoint: Endpoint) -> dict[str, Any]:
     if endpoint.scheme == "https":
         environ |= {"HTTPS": "on", "wsgi.url_scheme": "https", "SERVER_PORT": "443"}
     util.setup_testing_defaults(environ)
-    given: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for name, value in endpoint.headers:
         key = header_key(name.upper())
-        # As servers do. RFC 6265 has another separator for cookies.
+        # Servers join repeated headers with a comma, and cookies with a semicolon (RFC 6265).
         separator = "; " if key == "HTTP_COOKIE" else ","
-        given[key] = f"{given[key]}{separator}{value}" if key in given else value
-    return environ | given
+        fields[key] = f"{fields[key]}{separator}{value}" if key in fields else value
+    return environ | fields
 
 
 def _class_name(value: object) -> str:
