@@ -36,30 +36,30 @@ from .messages import (
 # levels, every body is compressed in a thread: br at level 11 takes 0.2 s for 100 kB.
 _THREAD_BYTES = {DCZ: 1024 * 1024, "zstd": 1024 * 1024, "br": 192 * 1024, "gzip": 192 * 1024}
 # Compression may block one event loop iteration for this long before it counts as overload.
-_LONG_TURN_S = 0.005
+_LONG_ITERATION_S = 0.005
 # A longer iteration is ignored: its event loop has ended before the end of the iteration.
-_LONGEST_TURN_S = 1.0
+_LONGEST_ITERATION_S = 1.0
 _PROCESSORS = os.cpu_count() or 1
 
 
-class _Load:
+class _CompressionLoad:
     """Measures whether other requests wait for compression."""
 
     def __init__(self) -> None:
-        self._turn_began: float | None = None
+        self._iteration_began: float | None = None
         self._in_threads = 0
 
     def is_behind(self) -> bool:
         """Return whether compression occupies this event loop iteration or all processors."""
         now = monotonic()
-        began = self._turn_began
-        if began is None or now > began + _LONGEST_TURN_S:
-            self._turn_began = began = now
-            running_loop().call_soon(self._end_turn)
-        return now > began + _LONG_TURN_S or self._in_threads >= _PROCESSORS
+        began = self._iteration_began
+        if began is None or now > began + _LONGEST_ITERATION_S:
+            self._iteration_began = began = now
+            running_loop().call_soon(self._end_iteration)
+        return now > began + _LONG_ITERATION_S or self._in_threads >= _PROCESSORS
 
-    def _end_turn(self) -> None:
-        self._turn_began = None
+    def _end_iteration(self) -> None:
+        self._iteration_began = None
 
     async def in_thread(self, compress: Callable[[bytes], bytes], block: bytes) -> bytes:
         """Compress a block in a thread."""
@@ -70,7 +70,7 @@ class _Load:
             self._in_threads -= 1
 
 
-_load = _Load()
+_load = _CompressionLoad()
 
 
 class ContentCoding(ResponseCoding):
@@ -90,15 +90,15 @@ class ContentCoding(ResponseCoding):
 
     app_headers: RawHeaders | None = None
     # The decision for a body in one message, when it is made.
-    _whole: Decision | None = None
-    _restored: tuple[str | None, str | None] | None = None
+    _whole_decision: Decision | None = None
+    _app_preconditions: tuple[str | None, str | None] | None = None
     is_file = False
     # The decision for a body that is a file, when it is made.
-    _file: Decision | None = None
+    _file_decision: Decision | None = None
     _is_file_decided = False
     _send: Send
     # The remaining bytes of the app's Content-Length, if the body is compressed.
-    _left: int | None = None
+    _remaining_bytes: int | None = None
     # Whether the end of the compressed body has been sent.
     _is_finished = False
     # Blocks of at least this size are compressed in a thread.
@@ -154,7 +154,7 @@ class ContentCoding(ResponseCoding):
             size = None
         elif is_head and not body:  # some frameworks send an empty body for HEAD
             size = None
-        decision = self._whole or self._decide_whole(start, size)
+        decision = self._whole_decision or self._decide_whole(start, size)
         if decision is None:
             return start, message
         headers = Headers.from_raw(start["headers"])
@@ -171,8 +171,8 @@ class ContentCoding(ResponseCoding):
 
     def _decide_whole(self, start: Message, size: int | None) -> Decision | None:
         headers = Headers.from_raw(start["headers"])
-        self._whole = self.decide_page(start["status"], headers, size)
-        return self._whole
+        self._whole_decision = self.decide_page(start["status"], headers, size)
+        return self._whole_decision
 
     def stream(self, send: Send) -> Send:
         """Return a send() that compresses messages and passes them on to `send`."""
@@ -192,14 +192,16 @@ class ContentCoding(ResponseCoding):
     def _decide_file(self, start: Message, size: int | None = None) -> Decision | None:
         if not self._is_file_decided:
             self._is_file_decided = True
-            self._file = self.decide(start["status"], Headers.from_raw(start["headers"]), size)
-        return self._file
+            self._file_decision = self.decide(
+                start["status"], Headers.from_raw(start["headers"]), size
+            )
+        return self._file_decision
 
-    def restored_conditions(self, conditions: RequestFacts) -> RequestFacts:
+    def conditions_for_app(self, conditions: RequestFacts) -> RequestFacts:
         """Return the client's preconditions with the app's own entity tags."""
-        if self._restored is None:
+        if self._app_preconditions is None:
             return conditions
-        if_none_match, if_match = self._restored
+        if_none_match, if_match = self._app_preconditions
         return conditions._replace(if_none_match=if_none_match, if_match=if_match)
 
     @property
@@ -234,23 +236,23 @@ class ContentCoding(ResponseCoding):
         """
         body = message.get("body", b"")
         is_last = not message.get("more_body")
-        left = self._left
-        if left is not None:
-            if len(body) > left:
+        remaining = self._remaining_bytes
+        if remaining is not None:
+            if len(body) > remaining:
                 await self.end()
                 raise BodyError(
-                    f"the app sent {len(body) - left} bytes more than its Content-Length; "
+                    f"the app sent {len(body) - remaining} bytes more than its Content-Length; "
                     "declare the length of the body that is sent"
                 )
-            self._left = left = left - len(body)
-        if is_last and left:
+            self._remaining_bytes = remaining = remaining - len(body)
+        if is_last and remaining:
             if body:
                 flushed = await self._compressed(compressor.flushed, body)
                 await self._send(response_body(flushed, more_body=True))
-            raise BodyTooShort(left)
-        is_whole = is_last or left == 0
+            raise BodyTooShort(remaining)
+        is_whole = is_last or remaining == 0
         if is_whole and not self._is_finished:
-            body = await self._compressed(lambda last: _ended(compressor, last), body)
+            body = await self._compressed(lambda last: _finished(compressor, last), body)
             self._is_finished = True
         elif body:
             body = await self._compressed(compressor.flushed, body)
@@ -262,9 +264,9 @@ class ContentCoding(ResponseCoding):
         """Decide about compression, and return the start message to send."""
         code, headers = start["status"], Headers.from_raw(start["headers"])
         if not self.is_file:
-            changed = self.begin(code, headers, self.refine(self._file, code, headers))
+            changed = self.begin(code, headers, self.refine(self._file_decision, code, headers))
             if self.compressor is not None:
-                self._left = declared_length(start["headers"])
+                self._remaining_bytes = declared_length(start["headers"])
         else:
             # A file may get a 304 here. Its ETag must be the one that the client sent.
             decision = self.decide(304, headers) if code == 304 else self._decide_file(start)
@@ -301,7 +303,7 @@ class ContentCoding(ResponseCoding):
 
     def _restore_tags(self) -> None:
         sent = self.header("If-None-Match"), self.header("If-Match")
-        self._restored = restored = self.app_preconditions(*sent)
+        self._app_preconditions = restored = self.app_preconditions(*sent)
         condition = self.header("If")
         app_if = None if condition is None else self.app_if(condition)
         if (*restored, app_if) != (*sent, condition):
@@ -311,7 +313,7 @@ class ContentCoding(ResponseCoding):
             self.app_headers = headers.raw()
 
 
-def _ended(compressor: Compressor, block: bytes) -> bytes:
+def _finished(compressor: Compressor, block: bytes) -> bytes:
     """Compress the last block and end the compressed body."""
     return (compressor.add(block) if block else b"") + compressor.finish()
 

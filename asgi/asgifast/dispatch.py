@@ -17,22 +17,22 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 # Attributes of the response that may be read and set.
-_HARMLESS = frozenset(
+_ALLOWED_ATTRIBUTES = frozenset(
     {"background", "charset", "delete_cookie", "headers", "media_type", "set_cookie", "status_code"}
 )
 # Names by which a function could access local variables or messages indirectly.
-_BACK_DOORS = frozenset({"dir", "eval", "exec", "locals", "vars"})
-_BACK_DOOR_ATTRIBUTES = frozenset(
+_INDIRECT_NAMES = frozenset({"dir", "eval", "exec", "locals", "vars"})
+_FORBIDDEN_ATTRIBUTES = frozenset(
     {"_getframe", "_send", "body_iterator", "currentframe", "f_locals", "send"}
 )
 # The names of the arguments that an endpoint passes to an ASGI app.
-_SENDING = frozenset({"_receive", "_send", "receive", "send"})
+_APP_ARGUMENTS = frozenset({"_receive", "_send", "receive", "send"})
 # The most functions of an app that are examined for one endpoint.
-_MAX_FOLLOWED = 200
+_MAX_FUNCTIONS = 200
 
 
 @lru_cache(maxsize=256)
-def leaves_bodies_alone(function: FunctionType, *, is_method: bool) -> bool:
+def never_accesses_body(function: FunctionType, *, is_method: bool) -> bool:
     """Return whether a dispatch function is known not to access the body. This reads its source.
 
     :param is_method: whether the function's first parameter is the middleware.
@@ -41,7 +41,7 @@ def leaves_bodies_alone(function: FunctionType, *, is_method: bool) -> bool:
     source = "".join(linecache.getlines(code.co_filename, function.__globals__))
     try:
         node = _source_of(code, source)
-        return node is not None and _Look(node, is_method).is_harmless()
+        return node is not None and _ResponseUses(node, is_method).never_access_body()
     except (SyntaxError, ValueError, RecursionError):
         return False
 
@@ -52,11 +52,11 @@ def may_wrap_send(function: Any) -> bool:
     Such an endpoint uses the request's scope, and names or defines a receive() or send(). The
     functions that it calls by name and the functions that its decorators wrap are examined too.
     """
-    waiting = [function]
+    to_examine = [function]
     seen: dict[int, Any] = {}
     packages: set[str] = set()
-    while waiting:
-        found = waiting.pop()
+    while to_examine:
+        found = to_examine.pop()
         while isinstance(found, partial):
             found = found.func
         if not isinstance(found, (FunctionType, MethodType)) and callable(found):
@@ -69,20 +69,20 @@ def may_wrap_send(function: Any) -> bool:
             packages |= {package, found.__module__.partition(".")[0]}
         if package not in packages:
             continue
-        if len(seen) == _MAX_FOLLOWED:
+        if len(seen) == _MAX_FUNCTIONS:
             return True
         seen[id(found)] = found
         codes = list(code_objects(found.__code__))
         names = {name for code in codes for name in (*code.co_names, *code.co_varnames)}
         if "scope" in names and (
-            not _SENDING.isdisjoint(names)
+            not _APP_ARGUMENTS.isdisjoint(names)
             or any(code.co_flags & inspect.CO_COROUTINE for code in codes[1:])
         ):
             return True
-        known = inspect.getclosurevars(found)
-        waiting += [
+        variables = inspect.getclosurevars(found)
+        to_examine += [
             each
-            for each in (*known.nonlocals.values(), *known.globals.values())
+            for each in (*variables.nonlocals.values(), *variables.globals.values())
             if isinstance(each, (FunctionType, MethodType))
         ]
     return False
@@ -116,7 +116,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
     return [node.target] if isinstance(node, ast.AnnAssign) else []
 
 
-class _Look:
+class _ResponseUses:
     """Examines how a dispatch function uses call_next() and the response that it returns."""
 
     def __init__(self, node: ast.AsyncFunctionDef, is_method: bool) -> None:
@@ -133,7 +133,7 @@ class _Look:
         # Names of variables that may refer to the response.
         self._responses: set[str] = set()
 
-    def is_harmless(self) -> bool:
+    def never_access_body(self) -> bool:
         if not self._has_known_parameters:
             return False
         nodes = [each for part in self._node.body for each in ast.walk(part)]
@@ -166,14 +166,14 @@ class _Look:
                     and parent.func is node
                     and isinstance(self._parents[parent], ast.Await)
                 )
-            return node.id not in _BACK_DOORS
+            return node.id not in _INDIRECT_NAMES
         if isinstance(node, ast.Attribute):
             is_app = (
                 node.attr == "app"
                 and isinstance(node.value, ast.Name)
                 and node.value.id == self._middleware
             )
-            return node.attr not in _BACK_DOOR_ATTRIBUTES and not is_app
+            return node.attr not in _FORBIDDEN_ATTRIBUTES and not is_app
         if isinstance(node, ast.Call):  # perhaps of an app, with another send()
             called = node.func
             return isinstance(called, ast.Name) or (
@@ -185,7 +185,7 @@ class _Look:
 
     def _is_allowed_use(self, node: ast.AST, parent: ast.AST) -> bool:
         if isinstance(parent, ast.Attribute):
-            return parent.attr in _HARMLESS
+            return parent.attr in _ALLOWED_ATTRIBUTES
         if targets := _targets(parent):
             is_renamed = isinstance(node, ast.Name)  # it may be used in earlier lines
             return not is_renamed and all(isinstance(each, ast.Name) for each in targets)

@@ -30,7 +30,7 @@ from wsgifast.metrics.instrumented import note_django_pattern
 from wsgifast.metrics.requests import Recorder
 from wsgifast.sockets import FileSegment
 
-from .file_blocks import Received
+from .file_blocks import SharedReceive
 from .files import FileSender, request_conditions
 from .instrumented import INSTRUMENTED
 from .messages import Message, Receive, Scope, Send, response_start, text_headers
@@ -78,9 +78,9 @@ class _Channel:
 
     __slots__ = ("_send", "files", "scope")
 
-    def __init__(self, scope: Scope, received: Received, send: Send) -> None:
+    def __init__(self, scope: Scope, shared_receive: SharedReceive, send: Send) -> None:
         self.scope = scope
-        self.files = FileSender(scope, received, send)
+        self.files = FileSender(scope, shared_receive, send)
         self._send = send
 
     async def __call__(self, message: Message) -> None:
@@ -94,8 +94,8 @@ class _Handler(ASGIHandler):
         self._conditional = conditional
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received = Received(receive)
-        await super().__call__(scope, received.receive, _Channel(scope, received, send))
+        shared_receive = SharedReceive(receive)
+        await super().__call__(scope, shared_receive.receive, _Channel(scope, shared_receive, send))
 
     async def send_response(self, response: Any, send: _Channel) -> None:
         if INSTRUMENTED in send.scope:
@@ -117,7 +117,7 @@ class _Handler(ASGIHandler):
                 segment = segment._replace(size=declared)
             await self._send_instead(response, partial(self._send_file, send, file, segment))
             return
-        running = _RunningIterator(iter(iterated(response)))
+        running = _ThreadedIterator(iter(iterated(response)))
         response.streaming_content = running.blocks()
         try:
             await super().send_response(response, send)
@@ -130,7 +130,7 @@ class _Handler(ASGIHandler):
         """Have Django make the start message, and pass that to `send`, which sends the response."""
         messages: list[Message] = []
 
-        async def keep(message: Message) -> None:
+        async def store(message: Message) -> None:
             messages.append(message)
 
         async def no_blocks() -> AsyncIterator[bytes]:
@@ -139,7 +139,7 @@ class _Handler(ASGIHandler):
             yield b""  # this yield makes the function a generator
 
         response.streaming_content = no_blocks()
-        await super().send_response(response, keep)
+        await super().send_response(response, store)
 
     async def _send_file(
         self, channel: _Channel, file: Any, segment: FileSegment, start: Message
@@ -171,7 +171,7 @@ async def _send_segments(channel: _Channel, segments: Sequence[Segment], start: 
     )
 
 
-class _RunningIterator:
+class _ThreadedIterator:
     """Runs a synchronous iterator in its request's thread while the event loop sends its blocks.
 
     The thread appends each block to a list, and wakes the event loop if the list was empty. The
@@ -195,13 +195,13 @@ class _RunningIterator:
         more = True
         while more and not self._stopped:
             thread = asyncio.ensure_future(sync_to_async(self._run)())
-            thread.add_done_callback(self._on_left)
+            thread.add_done_callback(self._on_thread_end)
             while not thread.done():
                 await self._wake.wait()
                 self._wake.clear()
-                if block := self._take():
+                if block := self._pop_blocks():
                     yield block
-            if block := self._take():
+            if block := self._pop_blocks():
                 yield block
             more = thread.result()
 
@@ -223,12 +223,12 @@ class _RunningIterator:
                 return True
         return False
 
-    def _on_left(self, thread: asyncio.Future[bool]) -> None:
+    def _on_thread_end(self, thread: asyncio.Future[bool]) -> None:
         if not thread.cancelled():
             thread.exception()  # mark the error as handled: blocks() raises it, if it still runs
         self._wake.set()
 
-    def _take(self) -> bytes:
+    def _pop_blocks(self) -> bytes:
         with self._lock:
             taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
         return taken[0] if len(taken) == 1 else b"".join(taken)

@@ -12,7 +12,7 @@ from wsgifast.bodies.chunks import charset_of, to_bytes
 from .coalescing import SMALL_MESSAGE_BYTES, Coalescer
 from .content_coding import ContentCoding
 from .entity_tags import tagged
-from .file_blocks import Received
+from .file_blocks import SharedReceive
 from .files import FileSender
 from .instrumented import note_sent_as
 from .loops import running_loop
@@ -84,9 +84,22 @@ class Exchange:
     """
 
     __slots__ = (
-        "_coalescer", "_drops_body", "_has_text", "_headers", "_holds", "_offer",
-        "_queue", "coding", "is_examined", "order", "received", "repairs", "scope",
-        "server_receive", "start", "wire",
+        "_coalescer",
+        "_drops_body",
+        "_has_text",
+        "_headers",
+        "_may_delay",
+        "_queue",
+        "_try_delay",
+        "coding",
+        "is_examined",
+        "order",
+        "repairs",
+        "scope",
+        "server_receive",
+        "shared_receive",
+        "start",
+        "wire",
     )  # fmt: skip
 
     wire: Wire
@@ -96,14 +109,14 @@ class Exchange:
     repairs: Repairs | None
     coding: ContentCoding | None
     # None until the app calls receive() or sends a file.
-    received: Received | None
+    shared_receive: SharedReceive | None
     start: Message | None
     # None until a message may have to wait for the server.
     order: SendOrder | None
     _headers: list[tuple[bytes, bytes]]
     # None until the app sends a body message.
     _coalescer: Coalescer | None
-    _holds: bool
+    _may_delay: bool
     # The server's wire, if it is a QueueWire. Files are sent on it directly, without the
     # compressor.
     _queue: QueueWire | None
@@ -111,7 +124,7 @@ class Exchange:
     _drops_body: bool
     _has_text: bool
     # The coalescer's offer(), for parts of a stream. None while every message is examined.
-    _offer: Callable[[bytes], bool | None] | None
+    _try_delay: Callable[[bytes], bool | None] | None
 
     def add_repairs(
         self, scope: Scope, receive: Receive, repairs: Repairs, coding: ContentCoding | None
@@ -127,7 +140,7 @@ class Exchange:
 
     def receive(self) -> Awaitable[Message]:
         """The receive() that the app is given."""
-        return self._all_received().receive()
+        return self._get_shared_receive().receive()
 
     async def send(self, message: Message) -> None:
         """The send() that the app is given."""
@@ -151,25 +164,25 @@ class Exchange:
                 self.start = start
         elif not self.is_examined:
             if message["type"] == "http.response.start":
-                start, headers, is_declared = copied_start(message)
+                start, headers, has_length = copied_start(message)
                 if self.repairs is not None:
-                    self._delay_start(start, headers, is_declared)
+                    self._delay_start(start, headers, has_length)
                     return
                 cycle = self.wire.cycle
-                if is_declared and not cycle.response_started:
+                if has_length and not cycle.response_started:
                     cycle.waiting_for_100_continue = False
                     self.start = start
                     return
                 message = start
         elif (
-            (offer := self._offer) is not None
+            (try_delay := self._try_delay) is not None
             and "more_body" in message
             and message["more_body"]
             and "body" in message
             and type(body := message["body"]) is bytes
             and message["type"] == "http.response.body"
         ):
-            is_delayed = offer(body)
+            is_delayed = try_delay(body)
             if is_delayed:
                 return
             if is_delayed is not None:
@@ -180,9 +193,9 @@ class Exchange:
     async def _in_order(self, send: Callable[..., Awaitable[None]], *message: Message) -> None:
         """Call and await `send`, after the earlier messages."""
         order = self.order or self._begin_order()
-        if order.is_taken:
+        if order.is_acquired:
             await order.wait()
-        order.is_taken = True
+        order.is_acquired = True
         try:
             await send(*message)
         finally:
@@ -252,24 +265,24 @@ class Exchange:
         self.is_examined = True
         repairs = self.repairs
         # asgifast's protocols delay small messages themselves, but after compression.
-        holds = repairs is None or (repairs.coalesce and COALESCING not in self.scope)
+        may_delay = repairs is None or (repairs.coalesce and COALESCING not in self.scope)
         wire: Any = self.wire
         self._queue = wire if wire.is_queue else None
         if self.coding is not None:
-            holds = repairs is not None and repairs.coalesce
+            may_delay = repairs is not None and repairs.coalesce
             self.wire = ServerWire(self.coding.stream(wire.send))
         elif wire.is_queue:
-            holds = True
+            may_delay = True
         self._headers = self.start["headers"] if self.start is not None else []
         self._drops_body = drops_body(self.scope["method"], self.start)
         self._has_text = False
-        self._offer = None
+        self._try_delay = None
         self._coalescer = None
-        self._holds = holds and not self._drops_body
+        self._may_delay = may_delay and not self._drops_body
 
     def _begin_to_coalesce(self) -> Coalescer:
         order = self.order or self._begin_order()
-        self._coalescer = coalescer = Coalescer(self.wire, order, holds=self._holds)
+        self._coalescer = coalescer = Coalescer(self.wire, order, may_delay=self._may_delay)
         coalescer.set_length(declared_length(self._headers))
         return coalescer
 
@@ -285,25 +298,25 @@ class Exchange:
         return data
 
     async def _send_examined(self, message: Message) -> None:
-        kind = message["type"]
+        message_type = message["type"]
         coalescer = self._coalescer
-        is_body = kind == "http.response.body"
+        is_body = message_type == "http.response.body"
         if coalescer is not None:
-            await (coalescer.sent() if is_body else coalescer.flush())
+            await (coalescer.wait_for_task() if is_body else coalescer.flush())
         if is_body:
             await self._send_body(message)
-        elif kind == "http.response.start":
+        elif message_type == "http.response.start":
             await self._forward_start()  # for a second start message, the server raises an error
-            start, headers, is_declared = copied_start(message)
+            start, headers, has_length = copied_start(message)
             if self.repairs is not None:
-                self._delay_start(start, headers, is_declared)
+                self._delay_start(start, headers, has_length)
             else:
                 await self.wire.send(start)
             self._headers = start["headers"]
             self._drops_body = drops_body(self.scope["method"], start)
             if coalescer is not None:
                 coalescer.set_length(declared_length(self._headers))
-        elif kind in (PATHSEND, ZEROCOPYSEND):
+        elif message_type in (PATHSEND, ZEROCOPYSEND):
             await self._send_file(message)
         else:
             await self._forward_start()
@@ -333,43 +346,43 @@ class Exchange:
             await self._forward_start()
         if not message.get("more_body"):
             # The server handles messages after the end.
-            coalescer.holds = False
-            self._offer = None
+            coalescer.may_delay = False
+            self._try_delay = None
             await coalescer.end(message, body)
-        elif coalescer.holds and len(body) <= SMALL_MESSAGE_BYTES:
-            if self._offer is None:
-                self._offer = coalescer.offer
+        elif coalescer.may_delay and len(body) <= SMALL_MESSAGE_BYTES:
+            if self._try_delay is None:
+                self._try_delay = coalescer.try_delay
                 note_sent_as(self.scope, "coalesced")
             await coalescer.add(body)
         else:
-            if not coalescer.holds and not self._drops_body:
-                self._offer = coalescer.offer
+            if not coalescer.may_delay and not self._drops_body:
+                self._try_delay = coalescer.try_delay
             await coalescer.flush()
-            coalescer.room -= len(body)
+            coalescer.remaining_bytes -= len(body)
             await self.wire.send(message)
 
     async def _send_file(self, message: Message) -> None:
         repairs = self.repairs
         is_read = self._queue is None or self.coding is not None
-        received = self._all_received() if is_read else None
+        shared_receive = self._get_shared_receive() if is_read else None
         # Not an attribute: the FileSender refers to this object.
         files = FileSender(
-            self.scope, received, self.wire.send, self.coding,
+            self.scope, shared_receive, self.wire.send, self.coding,
             queue=self._queue,
             ranges=repairs is not None and repairs.ranges,
             conditional=repairs is not None and repairs.conditional,
         )  # fmt: skip
         await files.send_message(message, self.start, self._headers, self._forward_start)
 
-    def _all_received(self) -> Received:
-        if self.received is None:
-            self.received = Received(self.server_receive)
-        return self.received
+    def _get_shared_receive(self) -> SharedReceive:
+        if self.shared_receive is None:
+            self.shared_receive = SharedReceive(self.server_receive)
+        return self.shared_receive
 
     async def finish(self) -> None:
         """Send the delayed messages after the app has returned."""
         # While a message is being sent, no other message is delayed.
-        if self.order is None or not self.order.is_taken:
+        if self.order is None or not self.order.is_acquired:
             await self._in_order(self._send_delayed)
 
     async def failed(self, error: BaseException) -> None:
@@ -394,22 +407,22 @@ class Exchange:
                 await self.coding.end()
         await self._forward_start()
 
-    def _delay_start(self, start: Message, headers: RawHeaders, is_declared: bool) -> None:
+    def _delay_start(self, start: Message, headers: RawHeaders, has_length: bool) -> None:
         """Delay a start message. Without a Content-Length, the iteration's end ends the delay."""
         if "status" in start and start["status"] in STATUSES_WITHOUT_BODY:
             start["headers"] = without_framing(headers)
         self.start = start
-        if not is_declared:
-            running_loop().call_soon(self._on_turn_end)
+        if not has_length:
+            running_loop().call_soon(self._on_iteration_end)
 
-    def _on_turn_end(self) -> None:
-        if self.order is not None and self.order.is_taken:
+    def _on_iteration_end(self) -> None:
+        if self.order is not None and self.order.is_acquired:
             return  # the message that is being sent sends the start message first
         if self.start is not None and not self.is_examined:
             self._examine()
         start, self.start = self.start, None
         if start is not None:
-            (self._coalescer or self._begin_to_coalesce()).send_apart(start)
+            (self._coalescer or self._begin_to_coalesce()).send_in_task(start)
 
 
 def exchange_for(
@@ -426,5 +439,5 @@ def exchange_for(
     exchange.repairs = repairs
     exchange.coding = coding
     exchange.is_examined = False
-    exchange.start = exchange.order = exchange.received = None
+    exchange.start = exchange.order = exchange.shared_receive = None
     return exchange

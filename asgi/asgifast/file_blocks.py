@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from wsgifast.sockets import FileSegment, FileTruncated
 from wsgifast.sockets.sending import BLOCK_BYTES, read_cached
 
-from .loops import in_thread, next_turn
+from .loops import in_thread, next_iteration
 from .messages import Message, Receive, Send, response_body
 
 # The most bytes of a request body that are stored while a file is sent. After them, a disconnect is
@@ -20,7 +20,7 @@ _STORED_BYTES = 64 * 1024
 _STORED_MESSAGES = 64
 
 
-class Received:
+class SharedReceive:
     """Shares a request's receive() between the app and the sender of a file.
 
     The sender receives messages to notice a disconnect. They are stored for the app.
@@ -74,13 +74,14 @@ async def send_segment(
     *,
     more_body: bool,
     is_disconnected: Callable[[], bool] | None = None,
-    room: Callable[[], Awaitable[int]] | None = None,
+    wait_for_room: Callable[[], Awaitable[int]] | None = None,
 ) -> None:
     """Send a range of an open file as body messages.
 
     :param more_body: the `more_body` of the last message. In the other messages it is True.
     :param is_disconnected: called before each block. If it returns True, sending ends.
-    :param room: waits until the client can receive more. Returns the most bytes of the next block.
+    :param wait_for_room: waits until the client can receive more. Returns the most bytes of the
+        next block.
     :raises FileTruncated: if the file ends early. The response is then shorter than declared.
     """
     fd, offset, size = segment
@@ -88,8 +89,8 @@ async def send_segment(
     while offset < end:
         if is_disconnected is not None and is_disconnected():
             return
-        most = BLOCK_BYTES if room is None else min(await room(), BLOCK_BYTES)
-        block = await read_block(fd, offset, min(most, end - offset))
+        limit = BLOCK_BYTES if wait_for_room is None else min(await wait_for_room(), BLOCK_BYTES)
+        block = await read_block(fd, offset, min(limit, end - offset))
         if not block:
             raise FileTruncated(end - offset, size)
         offset += len(block)
@@ -97,6 +98,6 @@ async def send_segment(
         if offset < end:
             # Perhaps neither the read nor the server's send() has suspended this task. Let other
             # requests run, and the listener for the disconnect.
-            await next_turn()
+            await next_iteration()
     if size == 0 and not more_body:
         await send(response_body())

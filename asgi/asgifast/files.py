@@ -21,13 +21,13 @@ from wsgifast.files.plan import UNCONDITIONAL
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import BLOCK_BYTES
 
-from .file_blocks import Received, send_segment
+from .file_blocks import SharedReceive, send_segment
 from .instrumented import note_sent_as
-from .loops import ended, in_thread, running_loop
+from .loops import cancel_and_wait, in_thread, running_loop
 from .messages import (
     PATHSEND,
+    PATHSEND_ADVICE,
     PLANNED,
-    UNKNOWN_PATHSEND,
     ZEROCOPYSEND,
     Message,
     PlannedBody,
@@ -67,8 +67,8 @@ class FileSender:
     whole file with status 200, Range and the preconditions are handled (RFC 9110, sections 13 and
     14).
 
-    :param received: listens for the client's disconnect while a file is read and sent. After a
-        disconnect, servers ignore messages, so the remaining bytes are not read. None if this
+    :param shared_receive: listens for the client's disconnect while a file is read and sent. After
+        a disconnect, servers ignore messages, so the remaining bytes are not read. None if this
         FileSender reads no file.
     :param coding: the content coding of the response, if it may be compressed.
     :param queue: the wire of asgifast's protocols, if the app's send() leads to it directly.
@@ -76,8 +76,15 @@ class FileSender:
     """
 
     __slots__ = (
-        "_coding", "_forward_start", "_headers", "_options", "_own_queue", "_received", "_scope",
-        "_send", "_start",
+        "_coding",
+        "_direct_queue",
+        "_forward_start",
+        "_headers",
+        "_options",
+        "_scope",
+        "_send",
+        "_shared_receive",
+        "_start",
     )  # fmt: skip
 
     _start: Message | None
@@ -85,27 +92,27 @@ class FileSender:
     _forward_start: Callable[..., Awaitable[None]]
 
     def __init__(
-        self, scope: Scope, received: Received | None, send: Send,
+        self, scope: Scope, shared_receive: SharedReceive | None, send: Send,
         coding: ContentCoding | None = None, *, queue: QueueWire | None = None,
         ranges: bool = True, conditional: bool = True,
     ) -> None:  # fmt: skip
         self._scope = scope
-        self._received = received
+        self._shared_receive = shared_receive
         self._send = send
         self._coding = coding
         # Sends the file, unless the response is compressed.
-        self._own_queue = queue
+        self._direct_queue = queue
         self._options: dict[str, Any] = {"ranges": ranges, "conditional": conditional}
 
     @property
     def _queue(self) -> QueueWire | None:
         if self._coding is not None and self._coding.compressor is not None:
             return None
-        return self._own_queue
+        return self._direct_queue
 
     def offers(self, name: str) -> bool:
         """Return whether an extension of the server, such as pathsend, sends files."""
-        if self._own_queue is not None:
+        if self._direct_queue is not None:
             return False
         if self._coding is not None and self._coding.compressor is not None:
             return False  # the response is compressed
@@ -140,9 +147,9 @@ class FileSender:
             return
         last = len(segments) - 1
         if path is not None and not last and not self.offers(ZEROCOPYSEND) and self.offers_ranges():
-            run = segments[0]
-            if isinstance(run, ByteRange):
-                await self.send_path(path, run.offset, run.size)
+            byte_range = segments[0]
+            if isinstance(byte_range, ByteRange):
+                await self.send_path(path, byte_range.offset, byte_range.size)
                 return
         for index, segment in enumerate(segments):
             more = index < last
@@ -178,18 +185,18 @@ class FileSender:
             )
             return
         send, segment = self._send, FileSegment(fd, offset, size)
-        received = self._received
-        if size < _WATCHED_FILE_BYTES or received is None or received.is_awaited:
+        shared_receive = self._shared_receive
+        if size < _WATCHED_FILE_BYTES or shared_receive is None or shared_receive.is_awaited:
             await send_segment(send, segment, more_body=more_body)
             return
-        listener = running_loop().create_task(received.listen_for_disconnect())
-        left = received.has_disconnected
+        listener = running_loop().create_task(shared_receive.listen_for_disconnect())
+        left = shared_receive.has_disconnected
         try:
             await send_segment(send, segment, more_body=more_body, is_disconnected=left)
             if listener.done():
                 await listener  # raises an error of receive()
         finally:
-            await ended(listener)
+            await cancel_and_wait(listener)
 
     # Messages of an app
 
@@ -210,7 +217,7 @@ class FileSender:
         self._start = start
         self._headers = headers
         self._forward_start = forward_start
-        if self._own_queue is not None and self._own_queue.is_over():
+        if self._direct_queue is not None and self._direct_queue.has_ended():
             if PLANNED in message:
                 message[PLANNED].file.close()
             await self._send(message)  # the server raises an error, or ignores the message
@@ -234,10 +241,10 @@ class FileSender:
             await self._send_as_requested(requested)
             return
         declared = declared_length(self._headers)
-        may_code = coding is not None and (
+        may_compress = coding is not None and (
             declared is None or coding.file_coding(start, declared) is not None
         )
-        if conditions is None and not may_code:
+        if conditions is None and not may_compress:
             await self._send_as_requested(requested)
             return
         path = requested.path
@@ -245,7 +252,7 @@ class FileSender:
         try:
             segment = FileSegment(fd, 0, size if declared is None else declared)
             if (
-                may_code
+                may_compress
                 and segment.size <= size
                 and await self._send_compressed_file(path, segment)
             ):
@@ -316,7 +323,7 @@ class FileSender:
                 await self._send_plan(start, plan)
                 return True
         if may_plan:
-            requested = coding.restored_conditions(conditions)._replace(range=None)
+            requested = coding.conditions_for_app(conditions)._replace(range=None)
             plan = plan_file_body(
                 requested, headers, file, segment, began_ns=coding.began_ns, **self._options
             )
@@ -354,15 +361,15 @@ class FileSender:
                 declared = declared_length(self._headers)
             else:
                 declared = queue.declared() if queue.has_started() else None
-            run = requested.byte_range(size, declared)
+            byte_range = requested.byte_range(size, declared)
             if queue is not None:
-                if run.offset + run.size > size:
-                    _log_shrunk(requested.path, size, run)
+                if byte_range.offset + byte_range.size > size:
+                    _log_shrunk(requested.path, size, byte_range)
                 own, fd = fd, -1
-                await queue.send_file(own, [run], close=partial(os.close, own))
+                await queue.send_file(own, [byte_range], close=partial(os.close, own))
                 return
             note_sent_as(self._scope, "blocks")
-            await self.send_file(fd, run.offset, run.size)
+            await self.send_file(fd, byte_range.offset, byte_range.size)
         finally:
             if fd != -1:
                 os.close(fd)
@@ -371,9 +378,9 @@ class FileSender:
         file, segments, path = message[PLANNED]
         try:
             if self._coding is not None and self._start is not None and len(segments) == 1:
-                run = segments[0]
-                if isinstance(run, ByteRange) and await self._send_compressed_file(
-                    path, FileSegment(file.fileno(), run.offset, run.size)
+                byte_range = segments[0]
+                if isinstance(byte_range, ByteRange) and await self._send_compressed_file(
+                    path, FileSegment(file.fileno(), byte_range.offset, byte_range.size)
                 ):
                     return
             await self._forward_start()
@@ -408,10 +415,10 @@ class FileSender:
         file.advance()
 
 
-def _log_shrunk(path: str, size: int, run: ByteRange) -> None:
+def _log_shrunk(path: str, size: int, byte_range: ByteRange) -> None:
     logger.error(
         "%s has %d bytes where its headers say %d: it has shrunk, or %s",
-        path, size, run.offset + run.size, UNKNOWN_PATHSEND,
+        path, size, byte_range.offset + byte_range.size, PATHSEND_ADVICE,
     )  # fmt: skip
 
 

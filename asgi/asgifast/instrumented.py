@@ -91,19 +91,21 @@ class Instrumented:
         request.headers = ()
         request.size = request.chunks = 0
         request.sent_as = ""
-        request.is_complete = request.left = request.is_handed_over = request.is_returned = False
+        request.is_complete = request.client_left = request.is_sent_later = request.is_returned = (
+            False
+        )
         try:
             # Returned because servers report apps that return another value than None.
             return await self._app(inner, request.receive, request.send)
         except OSError:
-            request.left = not request.is_complete
+            request.client_left = not request.is_complete
             raise
         except Exception:
             if not request.is_complete:
                 request.status = 500
             raise
         finally:
-            request.returned(scope)
+            request.app_returned(scope)
 
 
 class Request:
@@ -111,10 +113,10 @@ class Request:
 
     :ivar app_scope: the scope in which the app's framework stores the route.
     :ivar status: the status of the response, or 500 until it starts.
-    :ivar is_handed_over: whether bytes of a file are sent after send() returns. asgifast's
+    :ivar is_sent_later: whether bytes of a file are sent after send() returns. asgifast's
         protocols set this, and call :meth:`ended` later.
     :ivar is_returned: whether the app has returned.
-    :ivar left: whether the client left before the response was complete.
+    :ivar client_left: whether the client left before the response was complete.
     :ivar sent_as: how the body is sent. ASGIFast sets this if the messages do not show it.
     """
 
@@ -123,12 +125,12 @@ class Request:
         "app_scope",
         "began",
         "chunks",
+        "client_left",
         "headers",
         "is_complete",
-        "is_handed_over",
         "is_returned",
+        "is_sent_later",
         "labels",
-        "left",
         "pattern",
         "recording",
         "sent_as",
@@ -154,14 +156,14 @@ class Request:
     chunks: int
     sent_as: str
     is_complete: bool
-    is_handed_over: bool
+    is_sent_later: bool
     is_returned: bool
-    left: bool
+    client_left: bool
 
     async def receive(self) -> Message:
         message = await self.server_receive()
         if message["type"] == "http.disconnect" and not self.is_complete:
-            self.left = True
+            self.client_left = True
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -187,7 +189,7 @@ class Request:
                 wire.recording = self  # asgifast's protocols send files after the app has returned
         return self.server_send(message)
 
-    def returned(self, scope: Scope) -> None:
+    def app_returned(self, scope: Scope) -> None:
         """Record the request when the app has returned, unless a file is still being sent."""
         self.is_returned = True
         inner = self.app_scope
@@ -196,7 +198,7 @@ class Request:
             # A Mount changes root_path only in the app's scope. `scope` is the server's.
             self.pattern = asgi_pattern(inner, str(scope.get("root_path", "")))
         del self.app_scope  # it refers to this object
-        if not self.is_handed_over:
+        if not self.is_sent_later:
             self._end()
             return
         # While the file is sent, release objects that are no longer needed.
@@ -204,13 +206,13 @@ class Request:
         self.headers = () if declared is None else [(b"content-length", b"%d" % declared)]
         del self.server_receive, self.server_send
 
-    def ended(self, unsent: int | None) -> None:
+    def file_ended(self, unsent: int | None) -> None:
         """Note the end of a file, and the number of unsent bytes, or None if all are unsent."""
         if unsent != 0:
-            self.left = True
+            self.client_left = True
             self.is_complete = False
             self.size = 0 if unsent is None else max(0, self.size - unsent)
-        self.is_handed_over = False
+        self.is_sent_later = False
         if self.is_returned:
             self._end()
 
@@ -235,7 +237,7 @@ class Request:
             perf_counter(),
             self.size,
             length_error,
-            self.left,
+            self.client_left,
             self.span,
             self.chunks,
         )
@@ -244,7 +246,7 @@ class Request:
         """Return how the length of the body differs from its Content-Length.
 
         Return None if it does not differ, or if the client left before the end."""
-        if not self.is_complete or self.left or not has_body(self.labels[0], self.status):
+        if not self.is_complete or self.client_left or not has_body(self.labels[0], self.status):
             return None
         declared = declared_length(self.headers)
         if declared is None or declared == self.size:
@@ -312,11 +314,11 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
     route = scope.get("route")
     if route is None:
         return None
-    own_notes = scope.get("fastapi")
-    if own_notes is not None and isinstance(own_notes, Mapping):  # isinstance() alone is slow
+    fastapi_data = scope.get("fastapi")
+    if fastapi_data is not None and isinstance(fastapi_data, Mapping):  # isinstance() alone is slow
         # In newer versions of FastAPI, scope["route"] lacks the prefixes of include_router(). The
         # effective route context has them.
-        included = own_notes.get("effective_route_context")
+        included = fastapi_data.get("effective_route_context")
         if getattr(included, "original_route", None) is route:
             route = included
     path = getattr(route, "path_format", None)
@@ -328,8 +330,8 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
         path = ""
     prefix = "" if mounted == root_path else mounted.removeprefix(root_path).rstrip("/")
     if prefix:
-        own = getattr(route, "param_convertors", {})
+        convertors = getattr(route, "param_convertors", {})
         for name, value in scope.get("path_params", {}).items():
-            if name not in own or not path:
+            if name not in convertors or not path:
                 prefix = f"{prefix}/".replace(f"/{value}/", f"/{{{name}}}/")[:-1]
     return prefix + path or "/"

@@ -67,21 +67,21 @@ def new_event() -> Event:
     return asyncio.Event()
 
 
-async def ended(task: BackgroundTask) -> None:
+async def cancel_and_wait(task: BackgroundTask) -> None:
     """Cancel a task and wait until it has ended. Its error is not raised."""
     task.cancel()
     if isinstance(task, _TrioTask):
         await task.join()
     elif isinstance(task, asyncio.Future):
-        await over(task)
+        await wait_until_done(task)
 
 
-async def outcome(task: BackgroundTask) -> None:
+async def wait_for(task: BackgroundTask) -> None:
     """Wait for a task, and raise its error. If the caller is cancelled, the task continues."""
     await (asyncio.shield(task) if isinstance(task, asyncio.Future) else task)
 
 
-async def next_turn() -> None:
+async def next_iteration() -> None:
     """Let all other tasks and callbacks of the event loop run once."""
     loop = running_loop()
     if isinstance(loop, _TrioLoop):
@@ -104,7 +104,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
-        await over(future)
+        await wait_until_done(future)
         raise
     finally:
         del future  # a traceback would refer to this frame, and so to the result
@@ -123,7 +123,7 @@ async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | No
         return None
 
 
-async def over(future: asyncio.Future[Any]) -> None:
+async def wait_until_done(future: asyncio.Future[Any]) -> None:
     """Wait until a future is done, even if the caller is cancelled several times meanwhile.
 
     anyio, which Starlette uses, cancels a task again in every iteration, except inside a shield.
@@ -166,7 +166,7 @@ class _TrioLoop:
 class _TrioTask:
     def __init__(self, trio: Any, coro: Coroutine[Any, Any, None]) -> None:
         self._trio = trio
-        self._over = trio.Event()
+        self._has_ended = trio.Event()
         self._coro = coro
         self._scope = trio.CancelScope()
         self._error: Exception | None = None
@@ -178,19 +178,19 @@ class _TrioTask:
         except Exception as error:  # noqa: BLE001 - raised where the task is awaited
             self._error = error
         finally:
-            self._over.set()
+            self._has_ended.set()
 
     def done(self) -> bool:
-        return bool(self._over.is_set())
+        return bool(self._has_ended.is_set())
 
     def cancel(self) -> None:
         self._scope.cancel()
 
     async def join(self) -> None:
         with self._trio.CancelScope(shield=True):
-            await self._over.wait()
+            await self._has_ended.wait()
 
     def __await__(self) -> Generator[Any, None, None]:
-        yield from self._over.wait().__await__()
+        yield from self._has_ended.wait().__await__()
         if self._error is not None:
             raise self._error

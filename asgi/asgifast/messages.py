@@ -45,7 +45,7 @@ COALESCING = "asgifast.coalescing"
 # BaseHTTPMiddleware fails on such a message, and its GZipMiddleware drops it.
 PLANNED = "asgifast.planned"
 # Advice for error messages about an app whose middleware breaks its files.
-UNKNOWN_PATHSEND = (
+PATHSEND_ADVICE = (
     "a middleware does not know http.response.pathsend; if it is one that changes bodies, "
     "ASGIFast(app, pathsend=False) around the app has files sent to it as bytes"
 )
@@ -141,17 +141,17 @@ class RequestedFile(NamedTuple):
 
     segment: FileSegment
     # The file whose position is advanced, if the message has no offset.
-    moving: Any = None
+    file_to_seek: Any = None
 
     def advance(self) -> None:
         """Set the file's position to the end of the sent bytes, if the message has no offset."""
-        if self.moving is None:
+        if self.file_to_seek is None:
             return
         position = self.segment.offset + self.segment.size
-        if isinstance(self.moving, int):
-            os.lseek(self.moving, position, os.SEEK_SET)
+        if isinstance(self.file_to_seek, int):
+            os.lseek(self.file_to_seek, position, os.SEEK_SET)
         else:
-            self.moving.seek(position)
+            self.file_to_seek.seek(position)
 
 
 def parse_zerocopysend(message: Message) -> RequestedFile:
@@ -182,9 +182,9 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
             f"{ZEROCOPYSEND} needs a regular file, not a pipe or a device; "
             "send its bytes with http.response.body"
         )
-    moving = None
+    file_to_seek = None
     if offset is None:
-        moving = file
+        file_to_seek = file
         if isinstance(file, int):
             offset = os.lseek(fd, 0, os.SEEK_CUR)
         else:
@@ -195,8 +195,10 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
                     "than the file object; open it with open(path, 'rb')"
                 )
             offset = found.offset if found is not None else 0
-    left = max(0, status.st_size - offset)
-    return RequestedFile(FileSegment(fd, offset, left if count is None else count), moving)
+    remaining = max(0, status.st_size - offset)
+    return RequestedFile(
+        FileSegment(fd, offset, remaining if count is None else count), file_to_seek
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,21 +267,21 @@ class SendOrder:
 
     A caller acquires the order before it waits for the server::
 
-        if order.is_taken:
+        if order.is_acquired:
             await order.wait()
-        order.is_taken = True
+        order.is_acquired = True
         try:
             ...
         finally:
             order.release()
 
-    :ivar is_taken: whether a call has acquired the order and not yet released it.
+    :ivar is_acquired: whether a call has acquired the order and not yet released it.
     """
 
-    __slots__ = ("_waiting", "is_taken")
+    __slots__ = ("_waiting", "is_acquired")
 
     def __init__(self) -> None:
-        self.is_taken = False
+        self.is_acquired = False
         self._waiting: deque[Event] | None = None  # few responses need it
 
     async def wait(self) -> None:
@@ -302,7 +304,7 @@ class SendOrder:
         if self._waiting:
             self._waiting.popleft().set()
         else:
-            self.is_taken = False
+            self.is_acquired = False
 
 
 def flow_of(send: Send) -> Any:

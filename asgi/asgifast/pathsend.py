@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
-from .dispatch import code_objects, leaves_bodies_alone, may_wrap_send
+from .dispatch import code_objects, may_wrap_send, never_accesses_body
 from .messages import FILE_EXTENSIONS, PATHSEND, ZEROCOPYSEND
 
 # Wrappers that pass on messages of any type, with the attribute that contains their app.
@@ -54,7 +54,7 @@ _ROUTES = {
 }
 _ROUTE_GROUP = "fastapi.routing._FrontendRouteGroup"
 # Layers without inner layers. Each uses the extension if it is offered, or sends no files.
-_LEAVES = frozenset(
+_WITHOUT_INNER_LAYERS = frozenset(
     {
         "asgifast.django._Handler",
         "django.core.handlers.asgi.ASGIHandler",
@@ -78,12 +78,12 @@ _SEND_FILES = frozenset({"starlette.responses.FileResponse", "starlette.staticfi
 # replaced.
 _PACKAGES = frozenset({"asgifast", "django", "fastapi", "starlette", "uvicorn"})
 
-_NONE: Mapping[str, dict[str, Any]] = MappingProxyType({})
+_NO_EXTENSIONS: Mapping[str, dict[str, Any]] = MappingProxyType({})
 
 # If more routes and mounts than this have unknown layers, the whole app counts as unknown.
 _MAX_WITHHELD = 16
 
-_WAY_OUT = "if its files are sent right that way, ASGIFast(app, pathsend=True) has it do so"
+_ADVICE = "if its files are sent right that way, ASGIFast(app, pathsend=True) has it do so"
 
 
 class PathsendDecision(NamedTuple):
@@ -116,7 +116,7 @@ class Offer:
         self._app = app
         self._requested = requested
         self._decision: PathsendDecision | None = None
-        self._extensions: Mapping[str, dict[str, Any]] = _NONE
+        self._extensions: Mapping[str, dict[str, Any]] = _NO_EXTENSIONS
         # If one of these differs, the app has changed: the lengths of lists, and the middleware of
         # apps.
         self._lists: Sequence[tuple[list[Any], int]] = ()
@@ -125,7 +125,7 @@ class Offer:
     @property
     def decision(self) -> PathsendDecision:
         """Return a new decision about the current app."""
-        return self._decided(_Layers())
+        return self._decision_about(_Layers())
 
     def extensions_for(self, path: str) -> Mapping[str, dict[str, Any]]:
         """Return the extensions for a request with this path. Do not change the mapping.
@@ -143,12 +143,12 @@ class Offer:
         if decision is None:
             decision = self._decide()
         if decision.withheld and any(part in path for part in decision.withheld):
-            return _NONE
+            return _NO_EXTENSIONS
         return self._extensions
 
     def _decide(self) -> PathsendDecision:
         layers = _Layers()
-        decision = self._decided(layers)
+        decision = self._decision_about(layers)
         self._lists, self._stacks = layers.lists, layers.stacks
         # An ASGIFast among the layers logs its own decision.
         is_logged = self._requested is None and not (decision.offered and layers.has_asgifast)
@@ -161,7 +161,7 @@ class Offer:
         self._extensions = extensions
         return decision
 
-    def _decided(self, layers: _Layers) -> PathsendDecision:
+    def _decision_about(self, layers: _Layers) -> PathsendDecision:
         requested = self._requested
         if requested is None:
             return layers.decide(self._app)
@@ -187,41 +187,43 @@ class _Layers:
         self.has_asgifast = False
         self.lists: list[tuple[list[Any], int]] = []
         self.stacks: list[tuple[Any, Any]] = []
-        self._zerocopy = True
-        self._seen: dict[int, Any] = {}  # the objects are kept, so that their ids stay unique
+        self._supports_zerocopy = True
+        self._examined: dict[int, Any] = {}  # the objects are kept, so that their ids stay unique
         # Reasons not to offer the extensions, by parts of paths.
         self._withheld: dict[str, str] = {}
 
     def decide(self, app: Any) -> PathsendDecision:
         try:
-            self._look_at(app)
-            self._look_at_responses()
+            self._examine(app)
+            self._examine_responses()
         except Exception as error:  # noqa: BLE001 - another version may raise any error
             why = str(error)
             if not isinstance(error, _Unknown):
-                why = f"the app could not be looked at ({type(error).__name__}: {why}); {_WAY_OUT}"
+                why = f"the app could not be looked at ({type(error).__name__}: {why}); {_ADVICE}"
             return PathsendDecision(False, False, f"Files are sent as bytes, since {why}")
         reason = "Files of the app are sent by the server (http.response.pathsend); "
         for path, why in sorted(self._withheld.items()):
             reason += f"but those below {path} as bytes, since {why}; "
         reason += "with ASGIFast(app, pathsend=False) the app sends them as bytes"
-        return PathsendDecision(True, self._zerocopy, reason, tuple(sorted(self._withheld)))
+        return PathsendDecision(
+            True, self._supports_zerocopy, reason, tuple(sorted(self._withheld))
+        )
 
-    def _look_at(self, app: Any) -> None:
-        waiting = [app]
-        while waiting:
-            layer = waiting.pop()
-            if id(layer) not in self._seen:
-                self._seen[id(layer)] = layer
-                waiting += self._inside(layer)
+    def _examine(self, app: Any) -> None:
+        to_examine = [app]
+        while to_examine:
+            layer = to_examine.pop()
+            if id(layer) not in self._examined:
+                self._examined[id(layer)] = layer
+                to_examine += self._inner_layers(layer)
 
-    def _inside(self, layer: Any) -> Iterable[Any]:
+    def _inner_layers(self, layer: Any) -> Iterable[Any]:
         """Return the inner layers of a layer.
 
         :raises _Unknown: if the layer is not known to support the extension.
         """
         if isinstance(layer, MethodType):
-            return self._behind_method(layer)
+            return self._layers_of_method(layer)
         name = _name_of(layer)
         if isinstance(layer, (FunctionType, type)):
             if _is_endpoint(layer):
@@ -233,53 +235,51 @@ class _Layers:
         if not _is_original(type(layer), "__call__"):
             raise _unknown(name)
         if name in _WRAPPERS:
-            return [inside] if (inside := getattr(layer, _WRAPPERS[name])) is not None else ()
+            return [inner] if (inner := getattr(layer, _WRAPPERS[name])) is not None else ()
         if name in _APPS:
-            return self._in_app(layer, name)
+            return self._layers_of_app(layer, name)
         if name in _ROUTERS:
             return [layer.middleware_stack, *self._routes_of(layer)]
         if name in _ROUTES:
             if not _is_original(type(layer), "handle"):
                 raise _unknown(name)
-            inside, endpoint = getattr(layer, _ROUTES[name]), getattr(layer, "endpoint", None)
+            inner, endpoint = getattr(layer, _ROUTES[name]), getattr(layer, "endpoint", None)
             path = str(getattr(layer, "path", "")).partition("{")[0]
             if len(path) > 1 and len(self._withheld) < _MAX_WITHHELD:
-                self._look_behind(inside, endpoint, path)
+                self._examine_part(inner, endpoint, path)
                 return ()
-            self._look_at_endpoint(endpoint)
-            return [inside]
+            self._examine_endpoint(endpoint)
+            return [inner]
         if name == _ROUTE_GROUP:
-            return self._watched(layer.routes)
-        if name in _LEAVES:
+            return self._noted(layer.routes)
+        if name in _WITHOUT_INNER_LAYERS:
             return ()
         if _is_base_middleware(type(layer)):
-            self._look_at_dispatch(layer.dispatch_func, name)
+            self._examine_dispatch(layer.dispatch_func, name)
             return [layer.app]
         raise _unknown(name)
 
-    def _look_behind(self, app: Any, endpoint: Any, path: str) -> None:
+    def _examine_part(self, app: Any, endpoint: Any, path: str) -> None:
         """Examine an app that only gets requests whose path contains `path`."""
-        seen = dict(self._seen)
+        examined = dict(self._examined)
         try:
-            self._look_at_endpoint(endpoint)
-            self._look_at(app)
+            self._examine_endpoint(endpoint)
+            self._examine(app)
         except _Unknown as unknown:
             self._withheld[path] = str(unknown)
-            self._seen = seen  # it may also be part of another route
+            self._examined = examined  # it may also be part of another route
 
-    def _look_at_endpoint(self, endpoint: Any) -> None:
+    def _examine_endpoint(self, endpoint: Any) -> None:
         functions = vars(endpoint).values() if isinstance(endpoint, type) else [endpoint]
         if any(map(may_wrap_send, functions)):
             name = getattr(endpoint, "__qualname__", endpoint)
-            raise _Unknown(
-                f"the endpoint {name} may call apps with a send() of its own; {_WAY_OUT}"
-            )
+            raise _Unknown(f"the endpoint {name} may call apps with a send() of its own; {_ADVICE}")
 
-    def _watched(self, known: list[Any]) -> list[Any]:
+    def _noted(self, known: list[Any]) -> list[Any]:
         self.lists.append((known, len(known)))
         return known
 
-    def _behind_method(self, method: MethodType) -> Iterable[Any]:
+    def _layers_of_method(self, method: MethodType) -> Iterable[Any]:
         """Return the layer to which a method belongs.
 
         The innermost app of a router's middleware is the router's method app(). Its default app is
@@ -299,63 +299,63 @@ class _Layers:
 
     def _routes_of(self, router: Any) -> Iterator[Any]:
         for name in ("routes", "_low_priority_routes"):
-            yield from self._watched(getattr(router, name, []))
+            yield from self._noted(getattr(router, name, []))
         yield router.default
 
-    def _in_app(self, app: Any, name: str) -> Iterable[Any]:
+    def _layers_of_app(self, app: Any, name: str) -> Iterable[Any]:
         stack = app.middleware_stack
         self.stacks.append((app, stack))
         for handler in app.exception_handlers.values():
-            self._look_at_endpoint(handler)
+            self._examine_endpoint(handler)
         if stack is not None:
             return [stack]
         if "build_middleware_stack" in vars(app) or not _is_original(
             type(app), "build_middleware_stack"
         ):
             raise _unknown(f"{name}.build_middleware_stack()")
-        for each in self._watched(app.user_middleware):
-            made: Any = each.cls
-            made_name = f"{getattr(made, '__module__', '?')}.{getattr(made, '__qualname__', '?')}"
-            if made_name == _ASGIFAST:
+        for each in self._noted(app.user_middleware):
+            cls: Any = each.cls
+            class_name = f"{getattr(cls, '__module__', '?')}.{getattr(cls, '__qualname__', '?')}"
+            if class_name == _ASGIFAST:
                 self.has_asgifast = True
                 return ()
-            if made_name in _WRAPPERS and _is_original(made, "__call__"):
+            if class_name in _WRAPPERS and _is_original(cls, "__call__"):
                 continue
-            if not isinstance(made, type) or not _is_base_middleware(made):
-                raise _unknown(made_name)
+            if not isinstance(cls, type) or not _is_base_middleware(cls):
+                raise _unknown(class_name)
             function = each.kwargs.get("dispatch", each.args[0] if each.args else None)
-            if function is None and "__init__" in vars(made) and _passes_dispatch(made):
-                raise _unknown(made_name)
-            dispatch = function or made.dispatch  # type: ignore[attr-defined]
-            self._look_at_dispatch(dispatch, made_name, owner=made)
+            if function is None and "__init__" in vars(cls) and _passes_dispatch(cls):
+                raise _unknown(class_name)
+            dispatch = function or cls.dispatch  # type: ignore[attr-defined]
+            self._examine_dispatch(dispatch, class_name, owner=cls)
         return [app.router]
 
-    def _look_at_dispatch(self, function: Any, name: str, owner: Any = None) -> None:
+    def _examine_dispatch(self, function: Any, name: str, owner: Any = None) -> None:
         # BaseHTTPMiddleware fails on zerocopysend messages.
-        self._zerocopy = False
+        self._supports_zerocopy = False
         is_method = owner is not None and function is owner.dispatch
         if isinstance(function, MethodType):
             function, is_method = function.__func__, True
-        if type(function) is not FunctionType or not leaves_bodies_alone(
+        if type(function) is not FunctionType or not never_accesses_body(
             function, is_method=is_method
         ):
             named = getattr(function, "__qualname__", name)
             raise _Unknown(
                 f"the middleware {named}() is not known to leave the bodies of responses alone; "
-                f"{_WAY_OUT}"
+                f"{_ADVICE}"
             )
 
-    def _look_at_responses(self) -> None:
+    def _examine_responses(self) -> None:
         """Check that no response class of the app wraps the send() of Starlette's FileResponse."""
         starlette = sys.modules.get("starlette.responses")
         if starlette is None:
             return
         if not _is_original(starlette.FileResponse, "__call__"):
             raise _unknown("starlette.responses.FileResponse.__call__()")
-        waiting: list[Any] = starlette.Response.__subclasses__()
-        while waiting:
-            found = waiting.pop()
-            waiting += found.__subclasses__()
+        to_examine: list[Any] = starlette.Response.__subclasses__()
+        while to_examine:
+            found = to_examine.pop()
+            to_examine += found.__subclasses__()
             if "__call__" not in vars(found) or _is_original(found, "__call__"):
                 continue
             if issubclass(found, starlette.FileResponse) or _uses_files(found.__call__):
@@ -368,7 +368,7 @@ def _unknown(name: str) -> _Unknown:
             f"{name} compresses them then; ASGIFast(app, pathsend=True) has the server send them, "
             "uncompressed"
         )
-    return _Unknown(f"{name} is not known to pass on http.response.pathsend; {_WAY_OUT}")
+    return _Unknown(f"{name} is not known to pass on http.response.pathsend; {_ADVICE}")
 
 
 def _name_of(layer: object) -> str:

@@ -78,31 +78,31 @@ class Declared(NamedTuple):
 
     :param length: the Content-Length. None if it is missing or invalid, or if the body is chunked,
         because Content-Length is then ignored (RFC 9112 section 6.3).
-    :param may_be_there: whether the request may have a body.
+    :param may_have_body: whether the request may have a body.
     :param coding: the Content-Encoding, or "".
     """
 
     length: int | None
-    may_be_there: bool
+    may_have_body: bool
     coding: str
 
 
 def declared(scope: Scope) -> Declared:
     """Return the properties of a request body, by the headers of the request."""
     length = None
-    may_be_there = scope["http_version"] not in ("1.0", "1.1")
+    may_have_body = scope["http_version"] not in ("1.0", "1.1")
     is_chunked = False
     codings = []
     for name, value in scope["headers"]:
         if name == b"content-length":
-            may_be_there = True
+            may_have_body = True
             length = parse_length(value.decode("latin-1"))
         elif name == b"transfer-encoding":
-            may_be_there = is_chunked = True
+            may_have_body = is_chunked = True
         elif name == b"content-encoding":
             codings.append(value)
     coding = b",".join(codings).decode("latin-1")
-    return Declared(None if is_chunked else length, may_be_there, coding)
+    return Declared(None if is_chunked else length, may_have_body, coding)
 
 
 async def call_limited(
@@ -113,14 +113,14 @@ async def call_limited(
     :param buffer_bytes: a body with a Content-Length of up to this is received before the app is
         called.
     """
-    length, may_be_there, coding = declared(scope)
+    length, may_have_body, coding = declared(scope)
     decoder: RequestDecoder | RequestError | None = None
     try:
         limits.check_length(length)
     except RequestError as error:
         await _refuse(error, scope, receive, send, is_unread=True)
         return
-    if limits.decodes and coding and may_be_there and length != 0:
+    if limits.decodes and coding and may_have_body and length != 0:
         try:
             decoder = limits.decoder(coding)
         except RequestError as error:
@@ -132,7 +132,7 @@ async def call_limited(
             decoding = _Decoding(receive, decoder, limits.limit_bytes)
             await _call_decoded(app, scope, receive, send, decoding)
         return
-    if limits.limit_bytes is not None and length is None and may_be_there:
+    if limits.limit_bytes is not None and length is None and may_have_body:
         body = _LimitedBody(limits.limit_bytes, scope, receive, send)
         app = partial(body.call, app)
     if length is None or not 0 < length <= buffer_bytes:
@@ -236,10 +236,10 @@ class _Decoding:
     def _next_part(self) -> bytes | RequestError:
         """Decode and return some bytes, or return the error for which they are refused."""
         assert self._pieces is not None
-        most = _DECODED_BYTES // _PIECE_BYTES
+        limit = _DECODED_BYTES // _PIECE_BYTES
         try:
-            parts = list(islice(self._pieces, most))
-            if len(parts) < most:
+            parts = list(islice(self._pieces, limit))
+            if len(parts) < limit:
                 self._pieces = None
                 if not self.is_unread and isinstance(self._decoder, RequestDecoder):
                     self._decoder.end()
@@ -267,7 +267,7 @@ class _LimitedBody:
         self.refused: RequestError | None = None
         self.is_unread = True
         self._has_started = False  # the app's start message has been sent
-        self._has_answered = False
+        self._has_sent_error = False
         self._limit_bytes = limit_bytes
         self._received = 0
         self._scope = scope
@@ -308,14 +308,14 @@ class _LimitedBody:
         if self.refused is None or self._has_started:
             self._has_started = self._has_started or message["type"] == "http.response.start"
             await self._send(message)
-        elif message["type"] == "http.response.start" and not self._has_answered:
-            await self._answer(message.get("headers", ()))
+        elif message["type"] == "http.response.start" and not self._has_sent_error:
+            await self._send_error(message.get("headers", ()))
 
     async def refuse(self) -> None:
         """Send the error response, unless it has been sent, and discard the remaining body."""
-        if not self._has_answered:
-            await self._answer([])
-        if self._lingers():
+        if not self._has_sent_error:
+            await self._send_error([])
+        if self._must_linger():
             lingering = Lingering(time.monotonic())
             while message := await within(lingering.deadline - time.monotonic(), self._receive):
                 size = len(message.get("body", b""))
@@ -325,20 +325,20 @@ class _LimitedBody:
             await self._send(response_body())
         self.refused = None  # its traceback refers to the app's frames
 
-    async def _answer(self, replaced: RawHeaders) -> None:
+    async def _send_error(self, replaced: RawHeaders) -> None:
         assert self.refused is not None
-        self._has_answered = True
+        self._has_sent_error = True
         _, headers, body = self.refused.response(text_headers(replaced))
         if self.is_unread and self._is_http1():
             headers.append(("Connection", "close"))
         await self._send(response_start(self.refused.status, raw_headers(headers)))
         if self._scope["method"] == "HEAD":
             body = b""
-        await self._send(response_body(body, more_body=self._lingers()))
+        await self._send(response_body(body, more_body=self._must_linger()))
 
-    def _lingers(self) -> bool:
-        ours = COALESCING in self._scope
-        return self.is_unread and self._is_http1() and not ours
+    def _must_linger(self) -> bool:
+        is_asgifast = COALESCING in self._scope
+        return self.is_unread and self._is_http1() and not is_asgifast
 
     def _is_http1(self) -> bool:
         return self._scope["http_version"] in ("1.0", "1.1")
@@ -375,13 +375,13 @@ class BufferedBody:
         self._written = self._read = 0  # bytes of the file
         self._memory = bytearray()
         # The last received bytes, if they were neither added to the memory nor to the file.
-        self._rest: bytes | None = None
+        self._unbuffered: bytes | None = None
         self._is_complete = False
 
     @property
     def size(self) -> int:
         """The number of bytes that have been received and not yet passed to the app."""
-        return self._written - self._read + len(self._memory) + len(self._rest or b"")
+        return self._written - self._read + len(self._memory) + len(self._unbuffered or b"")
 
     async def fill(self, *, must_fit: bool = False) -> bool:
         """Receive the body, or its beginning if memory and disk have no room for all of it.
@@ -397,28 +397,28 @@ class BufferedBody:
             data = message.get("body", b"")
             self._is_complete = not message.get("more_body", False)
             is_whole = self._is_complete and not self._memory and self._file is None
-            lacks_room = None if is_whole else await self._keep(data)
-            if lacks_room is not None and must_fit:
-                raise no_room(lacks_room)
-            if is_whole or lacks_room is not None:
-                self._rest = data
+            disk_error = None if is_whole else await self._append(data)
+            if disk_error is not None and must_fit:
+                raise no_room(disk_error)
+            if is_whole or disk_error is not None:
+                self._unbuffered = data
                 return True
             if self._is_complete:
                 return True
 
     async def receive(self) -> Message:
         """Return the next message. The app gets this method as its receive()."""
-        at = self._read
-        if self._file is not None and at < self._written:
-            size = min(BLOCK_BYTES, self._written - at)
+        offset = self._read
+        if self._file is not None and offset < self._written:
+            size = min(BLOCK_BYTES, self._written - offset)
             self._read += size  # before the await, as two tasks may receive
-            block = await read_block(self._file.fileno(), at, size)
+            block = await read_block(self._file.fileno(), offset, size)
             if len(block) < size:
-                raise OSError(f"a buffered request body ends after {at + len(block)} bytes")
+                raise OSError(f"a buffered request body ends after {offset + len(block)} bytes")
             return self._message(block)
-        if self._memory or self._rest is not None:
-            block = bytes(self._memory) + (self._rest or b"")
-            self._rest = None
+        if self._memory or self._unbuffered is not None:
+            block = bytes(self._memory) + (self._unbuffered or b"")
+            self._unbuffered = None
             self._drop_memory()
             return self._message(block)
         return await self._receive()
@@ -435,11 +435,11 @@ class BufferedBody:
                     file.close()
 
     def _message(self, block: bytes) -> Message:
-        is_last = self._read == self._written and not self._memory and self._rest is None
+        is_last = self._read == self._written and not self._memory and self._unbuffered is None
         more_body = not (self._is_complete and is_last)
         return {"type": "http.request", "body": block, "more_body": more_body}
 
-    async def _keep(self, data: bytes) -> OSError | None:
+    async def _append(self, data: bytes) -> OSError | None:
         """Append received bytes. If there is no room, append nothing and return the error."""
         size = len(data)
         if len(self._memory) + size <= _IN_MEMORY_BYTES and IN_MEMORY.take(size):

@@ -10,7 +10,7 @@ from wsgifast.files import Plan, RequestFacts, describe, stat_etag
 from wsgifast.hosts import STARLETTE
 from wsgifast.sockets.sending import NotAFile, open_regular
 
-from .file_blocks import Received
+from .file_blocks import SharedReceive
 from .files import FileSender, request_conditions
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start, text_headers
@@ -65,7 +65,7 @@ class FileResponse(responses.FileResponse):
             await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
             del plan  # frees a kilobyte of headers before a slow client reads
-            await FileSender(scope, Received(receive), send).send_segments(
+            await FileSender(scope, SharedReceive(receive), send).send_segments(
                 segments, fd, os.path.abspath(os.fsdecode(self.path))
             )
         finally:

@@ -6,7 +6,7 @@ import os
 
 from wsgifast.files.site import NOT_ALLOWED, Response, StaticFilesBase
 
-from .file_blocks import Received
+from .file_blocks import SharedReceive
 from .files import FileSender, request_conditions
 from .loops import in_thread
 from .messages import (
@@ -99,7 +99,7 @@ async def _send(response: Response, scope: Scope, receive: Receive, send: Send) 
         elif len(segments) == 1 and isinstance(segments[0], bytes):
             await send(response_body(segments[0]))
         else:
-            await FileSender(scope, Received(receive), send).send_segments(segments, fd)
+            await FileSender(scope, SharedReceive(receive), send).send_segments(segments, fd)
     finally:
         if fd is not None:
             os.close(fd)

@@ -40,12 +40,12 @@ _PATTERNS = "HEADER_RE", "HEADER_VALUE_RE"
 # uvicorn's module. None until a send() of uvicorn is found, because uvicorn may not be installed.
 _httptools_impl: Any = None
 # The known classes of servers, each with its send() function and the replacement or None.
-_known: dict[type, tuple[object, SendWhole | None]] = {}
+_known_senders: dict[type, tuple[object, SendWhole | None]] = {}
 _UNKNOWN = None, None
-_MAX_KNOWN = 64
+_MAX_KNOWN_SENDERS = 64
 
 # Headers for which uvicorn's send() does more than to write a line.
-_NOT_PLAIN = frozenset({b"connection", b"content-length", b"transfer-encoding"})
+_SPECIAL_HEADERS = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 # Cached lines of checked headers, by name and value. Long values are not cached. Cookies are not
 # cached either, because they may be secrets.
 _lines: dict[tuple[bytes, bytes], bytes] = {}
@@ -54,28 +54,28 @@ _MAX_CACHED_BYTES = 256
 _status_lines: dict[int, bytes] = {}
 # uvicorn's default headers, such as Date, and their encoded lines. uvicorn makes a new list every
 # second.
-_own: tuple[object, bytes] = None, b""
+_default_headers: tuple[object, bytes] = None, b""
 
 
 def whole_sender_for(send: Send) -> SendWhole | None:
     """Return the replacement for a server's send() if it is that of a known uvicorn, or None."""
     if type(send) is not MethodType:  # proxy objects may have the same attributes
         return None
-    of = type(send.__self__)
-    function, sender = _known.get(of, _UNKNOWN)
+    server_class = type(send.__self__)
+    function, sender = _known_senders.get(server_class, _UNKNOWN)
     if function is not send.__func__:
-        sender = _find(of, send.__func__)
-        if len(_known) < _MAX_KNOWN:
-            _known[of] = send.__func__, sender
+        sender = _find(server_class, send.__func__)
+        if len(_known_senders) < _MAX_KNOWN_SENDERS:
+            _known_senders[server_class] = send.__func__, sender
     return sender
 
 
-def _find(of: type, function: Any) -> SendWhole | None:
+def _find(server_class: type, function: Any) -> SendWhole | None:
     global _httptools_impl
     module = sys.modules.get(_MODULE)
     if (
         module is None
-        or of is not getattr(module, "RequestResponseCycle", None)
+        or server_class is not getattr(module, "RequestResponseCycle", None)
         # A function that replaces or wraps uvicorn's send() has another module or __wrapped__.
         or getattr(function, "__module__", None) != _MODULE
         or hasattr(function, "__wrapped__")
@@ -140,7 +140,7 @@ def send_whole(
     :returns: whether both were sent. If not, nothing was sent, and uvicorn's send() must send or
         refuse them.
     """
-    global _own
+    global _default_headers
     if message["type"] != "http.response.body":
         return False
     body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
@@ -156,12 +156,12 @@ def send_whole(
         return False
     is_declared = False
     try:
-        own = _own  # another thread may change it
-        if own[0] is not cycle.default_headers:
+        default_headers = _default_headers  # another thread may change it
+        if default_headers[0] is not cycle.default_headers:
             lines = [_encode(name, value) for name, value in cycle.default_headers]
-            _own = own = cycle.default_headers, b"".join(lines)
+            _default_headers = default_headers = cycle.default_headers, b"".join(lines)
         status = start["status"]
-        parts = [_status_lines[status], own[1]]
+        parts = [_status_lines[status], default_headers[1]]
         for header in start["headers"]:
             line = _lines.get(header)
             if line is None:
@@ -171,7 +171,7 @@ def send_whole(
                     line = b"content-length: %b\r\n" % value
                 else:
                     line = _encode(name, value)
-                    _keep(header, line)
+                    _cache_line(header, line)
             parts.append(line)
     except Exception:  # noqa: BLE001 - uvicorn's send() raises its own error
         return False
@@ -220,7 +220,7 @@ def _encode(name: bytes, value: bytes) -> bytes:
     """
     lower = name.lower()
     if (
-        lower in _NOT_PLAIN
+        lower in _SPECIAL_HEADERS
         or _httptools_impl.HEADER_RE.search(name)
         or _httptools_impl.HEADER_VALUE_RE.search(value)
     ):
@@ -228,7 +228,7 @@ def _encode(name: bytes, value: bytes) -> bytes:
     return b"".join((lower, b": ", value, b"\r\n"))
 
 
-def _keep(header: tuple[bytes, bytes], line: bytes) -> None:
+def _cache_line(header: tuple[bytes, bytes], line: bytes) -> None:
     name, value = header
     if type(name) is not bytes or type(value) is not bytes:
         return  # objects of other types may refer to more memory

@@ -17,10 +17,11 @@ from .whole_responses import whole_sender_for
 class DelayedOutput(Protocol):
     """Output that waits for the end of an event loop iteration.
 
-    end_turn() returns whether the output should wait for one more iteration. release() sends it.
+    end_iteration() returns whether the output should wait for one more iteration. release() sends
+    it.
     """
 
-    def end_turn(self) -> bool: ...
+    def end_iteration(self) -> bool: ...
 
     def release(self) -> None: ...
 
@@ -62,11 +63,11 @@ class Wire:
 
     # Small parts of a body, which are sent without send()
 
-    def accepts(self) -> bool:
+    def can_write_body(self) -> bool:
         """Return whether parts of the body may be delayed or written now."""
         return True
 
-    def pass_on(self, body: bytes) -> bool:
+    def write_body_now(self, body: bytes) -> bool:
         """Write a part of the body now. Return False if the caller has to use send()."""
         return False
 
@@ -74,7 +75,7 @@ class Wire:
         """Have the methods of an output called when the event loop iteration ends."""
         raise NotImplementedError
 
-    def write(self, take: Callable[[], bytes]) -> BackgroundTask | None:
+    def write(self, pop_body: Callable[[], bytes]) -> BackgroundTask | None:
         """Send the bytes that a function returns. Return the sending task, if there is one."""
         raise NotImplementedError
 
@@ -115,20 +116,20 @@ class ServerWire(Wire):
 
     def _schedule(self, output: DelayedOutput) -> None:
         self._delayed = output
-        self._loop.call_soon(self._on_turn_end)
+        self._loop.call_soon(self._on_iteration_end)
 
-    def _on_turn_end(self) -> None:
+    def _on_iteration_end(self) -> None:
         output, self._delayed = self._delayed, None
         assert output is not None
-        if output.end_turn():
+        if output.end_iteration():
             self._schedule(output)
         else:
             output.release()
 
-    def write(self, take: Callable[[], bytes]) -> BackgroundTask | None:
-        return self._loop.create_task(self._send_taken(take))
+    def write(self, pop_body: Callable[[], bytes]) -> BackgroundTask | None:
+        return self._loop.create_task(self._send_popped(pop_body))
 
-    async def _send_taken(self, take: Callable[[], bytes]) -> None:
-        body = take()
+    async def _send_popped(self, pop_body: Callable[[], bytes]) -> None:
+        body = pop_body()
         if body:  # another message may have sent them meanwhile
             await self.send(response_body(body, more_body=True))

@@ -4,68 +4,74 @@ from __future__ import annotations
 
 import pytest
 from asgifast import coalescing
-from asgifast.coalescing import DELAY_S, DELAY_TURNS, LONE_TURNS, PASSED_ON, DelayedMessages
+from asgifast.coalescing import (
+    DELAY_ITERATIONS,
+    DELAY_S,
+    SINGLE_ITERATIONS,
+    UNDELAYED_MESSAGES,
+    DelayedMessages,
+)
 
 
 @pytest.fixture
 def delayed(monkeypatch: pytest.MonkeyPatch) -> DelayedMessages:
-    """Return the state after LONE_TURNS turns with one message each, at time 0."""
+    """Return the state after SINGLE_ITERATIONS turns with one message each, at time 0."""
     monkeypatch.setattr(coalescing, "monotonic", lambda: 0.0)
     delayed = DelayedMessages()
-    for _ in range(LONE_TURNS):
+    for _ in range(SINGLE_ITERATIONS):
         delayed.chunks.append(b"a")
-        assert not delayed.end_turn()
-        assert delayed.take() == b"a"
+        assert not delayed.end_iteration()
+        assert delayed.pop_joined() == b"a"
     return delayed
 
 
 def delayed_turns(delayed: DelayedMessages) -> int:
     turns = 1
-    while delayed.end_turn():
+    while delayed.end_iteration():
         turns += 1
     return turns
 
 
 def test_message_staying_alone_passes_the_next_ones(delayed: DelayedMessages) -> None:
     delayed.chunks.append(b"a")
-    assert delayed_turns(delayed) == DELAY_TURNS + 1
-    assert delayed.to_pass_on == PASSED_ON
-    delayed.take()
+    assert delayed_turns(delayed) == DELAY_ITERATIONS + 1
+    assert delayed.undelayed_messages == UNDELAYED_MESSAGES
+    delayed.pop_joined()
     delayed.chunks.append(b"a")
-    assert delayed_turns(delayed) == DELAY_TURNS + 1
+    assert delayed_turns(delayed) == DELAY_ITERATIONS + 1
 
 
 def test_messages_of_some_turns_are_delayed_again(delayed: DelayedMessages) -> None:
     for _ in range(3):
         delayed.chunks.append(b"a")
-        assert delayed.end_turn()
+        assert delayed.end_iteration()
         delayed.chunks.append(b"b")
-        assert delayed_turns(delayed) == DELAY_TURNS
-        assert not delayed.to_pass_on
-        assert delayed.take(b"c") == b"abc"
+        assert delayed_turns(delayed) == DELAY_ITERATIONS
+        assert not delayed.undelayed_messages
+        assert delayed.pop_joined(b"c") == b"abc"
 
 
 def test_messages_of_one_turn_are_delayed_no_longer(delayed: DelayedMessages) -> None:
     delayed.chunks += b"a", b"b"
-    assert not delayed.end_turn()
-    delayed.take()
+    assert not delayed.end_iteration()
+    delayed.pop_joined()
     delayed.chunks.append(b"a")
-    assert not delayed.end_turn()
+    assert not delayed.end_iteration()
 
 
 def test_no_message_is_delayed_long_in_long_turns(
     delayed: DelayedMessages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delayed.chunks.append(b"a")
-    assert delayed.end_turn()
-    assert delayed.end_turn()
+    assert delayed.end_iteration()
+    assert delayed.end_iteration()
     monkeypatch.setattr(coalescing, "monotonic", lambda: DELAY_S * 1.1)
-    assert not delayed.end_turn()
-    assert delayed.to_pass_on == PASSED_ON
+    assert not delayed.end_iteration()
+    assert delayed.undelayed_messages == UNDELAYED_MESSAGES
 
 
 def test_turn_without_messages_does_not_count(delayed: DelayedMessages) -> None:
-    assert not delayed.end_turn()
-    assert not delayed.to_pass_on
+    assert not delayed.end_iteration()
+    assert not delayed.undelayed_messages
     delayed.chunks.append(b"a")
-    assert not delayed.end_turn()
+    assert not delayed.end_iteration()

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
-from asgifast.loops import ended, in_thread, running_loop
+from asgifast.loops import cancel_and_wait, in_thread, running_loop
 
 from .support import checkpoints
 
@@ -29,10 +29,10 @@ async def test_task_that_is_ended_is_over() -> None:
     task = running_loop().create_task(wait())
     await checkpoints(5)
     assert not task.done()
-    await ended(task)
+    await cancel_and_wait(task)
     assert task.done()
     assert steps == ["over"]
-    await ended(task)  # a second call has no effect
+    await cancel_and_wait(task)  # a second call has no effect
 
 
 @each_loop
@@ -53,7 +53,7 @@ async def test_caller_cancelled_at_a_tasks_end_is_cancelled() -> None:
         task = running_loop().create_task(slow_to_end())
         await checkpoints(5)
         group.cancel_scope.cancel()
-        await ended(task)
+        await cancel_and_wait(task)
         assert steps == ["task over"]
         await anyio.lowlevel.checkpoint()
         steps.append("not cancelled")
@@ -114,7 +114,7 @@ async def test_asyncio_cancellation_at_a_tasks_end_stays() -> None:
             steps.append("task over")
 
     async def ending() -> None:
-        await ended(task)
+        await cancel_and_wait(task)
         steps.append("not cancelled")
 
     task = asyncio.create_task(slow_to_end())

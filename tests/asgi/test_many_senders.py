@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 from asgifast import ASGIFast
-from asgifast.coalescing import DELAY_TURNS, LONE_TURNS
+from asgifast.coalescing import DELAY_ITERATIONS, SINGLE_ITERATIONS
 from asgifast.messages import Message, Receive, Scope, Send
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -57,9 +57,10 @@ def sent_by(messages: list[Message]) -> list[bytes]:
 
 # The state of an earlier message: delayed, about to be sent, or sent.
 BEHIND_DELAYED = [
-    [[DELAY_TURNS + 5] * (LONE_TURNS + 1) + [wait]] for wait in range(DELAY_TURNS + 5)
+    [[DELAY_ITERATIONS + 5] * (SINGLE_ITERATIONS + 1) + [wait]]
+    for wait in range(DELAY_ITERATIONS + 5)
 ]
-WAITS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, 3, DELAY_TURNS + 2]), max_size=60)
+WAITS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, 3, DELAY_ITERATIONS + 2]), max_size=60)
 
 
 def with_examples(test: Test) -> Test:
@@ -101,9 +102,9 @@ def test_messages_of_one_task_keep_their_order() -> None:
     """ASGIFast passes messages on at once. One message waits for the server, and others follow."""
 
     async def app(send: Send, has_room: asyncio.Event) -> None:
-        for number in range(LONE_TURNS + 1):
+        for number in range(SINGLE_ITERATIONS + 1):
             await send(body(b"<lone %d>" % number))
-            await turns(DELAY_TURNS + 5)
+            await turns(DELAY_ITERATIONS + 5)
         has_room.clear()
         other: asyncio.Task[None] = asyncio.create_task(send(body(b"<other>")))  # type: ignore[arg-type]
         await turns(2)

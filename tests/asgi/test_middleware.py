@@ -11,7 +11,7 @@ from typing import Any
 import flask
 import pytest
 from asgifast import ASGIFast
-from asgifast.coalescing import DELAY_TURNS, LONE_TURNS
+from asgifast.coalescing import DELAY_ITERATIONS, SINGLE_ITERATIONS
 from asgifast.instrumented import Instrumented
 from asgifast.messages import COALESCING, PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
@@ -45,14 +45,14 @@ def test_messages_alone_are_passed_on_until_more_come() -> None:
         for number in range(singles):
             await send(body(b"<%d>" % number))
             at_once.append(arrived[-1].get("body") == b"<%d>" % number)
-            for _ in range(DELAY_TURNS + 5):
+            for _ in range(DELAY_ITERATIONS + 5):
                 await asyncio.sleep(0)
         for number in range(burst):
             await send(body(b"[%d]" % number))
         await send(body(b"", False))
 
     response = call(ASGIFast(app), scope_of(), on_send=arrived.append)
-    delayed = LONE_TURNS + 1
+    delayed = SINGLE_ITERATIONS + 1
     assert at_once == [False] * delayed + [True] * (singles - delayed)
     sent = [b"<%d>" % number for number in range(singles)]
     assert response.body == b"".join(sent + [b"[%d]" % number for number in range(burst)])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast
-from asgifast.coalescing import DELAY_TURNS, LONE_TURNS
+from asgifast.coalescing import DELAY_ITERATIONS, SINGLE_ITERATIONS
 from asgifast.messages import Message, Receive, Scope, Send
 from asgifast.protocols.output import OutputQueue
 from asgifast.protocols.queue_wire import QueueWire
@@ -66,7 +66,7 @@ async def test_small_message_leaves_while_the_app_waits(protocol: Any) -> None:
 async def test_empty_message_ends_no_passed_on_stream(
     protocol: Any,
 ) -> None:
-    lone = [step for _ in range(LONE_TURNS + 1) for step in (body(b"."), turns)]
+    lone = [step for _ in range(SINGLE_ITERATIONS + 1) for step in (body(b"."), turns)]
     app = sending(start_message(), *lone, body(b""), body(b"end", False))
     async with serving(protocol, app) as client:
         await client.send(GET)
@@ -162,7 +162,7 @@ async def test_lone_messages_schedule_nothing(
         await send(start_message())
         for number in range(10):
             await send(body(b"<%d>" % number))
-            await turns(DELAY_TURNS + 4)
+            await turns(DELAY_ITERATIONS + 4)
         await sending(*[body(b"burst")] * 200, body(b"", False))(scope, receive, send)
 
     async with serving(protocol, app) as client:
@@ -173,4 +173,4 @@ async def test_lone_messages_schedule_nothing(
         assert b"".join(chunks) == b"".join(singles) + b"burst" * 200
         assert len(chunks) < 10 + 20
         await client.hello()
-    assert set(scheduled[:-1]) <= {*range(LONE_TURNS + 1)}
+    assert set(scheduled[:-1]) <= {*range(SINGLE_ITERATIONS + 1)}

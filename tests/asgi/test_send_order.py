@@ -250,9 +250,9 @@ async def test_message_beside_a_file_is_sent_behind_it(stack: Stack, chunked: bo
 async def _pass(
     order: SendOrder, passed: list[int], number: int, wait: Callable[[], Awaitable[object]]
 ) -> None:
-    if order.is_taken:
+    if order.is_acquired:
         await order.wait()
-    order.is_taken = True
+    order.is_acquired = True
     try:
         passed.append(number)
         await wait()
@@ -275,7 +275,7 @@ async def test_cancelled_send_releases_order() -> None:
     goes.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert passed[-2:] == [3, 4]
-    assert not order.is_taken
+    assert not order.is_acquired
 
 
 def test_send_order_works_on_trio() -> None:
@@ -286,12 +286,12 @@ def test_send_order_works_on_trio() -> None:
     async def run() -> None:
         order = SendOrder()
         async with trio.open_nursery() as nursery:
-            order.is_taken = True
+            order.is_acquired = True
             for number in range(3):
                 nursery.start_soon(_pass, order, passed, number, trio.lowlevel.checkpoint)
                 await testing.wait_all_tasks_blocked()
             order.release()
-        assert not order.is_taken
+        assert not order.is_acquired
 
     trio.run(run)
     assert passed == [0, 1, 2]

@@ -137,7 +137,7 @@ class Keeping:
         transport.delay(stand_in)
         transport.delay(stand_in)  # has no effect
 
-    def end_turn(self) -> bool:
+    def end_iteration(self) -> bool:
         self.turns -= 1
         return self.turns >= 0
 
@@ -149,7 +149,7 @@ async def test_delayed_message_leaves_at_the_turns_end() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held")
         await asyncio.sleep(0)
-        assert not transport._turn_scheduled
+        assert not transport._is_scheduled
         assert await read(client, 4) == b"held"
 
 
@@ -157,9 +157,9 @@ async def test_delayed_message_leaves_with_a_later_write() -> None:
     async with connected() as (transport, client):
         Keeping(transport, b"held", 2)
         await turns(2)
-        assert transport._turn_scheduled
+        assert transport._is_scheduled
         await turns(1)
-        assert not transport._turn_scheduled
+        assert not transport._is_scheduled
         assert await read(client, 4) == b"held"
         Keeping(transport, b" held", 100)
         await turns(3)
@@ -209,9 +209,9 @@ async def test_delayed_message_is_dropped_with_connection() -> None:
     async with connected() as (transport, _client):
         Keeping(transport, b"held", 100).release = pytest.fail  # type: ignore[method-assign]
         await turns(2)
-        transport.lost()
+        transport.on_connection_lost()
         await turns(2)
-        assert not transport._turn_scheduled
+        assert not transport._is_scheduled
 
 
 async def test_other_methods_are_the_real_transports() -> None:

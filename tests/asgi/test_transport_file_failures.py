@@ -50,7 +50,7 @@ async def test_starved_lost_connection_leaves_no_timer(
         timer = await waiting
         await turns()
         assert calls == 2, "at once, and when the socket was said to be writable"
-        transport.lost()
+        transport.on_connection_lost()
         with pytest.raises(ConnectionResetError):
             await sending
         assert timer.cancelled()
@@ -61,8 +61,8 @@ async def test_connection_lost_while_draining_raises(fd: int) -> None:
         transport.write(bytes(FILE_BYTES))
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
         await turns()
-        transport.drained()
-        transport.lost()
+        transport.on_writing_resumed()
+        transport.on_connection_lost()
         transport.abort()
         with pytest.raises(ConnectionResetError):
             await sending
@@ -119,7 +119,7 @@ async def test_closed_descriptor_is_not_used_by_a_thread(
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
         while not sending_begun.is_set():
             await asyncio.sleep(0)
-        transport.lost()
+        transport.on_connection_lost()
         assert os.fstat(sent_to[0])
         lost.set()
         with pytest.raises(ConnectionResetError):

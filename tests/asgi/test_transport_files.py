@@ -54,7 +54,7 @@ async def test_writable_socket_taking_nothing_is_tried_later(
         monkeypatch.setattr(os, "sendfile", without_memory)
         await arrives(transport, client, fd)
     # The first refusal does not count: the loop had not reported the socket as writable.
-    assert delays == [file_transfer._WITHOUT_MEMORY_S] * 4
+    assert delays == [file_transfer._MEMORY_RETRY_S] * 4
 
 
 def test_send_buffer_grows_for_a_quick_client_alone(
@@ -298,7 +298,7 @@ async def test_sendfile_sends_one_window_at_most(fd: int, monkeypatch: pytest.Mo
 # Waiting for room in many sockets at once
 
 
-SOCKETS = 5 * file_transfer.EVENTS_AT_ONCE
+SOCKETS = 5 * file_transfer.EVENTS_PER_POLL
 
 
 @pytest.fixture
@@ -314,7 +314,7 @@ def descriptors() -> Iterator[list[int]]:
 async def test_many_sockets_share_the_loop_with_others(
     descriptors: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_transfer, "TURN_S", 0.0)
+    monkeypatch.setattr(file_transfer, "ITERATION_S", 0.0)
     called: Counter[int] = Counter()
     seen: list[int] = []
 
@@ -326,7 +326,7 @@ async def test_many_sockets_share_the_loop_with_others(
         await asyncio.sleep(0)
     for fd in descriptors:
         file_transfer.stop_calling(loop, fd)
-    assert max(after - before for before, after in pairwise(seen)) == file_transfer.EVENTS_AT_ONCE
+    assert max(after - before for before, after in pairwise(seen)) == file_transfer.EVENTS_PER_POLL
     assert set(called.values()) == {3}, "some were called before others that had waited longer"
 
 

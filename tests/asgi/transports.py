@@ -55,10 +55,10 @@ class Drained(asyncio.Protocol):
         self.transport.is_paused = True
 
     def resume_writing(self) -> None:
-        self.transport.drained()
+        self.transport.on_writing_resumed()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transport.lost()
+        self.transport.on_connection_lost()
 
 
 @asynccontextmanager
@@ -80,7 +80,7 @@ async def connected() -> AsyncIterator[tuple[OutputQueue, socket.socket]]:
         try:
             yield transport, client
         finally:
-            transport.lost()
+            transport.on_connection_lost()
             if not real.is_closing():
                 transport.abort()
             client.close()

@@ -53,15 +53,15 @@ OnSent = Callable[[int, "Exception | None"], object]
 WINDOW_BYTES = 1024 * 1024
 # The time between two attempts while the kernel has no memory for TCP. No event tells when there is
 # memory again.
-_WITHOUT_MEMORY_S = 0.1
+_MEMORY_RETRY_S = 0.1
 
 # Without epoll, files are read and written.
 HAS_EPOLL = hasattr(select, "epoll")
 # The time for callbacks in one event loop iteration: many times the cost of an iteration.
-TURN_S = 0.001
+ITERATION_S = 0.001
 # The number of callbacks between two readings of the clock. Even if each sends a whole window to a
 # fast client, they should not take longer than ITERATION_S.
-EVENTS_AT_ONCE = 8
+EVENTS_PER_POLL = 8
 
 
 class FileOwner(asyncio.Transport):
@@ -132,7 +132,7 @@ class FileOutput:
         """
         raise NotImplementedError
 
-    def drained(self) -> None:
+    def resume(self) -> None:
         """Continue after the loop's transport has called its protocol's resume_writing()."""
 
     def fail(self, error: Exception) -> None:
@@ -146,19 +146,19 @@ class FileOutput:
     def _stop_waiting(self) -> None:
         raise NotImplementedError
 
-    def _go_on(self) -> bool:
+    def _send_now(self) -> bool:
         """Send as much as is possible now. Return whether the whole range is sent."""
         raise NotImplementedError
 
     def _continue(self) -> None:
         """Continue in a callback of the loop. Call file_ended() at the end."""
         if self._error is None:
-            self._attempt(self._go_on)
+            self._attempt(self._send_now)
 
-    def _attempt(self, go_on: Callable[[], bool]) -> None:
+    def _attempt(self, send_now: Callable[[], bool]) -> None:
         error = None
         try:
-            if not go_on():
+            if not send_now():
                 return
         except Exception as failure:  # noqa: BLE001 - passed to the sender of the file
             error = failure
@@ -167,29 +167,29 @@ class FileOutput:
 
     def _call_in_thread(
         self,
-        then: Callable[[Callable[[], T]], bool],
+        callback: Callable[[Callable[[], T]], bool],
         function: Callable[..., T],
         *args: Any,
-        out: int = -1,
+        duplicate: int = -1,
     ) -> None:
         """Call a function that may wait for the disk, in a thread.
 
-        :param then: called in the loop's thread, with a function that returns the result. It
+        :param callback: called in the loop's thread, with a function that returns the result. It
             returns whether the whole range is sent.
-        :param out: a descriptor to close after the call.
+        :param duplicate: a descriptor to close after the call.
         """
         self._is_in_thread = True
         call = self._loop.run_in_executor(None, function, *args)
-        call.add_done_callback(partial(self._on_thread_end, then, out))
+        call.add_done_callback(partial(self._on_thread_end, callback, duplicate))
 
     def _on_thread_end(
-        self, then: Callable[[Callable[[], T]], bool], out: int, call: asyncio.Future[T]
+        self, callback: Callable[[Callable[[], T]], bool], duplicate: int, call: asyncio.Future[T]
     ) -> None:
         self._is_in_thread = False
-        if out != -1:
-            os.close(out)
+        if duplicate != -1:
+            os.close(duplicate)
         if self._error is None:
-            self._attempt(partial(then, call.result))
+            self._attempt(partial(callback, call.result))
         else:
             call.exception()  # otherwise it would be logged
             self._owner.file_ended(self._error)
@@ -199,35 +199,41 @@ class FileTransfer(FileOutput):
     """Sends a file by sendfile. See the module's docstring."""
 
     __slots__ = (
-        "_cached_to", "_headers", "_is_behind_buffer", "_sock", "_timer", "_waiting_since",
-        "_was_quick", "_watched",
+        "_cached_until",
+        "_headers",
+        "_sock",
+        "_timer",
+        "_waiting_since",
+        "_waits_for_buffer",
+        "_was_quick",
+        "_watched",
     )  # fmt: skip
 
     def begin(self, headers: bytes) -> bool:
         self._sock = self._owner.real.get_extra_info("socket")
         # The file is in the page cache up to this offset.
-        self._cached_to = 0
+        self._cached_until = 0
         self._waiting_since = 0.0
         self._was_quick = False
         self._timer: asyncio.TimerHandle | None = None
         # The socket's descriptor while it is watched.
         self._watched = -1
-        self._is_behind_buffer = self._owner.real.get_write_buffer_size() > 0
-        if self._is_behind_buffer:
+        self._waits_for_buffer = self._owner.real.get_write_buffer_size() > 0
+        if self._waits_for_buffer:
             self._headers = b""
             self._owner.real.write(headers)
             self._owner.real.set_write_buffer_limits(high=0)
             return False
         self._headers = headers
-        return self._go_on()
+        return self._send_now()
 
-    def drained(self) -> None:
-        if self._is_behind_buffer and not self._owner.real.get_write_buffer_size():
-            self._is_behind_buffer = False
+    def resume(self) -> None:
+        if self._waits_for_buffer and not self._owner.real.get_write_buffer_size():
+            self._waits_for_buffer = False
             self._owner.real.set_write_buffer_limits()
             self._continue()
 
-    def _go_on(self) -> bool:
+    def _send_now(self) -> bool:
         if self._owner.may_grow is None:
             self._owner.may_grow = limit_send_buffer(self._sock)
         return self._wait_after(self._send_cached)
@@ -252,10 +258,16 @@ class FileTransfer(FileOutput):
                 raise FileTruncated(self.unsent, self.segment.size)
         if sent is None:
             self._stop_waiting()
-            out = os.dup(self._sock.fileno())
+            duplicate = os.dup(self._sock.fileno())
             count = min(self.unsent, WINDOW_BYTES)
             self._call_in_thread(
-                self._wait_after, send_file_once, out, self._fd, self._offset, count, out=out
+                self._wait_after,
+                send_file_once,
+                duplicate,
+                self._fd,
+                self._offset,
+                count,
+                duplicate=duplicate,
             )
             return False
         self._offset += sent
@@ -268,35 +280,35 @@ class FileTransfer(FileOutput):
         """Send as many cached bytes of the file as the socket accepts now, up to WINDOW_BYTES."""
         if self._headers:
             self._send_headers()
-        count = self._in_memory()
+        count = self._cached_count()
         return send_file_once(self._sock.fileno(), self._fd, self._offset, count) if count else None
 
-    def _in_memory(self) -> int:
+    def _cached_count(self) -> int:
         """Return the number of next bytes that are in the page cache, up to WINDOW_BYTES.
 
         Return 0 if that is unknown.
         """
         start = self._offset
-        known = self._cached_to
+        known = self._cached_until
         if known <= start or not cached_bytes(self._fd, start, 1):
             known = start
         left = self._end - start
         if known - start < min(left, WINDOW_BYTES // 4):
             known += cached_bytes(self._fd, known, min(left, WINDOW_BYTES) - (known - start))
-        self._cached_to = known
+        self._cached_until = known
         return known - start
 
     def _send_headers(self) -> None:
         sock = self._sock
         # The socket objects of asyncio's and uvloop's transports have no send().
-        own = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
+        sender = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
         try:
-            own.setblocking(False)  # in case of socket.setdefaulttimeout()
+            sender.setblocking(False)  # in case of socket.setdefaulttimeout()
             while self._headers:
                 # MSG_MORE: the kernel sends the headers together with the first bytes of the file.
-                self._headers = self._headers[own.send(self._headers, MSG_MORE) :]
+                self._headers = self._headers[sender.send(self._headers, MSG_MORE) :]
         finally:
-            own.detach()
+            sender.detach()
 
     def _watch(self) -> None:
         self._timer = None
@@ -326,7 +338,7 @@ class FileTransfer(FileOutput):
         self._continue()
         if self._watched != -1 and (len(self._headers), self._offset) == before:
             self._stop_waiting()
-            self._timer = self._loop.call_later(_WITHOUT_MEMORY_S, self._watch)
+            self._timer = self._loop.call_later(_MEMORY_RETRY_S, self._watch)
 
 
 class FileReader(FileOutput):
@@ -337,13 +349,13 @@ class FileReader(FileOutput):
     def begin(self, headers: bytes) -> bool:
         if headers:
             self._owner.real.write(headers)
-        return self._go_on()
+        return self._send_now()
 
-    def drained(self) -> None:
+    def resume(self) -> None:
         if not self._is_in_thread:
             self._continue()
 
-    def _go_on(self) -> bool:
+    def _send_now(self) -> bool:
         size = min(BLOCK_BYTES, self.unsent)
         block = read_cached(self._fd, self._offset, size)
         if block is None:
@@ -360,7 +372,7 @@ class FileReader(FileOutput):
         if not self.unsent:
             return True
         if not self._owner.is_paused:
-            self._loop.call_soon(self.drained)
+            self._loop.call_soon(self.resume)
         return False
 
     def _stop_waiting(self) -> None:
@@ -416,14 +428,14 @@ class _Watched:
     def call_ready(self) -> None:
         """Call the callbacks of writable sockets, for up to ITERATION_S."""
         callbacks = self.callbacks
-        end = time.monotonic() + TURN_S
+        end = time.monotonic() + ITERATION_S
         while callbacks:  # without callbacks, the epoll object is closed
-            ready = self.epoll.poll(0, EVENTS_AT_ONCE)
+            ready = self.epoll.poll(0, EVENTS_PER_POLL)
             for fd, _ in ready:
                 callback = callbacks.get(fd)
                 if callback is not None:  # another callback may have removed this one
                     callback()
-            if len(ready) < EVENTS_AT_ONCE or time.monotonic() >= end:
+            if len(ready) < EVENTS_PER_POLL or time.monotonic() >= end:
                 return
 
 

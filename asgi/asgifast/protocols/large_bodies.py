@@ -87,12 +87,12 @@ class BytesWriter(FileReader):
             self._file, (self._fd, self._offset, size) = written
             self._end = self._offset + size
             self._data = None
-        return self._go_on()
+        return self._send_now()
 
-    def _go_on(self) -> bool:
+    def _send_now(self) -> bool:
         data = self._data
         if data is None:
-            return super()._go_on()
+            return super()._send_now()
         # A slice of a memoryview: with TLS the block is encrypted at once, and the transport does
         # not refer to the bytes.
         return self._write(lambda: data[self._offset :][:BLOCK_BYTES])

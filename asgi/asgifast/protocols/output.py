@@ -41,7 +41,7 @@ from .large_bodies import BytesWriter
 from .receiving import linger
 
 # The first bytes of a large write that are joined to coalesced data, to be sent in one packet.
-_LEAD_BYTES = 16 * 1024
+_JOINED_BYTES = 16 * 1024
 # If a client reads this many bytes within QUICK_S, its send buffer is enlarged again.
 _QUICK_BYTES = 512 * 1024
 
@@ -58,8 +58,17 @@ class OutputQueue(FileOwner):
 
     # Slots, because every connection has an OutputQueue, even while it is idle.
     __slots__ = (
-        "_delayed", "_file", "_free_bytes", "_loop", "_pending", "_size", "_turn_scheduled",
-        "can_sendfile", "flush_follows", "is_closing", "is_receiving",
+        "_bytes_before_limit",
+        "_delayed",
+        "_file",
+        "_is_scheduled",
+        "_loop",
+        "_pending",
+        "_size",
+        "can_sendfile",
+        "flush_follows",
+        "is_closing",
+        "is_receiving",
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -70,7 +79,7 @@ class OutputQueue(FileOwner):
         self._loop = loop
         self._pending: list[bytes | bytearray | memoryview] = []
         self._size = 0
-        self._turn_scheduled = False
+        self._is_scheduled = False
         self.flush_follows = False
         # With HTTP/1, at most one.
         self._delayed: tuple[DelayedOutput, ...] = ()
@@ -78,7 +87,7 @@ class OutputQueue(FileOwner):
         self.is_paused = False
         self.may_grow = None
         # The bytes to write before the socket's send buffer is limited.
-        self._free_bytes = FIRST_SEND_BUFFER_BYTES
+        self._bytes_before_limit = FIRST_SEND_BUFFER_BYTES
 
     # Writing
 
@@ -86,7 +95,7 @@ class OutputQueue(FileOwner):
         if type(data) is not bytes and not isinstance(data, (bytes, bytearray, memoryview)):
             data = bytes(memoryview(data))  # now, while write() can raise the error
         size = len(data)
-        if not size or self.is_closing is _lingers:
+        if not size or self.is_closing is _is_lingering:
             return
         if size >= COALESCED_BYTES and self._file is None:
             self._write_large(data)
@@ -95,7 +104,7 @@ class OutputQueue(FileOwner):
         self._size += size
         if self._size >= COALESCED_BYTES:
             self.flush()
-        elif not (self._turn_scheduled or self.flush_follows):
+        elif not (self._is_scheduled or self.flush_follows):
             self._schedule()
 
     def write_now(self, data: bytes) -> None:
@@ -103,24 +112,24 @@ class OutputQueue(FileOwner):
         if self._pending or self._file is not None:
             self.write(data)
             self.flush()
-        elif data and self.is_closing is not _lingers:
-            self._free_bytes -= len(data)
+        elif data and self.is_closing is not _is_lingering:
+            self._bytes_before_limit -= len(data)
             self.real.write(data)
 
     def delay(self, output: DelayedOutput) -> None:
-        """Call end_turn() of an output when the event loop iteration ends."""
+        """Call end_iteration() of an output when the event loop iteration ends."""
         if output not in self._delayed:
             self._delayed += (output,)
-        if not self._turn_scheduled:
+        if not self._is_scheduled:
             self._schedule()
 
     def flush(self) -> None:
         """Write the coalesced data to the loop's transport, unless a file is being sent."""
         if self._pending and self._file is None:
-            self._free_bytes -= self._size
-            if self._free_bytes < 0:
+            self._bytes_before_limit -= self._size
+            if self._bytes_before_limit < 0:
                 self._limit_send_buffer()
-            self.real.write(self._take())
+            self.real.write(self._pop_pending())
 
     def _release_delayed(self) -> None:
         """Have all delayed messages written. The caller calls flush() after this."""
@@ -133,25 +142,25 @@ class OutputQueue(FileOwner):
             self.flush_follows = False
 
     def _schedule(self) -> None:
-        self._turn_scheduled = True
-        self._loop.call_soon(self._on_turn_end)
+        self._is_scheduled = True
+        self._loop.call_soon(self._on_iteration_end)
 
-    def _on_turn_end(self) -> None:
-        self._turn_scheduled = False
+    def _on_iteration_end(self) -> None:
+        self._is_scheduled = False
         if self.is_closing():
             return
         if self._delayed:
-            is_over = bool(self._pending)
+            must_flush = bool(self._pending)
             for output in self._delayed:
-                if not output.end_turn():
-                    is_over = True
-            if not is_over:
+                if not output.end_iteration():
+                    must_flush = True
+            if not must_flush:
                 self._schedule()
                 return
             self._release_delayed()
         self.flush()
 
-    def _take(self) -> bytes | bytearray | memoryview:
+    def _pop_pending(self) -> bytes | bytearray | memoryview:
         pending = self._pending
         data = pending[0] if len(pending) == 1 else b"".join(pending)
         pending.clear()
@@ -160,16 +169,16 @@ class OutputQueue(FileOwner):
 
     def _write_large(self, data: bytes | bytearray | memoryview) -> None:
         if self._pending:
-            self._free_bytes -= self._size
+            self._bytes_before_limit -= self._size
             view = memoryview(data)
-            self._pending.append(view[:_LEAD_BYTES])
-            data = view[_LEAD_BYTES:]
-            self.real.write(self._take())
+            self._pending.append(view[:_JOINED_BYTES])
+            data = view[_JOINED_BYTES:]
+            self.real.write(self._pop_pending())
         self.write_block(data)
 
     def write_block(self, data: bytes | bytearray | memoryview) -> None:
-        self._free_bytes -= len(data)
-        if self._free_bytes < 0:
+        self._bytes_before_limit -= len(data)
+        if self._bytes_before_limit < 0:
             self._limit_send_buffer()
         self.real.write(data)
         if self.may_grow and (waiting := self.real.get_write_buffer_size()) >= _QUICK_BYTES:
@@ -180,14 +189,14 @@ class OutputQueue(FileOwner):
 
     def _limit_send_buffer(self) -> None:
         """Limit the send buffer, once, when a connection has written more than most do."""
-        self._free_bytes = sys.maxsize
+        self._bytes_before_limit = sys.maxsize
         if self.may_grow is None:
             sock = self.real.get_extra_info("socket")
             self.may_grow = sock is not None and limit_send_buffer(sock)
 
-    def _release_if_quick(self, most_waiting: int) -> None:
+    def _release_if_quick(self, waiting_limit: int) -> None:
         """Enlarge the send buffer again if the client has read _QUICK_BYTES within QUICK_S."""
-        if self.may_grow and self.real.get_write_buffer_size() <= most_waiting:
+        if self.may_grow and self.real.get_write_buffer_size() <= waiting_limit:
             self.may_grow = False
             with contextlib.suppress(OSError):  # the client has left: the next write fails
                 release_send_buffer(self.real.get_extra_info("socket"))
@@ -218,7 +227,7 @@ class OutputQueue(FileOwner):
     def _send(self, file: FileOutput) -> bool:
         if self.is_closing():
             raise ConnectionResetError("the connection was closed before the file was sent")
-        headers = bytes(self._take()) if self._pending else b""
+        headers = bytes(self._pop_pending()) if self._pending else b""
         self._file = file
         try:
             try:
@@ -227,7 +236,7 @@ class OutputQueue(FileOwner):
                 self._file = file = FileReader(self, self._loop, file.segment, file.on_sent)
                 is_sent = file.begin(b"")
         except BaseException:
-            self._end_file(is_cut_off=True)
+            self._end_file(is_incomplete=True)
             raise
         if is_sent:
             self._end_file()
@@ -238,15 +247,15 @@ class OutputQueue(FileOwner):
         assert file is not None
         if isinstance(error, SendfileUnavailable):
             self._file = file = FileReader(self, self._loop, file.segment, file.on_sent)
-            file.drained()
+            file.resume()
             return
-        self._end_file(is_cut_off=error is not None)
+        self._end_file(is_incomplete=error is not None)
         file.on_sent(file.unsent, error)
 
-    def _end_file(self, *, is_cut_off: bool = False) -> None:
+    def _end_file(self, *, is_incomplete: bool = False) -> None:
         """Flush the writes that follow a file. After an incomplete file, close instead."""
         self._file = None
-        if not is_cut_off:
+        if not is_incomplete:
             self.flush()
             return
         self._pending.clear()
@@ -254,15 +263,15 @@ class OutputQueue(FileOwner):
         if not self.real.is_closing():
             self.real.close()
 
-    def drained(self) -> None:
+    def on_writing_resumed(self) -> None:
         """Continue the file after the protocol's resume_writing() was called."""
         self.is_paused = False
         if self._file is not None:
-            self._file.drained()
+            self._file.resume()
 
     # End of the connection
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """Stop all output after the protocol's connection_lost() was called."""
         self._delayed = ()
         self.may_grow = False  # so that a pending timer does not access the socket
@@ -278,7 +287,7 @@ class OutputQueue(FileOwner):
         The server calls this a second time when it is about to end. The second call shortens the
         wait for the request.
         """
-        if self.is_closing is _lingers:
+        if self.is_closing is _is_lingering:
             if not self.real.is_closing():
                 linger(self.real, self._loop)
             return
@@ -287,7 +296,7 @@ class OutputQueue(FileOwner):
         self._release_delayed()
         self.flush()
         if self._must_linger():
-            self.is_closing = _lingers  # type: ignore[method-assign]
+            self.is_closing = _is_lingering  # type: ignore[method-assign]
             linger(self.real, self._loop)
             return
         self.real.close()
@@ -335,6 +344,6 @@ class OutputQueue(FileOwner):
         self.real.resume_reading()
 
 
-def _lingers() -> bool:
+def _is_lingering() -> bool:
     """Return True, as is_closing() of a queue that discards its client's input."""
     return True

@@ -12,7 +12,7 @@ from wsgifast.http.framing import chunk, chunk_size_line
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import read_cached
 
-from ..loops import BackgroundTask, over
+from ..loops import BackgroundTask, wait_until_done
 from ..messages import (
     COALESCED_BYTES,
     EARLY_HINT,
@@ -56,7 +56,7 @@ class QueueWire(Wire):
     """
 
     # Slots, because each download has this object, and thousands may be slow.
-    __slots__ = ("body", "cycle", "is_empty", "recording")
+    __slots__ = ("body", "cycle", "forbids_body", "recording")
 
     is_queue = True
     _body_class: ClassVar[type[FileBody]]
@@ -66,17 +66,17 @@ class QueueWire(Wire):
     body: asyncio.Future[None] | None
     recording: Request | None
     # Whether the status forbids a body.
-    is_empty: bool
+    forbids_body: bool
 
     async def send(self, message: Message) -> None:
         if self.body is not None:
-            await self._body_sent()
+            await self._wait_for_body()
         kind = message["type"]
         if kind == "http.response.body":
-            if self.is_empty:
+            if self.forbids_body:
                 message = {**message, "body": b""}
             body = message.get("body", b"")
-            if type(body) is bytes and len(body) > LARGE_BYTES and self._goes_in_blocks(message):
+            if type(body) is bytes and len(body) > LARGE_BYTES and self._needs_blocks(message):
                 await self._send_large(body, bool(message.get("more_body")))
             elif message.get("more_body"):
                 await self.cycle.send(message)
@@ -116,11 +116,11 @@ class QueueWire(Wire):
     async def _send_start(self, message: Message) -> None:
         cycle = self.cycle
         start, headers, _ = copied_start(message)
-        is_empty = start.get("status") in STATUSES_WITHOUT_BODY and not cycle.response_started
-        if is_empty:
+        forbids_body = start.get("status") in STATUSES_WITHOUT_BODY and not cycle.response_started
+        if forbids_body:
             start["headers"] = without_framing(headers)
         await cycle.send(start)
-        self.is_empty = is_empty
+        self.forbids_body = forbids_body
 
     def _send_hints(self, message: Message) -> None:
         """Send a 103 response (RFC 8297). Do nothing after the start message, or for HTTP/1.0.
@@ -150,7 +150,7 @@ class QueueWire(Wire):
 
     # Small parts of a body
 
-    def accepts(self) -> bool:
+    def can_write_body(self) -> bool:
         cycle = self.cycle
         return (
             self.body is None
@@ -163,9 +163,9 @@ class QueueWire(Wire):
     def delay(self, output: DelayedOutput) -> None:
         self.cycle.transport.delay(output)
 
-    def write(self, take: Callable[[], bytes]) -> BackgroundTask | None:
+    def write(self, pop_body: Callable[[], bytes]) -> BackgroundTask | None:
         """Write the bytes. If this fails, return a future with the error."""
-        body = take()
+        body = pop_body()
         if body and not self.cycle.disconnected:
             try:
                 self.cycle.transport.write(self.frame(body))
@@ -175,14 +175,14 @@ class QueueWire(Wire):
                 return failed
         return None
 
-    def pass_on(self, body: bytes) -> bool:
+    def write_body_now(self, body: bytes) -> bool:
         if body:
             self.cycle.transport.write_now(self.frame(body))
         return True
 
     # Large bodies
 
-    def _goes_in_blocks(self, message: Message) -> bool:
+    def _needs_blocks(self, message: Message) -> bool:
         """Return whether a large body is written in blocks, as its client reads.
 
         Otherwise the transport or zttp would copy all of it at once. If the body has the wrong
@@ -191,7 +191,7 @@ class QueueWire(Wire):
         cycle = self.cycle
         if cycle.transport.can_sendfile and self._is_http1:  # no TLS: no copy is made
             return False
-        if not cycle.response_started or self.is_over() or self.is_bodyless():
+        if not cycle.response_started or self.has_ended() or self.has_no_body():
             return False
         declared, size = self.declared(), len(message["body"])
         if declared is None:
@@ -207,11 +207,11 @@ class QueueWire(Wire):
         if not more_body:
             self.body = end
         elif end is not None:
-            await body.sent()
+            await body.wait_until_sent()
 
     # Files
 
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         return bool(self.cycle.response_complete or self.cycle.disconnected)
 
     async def send_file(
@@ -232,14 +232,14 @@ class QueueWire(Wire):
         cycle = self.cycle
         try:
             if self.body is not None:
-                await self._body_sent()
-            if self.is_over() or not cycle.response_started:
+                await self._wait_for_body()
+            if self.has_ended() or not cycle.response_started:
                 if recording is not None:
-                    recording.ended(None)
+                    recording.file_ended(None)
                 # uvicorn raises an error, or ignores the message
                 await cycle.send({"type": PATHSEND if close is not None else ZEROCOPYSEND})
                 return
-            if self.is_bodyless():
+            if self.has_no_body():
                 segments = ()
             is_whole = close is not None
             body = self._body_class(self, fd, close, recording, is_whole=is_whole)
@@ -252,18 +252,18 @@ class QueueWire(Wire):
             self.body = end
             return
         if end is not None:
-            await body.sent()
+            await body.wait_until_sent()
         elif cycle.flow.write_paused:
             await cycle.flow.drain()
         if not more_body:
             await self.finish()
 
-    async def ended(self) -> None:
+    async def wait_until_sent(self) -> None:
         """Wait until the remaining bytes of a body are sent."""
         if self.body is not None:
-            await self._body_sent()
+            await self._wait_for_body()
 
-    async def _body_sent(self) -> None:
+    async def _wait_for_body(self) -> None:
         assert self.body is not None
         body = self.body
         try:
@@ -281,9 +281,9 @@ class QueueWire(Wire):
         declared: int = cycle.expected_content_length
         return declared if cycle.chunked_encoding is False else None
 
-    def is_bodyless(self) -> bool:
+    def has_no_body(self) -> bool:
         """Return whether the response has no body. The app's body bytes are then dropped."""
-        return self.is_empty or bool(self.cycle.scope["method"] == "HEAD")
+        return self.forbids_body or bool(self.cycle.scope["method"] == "HEAD")
 
     async def finish(self, data: bytes = b"") -> None:
         """Send the end of the body."""
@@ -305,7 +305,7 @@ class QueueWire(Wire):
         count(self.cycle, len(data))
         return data
 
-    def frame_for(self, size: int) -> tuple[bytes, bytes]:
+    def framing_for(self, size: int) -> tuple[bytes, bytes]:
         """Have uvicorn count body bytes. Return the framing before and after them."""
         if self.cycle.chunked_encoding:
             return chunk_size_line(size), b"\r\n"
@@ -338,7 +338,14 @@ class FileBody:
 
     # Slots, because each download has this object, and thousands may be slow.
     __slots__ = (
-        "_after", "_close", "_fd", "_is_whole", "_recording", "_segments", "_unsent", "_wire",
+        "_close",
+        "_fd",
+        "_framing_after",
+        "_is_whole",
+        "_recording",
+        "_segments",
+        "_unsent",
+        "_wire",
         "end",
     )  # fmt: skip
 
@@ -359,7 +366,7 @@ class FileBody:
         # The next parts of the body.
         self._segments: Iterator[bytes | ByteRange] = iter(())
         # The framing after the current range, and the number of unsent bytes of that range.
-        self._after = b""
+        self._framing_after = b""
         self._unsent = 0
         self.end: asyncio.Future[None] | None = None
 
@@ -376,7 +383,7 @@ class FileBody:
                 if self._is_whole:
                     await self._wire.finish()
             elif self._recording is not None:
-                self._recording.is_handed_over = True
+                self._recording.is_sent_later = True
         except ConnectionError:
             self._wire.cut_off()  # uvicorn ignores later messages, too
         except OSError:
@@ -387,14 +394,14 @@ class FileBody:
                 self._close_file()
         return self.end
 
-    async def sent(self) -> None:
+    async def wait_until_sent(self) -> None:
         """Wait until all bytes are sent. If the caller is cancelled, stop the file first."""
         assert self.end is not None
         try:
             await asyncio.shield(self.end)
         except asyncio.CancelledError:
             self._wire.cut_off()
-            await over(self.end)
+            await wait_until_done(self.end)
             raise
 
     async def _begin(self) -> bool:
@@ -408,7 +415,7 @@ class FileBody:
         """Write segments until one has to wait for the client. Return whether all were written."""
         wire = self._wire
         queue = wire.cycle.transport
-        queue.write(self._after)
+        queue.write(self._framing_after)
         for segment in self._segments:
             small = self._read_small(segment)
             if small is not None:
@@ -416,7 +423,7 @@ class FileBody:
                     queue.write(wire.frame(small))
                 continue
             self._unsent = _size_of(segment)
-            before, self._after = wire.frame_for(self._unsent)
+            before, self._framing_after = wire.framing_for(self._unsent)
             queue.write(before)
             if not (
                 queue.write_bytes(segment, self._on_sent, self._is_whole)
@@ -424,7 +431,7 @@ class FileBody:
                 else queue.write_file(FileSegment(self._fd, *segment), self._on_sent)
             ):
                 return False
-            queue.write(self._after)
+            queue.write(self._framing_after)
             self._unsent = 0
         return True
 
@@ -478,7 +485,7 @@ class FileBody:
         if close is not None:
             close()
             if self._recording is not None:
-                self._recording.ended(self._unsent + sum(map(_size_of, self._segments)))
+                self._recording.file_ended(self._unsent + sum(map(_size_of, self._segments)))
 
 
 def _size_of(segment: bytes | ByteRange) -> int:

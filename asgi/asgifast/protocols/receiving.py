@@ -49,7 +49,7 @@ with needs("asgifast.uvicorn", "uvicorn", "asgi"):
 
 # The bytes that are read ahead for a busy app. The last read may exceed this limit.
 BUFFERED_BYTES = 256 * 1024
-_MORE_BYTES = BUFFERED_BYTES - HIGH_WATER_LIMIT
+_READ_AHEAD_BYTES = BUFFERED_BYTES - HIGH_WATER_LIMIT
 # Shorter pieces are joined, because an object for each piece would need many times its bytes.
 _PIECE_BYTES = 4 * 1024
 # The size of a read. A copy of these bytes is smaller than 128 KiB. For larger blocks, glibc's
@@ -57,7 +57,7 @@ _PIECE_BYTES = 4 * 1024
 READ_BYTES = 112 * 1024
 # The read buffer of each thread's event loop. One buffer suffices, because bytes are read and
 # parsed in one callback.
-_of_this_thread = threading.local()
+_thread_local = threading.local()
 
 
 class ReceivedBody:
@@ -100,7 +100,7 @@ class ReceivedBody:
         """Return the size for uvicorn, which pauses reading above HIGH_WATER_LIMIT."""
         if self.awaited:
             return self.size
-        return max(0, self.size - _MORE_BYTES // (len(self._requests) or 1))
+        return max(0, self.size - _READ_AHEAD_BYTES // (len(self._requests) or 1))
 
     def __bytes__(self) -> bytes:
         """Remove and return all bytes."""
@@ -220,7 +220,7 @@ class ConnectionLoop:
         self._uploads += (upload,)
         self.check_in(self.check_uploads())
 
-    def has_come(self, upload: Upload) -> None:
+    def stop_waiting_for(self, upload: Upload) -> None:
         self._uploads = tuple(each for each in self._uploads if each is not upload)
 
     def check_uploads(self) -> float:
@@ -233,20 +233,20 @@ class ConnectionLoop:
                 continue
             if deadline <= now:
                 counters.timeouts["body"] += 1
-                upload.give_up()
+                upload.refuse_late_body()
             else:
                 left_s = min(left_s, deadline - now)
         return left_s
 
 
-def admit(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
+def count_connection(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
     """Count a connection for its client's address. Abort the connection if it exceeds the limit."""
     if by_address is not None and not by_address.open(protocol.client):
         counters.connections_refused += 1
         protocol.transport.abort()
 
 
-def release(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
+def uncount_connection(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
     """Stop counting a connection that is lost or gets another protocol."""
     if by_address is not None:
         by_address.close(protocol.client)
@@ -287,7 +287,7 @@ class Upload:
 
     __slots__ = (
         "_connection", "_cycle", "_limit_bytes", "_received", "_received_before", "_refuse",
-        "_resume_reading", "_waited_s", "_waits_since", "error",
+        "_resume_reading", "_waited_s", "_waiting_since", "error",
     )  # fmt: skip
 
     def __init__(
@@ -307,7 +307,7 @@ class Upload:
         self._limit_bytes = sys.maxsize if limit_bytes is None else limit_bytes
         pace = connection.pace
         self._received_before = 0 if pace is None else pace.received
-        self._waited_s = self._waits_since = 0.0
+        self._waited_s = self._waiting_since = 0.0
         self._received = ReceivedBody(requests, pace)
         if cycle.body:
             self._received += cycle.body
@@ -321,16 +321,16 @@ class Upload:
         cycle, received, connection = self._cycle, self._received, self._connection
         received.awaited = not received.size
         if received.awaited and cycle.more_body and connection.pace is not None:
-            self._waits_since = time.monotonic()
+            self._waiting_since = time.monotonic()
             connection.wait_for(self)
         try:
             message: Message = await cycle.receive()
         finally:
             received.awaited = False
-            if self._waits_since:
-                self._waited_s += time.monotonic() - self._waits_since
-                self._waits_since = 0.0
-                connection.has_come(self)
+            if self._waiting_since:
+                self._waited_s += time.monotonic() - self._waiting_since
+                self._waiting_since = 0.0
+                connection.stop_waiting_for(self)
         if message["type"] != "http.request":
             return message
         if received.received > self._limit_bytes:
@@ -353,11 +353,11 @@ class Upload:
         It is None if the app does not wait, or has begun its response.
         """
         pace = self._connection.pace
-        if pace is None or self._cycle.response_started or not self._waits_since:
+        if pace is None or self._cycle.response_started or not self._waiting_since:
             return None
-        return pace.deadline(self._waits_since, self._received_before, self._waited_s)
+        return pace.deadline(self._waiting_since, self._received_before, self._waited_s)
 
-    def give_up(self) -> None:
+    def refuse_late_body(self) -> None:
         """Refuse the body, because the client is too slow."""
         self.error = RequestError(408, "The request body did not come in time")
         self._cycle.message_event.set()
@@ -372,9 +372,9 @@ class _Buffered(asyncio.BufferedProtocol):
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.protocol = protocol
-        if not hasattr(_of_this_thread, "buffer"):
-            _of_this_thread.buffer = memoryview(bytearray(READ_BYTES))
-        self._buffer: memoryview = _of_this_thread.buffer
+        if not hasattr(_thread_local, "buffer"):
+            _thread_local.buffer = memoryview(bytearray(READ_BYTES))
+        self._buffer: memoryview = _thread_local.buffer
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer

@@ -29,10 +29,10 @@ class H11Wire(QueueWire):
         return self._content_length
 
     def frame(self, data: bytes) -> bytes:
-        before, after = self.frame_for(len(data))
+        before, after = self.framing_for(len(data))
         return before + data + after if before else data
 
-    def frame_for(self, size: int) -> tuple[bytes, bytes]:
+    def framing_for(self, size: int) -> tuple[bytes, bytes]:
         stand_in: Any = range(size)  # h11 counts it, and passes it through
         parts = self.cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))
         place = parts.index(stand_in)

@@ -18,10 +18,16 @@ from wsgifast.hosts import UVICORN
 from ..access_line import AccessLogger
 from ..counters import counters
 from ..exchange import Exchange
-from ..messages import COALESCING, EARLY_HINT, UNKNOWN_PATHSEND, Receive, Scope, Send
+from ..messages import COALESCING, EARLY_HINT, PATHSEND_ADVICE, Receive, Scope, Send
 from ..protocols.output import OutputQueue
 from ..protocols.queue_wire import QueueWire
-from ..protocols.receiving import ConnectionLoop, Upload, admit, read_plainly, release
+from ..protocols.receiving import (
+    ConnectionLoop,
+    Upload,
+    count_connection,
+    read_plainly,
+    uncount_connection,
+)
 from ..request_bodies import declared, send_refusal
 from .server import ServerOptions
 
@@ -124,7 +130,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         self.server = _interned(self.server)
         operated = self._served.operated
         self.tcp_socket = None if operated is None else operated.tcp_socket(transport)
-        admit(self, self._served.by_address)
+        count_connection(self, self._served.by_address)
 
     def data_received(self, data: bytes) -> None:
         """Receive bytes as uvicorn does, with a limit for the size of the headers.
@@ -199,7 +205,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         wire = self._wire_class()
         wire.cycle = cycle
         wire.body = wire.recording = None
-        wire.is_empty = False
+        wire.forbids_body = False
         upload = result = None
         operated = served.operated
         if is_http1:
@@ -213,7 +219,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         exchange.server_receive = receive
         exchange.repairs = exchange.coding = None
         exchange.is_examined = False
-        exchange.start = exchange.order = exchange.received = None
+        exchange.start = exchange.order = exchange.shared_receive = None
         try:
             # Reported by uvicorn, if it is not None.
             result = await served.app(scope, receive, exchange.send)  # type: ignore[func-returns-value]
@@ -221,7 +227,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
                 await exchange.finish()
         except Exception as error:
             await exchange.failed(error)
-            await wire.ended()
+            await wire.wait_until_sent()
             if upload is not None and upload.error is not None:
                 return None  # the client has its response
             raise
@@ -235,7 +241,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
                 upload.end()
         if not cycle.response_started and not cycle.disconnected:
             # uvicorn then logs that no response was started.
-            logger.error("The app has sent nothing. If it sent a file, %s", UNKNOWN_PATHSEND)
+            logger.error("The app has sent nothing. If it sent a file, %s", PATHSEND_ADVICE)
         if wire.body is not None:
             path = scope["path"]
             if is_http1:
@@ -331,8 +337,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
     def _detach(self) -> None:
         """Drop references to a connection that is lost, or another protocol's."""
         if counters.open.pop(self, None) is not None:
-            release(self, self._served.by_address)
-        self.transport.lost()
+            uncount_connection(self, self._served.by_address)
+        self.transport.on_connection_lost()
         self.loop.stop()
         self.app = None
 
@@ -385,7 +391,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.transport.drained()
+        self.transport.on_writing_resumed()
 
     def handle_websocket_upgrade(self, *args: Any, rest: bytes = b"") -> None:
         """Give the connection to uvicorn's WebSocket protocol, which needs none of this.

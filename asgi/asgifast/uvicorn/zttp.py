@@ -23,7 +23,7 @@ from wsgifast.server_options import SHARED
 
 from ..counters import counters
 from ..messages import Receive, Scope, Send
-from ..protocols.receiving import Upload, admit, release
+from ..protocols.receiving import Upload, count_connection, uncount_connection
 from .protocol import FileSending, check
 from .server import Served, ServerOptions
 from .zttp_responses import ZttpH2Wire, ZttpWire
@@ -260,7 +260,7 @@ class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
             timeout_s = min(self._served.head_timeout_s, threading.TIMEOUT_MAX)
             self.timeout_task = self.loop.call_later(timeout_s, self._end_late_headers)
             self.client = get_remote_addr(transport)
-            admit(self, self._served.by_address)
+            count_connection(self, self._served.by_address)
 
     def _end_late_headers(self) -> None:
         """Nothing has come, or the beginning of a request that may yet be HTTP/2's."""
@@ -273,11 +273,11 @@ class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
         self._switch(False, self.buffer).end_late_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        release(self, self._served.by_address)
+        uncount_connection(self, self._served.by_address)
         super().connection_lost(exc)
 
     def _switch(self, http2: bool, initial_data: bytes = b"") -> Any:
-        release(self, self._served.by_address)
+        uncount_connection(self, self._served.by_address)
         protocol = (self.http2 if http2 else self.http1)(
             config=self.config,
             server_state=self.server_state,

@@ -32,7 +32,7 @@ _QUEUED_BYTES = 64 * 1024
 _FRAMING, _LENGTH = {b"content-length", b"transfer-encoding"}, [b"content-length"]
 
 
-class _Uncounted:
+class _UncountedBody:
     """The sending half of a zttp connection for a response with a body that zttp does not see.
 
     zttp counts the bytes of a body with a Content-Length, and sendfile bypasses it. So zttp gets
@@ -41,27 +41,27 @@ class _Uncounted:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._out = b""
+        self._output = b""
         self.should_close = connection.should_close
 
     def send_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         length = b"%d" % (declared_length(headers) or 0)
         others = [header for header in headers if header[0].lower() != b"content-length"]
         self._connection.send_response(status, [*others, (b"transfer-encoding", b"chunked")])
-        self._out = self._connection.data_to_send().replace(
+        self._output = self._connection.data_to_send().replace(
             b"\r\ntransfer-encoding: chunked\r\n", b"\r\ncontent-length: %b\r\n" % length, 1
         )
 
     def send_data(self, data: bytes) -> None:
-        self._out += data
+        self._output += data
 
     def end_message(self) -> None:
         self._connection.end_message()
         self._connection.data_to_send()
 
     def data_to_send(self) -> bytes:
-        out, self._out = self._out, b""
-        return out
+        output, self._output = self._output, b""
+        return output
 
 
 class ZttpWire(QueueWire):
@@ -78,15 +78,15 @@ class ZttpWire(QueueWire):
                 and has_body(cycle.scope["method"], message["status"])
                 and [name.lower() for name, _ in headers if name.lower() in _FRAMING] == _LENGTH
             ):
-                cycle.conn = _Uncounted(cycle.conn)
+                cycle.conn = _UncountedBody(cycle.conn)
         await super()._send_start(message)
 
-    def is_bodyless(self) -> bool:
+    def has_no_body(self) -> bool:
         return bool(self.cycle.bodyless)
 
     def frame(self, data: bytes) -> bytes:
         cycle = self.cycle
-        if cycle.chunked_encoding or type(cycle.conn) is _Uncounted:
+        if cycle.chunked_encoding or type(cycle.conn) is _UncountedBody:
             return super().frame(data)
         count(cycle, len(data))
         cycle.conn.send_data(data)
@@ -111,7 +111,7 @@ class _WindowedBody(FileBody):
         self.end.add_done_callback(self._on_read)
         return False
 
-    async def sent(self) -> None:
+    async def wait_until_sent(self) -> None:
         assert self.end is not None
         await self.end
 
@@ -139,7 +139,7 @@ class _WindowedBody(FileBody):
     async def _send_range(self, segment: FileSegment, is_disconnected: Callable[[], bool]) -> None:
         await send_segment(
             self._send_block, segment, more_body=True, is_disconnected=is_disconnected,
-            room=self._room,
+            wait_for_room=self._wait_for_room,
         )  # fmt: skip
 
     async def _send_bytes(self, data: bytes, is_disconnected: Callable[[], bool]) -> None:
@@ -159,13 +159,13 @@ class _WindowedBody(FileBody):
         try:
             left = memoryview(data)
             while left and not is_disconnected():
-                size = min(await self._room(), BLOCK_BYTES)
+                size = min(await self._wait_for_room(), BLOCK_BYTES)
                 await self._send_block(response_body(bytes(left[:size]), more_body=True))
                 left = left[size:]
         finally:
             reserved.release()
 
-    async def _room(self) -> int:
+    async def _wait_for_room(self) -> int:
         await self._wire.drain(0)
         cycle = self._wire.cycle
         window: int = min(cycle.stream.send_window or 0, cycle.conn.send_window)
@@ -200,8 +200,8 @@ class ZttpH2Wire(QueueWire):
         finally:
             self._sends = False
 
-    def accepts(self) -> bool:
-        return super().accepts() and (self.cycle.stream.pending_bytes or 0) <= _QUEUED_BYTES
+    def can_write_body(self) -> bool:
+        return super().can_write_body() and (self.cycle.stream.pending_bytes or 0) <= _QUEUED_BYTES
 
     async def drain(self, queued: int) -> None:
         """Wait until at most `queued` bytes of the stream wait for the client's window."""
@@ -218,7 +218,7 @@ class ZttpH2Wire(QueueWire):
         """Reset the stream. The connection goes on with the others."""
         self.cycle.abort_stream()
 
-    def is_bodyless(self) -> bool:
+    def has_no_body(self) -> bool:
         return bool(self.cycle.bodyless)
 
     def declared(self) -> int | None:
