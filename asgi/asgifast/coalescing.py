@@ -95,8 +95,7 @@ class Coalescer:
     the server's send() is raised in the app. A QueueWire needs no task.
 
     :param order: a caller must have acquired it, except for :meth:`try_delay`,
-        :meth:`end_iteration`,
-        :meth:`release`, :meth:`send_in_task` and :meth:`cancel`.
+        :meth:`end_iteration`, :meth:`release`, :meth:`send_in_task` and :meth:`cancel`.
     :param may_delay: whether small messages are delayed. If False, all messages are sent at once.
     :ivar remaining_bytes: the remaining bytes of the Content-Length. A longer message is sent
         separately. If the server refuses it, the earlier messages have been sent.

@@ -91,9 +91,8 @@ class Instrumented:
         request.headers = ()
         request.size = request.chunks = 0
         request.sent_as = ""
-        request.is_complete = request.client_left = request.is_sent_later = request.is_returned = (
-            False
-        )
+        request.is_complete = request.client_left = False
+        request.is_sent_later = request.is_returned = False
         try:
             # Returned because servers report apps that return another value than None.
             return await self._app(inner, request.receive, request.send)

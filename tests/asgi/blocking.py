@@ -83,7 +83,7 @@ ALLOWED = (
         "the file was served before: its inode is in memory (its pages need not be)",
     ),
     AllowedCalls(
-        "asgifast.dispatch.leaves_bodies_alone",
+        "asgifast.dispatch.never_accesses_body",
         ("os.stat", "open"),
         "once for each dispatch function: its source",
     ),

@@ -184,7 +184,7 @@ def test_level_is_halved_in_a_long_turn(
 
 def test_level_is_halved_while_all_processors_compress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_coding, "_PROCESSORS", 2)
-    monkeypatch.setattr(content_coding, "_LONG_TURN_S", 60.0)
+    monkeypatch.setattr(content_coding, "_LONG_ITERATION_S", 60.0)
 
     async def slowly_in_thread(compress: Callable[[bytes], bytes], block: bytes) -> bytes:
         """No compression ends before all compressions have begun, even if a thread is quick."""

@@ -130,7 +130,7 @@ async def test_closed_descriptor_is_not_used_by_a_thread(
             os.fstat(sent_to[0])
 
 
-@pytest.mark.parametrize("end", ["close", "abort", "lost", "client"])
+@pytest.mark.parametrize("end", ["close", "abort", "on_connection_lost", "client"])
 async def test_file_that_is_cut_off_ends_the_connection(
     fd: int, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

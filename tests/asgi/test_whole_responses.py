@@ -42,7 +42,7 @@ def _uvicorns_send() -> Any:
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before the first response."""
-    monkeypatch.setattr(whole_responses, "_known", {})
+    monkeypatch.setattr(whole_responses, "_known_senders", {})
     whole_responses._log_unknown.cache_clear()
 
 
@@ -378,6 +378,6 @@ def test_headers_refused_by_server_are_not_sent_again(monkeypatch: pytest.Monkey
         with pytest.raises(ValueError, match="refused"):
             await body(send, b"ok")
 
-    monkeypatch.setattr(whole_responses, "_known", {Cycle: (Cycle.send, Cycle.refuse)})
+    monkeypatch.setattr(whole_responses, "_known_senders", {Cycle: (Cycle.send, Cycle.refuse)})
     asyncio.run(ASGIFast(app)(scope_of(), no_body, Cycle().send))
     assert not sent

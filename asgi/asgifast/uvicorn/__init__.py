@@ -1,4 +1,4 @@
-"""uvicorn's own HTTP protocols, sending with sendfile.
+"""uvicorn's HTTP protocols with sendfile.
 
     uvicorn --http asgifast.uvicorn:HttpToolsProtocol module:app
     uvicorn --http asgifast.uvicorn:AutoZttpProtocol module:app      (HTTP/2 too: uvicorn 0.54)
@@ -7,13 +7,13 @@
 uvicorn's parsing, limits, logging, keep-alive and flow control do not change. Two parts differ:
 
 - The transport is an OutputQueue.
-- The app's send() is that of a Response. It coalesces small body messages, implements
+- The app gets the send() of an Exchange. It coalesces small body messages, implements
   http.response.pathsend and http.response.zerocopysend, and passes all other messages to uvicorn's
-  own send().
+  send().
 
-For a pathsend of more than 64 KiB send() returns once the file is open. The app goes on (to its
-background tasks, or to return a database connection to the pool) while the client reads. The file
-may then be removed or replaced. Writing into it would change the response.
+For a pathsend of more than 64 KiB, send() returns when the file is open. While the client reads,
+the app continues, for example with background tasks, or to return a database connection to the
+pool. The file may then be removed or replaced. If its content is overwritten, the response changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .protocol import UnsupportedUvicorn
     from .zttp import AutoZttpProtocol, ZttpH2Protocol, ZttpProtocol
 else:
-    # Each needs its own parser.
+    # Imported on demand, because each protocol needs another parser.
     _exported = exports_on_demand(
         __name__,
         {
@@ -43,7 +43,7 @@ else:
 
     def __getattr__(name: str) -> object:
         exported = _exported(name)
-        # uvicorn looks --http up in the worker that will serve, before it loads the app.
+        # uvicorn imports the class of --http in the worker process, before it loads the app.
         if name in __all__:
             from ..exporting import choose_directory
 

@@ -1,8 +1,8 @@
-"""python -m asgifast.uvicorn: uvicorn's command line under a supervisor."""
+"""python -m asgifast.uvicorn: run uvicorn's command with a supervisor."""
 
 from __future__ import annotations
 
 from .supervisor import main
 
-if __name__ == "__main__":  # multiprocessing's children import this module, too
+if __name__ == "__main__":  # child processes of multiprocessing import this module too
     main()

@@ -33,7 +33,7 @@ class H11Wire(QueueWire):
         return before + data + after if before else data
 
     def framing_for(self, size: int) -> tuple[bytes, bytes]:
-        stand_in: Any = range(size)  # h11 counts it, and passes it through
+        stand_in: Any = range(size)  # h11 uses its length, and returns it
         parts = self.cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))
         place = parts.index(stand_in)
         return b"".join(parts[:place]), b"".join(parts[place + 1 :])

@@ -13,7 +13,7 @@ with needs("asgifast.uvicorn.HttpToolsProtocol", "httptools", "asgi"):
 from uvicorn.protocols.http import httptools_impl
 
 check("httptools")
-digest_of_send(httptools_impl)  # cached: later it would read a file on the event loop
+digest_of_send(httptools_impl)  # reads a file now, and not on the event loop
 
 _NO_WEBSOCKETS = (
     "No supported WebSocket library detected. Install 'websockets' or 'wsproto', or "
@@ -30,7 +30,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
         return self.scope is not None and "method" not in self.scope
 
     def _parse(self, data: bytes) -> None:
-        """As uvicorn's, which drops the bytes after the headers of a request to upgrade."""
+        """Parse bytes like uvicorn, but keep the bytes that follow a request with Upgrade."""
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
@@ -47,7 +47,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
                 self.logger.warning("Unsupported upgrade request.")
                 if self.ws_protocol_class is None:
                     self.logger.warning(_NO_WEBSOCKETS)
-                if self.scope["method"] == "CONNECT":  # the bytes after it are not HTTP
+                if self.scope["method"] == "CONNECT":  # the next bytes are not HTTP
                     return
                 data = self._begin_again() + rest
         except httptools.HttpParserError:
@@ -56,22 +56,23 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
             self.send_400_response(msg)
 
     def _should_upgrade(self) -> bool:
-        """Return whether uvicorn ignores a request with Upgrade. :meth:`_begin_again` may not."""
+        """Return whether uvicorn must skip a request with Upgrade, which :meth:`_parse` handles."""
         return self.scope["method"] != "CONNECT" or super()._should_upgrade()
 
     def _begin_again(self) -> bytes:
-        """Parse a request for another protocol, such as h2c, again. A server may ignore Upgrade.
+        """Parse a request with an unsupported Upgrade, such as h2c, again without Upgrade.
 
-        httptools has taken it for one without a body, and would parse its body as the next request.
-        So another parser gets its headers without Upgrade (RFC 9110, section 7.8).
+        httptools assumes that such a request has no body, and would parse its body as the next
+        request. A server may ignore Upgrade (RFC 9110, section 7.8). So a new parser gets the
+        headers without it.
 
-        :returns: the bytes of the headers to parse before anything else.
+        :returns: the bytes of the headers, to be parsed before the next bytes.
         """
         scope, headers = self.scope, self.headers
         request_line = scope["method"].encode(), self.url, scope["http_version"].encode()
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(b"%b %b HTTP/%b\r\n" % request_line)
-        self.scope["headers"] = headers  # the app sees Upgrade. Later headers are dropped.
+        self.scope["headers"] = headers  # the app still gets Upgrade
         lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
         return b"".join(lines) + b"\r\n"

@@ -1,17 +1,17 @@
-"""Options for operators: health checks, the drain before a stop, and requests that are too late.
+"""Options for operators: health checks, a drain before the stop, and timeouts of requests.
 
-:class:`OperatedApp` stands between a protocol and the app, if one of these options is set.
-Otherwise there is none, so that it costs nothing. A request passes through these steps:
+If one of these options is set, :class:`OperatedApp` wraps the app. Otherwise the app is not
+wrapped, so there is no cost. A request passes through these steps:
 
-1. The server itself responds to a health check.
-2. A request that has waited too long since its last byte arrived is refused. So is one whose client
-   has closed its side of the connection meanwhile.
+1. To a health check, OperatedApp responds itself.
+2. A request is refused if it has waited too long since its last byte arrived. If its client has
+   closed the connection meanwhile, the connection is closed.
 3. The app is called. Until it returns, the request is in `running`.
 
-A timer looks at the running requests, while there are any. At the deadline the client gets 503, or
-is disconnected if its response has begun. Then the app's task is cancelled. The time does
-not count while the app waits for its client. There is no deadline after the end of the response,
-so that background tasks go on.
+While requests are running, a timer checks their deadlines. When a deadline has passed, the client
+gets 503, or is disconnected if the response has begun. Then the app's task is cancelled. The time
+in which the app waits for its client does not count. After the end of the response, there is no
+deadline, so background tasks continue.
 """
 
 from __future__ import annotations
@@ -50,22 +50,23 @@ with needs("asgifast.uvicorn", "uvicorn", "asgi"):
 
 logger = logging.getLogger("uvicorn.error")
 
-# Other methods go to the app.
+# The methods of health checks. The app gets requests with other methods.
 _PROBE_METHODS = frozenset({"GET", "HEAD"})
-# A client that closes its side sooner may still read: it has only sent its whole request.
+# A client that has closed its side of the connection for this long counts as disconnected. Some
+# clients close it when they have sent the request, and still read the response.
 _LEFT_AFTER_S = 0.1
-# Within one deadline, and at least once in so many seconds.
+# The number of checks within a deadline, and the longest time between two checks.
 _LOOKS = 10
 _MOST_BETWEEN_LOOKS_S = 1.0
-# How often uvicorn looks whether its server must end.
+# The interval in which uvicorn checks whether its server must end.
 _TICK_S = 0.1
-# The attributes of coroutines, generators and asynchronous generators: their prefix, and the one
-# that has the object they wait for.
+# For coroutines, generators and asynchronous generators: the prefix of their attributes, and the
+# attribute with the object for which they wait.
 _AWAITING = ("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")
 
 
 class OperatorOptions(NamedTuple):
-    """The rows of the section "operators" (wsgifast/server_options.py)."""
+    """The options of the section "operators" in wsgifast/server_options.py."""
 
     health_path: str | None
     ready_path: str | None
@@ -85,10 +86,10 @@ _OFF = OperatorOptions(None, None, (), 0, math.inf, math.inf)
 class Running:
     """A request whose app is running. OperatedApp sets the attributes.
 
-    :ivar scope: its `state` may have the deadline. Copies of the scope have the same `state`.
-    :ivar since: when the app was called. It is later if the app has waited for the client.
-    :ivar looked_at: when the timer last looked at it.
-    :ivar is_timed_out: its deadline has passed, and its task is cancelled.
+    :ivar scope: the scope. Its `state`, which copies of the scope share, may contain a timeout.
+    :ivar since: the time when the app was called, plus the time in which it waited for the client.
+    :ivar looked_at: the time of the last check.
+    :ivar is_timed_out: whether the deadline has passed and the task is cancelled.
     """
 
     __slots__ = ("is_timed_out", "looked_at", "scope", "since", "task")
@@ -100,7 +101,7 @@ class Running:
     is_timed_out: bool
 
 
-# The caller's request, in the context of its task and of the threads that work for it.
+# The request of the caller, in the context of its task and of the task's threads.
 _current: ContextVar[tuple[OperatedApp, Running] | None] = ContextVar(
     "asgifast.running", default=None
 )
@@ -108,7 +109,7 @@ _current: ContextVar[tuple[OperatedApp, Running] | None] = ContextVar(
 
 @lru_cache(maxsize=64)
 def operated_app(config: uvicorn.Config, options: OperatorOptions) -> OperatedApp | None:
-    """Return the app of a server with these options, or None if none is set.
+    """Return the wrapped app of a server with these options, or None if no option is set.
 
     :raises ConfigurationError: if both health checks have the same path.
     """
@@ -116,11 +117,10 @@ def operated_app(config: uvicorn.Config, options: OperatorOptions) -> OperatedAp
 
 
 class OperatedApp:
-    """The app of a server with options for operators. A protocol passes an Exchange's send().
+    """Wraps the app of a server that has options for operators. Its send() must be an Exchange's.
 
-    :param config: of the server. Its app has been loaded.
-    :ivar running: the requests whose deadlines count, by their responses. The protocol removes
-        them.
+    :param config: the configuration of the server, with the loaded app.
+    :ivar running: the requests with deadlines, by their wires. The protocol removes them.
     """
 
     def __init__(self, config: uvicorn.Config, options: OperatorOptions) -> None:
@@ -140,11 +140,12 @@ class OperatedApp:
         self._timer: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._server: Any = None
-        # uvicorn's limit_concurrency. Health checks are beyond it.
+        # uvicorn's limit_concurrency. It is checked here, so that it does not apply to health
+        # checks.
         self._limit: int | None = None
 
     def attach(self, server: uvicorn.Server) -> None:
-        """Serve as the app of this server from now on."""
+        """Serve as the app of a server."""
         self._server = server
         config = server.config
         if self._probes and config.limit_concurrency is not None:
@@ -154,9 +155,10 @@ class OperatedApp:
             server.main_loop = partial(self._serve_and_drain, serve)  # type: ignore[method-assign]
 
     def tcp_socket(self, transport: asyncio.Transport) -> Any:
-        """Return a connection's socket, from which the age of its last bytes can be read.
+        """Return the socket of a connection. The kernel knows when its last bytes arrived.
 
-        :returns: None without `queue_timeout_s`, and for a Unix socket, whose kernel has no age.
+        :returns: None without `queue_timeout_s`, and for a Unix socket, for which the kernel does
+            not know this.
         """
         if not self._sheds or not isinstance(transport.get_extra_info("peername"), tuple):
             return None
@@ -165,7 +167,7 @@ class OperatedApp:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[Any]:
         """Call the app, or respond in its place.
 
-        Each call of a function counts here, since every request makes it.
+        This runs for every request, so it makes few function calls.
         """
         response: Any = send.__self__.wire  # type: ignore[attr-defined]
         cycle = response.cycle
@@ -216,7 +218,7 @@ class OperatedApp:
         return self._app(scope, receive, send)
 
     def has_timed_out(self, response: Any) -> bool:
-        """Return whether a request is cancelled because its deadline has passed."""
+        """Return whether a request was cancelled because its deadline had passed."""
         running = self.running.get(response)
         return running is not None and running.is_timed_out
 
@@ -245,15 +247,15 @@ class OperatedApp:
         return True, "ready"
 
     def _is_full(self, limit: int) -> bool:
-        """Return whether uvicorn would refuse this request, by its `limit_concurrency`."""
+        """Return whether uvicorn would refuse this request because of `limit_concurrency`."""
         state = self._server.server_state
-        # uvicorn looks before it counts the request's own task.
+        # uvicorn checks this before it counts the task of the request.
         return len(state.connections) >= limit or len(state.tasks) > limit
 
-    # The drain
+    # Drain
 
     async def _serve_and_drain(self, serve: Callable[[], Awaitable[None]]) -> None:
-        """Serve. After SIGTERM serve on, while the readiness fails."""
+        """Serve. After SIGTERM, continue for `drain_delay_s` with failing readiness checks."""
         await serve()
         server = self._server
         signals = server._captured_signals
@@ -265,7 +267,7 @@ class OperatedApp:
         end_at = time.monotonic() + delay_s
         tick = 0
         while signal.SIGINT not in signals and (left_s := end_at - time.monotonic()) > 0:
-            await server.on_tick(tick)  # for the Date header, and for gunicorn
+            await server.on_tick(tick)  # updates the Date header and notifies gunicorn
             for connection in list(server.server_state.connections):
                 _end_when_idle(connection)
             tick += 1
@@ -274,16 +276,16 @@ class OperatedApp:
     # Requests that have waited too long
 
     def _seconds_since(self, request_start: bytes, client: Any) -> float:
-        """Return how long ago a trusted proxy had a request, or 0.0.
+        """Return the seconds since a trusted proxy received a request, or 0.0.
 
-        :param request_start: X-Request-Start.
+        :param request_start: the value of X-Request-Start.
         """
         if (client and client[0]) not in self._proxies:
             return 0.0
         return queue_seconds(request_start.decode("latin-1"), time.time()) or 0.0
 
     async def _drop(self, response: Any) -> None:
-        """The client has left."""
+        """Close the connection of a client that has left."""
         counters.shed["client_left"] += 1
         response.cut_off()
 
@@ -297,12 +299,12 @@ class OperatedApp:
     # Deadlines
 
     def _look_in(self, seconds: float) -> None:
-        """Look at the running requests after this time, at the latest after a second."""
+        """Check the running requests after this time, or after a second if that is sooner."""
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(min(seconds, _MOST_BETWEEN_LOOKS_S), self.look)
 
     def look(self) -> None:
-        """End the requests whose deadlines have passed. Look again when the next one may."""
+        """End the requests whose deadlines have passed. Schedule the next check."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -332,12 +334,12 @@ class OperatedApp:
 
 
 def _protocol_of(cycle: Any) -> Any:
-    """Return the protocol, which has a method that uvicorn's cycle calls."""
+    """Return the protocol of a cycle of uvicorn."""
     return cycle.on_response.__self__
 
 
 def _end_when_idle(protocol: Any) -> bool:
-    """End an HTTP/2 connection when no request is in progress. Return False over HTTP/1."""
+    """End an HTTP/2 connection when no request is in progress. Return False for HTTP/1."""
     end: Callable[[], None] | None = getattr(protocol, "end_when_idle", None)
     if end is None:
         return False
@@ -346,7 +348,7 @@ def _end_when_idle(protocol: Any) -> bool:
 
 
 def _end_connection(cycle: Any) -> None:
-    """End the connection of a request after its response, and announce that."""
+    """End the connection of a request after its response, and tell the client."""
     if not _end_when_idle(_protocol_of(cycle)):
         cycle.default_headers = [*cycle.default_headers, (b"connection", b"close")]
 
@@ -365,7 +367,7 @@ async def _end(response: Any, running: Running, seconds: float) -> None:
         await send_refusal(cycle.send, RequestError(503, "The request has taken too long"))
     if not cycle.response_complete:
         response.cut_off()
-    cycle.disconnected = True  # later messages of the app are dropped
+    cycle.disconnected = True  # later messages of the app are ignored
     cycle.message_event.set()
     running.task.cancel()
     logger.error(
@@ -375,7 +377,7 @@ async def _end(response: Any, running: Running, seconds: float) -> None:
 
 
 def _stack_of(task: asyncio.Task[Any]) -> str:
-    """Return the stack of a task that waits, as a traceback shows it."""
+    """Return the stack of a waiting task in the format of a traceback."""
     frames: list[tuple[FrameType, int]] = []
     awaited: Any = task.get_coro()
     while awaited is not None:
@@ -386,7 +388,7 @@ def _stack_of(task: asyncio.Task[Any]) -> str:
                 awaited = getattr(awaited, following)
                 break
         else:
-            # An `async for` awaits an object that refers to the generator.
+            # In an `async for`, the awaited object refers to the asynchronous generator.
             referents = gc.get_referents(awaited)
             awaited = next(
                 (each for each in referents if isinstance(each, AsyncGeneratorType)), None
@@ -396,7 +398,7 @@ def _stack_of(task: asyncio.Task[Any]) -> str:
 
 
 def _set_timeout(seconds: float | None) -> None:
-    """Set the deadline of the caller's request, if there is one."""
+    """Set the timeout of the caller's request, if the caller handles a request."""
     current = _current.get()
     if current is not None:
         app, running = current

@@ -1,4 +1,4 @@
-"""The additions of asgifast's protocols to each of uvicorn's."""
+"""The base class that adds asgifast's features to uvicorn's protocols."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ logger = logging.getLogger("uvicorn.error")
 
 _T = TypeVar("_T")
 _ACCEPTED = b"HTTP/1.1 101 "
-# The empty line that ends the headers, as h11 recognizes it.
+# The empty line that ends the headers, matched like in h11.
 _END_OF_HEADERS = re.compile(rb"\n\r?\n")
 
 
 class UnsupportedUvicorn(WSGIFastError, ImportError):
-    """This uvicorn's internals differ from those that asgifast.uvicorn uses."""
+    """Raised if the installed uvicorn lacks a name that asgifast.uvicorn uses."""
 
     def __init__(self, missing: str) -> None:
         super().__init__(
@@ -54,10 +54,11 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
 
 
 def check(parser: str) -> None:
-    """Check that uvicorn has every name that we use of it: a mistake would send wrong bytes.
+    """Check that uvicorn has every name that asgifast uses, because a mistake would send wrong
+    bytes.
 
     :param parser: "h11", "httptools" or "zttp".
-    :raises UnsupportedUvicorn: if one is missing.
+    :raises UnsupportedUvicorn: if a name is missing.
     """
     if missing := UVICORN.missing("receiving", parser):
         raise UnsupportedUvicorn(", ".join(missing))
@@ -73,22 +74,23 @@ async def _bad_request(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class FileSending(ServerOptions, asyncio.Protocol):
-    """Mixed into one of uvicorn's protocols.
+    """The base class of asgifast's protocols, in addition to one of uvicorn's protocols.
 
-    :ivar _header_bytes: how many bytes of incomplete headers have been received.
-    :ivar app: uvicorn calls it. It calls the app with an Exchange's send() and an Upload's
-        receive().
-    :ivar transport: an OutputQueue, or the real one once the connection is a WebSocket's.
+    :ivar _header_bytes: the number of received bytes of incomplete headers.
+    :ivar app: the app that uvicorn calls: :meth:`_answer`. It calls the real app with an Exchange's
+        send() and an Upload's receive().
+    :ivar transport: an OutputQueue, or the event loop's transport when the connection has become a
+        WebSocket.
     :ivar loop: a ConnectionLoop.
     :ivar tcp_socket: see OperatedApp.tcp_socket().
     """
 
-    # As slots: with two more attributes in its dictionary, CPython could no longer share the keys
-    # of the dictionaries of all protocols.
+    # These are slots because CPython shares the keys of the dictionaries of all protocols. With two
+    # more attributes in the dictionary, it could no longer share them.
     __slots__ = ("_header_bytes", "_responding_cycle", "_served", "tcp_socket")
 
     _wire_class: Callable[[], QueueWire]
-    # One request at a time.
+    # Whether the connection has one request at a time.
     _is_http1 = True
     access_logger: Any
     app: Any
@@ -115,7 +117,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         self.loop = ConnectionLoop(
             self.loop, self._check_client, served.head_timeout_s, served.body_timeout_s
         )
-        if type(self.access_logger) is logging.Logger:  # a subclass may have another
+        if type(self.access_logger) is logging.Logger:  # a subclass may override info()
             self.access_logger = _access_logger_for(self.access_logger)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -125,7 +127,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         counters.accepted += 1
         counters.open[self] = queue
         super().connection_made(queue)
-        # At the earlier of both deadlines, so that one timer is enough.
+        # The first check is at the earlier of two deadlines, so that one timer suffices.
         self.loop.check_in(min(self._served.head_timeout_s, self.timeout_keep_alive))
         self.server = _interned(self.server)
         operated = self._served.operated
@@ -133,9 +135,10 @@ class FileSending(ServerOptions, asyncio.Protocol):
         count_connection(self, self._served.by_address)
 
     def data_received(self, data: bytes) -> None:
-        """Receive bytes as uvicorn does, with a limit for the size of the headers.
+        """Receive bytes like uvicorn, with a limit for the size of the headers.
 
-        If headers follow another request in the same read, they count from the next read on.
+        If headers follow another request in the same read, only their bytes in later reads are
+        counted.
         """
         before = self._header_bytes
         limit = self._served.head_limit_bytes
@@ -164,11 +167,13 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().data_received(data)
 
     def _is_over_limit(self, error: BaseException | None) -> bool:
-        """Return whether the parser refuses headers because they exceed the parser's own limit."""
+        """Return whether a parser's error means that headers exceed the parser's own limit."""
         return False
 
     def _refuse_headers(self, error: RequestError) -> None:
-        """Answer headers that are too long. During a response, close after it instead."""
+        """Send an error response for headers that are too long. During a response, only close after
+        it.
+        """
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             self._answer_headers(error)
@@ -201,7 +206,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         else:
             scope["extensions"] = {**extensions}
         scope[COALESCING] = True
-        # Attribute by attribute: a constructor would be one more call for every request.
+        # The attributes are set here. A constructor would cost one more call for every request.
         wire = self._wire_class()
         wire.cycle = cycle
         wire.body = wire.recording = None
@@ -221,7 +226,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         exchange.is_examined = False
         exchange.start = exchange.order = exchange.shared_receive = None
         try:
-            # Reported by uvicorn, if it is not None.
+            # Returned because uvicorn reports apps that return another value than None.
             result = await served.app(scope, receive, exchange.send)  # type: ignore[func-returns-value]
             if exchange.start is not None or exchange.order is not None:
                 await exchange.finish()
@@ -229,7 +234,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
             await exchange.failed(error)
             await wire.wait_until_sent()
             if upload is not None and upload.error is not None:
-                return None  # the client has its response
+                return None  # the client has the error response
             raise
         except asyncio.CancelledError:
             if operated is None or not operated.has_timed_out(wire):
@@ -250,8 +255,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
             try:
                 await wire.body
             except asyncio.CancelledError:
-                # uvicorn's shutdown cancels it. It must not raise: uvicorn would log the place of
-                # this wait as an error of the app, which has returned.
+                # uvicorn's shutdown has cancelled this task. If the error were raised, uvicorn
+                # would log it as an error of the app, although the app has returned.
                 logger.warning("The response for %r was cut off, since the server shuts down", path)
                 cycle.disconnected = True
                 cycle.transport.close()
@@ -264,31 +269,31 @@ class FileSending(ServerOptions, asyncio.Protocol):
         )  # fmt: skip
 
     async def _refuse(self, cycle: Any, error: RequestError) -> None:
-        """Answer a request in place of the app, or break off the response that it has begun."""
+        """Send an error response in place of the app, or cut off the response that it has begun."""
         counters.refused[error.status] += 1
         if not cycle.response_started and not cycle.disconnected:
             await send_refusal(cycle.send, error)
         self._end_request(cycle)
 
     def _end_request(self, cycle: Any) -> None:
-        """End the connection of a refused request. Further messages of the app are ignored."""
+        """Close the connection of a refused request. Later messages of the app are ignored."""
         if not cycle.response_complete:
             self.transport.close()
         cycle.disconnected = True
         cycle.message_event.set()
 
-    # Clients that are late
+    # Late clients
 
     def _check_client(self) -> float:
-        """End a request that is late. Return in how many seconds to check again."""
+        """End a request that is late. Return the seconds until the next check."""
         cycle = self.cycle
         if self.timeout_keep_alive_task is not None or self.transport.is_closing():
             return math.inf
         if cycle is not None and not cycle.response_complete:
             left_s: float = self.loop.check_uploads()
             return left_s
-        # The client is late with headers, or with the rest of a body whose response was sent. After
-        # such a body uvicorn does not reset `more_body`.
+        # The client sends headers, or the remaining bytes of a body after the response. In the
+        # second case `more_body` is still True, because uvicorn does not reset it.
         has_begun_headers = self._has_begun_headers()
         is_body = cycle is not None and cycle.more_body and not has_begun_headers
         left_s = self.loop.since - self.loop.time()
@@ -302,12 +307,13 @@ class FileSending(ServerOptions, asyncio.Protocol):
         return math.inf
 
     def _has_begun_headers(self) -> bool:
-        """Return whether a part of incomplete headers has arrived."""
-        # uvicorn stops the keep-alive timer when the first bytes of the next request arrive.
+        """Return whether incomplete headers have arrived."""
+        # This is called when no keep-alive timer runs. uvicorn stops that timer when the first
+        # bytes of the next request arrive.
         return self.cycle is not None and not self.cycle.more_body
 
     def _answer_headers(self, error: RequestError) -> None:
-        """Answer refused headers, while no response is under way."""
+        """Send an error response for refused headers. No other response may be in progress."""
         counters.refused[error.status] += 1
         status, headers, body = error.response()
         lines = [f"HTTP/1.1 {status}".encode()]
@@ -330,34 +336,35 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().connection_lost(exc)
         cycle = self._responding_cycle
         if cycle is not None and not cycle.response_complete:
-            # With pipelining uvicorn does this for the last request alone.
+            # With pipelining, uvicorn does this only for the last request.
             cycle.disconnected = True
             cycle.message_event.set()
 
     def _detach(self) -> None:
-        """Drop references to a connection that is lost, or another protocol's."""
+        """Release a connection that is lost or gets another protocol."""
         if counters.open.pop(self, None) is not None:
             uncount_connection(self, self._served.by_address)
         self.transport.on_connection_lost()
         self.loop.stop()
         self.app = None
 
-    def eof_received(self) -> Any:  # uvicorn's have it return None
+    def eof_received(self) -> Any:  # uvicorn's protocols return None
         """Handle the end of the client's bytes. The client may still read.
 
-        uvicorn closes the connection at once, which loses unwritten bytes. So the connection of a
-        file is closed after the file. If the client has left, a reset ends the file before.
+        uvicorn closes the connection at once, and unwritten bytes are lost. So while a file is
+        being sent, the connection is closed after the file. If the client has really left, a reset
+        ends the file earlier.
         """
         if not self.transport.sends_file:
             return super().eof_received()
-        self.shutdown()  # uvicorn's: close behind this response
+        self.shutdown()  # uvicorn closes after this response
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """Answer input that is not a request, or a malformed body.
+        """Send 400 for bytes that are not a request, or for a malformed body.
 
-        uvicorn sends the 400 at once, even in the middle of a response. An app that goes on to send
-        may get an error of the closed transport.
+        uvicorn sends the 400 at once, even in the middle of a response. If the app then sends more,
+        it may get an error of the closed transport. This method avoids that.
         """
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
@@ -368,22 +375,22 @@ class FileSending(ServerOptions, asyncio.Protocol):
         elif cycle.more_body and getattr(self, "pipeline", None):
             self.flow.pause_reading()
             cycle.keep_alive = False
-            self.pipeline[0] = cycle, _bad_request  # it waits until others are answered
+            self.pipeline[0] = cycle, _bad_request  # called after the earlier requests
         elif cycle.more_body:
             if cycle.response_started:
-                self.transport.close()  # too late for a 400: the response breaks off
+                self.transport.close()  # too late for a 400: cut off the response
             else:
                 super().send_400_response(msg)  # type: ignore[misc]
             cycle.disconnected = True
             cycle.message_event.set()
         else:
             self.flow.pause_reading()
-            self.shutdown()  # uvicorn's: close behind this response
+            self.shutdown()  # uvicorn closes after this response
 
     def shutdown(self) -> None:
         super().shutdown()  # type: ignore[misc]
         if self.transport.is_closing():
-            self.transport.close()  # soon, whatever the client is still sending
+            self.transport.close()  # the second call shortens the wait
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -394,9 +401,9 @@ class FileSending(ServerOptions, asyncio.Protocol):
         self.transport.on_writing_resumed()
 
     def handle_websocket_upgrade(self, *args: Any, rest: bytes = b"") -> None:
-        """Give the connection to uvicorn's WebSocket protocol, which needs none of this.
+        """Pass the connection to uvicorn's WebSocket protocol, with the event loop's transport.
 
-        :param rest: the bytes after the request: frames, which uvicorn drops.
+        :param rest: the bytes after the request. They are frames, which uvicorn would discard.
         """
         self.transport.flush()
         self._detach()
@@ -407,7 +414,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 
-# Thousands of clients may read a download, each for minutes. So the objects of the request are
+# Thousands of clients may each read a download for minutes. So the objects of the request are
 # released. uvicorn's empty deques remain: two of 760 bytes, and a third during a request.
 
 
@@ -418,19 +425,19 @@ def _interned(value: _T) -> _T:
 
 
 def _header_bytes(scope: Scope) -> int:
-    """Return about how long the headers of a request would be over HTTP/1.1."""
+    """Return the approximate size of a request's headers if they were sent over HTTP/1.1."""
     target: int = len(scope["raw_path"]) + len(scope["query_string"])
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 def _forget_request(protocol: Any, cycle: Any, scope: Scope) -> None:
-    """Release a request after the app has returned and the response has begun.
+    """Release a request when the app has returned and its response has begun.
 
-    :param protocol: uvicorn's, over HTTP/1.1.
-    :param cycle: its RequestResponseCycle, which uses only the method of the scope from now on.
+    :param protocol: uvicorn's protocol, over HTTP/1.1.
+    :param cycle: uvicorn's RequestResponseCycle. From now on it uses only the scope's method.
     """
     cycle.scope = _scope_of(scope["method"])
-    if protocol.scope is scope:  # and not the next request's
+    if protocol.scope is scope:  # it may be that of the next request
         protocol.scope = protocol.headers = None
 
 
@@ -440,10 +447,11 @@ def _scope_of(method: str) -> Scope:
 
 
 class _FramesBehindRequest:
-    """The transport of a WebSocket protocol, with frames that came with the request for it.
+    """Wraps the transport of a WebSocket whose first frames arrived together with the request.
 
-    Not every protocol of uvicorn's takes frames before it has accepted: wsproto drops them. So they
-    are delivered behind the 101, and nothing is read before. Everything else is the transport's.
+    uvicorn's protocol for wsproto discards frames that arrive before it has accepted the WebSocket.
+    So the frames are delivered after the 101 response, and reading is paused until then. All other
+    attributes are those of the transport.
     """
 
     def __init__(self, transport: asyncio.Transport, frames: bytes) -> None:

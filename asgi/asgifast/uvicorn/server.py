@@ -1,8 +1,7 @@
-"""The options, the app and the metrics of one uvicorn server, resolved when it starts.
+"""Resolve the options, the app and the metrics of a uvicorn server when it starts.
 
-uvicorn calls no code of a protocol before the first connection. So :meth:`uvicorn.Server.startup`
-is wrapped. However a server was started, it runs in the process that serves, once the app is
-loaded, and with the environment that the server then has.
+uvicorn does not call a protocol before the first connection. So :meth:`uvicorn.Server.startup` is
+wrapped. It always runs in the worker process, after the app has been loaded.
 """
 
 from __future__ import annotations
@@ -30,17 +29,18 @@ from .operators import OperatedApp, OperatorOptions, operated_app
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
 
-# uvicorn's own status for a failure that would repeat at every start: its supervisor ends with it.
+# uvicorn's exit status for a failed startup. With it, uvicorn's supervisor does not restart the
+# worker.
 _STARTUP_FAILURE = 3
 
 
 class Served(NamedTuple):
     """The values that all connections of a server share.
 
-    :ivar app: with its requests counted, if metrics are enabled.
-    :ivar operated: the same app if it has options for operators, else None.
+    :ivar app: the app. If metrics are enabled, its requests are counted.
+    :ivar operated: the app if options for operators are set, or None.
     :ivar offer: the extensions that the app is offered.
-    :ivar by_address: counts the connections of each address. None without a limit.
+    :ivar by_address: counts the connections of each address. None if there is no limit.
     """
 
     app: ASGIApp
@@ -54,22 +54,22 @@ class Served(NamedTuple):
 
 
 class ServerOptions:
-    """The options of asgifast's protocols, for a subclass to set.
+    """The options of asgifast's protocols. A subclass of a protocol may set them.
 
-    These are `pathsend`, as ASGIFast's option, and the options that are shared with FastWorker
-    (wsgifast/server_options.py). An environment variable takes precedence over a shared option,
-    such as WSGIFAST_BODY_LIMIT_BYTES.
+    These are `pathsend`, like ASGIFast's option, and the options that are shared with FastWorker
+    (wsgifast/server_options.py). An environment variable, such as WSGIFAST_BODY_LIMIT_BYTES, takes
+    precedence over a shared option.
 
-    - `body_timeout_s` counts while the app waits for the body and has not begun its response.
-    - `connections_per_address` counts a connection from the end of its TLS handshake on, until it
-      is a WebSocket's. The addresses in uvicorn's forwarded_allow_ips are proxies.
-    - `queue_timeout_s` and `request_timeout_s` do not count for WebSockets.
+    - `body_timeout_s` applies while the app waits for the body and has not begun its response.
+    - `connections_per_address` counts a connection from the end of its TLS handshake until it
+      becomes a WebSocket. It does not apply to the proxies in uvicorn's forwarded_allow_ips.
+    - `queue_timeout_s` and `request_timeout_s` do not apply to WebSockets.
     """
 
     __slots__ = ()
 
     pathsend: ClassVar[bool | None] = None
-    # Set below, from the rows of the options.
+    # Set below, with the defaults of the shared options.
     body_limit_bytes: ClassVar[int | None]
     head_limit_bytes: ClassVar[int]
     head_timeout_s: ClassVar[float]
@@ -83,7 +83,9 @@ class ServerOptions:
     request_timeout_s: ClassVar[float]
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """:raises ConfigurationError: for an option with a value that it cannot have."""
+        """Check the options of a subclass.
+
+        :raises ConfigurationError: if the value of an option is invalid."""
         super().__init_subclass__(**options)
         for name, option in SHARED.items():
             default = option.default_of_asgi
@@ -95,10 +97,10 @@ class ServerOptions:
 
     @classmethod
     def served_by(cls, config: uvicorn.Config) -> Served:
-        """Return the values for a server with this configuration, resolved at the first call.
+        """Return the values for a server with this configuration. The first call resolves them.
 
-        :raises ConfigurationError: for an environment variable with a value that it cannot have.
-        :raises MissingExtra: if metrics are enabled, without prometheus_client.
+        :raises ConfigurationError: if the value of an environment variable is invalid.
+        :raises MissingExtra: if metrics are enabled and prometheus_client is not installed.
         """
         return _served(config, cls)  # type: ignore[arg-type]
 
@@ -109,7 +111,9 @@ for _name, _option in SHARED.items():
 
 @lru_cache(maxsize=64)
 def _served(config: Any, options: Any) -> Served:
-    """For uvicorn's configuration, as not every app is hashable."""
+    """Return the values for a configuration. It is the cache's key, because an app may be
+    unhashable.
+    """
     variables = options_of_environment()
     limits: dict[str, Any] = {name: variables.get(name, getattr(options, name)) for name in SHARED}
     begin_under_uvicorn()

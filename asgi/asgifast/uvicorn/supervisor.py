@@ -1,11 +1,11 @@
-"""uvicorn's command line, with a supervisor for any number of workers, also for one.
+"""Run uvicorn's command with a supervisor for one or more workers.
 
     python -m asgifast.uvicorn --http asgifast.uvicorn:HttpToolsProtocol module:app
 
-uvicorn has its supervisor for two workers and more. Without one, SIGHUP ends the server, and
-`--host ::` leaves IPv4 out. uvicorn's supervisor ends with 0 after a failed startup. An older
-uvicorn lacks names that this supervisor uses. It then serves by its own command, and a line in the
-log says so.
+uvicorn's own supervisor runs only for two or more workers. Without a supervisor, SIGHUP ends the
+server, and `--host ::` does not listen on IPv4. If the startup fails, uvicorn's supervisor exits
+with status 0. Older versions of uvicorn lack names that this supervisor uses. With them, uvicorn's
+own command runs, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ _OLDER = (
     "This uvicorn has no %s: its own supervisor is used. SIGHUP ends a server with one worker, "
     "and systemd's Type=notify does not work. uvicorn " + UVICORN.newest + " has the names"
 )
-# Seconds in which a new worker may import a large app. The old one serves meanwhile.
+# The time in which a new worker may import a large app, while the old worker serves.
 _START_S = 30
 
 
 class _Worker(multiprocess.Process):
     """A worker that ends with _STARTUP_FAILURE if it could not start.
 
-    :ivar drains: whether the whole server ends. Each worker then serves for `drain_delay_s` first.
+    :ivar drains: whether the whole server ends. Each worker then serves for `drain_delay_s` before
+        it ends.
     """
 
     drains = False
 
     def terminate(self) -> None:
-        """End the worker. If other workers serve on, SIGINT skips the drain."""
+        """End the worker. If the server goes on with other workers, SIGINT skips the drain."""
         if not self.drains and self.process.exitcode is None and self.process.pid is not None:
             os.kill(self.process.pid, signal.SIGINT)
         super().terminate()
@@ -65,13 +66,13 @@ class _Worker(multiprocess.Process):
 
 
 class _Supervisor(multiprocess.Multiprocess):
-    """uvicorn's, which ends if a worker cannot start, and notifies systemd when all serve."""
+    """uvicorn's supervisor, which also ends if a worker cannot start, and notifies systemd."""
 
     _is_ready = False
 
     @property
     def failed(self) -> bool:
-        """Whether a worker could not start: its successors could not either."""
+        """Whether a worker could not start. A new worker in its place could not start either."""
         return any(each.process.exitcode == _STARTUP_FAILURE for each in self.processes)
 
     def keep_subprocess_alive(self) -> None:
@@ -98,11 +99,11 @@ class _Supervisor(multiprocess.Multiprocess):
 
 
 def _notify_systemd(state: str) -> None:
-    """Send systemd this state of the service, if it waits for one (`Type=notify`)."""
+    """Send the state of the service to systemd, if the unit has `Type=notify`."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
-    # "@" stands for the zero byte of an abstract socket.
+    # "@" represents the zero byte of an abstract socket.
     path = "\0" + address[1:] if address.startswith("@") else address
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
@@ -113,7 +114,7 @@ def _notify_systemd(state: str) -> None:
 
 
 def _serve(app: str, *, app_dir: str | None = None, **options: Any) -> None:
-    """uvicorn.run(), under the supervisor."""
+    """Do what uvicorn.run() does, with the supervisor."""
     if app_dir is not None:
         sys.path.insert(0, app_dir)
     config = Config(app, **options)
@@ -151,9 +152,10 @@ def _listeners(config: Config) -> list[socket.socket]:
 
 
 def _remove_socket(path: str) -> None:
-    """Remove the socket that a server has left behind.
+    """Remove the Unix socket of an earlier server.
 
-    :raises ClickException: if another file is there, which uvicorn would remove at its end.
+    :raises ClickException: if the path is another kind of file. uvicorn would remove it when it
+        ends.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.stat(path).st_mode):
@@ -164,7 +166,7 @@ def _remove_socket(path: str) -> None:
 
 
 def main() -> None:
-    """Run uvicorn's own command, which reads the options and calls run()."""
+    """Run uvicorn's command, which parses the options and calls the replaced run()."""
     command = import_module("uvicorn.main")
     uvicorns_run = command.run
     missing = UVICORN.missing("supervisor")
@@ -176,7 +178,7 @@ def main() -> None:
             _remove_socket(options["uds"])
         if missing:
             Config(app, **{name: value for name, value in options.items() if name != "app_dir"})
-            logger.warning(_OLDER, ", ".join(missing))  # Config() has configured the log
+            logger.warning(_OLDER, ", ".join(missing))  # after Config() has configured the log
         (uvicorns_run if options["reload"] or missing else _serve)(app, **options)
 
     command.run = run  # type: ignore[attr-defined]

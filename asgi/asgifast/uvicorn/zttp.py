@@ -1,11 +1,11 @@
-"""uvicorn's zttp protocols, for HTTP/1.1 and HTTP/2. zttp is a parser of both.
+"""asgifast's versions of uvicorn's zttp protocols. zttp is a parser for HTTP/1.1 and HTTP/2.
 
-Over HTTP/1.1 files are sent by sendfile. For HTTP/2 see zttp_responses.py.
+Over HTTP/1.1, files are sent by sendfile. For HTTP/2 see zttp_responses.py.
 
 zttp ends a connection at its 4,097th request or 256th reset, and requests in progress fail. So the
-protocol ends it gracefully before (RFC 9113, section 6.8). GOAWAY has the highest stream id at
-first, and streams that the client opens meanwhile are served. A second later the connection is
-closed, after the last response.
+HTTP/2 protocol ends the connection gracefully before that (RFC 9113, section 6.8). It sends a
+GOAWAY with the highest possible stream id. Streams that the client opens in the next second are
+served. After that second, the connection is closed when the last response has been sent.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ check("zttp")
 
 # Class attributes that a subclass may set.
 _OPTIONS = {"pathsend", *SHARED}
-# The numbers for a graceful end. zttp fails at 4,097 and 256. Between the two numbers of requests
-# the connection ends when no request is in progress, because clients made with h2 receive nothing
-# after a GOAWAY.
+# The numbers of requests and resets after which a connection ends gracefully. From _ENOUGH_REQUESTS
+# on, it ends when no request is in progress, because clients that use h2 ignore responses after a
+# GOAWAY. At _MAX_REQUESTS it ends in any case.
 _ENOUGH_REQUESTS, _MAX_REQUESTS, _MAX_RESETS = 3900, 4000, 200
 _HIGHEST_STREAM = 2**31 - 1
-# How long after the first GOAWAY the connection stays open: streams may be on their way.
+# The time between the first GOAWAY and the close. Requests that the client sent before it received
+# the GOAWAY arrive in this time.
 _CLOSE_AFTER_GOAWAY_S = 1.0
-# An entry of SETTINGS (RFC 9113, section 6.5.1).
+# The entry ENABLE_CONNECT_PROTOCOL of a SETTINGS frame (RFC 9113, section 6.5.1).
 _CONNECT_SETTING = b"\x00\x08\x00\x00\x00\x01"
 _FRAME_HEADER_BYTES = 9
-# zttp's error for headers over its own limit. It has no class of its own.
+# The message of zttp's error for headers that exceed its own limit. The error has no class.
 _OVER_LIMIT = "message exceeded configured size limit"
 
 
@@ -69,33 +70,34 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
         return str(error) == _OVER_LIMIT
 
     def end_late_headers(self) -> None:
-        """Answer with 408, and close."""
+        """Send 408 for incomplete headers, and close the connection."""
         counters.timeouts["head"] += 1
         self._answer_headers(RequestError(408, "The request did not come in time"))
         self.transport.close()
 
 
 class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
-    """uvicorn's ZttpH2Protocol, with back-pressure by the client's flow-control windows."""
+    """uvicorn's ZttpH2Protocol. The app's send() waits for the client's flow-control windows."""
 
     _is_http1 = False
-    # The requests and the client's resets of the connection.
+    # The numbers of requests and of resets by the client, and the highest id of a request's stream.
     _requests = _resets = _last_stream_id = 0
-    # The request that uvicorn has been given, until it is corrected.
+    # The last request event, until :meth:`_complete` has corrected uvicorn's objects.
     _received: Any = None
-    # The timer between the first GOAWAY and the end. `_is_over`: this time has passed.
+    # The timer between the first GOAWAY and the close, and whether its time has passed.
     _ending: asyncio.TimerHandle | None = None
     _is_over = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # A window of the connection may have opened, or its stream or connection may have ended.
+        # Set when a flow-control window may have opened, or a stream or the connection may have
+        # ended.
         self._window_updated = asyncio.Event()
         self._wire_class = partial(ZttpH2Wire, self._window_updated)
         super().__init__(*args, **kwargs)
 
     @property
     def cycle(self) -> Any:
-        """One of the requests in progress, for the metrics, which any thread may ask for."""
+        """One of the requests in progress, or None. Metrics use this in any thread."""
         return next(iter(list(self.cycles.values())), None)
 
     def _upload(self, cycle: Any) -> Upload:
@@ -105,9 +107,9 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         )  # fmt: skip
 
     def _end_request(self, cycle: Any) -> None:
-        """Reset the stream. The connection goes on with the others."""
+        """Reset the stream. Other streams of the connection continue."""
         if cycle.response_complete and cycle.more_body:
-            # The client need not send the rest (RFC 9113 section 8.1).
+            # The client does not have to send the remaining body (RFC 9113 section 8.1).
             cycle.stream.reset(zttp.H2ErrorCode.NO_ERROR)
             cycle.transport.write(cycle.conn.data_to_send())
         elif not cycle.response_complete:
@@ -119,7 +121,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         if self.cycles:
             uploads_s: float = self.loop.check_uploads()
             return uploads_s
-        # Whatever frames may come meanwhile.
+        # Frames that begin no request do not change this deadline.
         left_s: float = self.loop.since + self._served.head_timeout_s - self.loop.time()
         if left_s <= 0 and not self.transport.is_closing():
             counters.timeouts["head"] += 1
@@ -138,7 +140,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.conn.initiate_connection()
-        settings = self.conn.data_to_send()  # so that uvicorn's has nothing to send
+        settings = self.conn.data_to_send()  # removed here, so that uvicorn sends nothing
         super().connection_made(transport)
         self.transport.write(_without_connect(settings))
 
@@ -155,7 +157,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         if self._requests == _MAX_REQUESTS:
             self._end_gracefully()
         if event.protocol is not None:
-            # RFC 8441, section 3: malformed, since the server has not offered it.
+            # Malformed, because the server has not enabled the protocol (RFC 8441, section 3).
             self.conn.stream(stream_id).reset(zttp.H2ErrorCode.PROTOCOL_ERROR)
             return
         self._received = event
@@ -164,12 +166,12 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             self._complete(self.cycles[stream_id])
 
     def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
-        if self._received is not None:  # an eager task, which begins in handle_request()
+        if self._received is not None:  # eager tasks begin in handle_request()
             self._complete(send.__self__)  # type: ignore[attr-defined]
         return super()._answer(scope, receive, send)
 
     def _complete(self, cycle: Any) -> None:
-        """Correct uvicorn's objects for a request."""
+        """Correct the objects that uvicorn has made for a request."""
         event, self._received = self._received, None
         cycle.scope["headers"] = _with_one_cookie(cycle.scope["headers"])
         if event.end_stream:
@@ -185,7 +187,9 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             self._end_gracefully()
 
     def _end_gracefully(self) -> None:
-        """Ask the client for another connection. Streams that it opens meanwhile are served."""
+        """Send the first GOAWAY, so that the client opens a new connection. New streams are still
+        served.
+        """
         if self._ending is not None or self.transport.is_closing():
             return
         self.conn.close(zttp.H2ErrorCode.NO_ERROR, _HIGHEST_STREAM)
@@ -200,7 +204,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         if not self.cycles and not self.transport.is_closing():
             self.conn.close(zttp.H2ErrorCode.NO_ERROR, self._last_stream_id)
             self.flush()
-            # A reset for the client's last frames would lose responses on their way.
+            # Linger: if the client's last frames caused a TCP reset, it would lose responses.
             self.transport.is_receiving = lambda: True
             self.transport.close()
 
@@ -212,7 +216,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
 
     def data_received(self, data: bytes) -> None:
         coalescing, since = self.transport, self.loop.since
-        # WINDOW_UPDATE frames for the client leave before the app has its turn.
+        # Flush at the end, so that WINDOW_UPDATE frames are sent before the app runs.
         coalescing.flush_follows = True
         try:
             super().data_received(data)
@@ -226,15 +230,15 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
 
 
 class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
-    """uvicorn's choice between the two, as with --http2: by ALPN, or by the client's preface.
+    """Chooses HTTP/1.1 or HTTP/2 like uvicorn's --http2: by ALPN or by the client's preface.
 
-    A subclass may set the options of both.
+    The options that a subclass sets apply to both.
     """
 
     http1: ClassVar[type[ZttpProtocol]] = ZttpProtocol
     http2: ClassVar[type[ZttpH2Protocol]] = ZttpH2Protocol
 
-    # The address by which the connection is counted while it waits for its first bytes.
+    # The client's address, for the count of connections, until the first bytes arrive.
     client: tuple[str, int] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -256,14 +260,14 @@ class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
         super().connection_made(transport)
         if self.timeout_task is not None:
             self.timeout_task.cancel()
-            # uvicorn uses the timeout of keep-alive connections, which is shorter.
+            # uvicorn would use its keep-alive timeout, which is shorter.
             timeout_s = min(self._served.head_timeout_s, threading.TIMEOUT_MAX)
             self.timeout_task = self.loop.call_later(timeout_s, self._end_late_headers)
             self.client = get_remote_addr(transport)
             count_connection(self, self._served.by_address)
 
     def _end_late_headers(self) -> None:
-        """Nothing has come, or the beginning of a request that may yet be HTTP/2's."""
+        """End a connection that is late and does not yet show whether it uses HTTP/2."""
         if not self.buffer:
             counters.timeouts["head"] += 1
             self.transport.close()
@@ -294,8 +298,8 @@ class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
 def _without_connect(settings: bytes) -> bytes:
     """Return a SETTINGS frame without ENABLE_CONNECT_PROTOCOL.
 
-    zttp offers WebSockets over HTTP/2 (RFC 8441) and uvicorn does not serve them. Clients that see
-    no offer use HTTP/1.1 for them.
+    With this setting, zttp offers WebSockets over HTTP/2 (RFC 8441), which uvicorn does not
+    support. Without it, clients use HTTP/1.1 for WebSockets.
     """
     size = int.from_bytes(settings[:3])
     header, entries = settings[3:_FRAME_HEADER_BYTES], settings[_FRAME_HEADER_BYTES:]

@@ -1,9 +1,8 @@
-"""Responses under uvicorn's zttp protocols, which frame bodies by zttp.
+"""The wires of asgifast's zttp protocols. zttp frames the bodies.
 
-Over HTTP/2 zttp puts every byte into a frame. So files are read from the page cache, and in a
-thread only if they must come from the disk. They are not read faster than the client opens its
-window, and large bodies are handed over at that pace. Bytes beyond the window would wait in zttp's
-memory.
+Over HTTP/2, zttp puts all bytes into frames. So files are read, in a thread if they are not in the
+page cache. Bytes that exceed the client's flow-control window would wait in zttp's memory. So files
+and large bodies are not read or written faster than the client opens its window.
 """
 
 from __future__ import annotations
@@ -24,19 +23,20 @@ from ..messages import Message, copied_start, declared_length, response_body
 from ..protocols.large_bodies import memory, write_to_file
 from ..protocols.queue_wire import LARGE_BYTES, SMALL_FILE_BYTES, FileBody, QueueWire, count
 
-# A frame's payload, unless SETTINGS_MAX_FRAME_SIZE is raised (RFC 9113, section 6.5.2).
+# The most bytes of a frame's payload by default (SETTINGS_MAX_FRAME_SIZE, RFC 9113 section 6.5.2).
 _FRAME_BYTES = 16 * 1024
-# Body bytes of a stream that may wait for the client's window before the app's send() waits.
+# If more body bytes of a stream than this wait for the client's window, the app's send() waits.
 _QUEUED_BYTES = 64 * 1024
-# The headers that frame a body, and those with a Content-Length alone.
+# The names of the framing headers, and the list of them if there is only a Content-Length.
 _FRAMING, _LENGTH = {b"content-length", b"transfer-encoding"}, [b"content-length"]
 
 
 class _UncountedBody:
-    """The sending half of a zttp connection for a response with a body that zttp does not see.
+    """Replaces the zttp connection while a response is sent whose body bypasses zttp.
 
-    zttp counts the bytes of a body with a Content-Length, and sendfile bypasses it. So zttp gets
-    headers for a chunked body, which are corrected after it has encoded them. uvicorn counts, too.
+    zttp counts the bytes of a body with a Content-Length, but does not see the bytes that sendfile
+    sends. So zttp gets the headers of a chunked body. The encoded headers are then changed back.
+    uvicorn still counts the bytes.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -65,7 +65,7 @@ class _UncountedBody:
 
 
 class ZttpWire(QueueWire):
-    """Over HTTP/1.1: uvicorn counts and frames for zttp as it does for httptools."""
+    """The wire for HTTP/1.1. Like with httptools, uvicorn counts and frames the bytes."""
 
     __slots__ = ()
 
@@ -95,7 +95,7 @@ class ZttpWire(QueueWire):
 
 
 class _WindowedBody(FileBody):
-    """Sends as much of a file, or of large bytes, as the client's window has room for."""
+    """Sends a file or a large body as fast as the client opens its flow-control window."""
 
     __slots__ = ()
 
@@ -122,7 +122,7 @@ class _WindowedBody(FileBody):
                 segment = FileSegment(self._fd, *segments.pop(0))
                 await self._send_range(segment, is_disconnected)
             else:
-                # Nothing here may refer to the bytes.
+                # No variable of this function may refer to the bytes.
                 await self._send_bytes(cast("bytes", segments.pop(0)), is_disconnected)
         if is_whole:
             await self._wire.finish()
@@ -173,7 +173,7 @@ class _WindowedBody(FileBody):
 
 
 class ZttpH2Wire(QueueWire):
-    """Over HTTP/2: send() waits while too much of the response waits for the client's window."""
+    """The wire for HTTP/2. send() waits while too many bytes wait for the client's window."""
 
     __slots__ = ("_sends", "_window_updated")
 
@@ -215,7 +215,7 @@ class ZttpH2Wire(QueueWire):
         return pending_bytes > (0 if self._sends else _QUEUED_BYTES) or super().waits_for_client()
 
     def cut_off(self) -> None:
-        """Reset the stream. The connection goes on with the others."""
+        """Reset the stream. Other streams of the connection continue."""
         self.cycle.abort_stream()
 
     def has_no_body(self) -> bool:
