@@ -18,7 +18,7 @@ from tests.static.calls import Answered, call_with, environ_of
 from tests.support import files
 from wsgifast import ConfigurationError, WSGIFast
 from wsgifast.bodies.files import FileSlice, SegmentedBody
-from wsgifast.files.app_files import is_made_for_one_response
+from wsgifast.files.app_files import _CHANGE_TICK_NS, _change_tick_ns, is_made_for_one_response
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -240,7 +240,8 @@ def test_file_counts_as_made_for_response_by_its_times(tmp_path: Path) -> None:
             (changed // second * second, changed + 4 * second, False),
             # Copied with its time.
             (5 * second, changed, True),
-            (5 * second, changed + 9_000_000, True),
+            # Replaced just before the request, if the kernel's change times are exact.
+            (5 * second, changed + 9_000_000, bool(_CHANGE_TICK_NS)),
             # Replaced more than a tick before the request.
             (5 * second, changed + 11_000_000, False),
             (5 * second, changed + 1 * second, False),
@@ -251,6 +252,20 @@ def test_file_counts_as_made_for_response_by_its_times(tmp_path: Path) -> None:
             now = max(began, changed) + 1
             assert is_made_for_one_response(file, fd, began, now) == is_made, details
         assert not is_made_for_one_response(file, fd, None)
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "is_exact"),
+    [
+        ("Linux", "6.13.0-generic", True),
+        ("Linux", "7.0", True),
+        ("Linux", "6.12.90", False),
+        ("Linux", "unknown", False),
+        ("Darwin", "24.1.0", False),
+    ],
+)
+def test_change_times_are_exact_on_new_kernels(system: str, release: str, is_exact: bool) -> None:
+    assert (_change_tick_ns(system, release) == 0) is is_exact
 
 
 @pytest.mark.parametrize("ahead_s", [60, 86_400, 20 * 365 * 86_400])

@@ -12,6 +12,7 @@ opened, and does not depend on the request.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,19 @@ _VALIDATORS = frozenset({"etag", "last-modified"})
 # Some file systems store whole seconds (ext3, NFSv2) or only even ones (FAT).
 _TICK_NS = 10 * 10**6
 _COARSE_TICK_NS = 2 * 10**9
+
+
+def _change_tick_ns(system: str, release: str) -> int:
+    """Return how far a file's change time (ctime) may be behind the clock.
+
+    Since Linux 6.13, the change times of files that Python's open() has made are exact.
+    """
+    version = re.match(r"(\d+)\.(\d+)", release)
+    is_exact = system == "Linux" and version and tuple(map(int, version.groups())) >= (6, 13)
+    return 0 if is_exact else _TICK_NS
+
+
+_CHANGE_TICK_NS = _change_tick_ns(platform.system(), platform.release())
 # Paths that stand for a descriptor number, and not for a file.
 _DESCRIPTOR = re.compile(rb"/dev/(?:fd/|std)|/proc/[^/]+/(?:task/[0-9]+/)?fd/")
 # A response with one of these headers is not delegated: the front server sends the whole file
@@ -182,7 +196,7 @@ def is_made_for_one_response(
     # original.
     return (
         began_ns - tick_ns <= stat_result.st_mtime_ns <= latest_ns
-        or began_ns - _TICK_NS <= stat_result.st_ctime_ns <= latest_ns
+        or began_ns - _CHANGE_TICK_NS <= stat_result.st_ctime_ns <= latest_ns
     )
 
 
