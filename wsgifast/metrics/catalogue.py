@@ -140,7 +140,8 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
         Metric("wsgifast_compression_cpu_seconds_total", "counter", "s", ("coding",),
                "CPU time for which wsgifast compressed bodies.", known=_CODINGS),
         Metric("wsgifast_clients_left_total", "counter", "{response}", (),
-               "Responses whose client disconnected before it had the last byte."),
+               "Responses whose client had not received the last byte when it disconnected, or "
+               "when the server disconnected it."),
     ),
     SOCKETS: (
         Metric("wsgifast_sendfile_bytes_total", "counter", "By", (),
@@ -197,7 +198,8 @@ _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
         Metric("wsgifast_accept_backlog", "gauge", "{connection}", (),
                "Connections that wait in the kernel to be accepted (Linux, TCP).", across="max"),
         Metric("wsgifast_accept_backlog_limit", "gauge", "{connection}", (),
-               "Limit of connections that wait in the kernel (Linux, TCP).", across="max"),
+               "Limit of connections that wait in the kernel. The kernel drops further connections "
+               "(Linux, TCP).", across="max"),
         Metric("wsgifast_output_spooled_bytes", "gauge", "By", (),
                "Bytes of responses in temporary files that wait for slow clients."),
         Metric("wsgifast_requests_in_memory_bytes", "gauge", "By", (),
