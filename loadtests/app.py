@@ -102,8 +102,9 @@ SHAPES = {
     "bytes": Shape("a bytes", REPORT_BYTES, lambda e, n: payload(n)),
     "bytearray": Shape("a bytearray", REPORT_BYTES, lambda e, n: bytearray(payload(n))),
     "memoryview": Shape("a memoryview", REPORT_BYTES, lambda e, n: memoryview(payload(n))),
-    "str-list": Shape("a list holding one str", REPORT_BYTES, lambda e, n: [_text(n)]),
-    "memoryview-list": Shape("[memoryview]", REPORT_BYTES, lambda e, n: [memoryview(payload(n))]),
+    "str-list": Shape("a list with one str", REPORT_BYTES, lambda e, n: [_text(n)]),
+    "memoryview-list": Shape(
+        "a list with one memoryview", REPORT_BYTES, lambda e, n: [memoryview(payload(n))]),
     # Legal, and slow.
     "list-of-1": Shape("a list of 1-byte chunks", REPORT_BYTES, lambda e, n: chunks(n, 1)),
     "generator-of-1": Shape("a generator of 1-byte chunks", REPORT_BYTES, _generator),
@@ -115,9 +116,9 @@ SHAPES = {
         "wsgiref's FileWrapper (8 KiB)", FILE_BYTES, lambda e, n: FileWrapper(_file(e, n))
     ),
     # Efficient bodies. They must not become slower.
-    "whole": Shape("[bytes]", REPORT_BYTES, lambda e, n: [payload(n)], declared=True),
-    "undeclared": Shape("[bytes], no length", REPORT_BYTES, lambda e, n: [payload(n)]),
-    "small": Shape("[bytes], small", 512, lambda e, n: [payload(n)], declared=True),
+    "whole": Shape("a list with one block", REPORT_BYTES, lambda e, n: [payload(n)], declared=True),
+    "undeclared": Shape("one block, no length", REPORT_BYTES, lambda e, n: [payload(n)]),
+    "small": Shape("a list with one small block", 512, lambda e, n: [payload(n)], declared=True),
     "server-wrapper": Shape(
         "the server's file wrapper", FILE_BYTES, _in_the_servers, declared=True
     ),

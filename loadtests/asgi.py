@@ -94,11 +94,11 @@ _ASGI = table("asgi", "ASGIFast and asgifast's protocol on uvloop, beside uvicor
          for path in ("/static/1024.bin", OUR_STATIC) for name in (PLAIN, OURS)}),
     row("asgi.crumbs", "100,000 messages of 100 bytes", _of(CRUMBS, PLAIN, OURS, ALONE),
         unit=BYTES),
-    row("asgi.crumbs-asyncio", "the same on asyncio's own loop",
+    row("asgi.crumbs-asyncio", "100,000 messages of 100 bytes on asyncio's loop",
         _of(CRUMBS, *_ASYNCIO), unit=BYTES),
     row("asgi.response", "Response 1 KiB",
         _of("/plain", PLAIN, OURS, ALONE, *_MIDDLEWARE, BOTH)),
-    row("asgi.response-asyncio", "the same on asyncio's own loop", _of("/plain", *_ASYNCIO)),
+    row("asgi.response-asyncio", "Response 1 KiB on asyncio's loop", _of("/plain", *_ASYNCIO)),
     _upload("stream", "read by request.stream()",
             {**_UPLOADED, "a bare loop": small("receive-loop")}),
     _upload("multipart", "in a form, read by request.form()", _UPLOADED, form=True),
@@ -146,7 +146,7 @@ OTHERS: dict[str, Callable[[str], Server]] = {
     "anycorn-trio": lambda app: hypercorn(app, "trio", "--workers=0", package="anycorn"),
     "daphne": daphne,
 }
-_OTHERS = table("asgi-others", "ASGIFast alone, on servers that stay as they are", [
+_OTHERS = table("asgi-others", "ASGIFast on other ASGI servers", [
     each
     for name, server in OTHERS.items()
     for each in rows(f"others.{name}", f"{name}: ",
@@ -176,7 +176,7 @@ TABLES = [
     _OTHERS,
     table(
         "asgi-middleware",
-        "Through the middleware of ASGI frameworks",
+        "Apps with the middleware of their ASGI frameworks",
         [each for name, (title, *_) in FRAMEWORKS.items() for each in through(name, title)],
     ),
 ]

@@ -56,8 +56,8 @@ _LOGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 NOTE = (
-    "Deployed: access logs to a pipe, metrics where the server has them, a browser's headers, and "
-    "uvloop for ASGI."
+    "*As deployed* means: the servers write access logs to a pipe. They have metrics if they "
+    "support them. ASGI servers in Python use uvloop. Each request has the headers of a browser."
 )
 
 

@@ -56,16 +56,16 @@ def rows(available: bool) -> list[Row]:
             OURS: gunicorn(APP, worker_class=FAST),
             "granian": granian(APP, interface="wsgi"),
         }, SMALL, OURS),
-        both("static", "1 KiB file, 32", {
+        both("static", "1 KiB file, 32 connections", {
             "WhiteNoise on gthread": static("whitenoise()"),
             OUR_FILES: static("static_files()", worker_class=FAST),
             NGINX: nginx(),
         }, SMALL_FILE, OUR_FILES),
-        both("flask", "a small page of Flask, 32", {
+        both("flask", "a small page of Flask, 32 connections", {
             "gthread": served(FLASK),
             OURS: served(FLASK, {}, worker_class=FAST),
         }, "/page", OURS),
-        both("asgi", "FileResponse 1 KiB, 32", {
+        both("asgi", "FileResponse 1 KiB, 32 connections", {
             "uvicorn": asgi.SERVERS[asgi.PLAIN],
             asgi.OURS: asgi.SERVERS[asgi.OURS],
             "granian": asgi.SERVERS["granian"],

@@ -130,7 +130,7 @@ def _pinned_row(key: str, title: str, app: str, path: str) -> Row:
         Contender("off again", plain, path, fresh=True, ready=_on_its_core()),
     )
     unit = Unit("CPU us/req", lambda m: m.cpu_us_per_request, difference=True, less=True)
-    title = f"{title}, on a core: CPU of a request"
+    title = f"{title}, one core: CPU time of a request"
     return Row(f"metrics.pinned.{key}", title, contenders, _on_the_other_core, unit, rounds=_PAIRS)
 
 
@@ -141,7 +141,7 @@ def _idle_row() -> Row:
         Contender("on", metered, SMALL, ready=_on_its_core(port)),
     )
     unit = Unit("CPU ms/s", lambda m: m.server_cpu_s * 1e3 / m.seconds, difference=True, less=True)
-    title = "once a second, whatever comes: CPU of a second"
+    title = "an idle worker: CPU time in a second"
     return Row(
         "metrics.idle", title, contenders, _nobody, unit, seconds=_IDLE_RUN_S, rounds=_IDLE_ROUNDS
     )
@@ -160,7 +160,7 @@ def _requests_row(key: str, title: str, app: str, path: str) -> Row:
 
 _SCENARIOS = (
     ("small", "1 KiB, 32 connections", APP, SMALL),
-    ("flask", "a page of Flask's, 32", FLASK, PAGE),
+    ("flask", "a page of Flask, 32 connections", FLASK, PAGE),
 )
 TABLE = table("metrics", "What metrics cost", [
     *(_pinned_row(*scenario) for scenario in _SCENARIOS),

@@ -226,7 +226,7 @@ def _asgi_row(key: str, title: str, clients: int, sides: dict[str, Side]) -> Row
     return _row(f"asgi.{key}", title, _LARGE, (_DOWNLOADS, clients), sides=sides, **how)
 
 
-_SLOW = table("slow", "Others beside slow clients", [
+_SLOW = table("slow", "Quick clients beside slow clients", [
     _row("worker.downloads-2000", "2,000 downloads, 64 KiB/s", _FILE, (_DOWNLOADS, 2000)),
     _row("worker.downloads-10000", "10,000 downloads", _FILE, (_DOWNLOADS, 10_000)),
     _row("worker.generators", "2,000 readers of a generator, 4 KiB/s", _GENERATOR,
@@ -279,7 +279,7 @@ def _crowds(kind: str) -> list[tuple[str, None]]:
 
 
 def _attack_row(begin: str, kind: str, path: str, sides: dict[str, Side], **how: Any) -> Row:
-    title = f"{KINDS[kind].clients:,} {kind}" if kind in KINDS else "nobody beside"
+    title = f"{KINDS[kind].clients:,} clients: {kind}" if kind in KINDS else "no slow clients"
     key = f"{begin}.{kind.replace(' ', '-')}"
     return row(key, title, sides, path, OTHERS, beside_crowds(*_crowds(kind), **how), fresh=True)
 
@@ -345,10 +345,10 @@ def upload_table(locust: Locust) -> Table:
         "gthread": gunicorn("loadtests.upload_app:flask()", worker_class="gthread"),
         "FastWorker": gunicorn("loadtests.upload_app:flask()", worker_class=FAST, env=ROOM),
     }
-    title = "beside an upload of 5 GiB (in a short run 128 MiB) and 200 dribblers"
+    title = "an upload of 5 GiB (in a short run 128 MiB), and 200 slow uploads"
     client = _beside_upload(locust)
     large = row("upload.large", title, sides, "/upload", OTHERS, client, fresh=True)
-    return table("upload-link", "Others beside a large upload over 200 Mbit/s", [large])
+    return table("upload-link", "Quick clients beside a large upload over 200 Mbit/s", [large])
 
 
 # The values are FastWorker's defaults.
@@ -379,6 +379,10 @@ def _asgi_attack(kind: str) -> Row:
 
 TABLES = [
     _SLOW,
-    table("slow-attack", "Others under attack", [*map(_attack, ATTACKS)]),
-    table("asgi-attack", "Others under attack, under ASGI", [*map(_asgi_attack, ASGI_ATTACKS)]),
+    table("slow-attack", "Quick clients during an attack", [*map(_attack, ATTACKS)]),
+    table(
+        "asgi-attack",
+        "Quick clients during an attack on ASGI servers",
+        [*map(_asgi_attack, ASGI_ATTACKS)],
+    ),
 ]

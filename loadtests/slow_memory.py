@@ -92,7 +92,7 @@ def _beside(
     return row(key, title, sides, path, MEMORY, client, fresh=True, rounds=_ROUNDS)
 
 
-TABLE = table("slow-memory", "What one slow reader costs", [
+TABLE = table("slow-memory", "Memory for each slow reader", [
     *(_row("", body, {**_WSGI, **_OVER_ASGI}, (READERS, COUNT)) for body in BODIES),
     *(_row("-tls", body, _TLS, (READERS, COUNT)) for body in BODIES),
     *(_row("-http2", body, _HTTP2, (STREAMS, _CONNECTIONS)) for body in BODIES),

@@ -91,14 +91,14 @@ _RANGES: dict[str, Side] = {
 }
 BODIES = [
     table("bodies", "What an app returns", _BODIES),
-    table("frameworks", "Bodies and ranges of frameworks", [
+    table("frameworks", "Bodies of Flask, and ranges of files", [
         _flask("open", "Response(open(...)), 10 MiB", "open"),
         _flask("lines", "a generator of 1,000 lines", "lines", coalesce=True),
         _flask("lines-fast", "a generator of 1,000 lines", "lines", FAST),
         _flask("send-file", "send_file, 10 MiB", "file", FAST),
         _flask("page", "a small page", "page"),
         _flask("page-fast", "a small page", "page", FAST),
-        row("ranges.1MiB", "1 MiB of 10", _RANGES, "/file", BYTES, headers=RANGE),
+        row("ranges.1MiB", "a range of 1 MiB of 10 MiB", _RANGES, "/file", BYTES, headers=RANGE),
     ]),
 ]  # fmt: skip
 
@@ -154,9 +154,9 @@ FILES = [
     table("static-files", "StaticFiles beside WhiteNoise on a gthread worker", [
         row("static.small", "1 KiB", _STATIC, SMALL_FILE),
         row("static.large", "10 MiB", _STATIC, LARGE, BYTES),
-        row("static.ranges", "1 MiB ranges of it", _STATIC, LARGE, BYTES, headers=RANGE),
+        row("static.ranges", "a range of 1 MiB of 10 MiB", _STATIC, LARGE, BYTES, headers=RANGE),
     ]),
-    table("django-files", "Django", [
+    table("django-files", "Responses and static files of Django", [
         row("django.static.small", "static file, 1 KiB", _MIDDLEWARE, f"/static{SMALL_FILE}"),
         row("django.static.large", "static file, 10 MiB", _MIDDLEWARE, f"/static{LARGE}", BYTES),
         *rows("django.wsgi", "wsgi: ", {
@@ -167,7 +167,7 @@ FILES = [
             "ours": uvicorn(f"{DJANGO}:fast_asgi", "--factory", ours=True),
         }, _DJANGO_CASES),
     ]),
-    table("django-start", "Django's start", [
+    table("django-start", "Start of Django", [
         row("django.start", f"start with {DJANGO_FILES:,} files",
             {name: _start_up(name) for name in MIDDLEWARE}, unit=MILLISECONDS),
     ], prepare=_tree),
@@ -193,7 +193,7 @@ _LARGE_FILE: dict[str, Side] = {
 def _file(key: str, kib: str, client: Client) -> Row:
     """Return a row with a large file, for a client that reads in blocks of this size."""
     return row(
-        f"worker.files.{key}", f"10 MiB, by {kib}", _LARGE_FILE, "/server-wrapper", BYTES,
+        f"worker.files.{key}", f"10 MiB, reads of {kib}", _LARGE_FILE, "/server-wrapper", BYTES,
         with_its_cpu(client), ours=OURS, seconds=0.6,
     )  # fmt: skip
 
@@ -202,17 +202,18 @@ WORKER = table("worker", "FastWorker beside gthread, granian and nginx", [
     row("worker.rates.small-4", "1 KiB, 4 connections", pair(), SMALL, client=wrk(4)),
     row("worker.rates.small-32", "1 KiB, 32 connections",
         {**pair(), "granian": granian(APP, interface="wsgi")}, SMALL, client=wrk(32), ours=OURS),
-    row("worker.rates.sleep", "app sleeps 10 ms, 32", pair(), "/sleep", client=wrk(32)),
-    row("worker.rates.compute", "app computes 3 ms, 32", pair(), "/compute", client=wrk(32)),
-    row("worker.rates.static", "1 KiB file, 32", {
+    row("worker.rates.sleep", "app sleeps 10 ms, 32 connections", pair(), "/sleep", client=wrk(32)),
+    row("worker.rates.compute", "app computes 3 ms, 32 connections", pair(), "/compute",
+        client=wrk(32)),
+    row("worker.rates.static", "1 KiB file, 32 connections", {
         "WhiteNoise on gthread": static("whitenoise()"),
         OUR_FILES: static("static_files()", worker_class=FAST),
         "nginx": nginx(),
     }, SMALL_FILE, client=wrk(32), ours=OUR_FILES),
     # wrk needs almost no CPU time in the first row, and half of the CPU time in the second.
-    row("worker.two.compute", "two workers: app computes 3 ms, 32", _BOTH, "/compute",
+    row("worker.two.compute", "two workers: app computes 3 ms, 32 connections", _BOTH, "/compute",
         client=wrk(32)),
-    row("worker.two.small-32", "two workers: 1 KiB, 32, of which wrk has its share", _BOTH, SMALL,
+    row("worker.two.small-32", "two workers: 1 KiB, client on the same CPUs", _BOTH, SMALL,
         client=wrk(32)),
     *rows("worker.tls", "TLS ", pair(tls=True), [
         ("small-4", "1 KiB, 4 connections", SMALL, REQUESTS, wrk(4)),
@@ -269,7 +270,7 @@ _PAYLOADS: dict[str, Side] = {
     "wsgifast's wsgiref, WSGIFast": _stock("fast-wsgiref", "loadtests.app:wrapped"),
 }
 DEVELOPMENT = [
-    table("nodelay", "Development servers, stock and ours", [
+    table("nodelay", "Development servers with and without wsgifast", [
         *_before_and_after("small", "200 bytes with a Content-Length", "/small/200", PLAIN),
         *_before_and_after("stream", "20 chunks of 50 bytes from a generator", "/crumbs"),
         *_before_and_after("report", "688,128 bytes in one block", f"/whole/{REPORT_BYTES}", PLAIN),
@@ -281,11 +282,11 @@ DEVELOPMENT = [
         for key, title, path in (
             # On Python 3 wsgiref rejects a str. On Python 2 it wrote each character separately,
             # like a list of single bytes today.
-            ("string", "the string", "/str"),
-            ("single-bytes", "single bytes", "/list-of-1"),
-            ("list", "a list holding it", "/undeclared"),
-            ("file", "the open file", f"/file/{REPORT_BYTES}"),
-            ("wrapper", "the file in FileWrapper", f"/file-wrapper/{REPORT_BYTES}"),
+            ("string", "the body as a str", "/str"),
+            ("single-bytes", "a list of single bytes", "/list-of-1"),
+            ("list", "a list with the whole body", "/undeclared"),
+            ("file", "an open file", f"/file/{REPORT_BYTES}"),
+            ("wrapper", "a file in wsgiref's FileWrapper", f"/file-wrapper/{REPORT_BYTES}"),
         )
     ], then=(
         f"Then: Python 2, one response of {REPORT_BYTES:,} bytes from wsgiref",

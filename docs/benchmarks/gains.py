@@ -72,7 +72,7 @@ def gains(figures: Figures, *, benchmarks: str) -> str:
     """
     lines = [_INTRODUCTION.format(benchmarks), "", "| you add | you gain |", "|---|---|"]
     for what, text in LINES:
-        if shown := _filled(text, figures):
+        if shown := filled(text, figures):
             lines.append(f"| {what} | {shown} |")
     return "\n".join(lines)
 
@@ -82,7 +82,7 @@ def figures_shown() -> list[tuple[str, str, str]]:
     return [found for _, text in LINES for found in _FIGURE.findall(text)]
 
 
-def _filled(text: str, figures: Figures) -> str:
-    """A sentence with its figures; "" if one is missing."""
+def filled(text: str, figures: Figures) -> str:
+    """Return a sentence with its figures, or "" if one is not published."""
     found = [figures.text(*figure) for figure in _FIGURE.findall(text)]
     return "" if None in found else _FIGURE.sub(lambda _: str(found.pop(0)), text)

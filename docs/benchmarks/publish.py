@@ -29,7 +29,8 @@ from wsgifast.commands.page import escaped
 from wsgifast.commands.terminal import cell_text
 
 from .chart import BARS, GAINS_TITLE, THEMES, chart_of_gains, chart_of_table
-from .gains import figures_shown, gains
+from .gains import figures_shown, filled, gains
+from .page_texts import COLUMNS, PAGES, TERMS
 from .published import (
     DEPLOYED_PREFIX,
     DEPLOYED_SUFFIX,
@@ -50,38 +51,10 @@ DATA = DOCS / "benchmarks"
 README = ROOT / "README.md"
 # Where the charts are, in docs/: a file for each theme.
 _CHARTS = "assets/charts"
-# The pages, in their order, and the tables of each. Tables of no page are on the last one.
-PAGES = {
-    "bodies": ("What an app returns", ("bodies", "frameworks")),
-    "fastworker": ("FastWorker", ("worker", "metrics", "jit")),
-    "peers": ("Beside other servers", ("peers", "released")),
-    "http2": ("HTTP/2", ("http2",)),
-    "slow-clients": (
-        "Slow clients",
-        ("slow-memory", "slow", "slow-attack", "asgi-attack", "upload-link", "goodput"),
-    ),
-    "files": ("Static files and Django", ("static-files", "django-files", "django-start")),
-    "asgi": ("ASGI", ("asgi", "asgi-loops", "asgi-others", "asgi-middleware")),
-    "compression": ("Compression", ("compress", "compress-link")),
-    "sockets": ("Sockets, mail and development servers", ("nodelay",)),
-}
-_GLOSSARY = (
-    ("column", "meaning"),
-    ("---", "---"),
-    ("slow ones", "the number of slow clients"),
-    ("memory KiB each", "the sum of the next two, for each slow client"),
-    ("KiB each", "the growth of the server's memory for each of them"),
-    ("kernel KiB each", "the growth of the kernel's memory for TCP for each of them"),
-    ("disk KiB each", "the growth of temporary files for each of them"),
-    ("kB/s each", "the rate at which each received or sent"),
-    ("dropped", "the connections that ended early"),
-    ("crowd CPU", "the processors that the process of the slow clients used"),
-    ("busy", "the bottleneck: the client, the server, or both"),
-)
 NAMES = tuple(
     name
-    for _, tables in PAGES.values()
-    for table in tables
+    for page in PAGES.values()
+    for table in page.tables
     for name in (table + DEPLOYED_SUFFIX, table)
 )
 # Around the generated part of README.
@@ -247,29 +220,30 @@ def benchmarks_pages() -> dict[str, Callable[[], str]]:
 def _first_page() -> str:
     published = _read()
     chosen = [name for name in PAGES if _of_page(name, published)]
-    listed = [f"- [{PAGES[name][0]}](benchmarks/{name}.md)" for name in chosen]
+    listed = [f"- [{PAGES[name].title}](benchmarks/{name}.md)" for name in chosen]
     parts = [
         "# Benchmarks",
-        "These pages have every figure of this site, with the command that measures it again.",
+        "These pages compare wsgifast with other servers and middleware. They show which requests "
+        "become faster, and how much. Each figure has the command that measures it again.",
         "\n".join(listed),
-        f"{GAINS_TITLE}:",
+        "The chart shows how many times as many requests a server handles in a second:",
         _shown("gains", GAINS_TITLE),
         "## How to read the tables",
-        "The servers take turns on one machine, over loopback, which they share with the client. A "
-        "figure is the median of its rounds. A ratio is the median of the ratios of consecutive "
-        "runs, with the lowest and the highest in brackets. Some rows have an interval there, "
-        "which includes the noise of the machine. If 1 is in the interval, the ratio is unclear. "
-        "**Trust the ratios**, most of all those that you "
+        "The client and the servers run on the same machine, and the servers run in turn. So a "
+        "change of the machine's speed affects all servers. A figure is the median of several "
+        "rounds. A ratio is the median of the ratios of consecutive runs. The lowest and the "
+        "highest ratio are in brackets. A row with few rounds has an interval in brackets, which "
+        "includes the noise of the machine. If this interval contains 1, the ratio is *unclear*.",
+        "**Trust the ratios** more than the rates. Most of all, trust the ratios that you "
         "[measure with your own app](how-to/measure.md).",
-        "A chart says whether a longer bar is better or worse. Green is better, grey is unclear, "
-        "amber is worse, and the thin line is the interval. A row's key is below its title. "
-        "`python -m loadtests KEY` measures the row alone. MB are 10^6 bytes.",
-        "In sections with **as deployed** in their title, servers run as in production. They write "
-        "an access log, they have metrics where they can, and clients send the headers of a "
-        "browser. In all other sections there is no access log and there are no metrics, unless "
-        "a row names them.",
+        "A title *as deployed* means that servers run as in production. They write an access log, "
+        "have metrics if they support them, and get the headers of a browser. Sections without "
+        "this title have no access log and no metrics, unless a row names them.",
+        "A chart says whether a longer bar is better or worse. A green bar is better, a grey bar "
+        "is unclear, and an amber bar is worse. The thin line is the interval.",
+        "The key of a row is below its title. `python -m loadtests KEY` measures only this row.",
         "In tables about slow clients, the times are those of other, quick clients.",
-        "\n".join(f"| {' | '.join(line)} |" for line in _GLOSSARY),
+        _term_table("column", COLUMNS),
         "These pages are generated. `make benchmarks` measures everything on a quiet machine. "
         "`python -m docs.benchmarks.publish` writes the pages from existing reports.",
         *_versions(published),
@@ -279,15 +253,49 @@ def _first_page() -> str:
 
 
 def benchmarks_page(name: str) -> str:
-    """One of PAGES."""
-    title, _ = PAGES[name]
-    tables = _of_page(name, _read())
-    parts = [f"# {title}", *(part for table in tables.items() for part in _section(*table))]
+    """Return one of PAGES: an introduction, its terms, and a section for each table."""
+    page, published = PAGES[name], _read()
+    tables = _of_page(name, published)
+    parts = [f"# {page.title}", page.compared, _conditions(tables)]
+    if results := [shown for text in page.results if (shown := filled(text, Figures(published)))]:
+        parts += ["The main results:", "\n".join(f"- {shown}" for shown in results)]
+    parts.append("[How to read the tables](../benchmarks.md#how-to-read-the-tables)")
+    names = "\n".join(
+        text
+        for table in tables.values()
+        for row in table.rows.values()
+        for text in (row["title"], *row["contenders"])
+    )
+    found = [each for each in TERMS.items() if re.search(rf"(?<!\w){re.escape(each[0])}", names)]
+    if found:
+        parts.append(_term_table("name in the tables", found))
+    parts += (part for table in tables.items() for part in _section(*table))
     return "\n\n".join(parts) + "\n"
 
 
+def _conditions(tables: Mapping[str, Published]) -> str:
+    """Say on which machines the tables of a page were measured, and which are "as deployed"."""
+    machines = [run["machine"] for table in tables.values() for run in table.runs.values()]
+    processors: dict[int, dict[str, None]] = {}
+    for each in machines:
+        processors.setdefault(each["cores"], {})[each["processor"]] = None
+    kinds = [f"{cores} cores ({', '.join(names)})" for cores, names in processors.items()]
+    text = f"In each run, the client and the servers shared one machine with {' or '.join(kinds)}."
+    if not any(name.endswith(DEPLOYED_SUFFIX) for name in tables):
+        return f"{text} No server had an access log or metrics, unless a row names them."
+    return (
+        f"{text} The sections *as deployed* have an access log, metrics and the headers of a "
+        "browser. The other sections have none of them, unless a row names them."
+    )
+
+
+def _term_table(term: str, terms: Iterable[tuple[str, str]]) -> str:
+    lines = [(term, "meaning"), ("---", "---"), *terms]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def _of_page(name: str, published: Mapping[str, Published]) -> dict[str, Published]:
-    chosen = [each for each in NAMES if each.removesuffix(DEPLOYED_SUFFIX) in PAGES[name][1]]
+    chosen = [each for each in NAMES if each.removesuffix(DEPLOYED_SUFFIX) in PAGES[name].tables]
     if name == [*PAGES][-1]:
         chosen += [each for each in published if each not in NAMES]
     return {each: published[each] for each in chosen if each in published}
@@ -304,7 +312,7 @@ def _section(name: str, table: Published) -> Iterator[str]:
     if measured != name:
         how = " --deployed"
         yield NOTE
-    yield f"`python -m loadtests {measured}{how} --profile release`"
+    yield f"Command: `python -m loadtests {measured}{how} --profile release`"
     by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
     for key, row in titled.items():
         line = _run(row["measured"], table.runs[row["measured"]])
@@ -324,15 +332,16 @@ def _titled(table: Published) -> dict[str, dict[str, Any]]:
 
 def _run(when: str, run: Mapping[str, Any]) -> str:
     profile, machine = run["profile"], run["machine"]
-    length = f"{profile['rounds']} rounds of {profile['seconds']:g} s"
+    rounds = f"{profile['rounds']} round{'s' * (profile['rounds'] > 1)}"
+    length = f"{rounds} of {profile['seconds']:g} s"
     if not profile["full"]:
-        length += ": **a short run**, for rough ratios"
+        length += ". This was **a short run**, for rough ratios"
     system = _without_build(machine["system"])
     facts = [f"{machine['cores']} cores", machine["processor"], system, machine["python"]]
     if "tcp" in machine:
         facts.insert(3, f"TCP {machine['tcp']}")
     note = f" {profile['note']}" if profile.get("note") else ""
-    return f"On {when[:10]}, {length}. {', '.join(facts)}.{note}"
+    return f"Measured on {when[:10]} in {length}. Machine: {', '.join(facts)}.{note}"
 
 
 def _versions(published: Mapping[str, Published]) -> Iterator[str]:

@@ -154,11 +154,14 @@ def _replaces(when: str, run: Mapping[str, Any], into: Published, before: str) -
 
 
 def _set_in_order(published: Published, table: Table) -> None:
-    """The rows as the table has them, and of the runs those that a row still is of."""
+    """Put the rows in the order of the table, with its titles, and drop runs without rows."""
     places = {row.key: place for place, row in enumerate(table.rows)}
     keys = sorted(published.rows, key=lambda key: places.get(key, len(places)))
     published.title = table.title
     published.rows = {key: published.rows[key] for key in keys}
+    for row in table.rows:
+        if row.key in published.rows:
+            published.rows[row.key]["title"] = row.title
     times = dict.fromkeys(row["measured"] for row in published.rows.values())
     published.runs = {when: published.runs[when] for when in times}
 

@@ -275,7 +275,7 @@ def _send(sender: str, mode: str) -> Client:
 
 TABLE = table(
     "field-report-coalescing",
-    "Nagle, TCP_NODELAY and coalescing by hand",
+    "Small messages: Nagle, TCP_NODELAY and coalescing",
     [
         row(
             f"field.coalescing.{sender}",

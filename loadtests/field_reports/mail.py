@@ -85,8 +85,8 @@ APPEND = table(
     "field-report-imap",
     "imaplib and TCP_NODELAY",
     [
-        _append_row("direct", "APPEND of 1 kB into Dovecot, messages", forwarded=False),
-        _append_row("forwarded", "the same behind a TCP forwarder", forwarded=True),
+        _append_row("direct", "APPEND of 1 kB into Dovecot", forwarded=False),
+        _append_row("forwarded", "APPEND of 1 kB behind a TCP forwarder", forwarded=True),
     ],
     then=(
         "Then: Python 2, import of 5,000 messages by APPEND",
@@ -176,7 +176,7 @@ def _deliver_row(
 
 DELIVERY = table(
     "field-report-smtp",
-    "smtplib and smtpd",
+    "SMTP: smtplib and aiosmtpd",
     [
         _deliver_row("attachment", "20 MB, an attachment", attachment, LARGE_BYTES, 5, 1),
         _deliver_row("prose", "20 MB, a dot before each line", prose, LARGE_BYTES, 2, 1),

@@ -185,7 +185,7 @@ def _row(
 
 TABLE = table(
     "field-report-receive",
-    "Receiving exactly so many bytes (socketrecvall)",
+    "Receives of a known number of bytes",
     [
         _row("sendall", "blocks of 2 MB, sent by sendall", BLOCKS, "sendall"),
         _row("sendfile", "blocks of 2 MB, sent by sendfile", BLOCKS, "sendfile"),

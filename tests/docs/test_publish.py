@@ -6,6 +6,7 @@ import json
 import re
 import xml.etree.ElementTree
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,7 +15,8 @@ import pytest
 
 from docs.benchmarks import publish
 from docs.benchmarks.chart import BARS, THEMES, chart_of_gains, chart_of_table
-from docs.benchmarks.gains import figures_shown, gains
+from docs.benchmarks.gains import figures_shown, filled, gains
+from docs.benchmarks.page_texts import PAGES
 from docs.benchmarks.published import Figures, Published, read, with_deployed
 from loadtests.deployed import NOTE
 from loadtests.harness.tables import Contender, Row, Table
@@ -74,7 +76,9 @@ def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
         folder = root / "reports" / ("release" if full else "quick")
         folder.mkdir(exist_ok=True)
         (folder / f"{file}.json").write_text(json.dumps({"title": "A title", "rows": {key: row}}))
-        publish.publish(TABLES)
+        (table,) = TABLES
+        rows = [replace(each, title=title) for each in table.rows]
+        publish.publish([replace(table, rows=rows)])
         return capsys.readouterr().out
 
     return take
@@ -83,7 +87,8 @@ def take_in(root: Path, capsys: pytest.CaptureFixture[str]) -> TakeIn:
 def test_published_page_names_command_machine_and_date(root: Path, take_in: TakeIn) -> None:
     take_in()
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
-    assert "\n`python -m loadtests bodies --profile release`\n\nOn 2026-11-22, 7 rounds of" in page
+    assert "\nCommand: `python -m loadtests bodies --profile release`\n" in page
+    assert "\nMeasured on 2026-11-22 in 7 rounds of 1 s. Machine: 2 cores, P, " in page
     assert "2 cores, P, Linux 6.1, TCP cubic, CPython 3.13.0." in page
     assert "| a row | gthread | 10.1 |  | 1 | 2 | 3 | 98,780 |" in page
     assert (
@@ -95,11 +100,36 @@ def test_published_page_names_command_machine_and_date(root: Path, take_in: Take
     assert "fastworker" not in first  # none of its rows is published
 
 
+def test_page_begins_with_its_comparison_and_machine(root: Path, take_in: TakeIn) -> None:
+    take_in()
+    page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
+    places = [
+        page.index(text)
+        for text in (
+            PAGES["bodies"].compared,
+            "shared one machine with 2 cores (P)",
+            "gthread sends an open file 40 times as fast.",
+            "| gthread | gunicorn's worker with threads |",
+            "## What an app returns",
+        )
+    ]
+    assert places == sorted(places)
+    assert "list of 100-byte chunks" not in page  # its figure is not published
+    assert "bjoern" not in page  # no row contains this name
+
+
+def test_published_row_gets_the_title_of_its_table(root: Path, take_in: TakeIn) -> None:
+    take_in("bodies.file", title="an old title")
+    take_in("bodies.small", title="a new title")
+    (table,) = read(publish.DATA).values()
+    assert [row["title"] for row in table.rows.values()] == ["a new title"] * 2
+
+
 def test_rows_of_a_day_and_machine_are_one_table(root: Path, take_in: TakeIn) -> None:
     take_in("bodies.small", hour=9)
     take_in("bodies.file", hour=10)
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
-    assert page.count("On 2026-11-22") == 1
+    assert page.count("Measured on 2026-11-22") == 1
     assert page.index("[bodies.file]") < page.index("[bodies.small]")
 
 
@@ -193,7 +223,7 @@ def test_report_of_one_row_keeps_the_others(root: Path, take_in: TakeIn) -> None
         ("bodies.file", "22"), ("bodies.small", "20"),
     ]  # fmt: skip
     page = (root / "docs" / "benchmarks" / "bodies.md").read_text()
-    first, second = page.index("On 2026-11-22, 7 rounds"), page.index("On 2026-11-20, 7 rounds")
+    first, second = page.index("Measured on 2026-11-22"), page.index("Measured on 2026-11-20")
     assert first < page.index("[bodies.file]") < second < page.index("[bodies.small]")
 
 
@@ -310,6 +340,13 @@ def _published() -> list[Table]:
 def _contenders() -> dict[str, set[str]]:
     tables = with_deployed(_published()).values()
     return {row.key: {c.name for c in row.contenders} for t in tables for row in t.rows}
+
+
+def test_result_of_a_page_is_published() -> None:
+    figures = Figures(read(Path(__file__).parents[2] / "docs" / "benchmarks"))
+    results = [text for page in PAGES.values() for text in page.results]
+    assert len(results) > 15
+    assert not [text for text in results if not filled(text, figures)]
 
 
 def test_shown_figure_is_measured_by_a_load_test() -> None:
