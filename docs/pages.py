@@ -38,8 +38,8 @@ def command_line() -> str:
 
 _SEVERITIES = {
     "wrong": "an error, a wrong response or a security problem.",
-    "slow": "costs more time, memory or traffic than necessary.",
-    "info": "no error, but good to know.",
+    "slow": "a response or a setting that costs more time, memory or traffic than necessary.",
+    "info": "no error, but a fact that you should know.",
 }
 
 
@@ -53,8 +53,8 @@ def findings() -> str:
     lists = "\n\n".join(parts)
     return f"""# Findings of `wsgifast doctor`
 
-This page explains each finding of `wsgifast doctor`, and how to fix it. The findings from WF101 on
-are those of `wsgifast run --check`. The ids never change.
+This page explains each finding of `wsgifast doctor`, and how to fix it. `wsgifast run --check`
+reports the findings with ids from WF101 on. The ids never change. There are three severities.
 
 {lists}
 

@@ -45,15 +45,15 @@ def add_command(commands: Any) -> None:
         help="the directory whose files are compressed, with its subdirectories",
     )
     copies = parser.add_argument_group("copies")
-    codings = "content codings, such as gzip,br,zstd (default: those whose package is installed)"
+    codings = "content codings, such as gzip,br,zstd (default: all whose packages are installed)"
     option(copies, "--codings", "LIST", codings)
-    against = "also write deltas (.dcz) for clients that have this earlier release"
+    against = "also write deltas (.dcz) for clients that have the files of this earlier release"
     option(copies, "--against", "OLD_DIR", against, repeated=True)
     option(copies, "--jobs", "N", "number of threads (default: one per CPU)", type=count)
-    option(copies, "--overwrite", help="also replace outdated files that another tool made")
+    option(copies, "--overwrite", help="also replace outdated compressed files of another tool")
     option(copies, "--quiet", help="do not print progress and a summary")
     dictionary = parser.add_argument_group("dictionary")
-    train = "make a dictionary from these pages, for compress=Compression(dictionary=FILE)"
+    train = "make a dictionary from these pages, for Compression(dictionary=FILE)"
     option(dictionary, "--train", "URL", train, nargs="+")
     output = "file for the dictionary of --train"
     option(dictionary, "--output", "FILE", output, default="pages.dict")

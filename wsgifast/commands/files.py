@@ -29,15 +29,15 @@ def add_command(commands: Any) -> None:
         """,
     )
     parser.add_argument("directory", metavar="DIR", help="the directory to serve")
-    bind = "address to listen on. Without HOST, only this machine can connect. Port 0: a free port"
+    bind = "address to listen on. Without HOST, only this machine can connect. 0 is any free port"
     option(parser, "--bind", "[HOST:]PORT", bind, default=DEFAULT_BIND)
     option(parser, "--no-listing", help="respond with 404 for directories without an index.html")
-    option(parser, "--hidden-files", help="also serve names that begin with a dot")
-    option(parser, "--follow-symlinks", help="also follow links that lead out of DIR")
+    option(parser, "--hidden-files", help="also serve files whose names begin with a dot")
+    option(parser, "--follow-symlinks", help="also follow symbolic links to files outside DIR")
     option(
         parser, "--dictionaries", help="send browsers only the differences from their cached files"
     )
-    missing = "serve this file for paths that do not exist (single-page apps)"
+    missing = "serve this file for paths without a file (single-page apps)"
     option(parser, "--fallback", "FILE", missing)
     parser.set_defaults(run=_run)
 

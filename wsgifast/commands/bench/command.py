@@ -34,7 +34,7 @@ def add_command(commands: Any) -> None:
         "bench",
         help="measure an app on gunicorn or uvicorn, with and without wsgifast",
         description="Serve an app on this machine, with and without wsgifast. Send requests to "
-        "each server in turn with Locust, and print the ratios of their rates. The decompressed "
+        "each server in turn with Locust, and compare the requests per second. The decompressed "
         "bodies are compared byte by byte. Options after -- are passed to the server.",
         examples=_EXAMPLES,
     )
@@ -51,8 +51,8 @@ def add_command(commands: Any) -> None:
     option(serving, "--compress", help="wrap the app with compress=True, like wsgifast run")
 
     load = parser.add_argument_group("load")
-    option(load, "--users", "N", "concurrent requests", default=4, type=count)
-    option(load, "--seconds", "S", "seconds of each run", default=1.0, type=seconds)
+    option(load, "--users", "N", "number of concurrent requests", default=4, type=count)
+    option(load, "--seconds", "S", "length of each run in seconds", default=1.0, type=seconds)
     option(load, "--rounds", "N", "number of runs of each server", default=5, type=count)
     add_header_options(load)
 

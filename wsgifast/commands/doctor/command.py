@@ -70,7 +70,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("paths", nargs="*", metavar="/PATH", help=which)
     option(parser, "--live", "URL", "examine a running server from outside")
-    explained = "explain a finding, or without ID list all findings"
+    explained = "explain a finding. Without ID, list all findings"
     option(parser, "--explain", "ID", explained, nargs="?", const="all")
 
     source = parser.add_argument_group("endpoints")
@@ -78,29 +78,29 @@ def add_command(commands: Any) -> None:
         source,
         "--access-log",
         "FILE",
-        "an access log whose paths are examined. It can have the common format, the combined "
-        "format, uvicorn's format or wsgifast's JSON format",
+        "examine the paths in this access log. It can have the common format, the combined format, "
+        "uvicorn's format or wsgifast's JSON format",
     )
-    described = "an OpenAPI document in JSON, or its path in the app"
+    described = "an OpenAPI document in JSON, or the URL path at which the app serves it"
     option(source, "--openapi", "FILE|/PATH", described)
 
     requests = parser.add_argument_group("requests")
     given = "a value for a URL parameter, such as slug=cat"
     option(requests, "--value", "NAME=X", given, repeated=True, type=pair("="))
     add_header_options(requests)
-    rest = "also request endpoints that may change data (default: ask on a terminal)"
+    rest = "also request endpoints that may change data (default: on a terminal, ask)"
     option(requests, "--all", help=rest)
-    option(requests, "--unsafe", help="like --all, and also use methods other than GET and HEAD")
+    option(requests, "--unsafe", help="like --all, but also send methods other than GET and HEAD")
     https = "send requests with the scheme https, for an app that redirects http to https"
     option(requests, "--https", help=https)
     option(requests, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
 
     result = parser.add_argument_group("result")
     option(result, "--format", "", "format of the report", default="text", choices=FORMATS)
-    option(result, "--html", "FILE", "also write a self-contained page")
+    option(result, "--html", "FILE", "also write the report as one HTML file")
     bad = "exit with status 1 if a finding has this severity or a higher one"
     option(result, "--fail-level", "", bad, default="slow", choices=SEVERITIES)
-    option(result, "--baseline", "FILE", "ignore findings that are in this earlier JSON report")
+    option(result, "--baseline", "FILE", "ignore findings that an earlier JSON report contains")
     option(result, "--silence", "ID", "ignore a finding, such as WF010", repeated=True)
     parser.usage = "wsgifast doctor [OPTION ...] [APP] [/PATH ...]"
     parser.set_defaults(run=_run)

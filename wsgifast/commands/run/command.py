@@ -61,7 +61,7 @@ def add_command(commands: Any) -> None:
         description="Serve an app with wsgifast's middleware: a WSGI app on gunicorn with "
         "FastWorker, an ASGI app on uvicorn with asgifast's protocol. Options after -- are passed "
         "to the server. If the server's options, configuration or environment name a directory for "
-        "imports, your app is imported from there.",
+        "imports, your app is imported from this directory.",
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
@@ -96,14 +96,14 @@ def add_command(commands: Any) -> None:
     option(responses, "--static", "PREFIX=DIR", static, repeated=True, type=_static)
     conventional = (
         "do not serve Django's STATIC_ROOT or Flask's static folder. By default wsgifast run "
-        "serves them, unless the app does"
+        "serves these files, unless the app serves them itself"
     )
     option(responses, "--no-static", help=conventional)
     option(responses, "--no-compress", help="do not compress responses and files")
     tags = "add an ETag to responses in memory, and respond to If-None-Match with 304 (default)"
     either = responses.add_mutually_exclusive_group()
     option(either, "--etag", help=tags)
-    option(either, "--no-etag", help="add no ETag to responses in memory")
+    option(either, "--no-etag", help="do not add an ETag to responses in memory")
     ids = (
         "give each request an id, from X-Request-ID or a new id. The app, the response and a JSON "
         "access log contain it"
@@ -122,8 +122,8 @@ def add_command(commands: Any) -> None:
 
     watching = parser.add_argument_group("logs and metrics")
     access_log = (
-        "log each request to stdout. With json the error log is in JSON, too (default: text on a "
-        "terminal, else json)"
+        "format of the access log on stdout. With json, the error log is in JSON, too (default: "
+        "text on a terminal, otherwise json)"
     )
     option(watching, "--access-log", "", access_log, choices=("text", "json", "off"))
     metrics = "serve /metrics, /readyz and /livez for all processes at this address"
@@ -131,7 +131,8 @@ def add_command(commands: Any) -> None:
 
     checks = parser.add_argument_group("checks")
     check = (
-        "list mistakes in the deployment. To check a gunicorn or uvicorn command, add it after --"
+        "list mistakes in the deployment. To check a command line of gunicorn or uvicorn, add it "
+        "after --"
     )
     option(checks, "--check", help=check)
     option(checks, "--json", help="with --check: print the findings as JSON")
