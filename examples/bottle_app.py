@@ -1,4 +1,4 @@
-"""A Bottle app, unchanged but for its last line.
+"""A Bottle app. Its last line adds wsgifast.
 
 gunicorn -k gthread --threads 4 examples.bottle_app:app
 """

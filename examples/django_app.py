@@ -1,4 +1,4 @@
-"""A Django project in one file, unchanged but for its last line.
+"""A Django project in one file. Its last line adds wsgifast.
 
 gunicorn -k gthread --threads 4 examples.django_app:app
 """
@@ -28,12 +28,12 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 def download(request: HttpRequest) -> FileResponse:
-    """A file: Django hands it to the server's wsgi.file_wrapper, 4 KiB at a time without one."""
+    """Send a file. Django passes it to the server's wsgi.file_wrapper, or reads 4 KiB at a time."""
     return FileResponse(Path(__file__).open("rb"), content_type="text/x-python")
 
 
 def report(request: HttpRequest) -> StreamingHttpResponse:
-    """A generator with a chunk for each row."""
+    """Send a generator with a chunk for each row."""
 
     def rows() -> Iterator[str]:
         for row in range(20_000):

@@ -1,4 +1,4 @@
-"""A Falcon app, unchanged but for its last line.
+"""A Falcon app. Its last line adds wsgifast.
 
 gunicorn -k gthread --threads 4 examples.falcon_app:app
 """
@@ -19,7 +19,7 @@ class Index:
 
 class Download:
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        """A stream: Falcon wraps it itself where the server has no wsgi.file_wrapper."""
+        """Send a file as a stream. Falcon has a wrapper for servers without wsgi.file_wrapper."""
         response.content_type = "text/x-python"
         response.stream = Path(__file__).open("rb")
 

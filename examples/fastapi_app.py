@@ -1,4 +1,4 @@
-"""A FastAPI app, unchanged but for its last line.
+"""A FastAPI app. Its last line adds asgifast.
 
 uvicorn examples.fastapi_app:app --http asgifast.uvicorn:HttpToolsProtocol
 """

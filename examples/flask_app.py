@@ -1,4 +1,4 @@
-"""A Flask app, unchanged but for its last line.
+"""A Flask app. Its last lines add wsgifast.
 
 gunicorn -k gthread --threads 4 examples.flask_app:app
 """
@@ -24,19 +24,19 @@ def index() -> str:
 
 @flask_app.get("/download")
 def download() -> Response:
-    """A file: goes out by sendfile, ranges and all."""
+    """Send a file. wsgifast sends it by sendfile, and supports ranges."""
     return send_file(Path(__file__), mimetype="text/x-python")
 
 
 @flask_app.get("/table")
 def table() -> Response:
-    """A streamed template: thousands of small chunks."""
+    """Stream a template in thousands of small chunks."""
     return Response(stream_template_string(TABLE, rows=ROWS))
 
 
 @flask_app.get("/report.csv")
 def report() -> Response:
-    """A generator with a chunk for each row."""
+    """Send a generator with a chunk for each row."""
 
     def rows() -> Iterator[str]:
         for row in ROWS:
@@ -45,6 +45,6 @@ def report() -> Response:
     return Response(rows(), mimetype="text/csv")
 
 
-# Flask's own command line and extensions go on working: only the WSGI side is wrapped.
+# Only the WSGI app is wrapped. So Flask's command line and extensions still work.
 flask_app.wsgi_app = WSGIFast(flask_app.wsgi_app, coalesce=True)  # type: ignore[method-assign]
 app = flask_app

@@ -1,4 +1,4 @@
-"""A Flask app whose blueprints have static folders: they are answered before Flask is asked.
+"""A Flask app whose blueprints have static folders. StaticFiles serves their files, not Flask.
 
 gunicorn -k gthread --threads 4 examples.flask_blueprints:app
 """
@@ -28,16 +28,16 @@ def index() -> str:
 
 
 def wrap(app: Flask) -> None:
-    """Put StaticFiles in front of each static folder, and WSGIFast around the rest.
+    """Serve each static folder by StaticFiles, and wrap the app in WSGIFast.
 
-    To be called when all blueprints are registered. SEND_FILE_MAX_AGE_DEFAULT says how long
-    browsers keep the files, as it does without; what is not in a folder is Flask's 404.
+    Call this function after all blueprints were registered. As with Flask, browsers cache the files
+    for SEND_FILE_MAX_AGE_DEFAULT seconds. For a missing file, Flask responds with its 404 page.
     """
     wsgi: Callable[..., Any] = WSGIFast(app.wsgi_app)
     owners: list[tuple[str, Any]] = [
         (f"{name}.static", blueprint) for name, blueprint in app.blueprints.items()
     ]
-    owners.append(("static", app))  # asked first, as Flask does
+    owners.append(("static", app))  # the last one is the outermost: Flask also tries it first
     with app.app_context():
         for endpoint, owner in owners:
             if owner.static_folder is None or not os.path.isdir(owner.static_folder):

@@ -1,8 +1,8 @@
-"""A bare WSGI app that makes each mistake, and what wsgifast makes of it.
+"""A WSGI app with common mistakes, which wsgifast corrects.
 
 gunicorn -k gthread --threads 4 examples.mistakes:app
 
-Serve `examples.mistakes:raw` to see what a server does with them otherwise.
+Serve `examples.mistakes:raw` to see how your server handles the mistakes without wsgifast.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ PAGE = "Grüße\n" * 1_000
 
 
 def bare_text() -> str:
-    """A str where PEP 3333 asks for an iterable of bytes: most servers answer 500."""
+    """Return a str. PEP 3333 requires an iterable of bytes, and most servers respond with 500."""
     return PAGE
 
 
 def bare_bytes() -> bytes:
-    """bytes are iterable, but as numbers."""
+    """Return bytes. They are iterable, but their items are numbers."""
     return PAGE.encode()
 
 
 def letters() -> list[bytes]:
-    """A chunk for each letter: a system call for each letter."""
+    """Return a chunk for each letter. Servers make a system call for each chunk."""
     return [letter.encode() for letter in PAGE]
 
 
 def file_by_lines() -> Any:
-    """An open file is iterated line by line."""
+    """Return an open file. Servers iterate over its lines."""
     return Path(__file__).open("rb")
 
 
 def file_by_blocks() -> Any:
-    """A foreign wrapper hides the file from the server's sendfile: 8 KiB at a time."""
+    """Return a file in wsgiref's wrapper. Servers read 8 KiB at a time and cannot use sendfile."""
     return wsgiref.util.FileWrapper(Path(__file__).open("rb"))
 
 
 def text_file() -> Any:
-    """A text file has a descriptor, but its bytes are not what the file reads as."""
+    """Return a text file. It reads as str, so sendfile might send other bytes."""
     return Path(__file__).open(encoding="utf-8")
 
 
 def rows() -> Iterator[str]:
-    """A generator of text."""
+    """Return a generator of str."""
     for number in range(1_000):
         yield f"{number}\n"
 
 
 def wrong_length() -> str:
-    """See `raw`: its Content-Length counts characters."""
+    """Return a str whose Content-Length counts characters instead of bytes. See `raw`."""
     return PAGE
 
 
@@ -70,7 +70,7 @@ def raw(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
     mistake = MISTAKES.get(environ["PATH_INFO"])
     if mistake is None:
         start_response("404 Not Found", [("Content-Type", "text/plain")])
-        return "no such mistake: " + ", ".join(MISTAKES) + "\n"  # which is one, too
+        return "no such mistake: " + ", ".join(MISTAKES) + "\n"  # a str, which is also a mistake
     headers = [("Content-Type", "text/plain; charset=utf-8")]
     if mistake is wrong_length:
         headers.append(("Content-Length", str(len(PAGE))))

@@ -1,4 +1,4 @@
-"""A Starlette app with asgifast's FileResponse and StaticFiles; behind gunicorn:
+"""A Starlette app with asgifast's FileResponse and StaticFiles. Start it with gunicorn:
 
 gunicorn -k asgifast.workers.FastUvicornWorker examples.starlette_app:app
 """

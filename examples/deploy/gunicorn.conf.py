@@ -1,4 +1,4 @@
-"""gunicorn's settings, in a container and outside."""
+"""gunicorn's settings, for a container or a host."""
 
 import os
 
@@ -6,9 +6,10 @@ bind = "0.0.0.0:8000"
 worker_class = "wsgifast.workers.FastWorker"
 workers = int(os.environ.get("WEB_CONCURRENCY", "2"))
 threads = 4
-# A little longer than nginx keeps an idle connection to us.
+# Keep idle connections open for longer than nginx does. Otherwise nginx might send a request on a
+# connection that gunicorn is closing.
 keepalive = 75
-# The heartbeat is a file: not on a layered file system.
+# The heartbeat is a file. In memory, it does not wait for the container's slow file system.
 worker_tmp_dir = "/dev/shm"
 accesslog = "-"
 access_log_format = '%(h)s "%(r)s" %(s)s %(B)s %({wsgifast.sent_as}e)s %(M)sms'

@@ -1,4 +1,4 @@
-"""Simulate visitors of the shop. By hand: locust -f locustfile.py -H http://127.0.0.1:8000"""
+"""Simulate visitors of the shop. Run it with: locust -f locustfile.py -H http://127.0.0.1:8000"""
 
 from locust import HttpUser, between, task
 

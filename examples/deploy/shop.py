@@ -9,7 +9,7 @@ from flask import Flask, Response, request, send_file
 from wsgifast import WSGIFast
 
 app = Flask(__name__)
-# Rows of /orders.csv leave together while they come quickly.
+# If rows of /orders.csv follow each other quickly, wsgifast sends them together.
 app.wsgi_app = WSGIFast(app.wsgi_app, coalesce=True)  # type: ignore[method-assign]
 
 DOWNLOAD_BYTES = 5 * 2**20

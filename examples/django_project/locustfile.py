@@ -1,4 +1,4 @@
-"""Locust's scenario for this project: users who log in, vote, upload and download.
+"""A load test with Locust: users log in, vote, upload and download.
 
     export DJANGO_SUPERUSER_PASSWORD=locust
     manage="python examples/django_project/manage.py"
@@ -7,8 +7,9 @@
     gunicorn -k wsgifast.workers.FastWorker --threads 4 examples.django_project.wsgi
     locust -f examples/django_project/locustfile.py --headless -u 4 -t 10s
 
-Or `uvicorn --http asgifast.uvicorn:HttpToolsProtocol examples.django_project.asgi:application`, and
-`manage.py flush` between the two: each upload stays.
+To test ASGI, start `uvicorn --http asgifast.uvicorn:HttpToolsProtocol
+examples.django_project.asgi:application` instead of gunicorn. The uploads remain in the database
+until you run `manage.py flush`.
 """
 
 from __future__ import annotations
@@ -37,22 +38,21 @@ class Project(DownloadUser):
     wait_time = constant(0)
 
     def on_start(self) -> None:
-        """Log in, and upload a document, to have one."""
+        """Log in, and upload a document for the tasks that download it."""
         page = self.client.get("/").text or ""
         self._style = re.findall(r'href="(/static/[^"]*)"', page)[0]
         self._questions = re.findall(r'href="(/\d+/)"', page)
-        self.client.get(
-            self._questions[0], name="/question/"
-        )  # a form: its token comes as a cookie
+        # The page contains a form, so Django sets the cookie with the CSRF token.
+        self.client.get(self._questions[0], name="/question/")
         password = os.environ.get("DJANGO_SUPERUSER_PASSWORD", "locust")
         form = {"username": "locust", "password": password, "next": "/"}
         if self._post(LOGIN, urlencode(form).encode(), FORM) is None:
-            raise StopUser  # Locust's table says that it failed
+            raise StopUser  # Locust's table contains the failed request
         self._document = ""
         self.upload()
 
     def _post(self, path: str, body: bytes, content_type: str) -> str | None:
-        """Send a form; return where the answer leads, None where it is refused."""
+        """Send a form. Return the location of the redirection, or None if the form is refused."""
         token = next((c.value for c in self.client.cookiejar if c.name == "csrftoken"), None)
         headers = {"Content-Type": content_type, "X-CSRFToken": token or ""}
         post: Any = self.client.post

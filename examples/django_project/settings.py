@@ -1,4 +1,4 @@
-"""The lines that have to do with wsgifast are marked."""
+"""The settings of the project. Comments mark the lines for wsgifast."""
 
 import os
 from pathlib import Path
@@ -48,7 +48,7 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": DATA / "db.sqlite3",
-        "CONN_MAX_AGE": None,  # a connection for each thread, kept
+        "CONN_MAX_AGE": None,  # each thread keeps its connection open
     }
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

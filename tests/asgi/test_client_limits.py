@@ -230,7 +230,7 @@ def test_headers_byte_by_byte_are_408(server: LiveServer, name: str, peer: Peer)
     began = time.monotonic()
     peer.trickle(SLOW_HEADERS)
     status, body = peer.received()
-    assert (status, body) == (408, b"The request did not come in time\n")
+    assert (status, body) == (408, b"The request did not arrive in time\n")
     assert peer.is_closed()
     assert time.monotonic() - began >= 0.9 * TIMEOUT_S
     assert count(server, "timeouts", "head") == timeouts + 1
@@ -274,7 +274,7 @@ def test_body_that_stops_is_408(server: LiveServer, peer: Peer, framing: bytes) 
     timeouts = count(server, "timeouts", "body")
     peer.post(path, framing, data=chunk(b"12345"))
     status, body = peer.received()
-    assert (status, body) == (408, b"The request body did not come in time\n")
+    assert (status, body) == (408, b"The request body did not arrive in time\n")
     assert peer.is_closed()
     assert f"{path} 408" in seen(server)["errors"]
     assert count(server, "timeouts", "body") == timeouts + 1

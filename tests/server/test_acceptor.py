@@ -228,7 +228,7 @@ def test_unwatchable_listener_pauses_accepting(
     assert not server.listens
     assert not server.acceptor.listening
     assert server.warnings == [
-        "Cannot accept: [Errno 28] No space left on device; trying again soon"
+        "Cannot accept connections: [Errno 28] No space left on device. The worker tries again soon"
     ]
     server.acceptor.update()
     clock.now += 1

@@ -230,7 +230,7 @@ def test_silent_client_is_waited_for_without_a_loop(ends: Ends) -> None:
         calls += 1
         return ends.near.recv(size)
 
-    with pytest.raises(RequestError, match="did not come in time") as caught:
+    with pytest.raises(RequestError, match="did not arrive in time") as caught:
         receive(SimpleNamespace(recv=recv, fileno=ends.near.fileno), 0.05)
     assert caught.value.status == 408
     assert calls <= 5

@@ -55,12 +55,12 @@ _SMALL_FILE_BYTES = 256 * 1024
 _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
 # The bytes that the thread compresses before it sleeps.
 _PIECE_BYTES = 128 * 1024
-# The most files in the thread's queue.
+# The maximum number of files in the thread's queue.
 _MAX_JOBS = 8
 # The thread makes no copy of a file that was not requested for this time. Its clients have their
 # responses by then, or have left.
 _MAX_UNWANTED_S = 5.0
-# The processor time for copies: the most in one burst, and the share in the long run.
+# The limits of the processor time for copies: in one burst, and as a share of all time.
 _BURST_S = 5.0
 _SHARE = 0.1
 # The interval of checks whether the thread may continue.
@@ -68,7 +68,7 @@ _CHECK_S = 0.02
 # The longest sleep after a piece. If the process was stopped during a piece, the piece seems to
 # have taken hours.
 _MAX_SLEEP_S = 1.0
-# The least share of the bytes that a copy or a precompressed file must save. Otherwise the client's
+# The minimum share of bytes that a copy or a precompressed file must save. Otherwise the client's
 # decompression costs more than the bytes.
 MIN_SAVING = 0.05
 # The memory of a copy in addition to its body: its objects, a representation and its plans.
@@ -135,7 +135,7 @@ class CompressedCopy(CacheEntry):
 class _CopiesOnDisk:
     """The copies of a process in one unnamed file. When the file is full, a new file replaces it.
 
-    :param max_bytes: the most bytes of the file.
+    :param max_bytes: the maximum size of the file.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -239,8 +239,8 @@ class _Pace:
 class CompressedCopies:
     """The compressed copies of files, in memory and on disk.
 
-    :param max_bytes: the most memory of the copies.
-    :param max_file_bytes: the most bytes of the temporary file.
+    :param max_bytes: the maximum memory of the copies.
+    :param max_file_bytes: the maximum size of the temporary file.
     :ivar pace: limits the time that the copies take.
     """
 

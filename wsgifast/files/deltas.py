@@ -57,7 +57,7 @@ _WAIT_S = 0.25
 # The most deltas that have begun and are not finished, and so the most threads. One thread at a
 # time makes its delta.
 _MAX_UNFINISHED = 32
-# The most releases of a file that are read. They are the newest ones.
+# The maximum number of releases of a file to read. The newest releases are read.
 MAX_RELEASES = 16
 # The sizes of two caches: the listings of folders, and the digests of releases.
 _CACHE_BYTES = 16 * 1024 * 1024

@@ -36,7 +36,7 @@ _SETTLED_NS = 50_000_000
 class CacheEntry:
     """A value of a :class:`MemoryCache`.
 
-    :ivar cost: the most bytes of memory of the value, including the caches that it contains.
+    :ivar cost: the maximum memory of the value in bytes, including the caches that it contains.
     :ivar used: whether the value was used since it was inserted or last skipped by an eviction.
     """
 
@@ -123,7 +123,7 @@ class Source(NamedTuple):
         return self.directory.reopen(self.path, self.identity)
 
     def cost(self) -> int:
-        """Return the most bytes of memory of this object. A character may need four bytes."""
+        """Return the maximum memory of this object in bytes. A character may need four bytes."""
         representation = self.representation
         return (
             _SOURCE_COST_BYTES

@@ -1,4 +1,4 @@
-"""Unnamed temporary files for bodies that are too large for memory, and memory for the others.
+"""Stores bodies in memory, or in unnamed temporary files if they are too large for memory.
 
 - A :class:`Spool` is the body of one request, in memory or in a file.
 - A :class:`TemporaryFile` contains a request body, or output for slow clients.
@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 from ..errors import BodyTooLarge, RequestError
 from ..sockets.sending import FileSegment
 
-# The most buffers of one write: Linux's IOV_MAX.
+# The maximum number of buffers of one write: Linux's IOV_MAX.
 _MOST_BUFFERS = 1024
 # The disk is full, a quota or the largest file size is reached, or there is no free descriptor.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
@@ -43,7 +43,7 @@ def _refusal(error: OSError) -> OSError:
 class Budget:
     """Counts the bytes of one kind, such as those of all temporary files. Thread-safe.
 
-    :param limit_bytes: the most bytes in total.
+    :param limit_bytes: the maximum total.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -108,8 +108,8 @@ class Spool:
     The body moves to a file if it has more than `in_memory` bytes, or if the budget `memory` is
     used up.
 
-    :param in_memory: the most bytes in memory.
-    :param limit: the most bytes of the body.
+    :param in_memory: the maximum number of bytes in memory.
+    :param limit: the maximum size of the body in bytes.
     :param disk: the budget for bytes of the file.
     :param memory: the budget for bytes in memory. They count until the file of :meth:`open` is
         closed. None for no budget.

@@ -1,4 +1,4 @@
-"""Accepts connections from the listeners while their number is below its limit.
+"""Accepts connections from the listeners while the worker is below its limits.
 
 Theory of operation
 -------------------
@@ -49,7 +49,7 @@ SHORT_HANDSHAKE_S = 3.0
 _PAUSE_S = 0.2
 # The minimum time between two equal warnings.
 _WARN_AGAIN_S = 60.0
-_FULL = "All %d %s are taken: new ones wait until others close"
+_FULL = "The limit of %d %s is reached: new connections wait until others close"
 # The client or the network disconnected before accept() (accept(2)).
 _GONE = frozenset(
     {
@@ -228,7 +228,7 @@ class Acceptor:
 
     def _pause(self, error: OSError) -> None:
         """Accept no connections for a moment."""
-        self._warn("Cannot accept: %s; trying again soon", error)
+        self._warn("Cannot accept connections: %s. The worker tries again soon", error)
         self._resume_at = time.monotonic() + _PAUSE_S
 
     def _warn(self, text: str, *args: object) -> None:

@@ -74,9 +74,9 @@ class Application:
         exception. Its arguments are the channel, the request (None if it could not be read) and the
         exception. It returns the status and the size of the body. Without a request, it also writes
         the access log.
-    :param on_answered: called before the access log is written, when a response was sent or failed.
-        Its arguments are the output, the exchange and the monotonic time. It must not raise. Or
-        None.
+    :param on_answered: called after a response was sent or failed, before the access log is
+        written, or None. Its arguments are the output, the exchange and the monotonic time. It must
+        not raise.
     :ivar requests: the number of requests for which the app was called or is about to be called.
     :ivar max_requests: the number of requests after which `on_max_requests` is called once. It may
         change at any time.
@@ -128,7 +128,7 @@ class Application:
             try:
                 if self.pre_request is not None:
                     self.pre_request(exchange, connection)
-                # This is atomic under the GIL, because no function is called.
+                # The GIL makes this line atomic, because the line calls no function.
                 self.requests = number = self.requests + 1
                 if number == self.max_requests and self.on_max_requests is not None:
                     self.on_max_requests()
@@ -148,7 +148,8 @@ class Application:
                     self._check_body(resp)
             except BaseException as error:  # noqa: BLE001 - sys.exit() must not end the thread
                 if isinstance(error, StopIteration) and connection.hijacked:
-                    # gunicorn's convention for an app that took over the socket and has finished.
+                    # By gunicorn's convention, an app that took over the socket raises this
+                    # exception when it has finished.
                     self.log.debug("Closing connection. %s", error)
                     if resp is not None:
                         resp.force_close()
@@ -164,11 +165,10 @@ class Application:
                     self.log.exception("Exception in post_request hook")
 
     def _close_when_sent(self, channel: Channel, exchange: Exchange, resp: Response) -> None:
-        """Close a body, or postpone this if the output still reads from a file of the app.
+        """Close a body. If the output still reads a file of the app, postpone the close().
 
-        In this case the thread closes the body after the last byte, because close() may reuse or
-        remove the file. Python's own file objects are closed at once, because the output has its
-        own descriptor.
+        close() may reuse or remove that file, so it is called after the last byte was sent. File
+        objects of Python are closed at once, because the output has its own descriptor.
         """
         close, resp.close_body = resp.close_body, None
         assert close is not None
@@ -189,13 +189,14 @@ class Application:
         self, channel: Channel, exchange: Exchange, resp: Response | None, error: Any
     ) -> None:
         """Respond to an exception of the app. If the response has begun, cut it off."""
-        # If the request's body could not be read, this is the cause of any error of the app.
+        # If the request's body could not be read, any error of the app is a consequence of that.
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
         is_lost = error is unread or channel.output.error is not None
-        # A ClientGone counts only if output was dropped: it may be another request's exception.
-        has_all = resp is not None and resp.dropped and isinstance(error, ClientGone)
-        if isinstance(error, ConnectionError) and (is_lost or has_all):
+        # If a response must not have a body, the bytes of an endless body are dropped, and its
+        # write() finally raises ClientGone. Any other ClientGone may be another request's.
+        is_endless = resp is not None and resp.dropped and isinstance(error, ClientGone)
+        if isinstance(error, ConnectionError) and (is_lost or is_endless):
             self.log.debug("Ignoring a lost connection: %s", error)
             exchange.resp = None if resp is not None and not resp.headers_sent else resp
             if resp is not None:
@@ -219,7 +220,7 @@ class Application:
     def time_out(self, channel: Channel, exchange: Exchange, error: Exception) -> str | None:
         """End the response to a request after its deadline. Any thread may call it.
 
-        :param error: the error of the output from now on.
+        :param error: the reason. The app's next write raises ClientGone with its text.
         :returns: how the response ended, for the log. None if the app has returned in the meantime.
         """
         output = channel.output
@@ -240,7 +241,7 @@ class Application:
     def refuse(self, channel: Channel, exchange: Exchange | None, error: Exception) -> None:
         """Respond to an error that occurred before the app was called, and log it.
 
-        It runs in an empty context, because this thread's context is another request's.
+        This runs in an empty context, because this thread's context belongs to another request.
         """
         # The client caused the error, unless it is an OSError of the disk.
         default = 500 if isinstance(error, OSError) else 400

@@ -5,12 +5,12 @@ Theory of operation
 channel.py defines the states and their possible next states. :data:`_STEPS` defines the step of
 each state. A waiting connection is in the registry. An event or the sweep claims the connection,
 and makes one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`. This
-method lets the connection wait again, closes it, or returns it because its app is to run. After
-HTTP/2 was negotiated, an HTTP2Connection replaces the connection (http2/connection.py).
+method makes the connection wait again, closes the connection, or returns it if the app is to run.
+After HTTP/2 was negotiated, an HTTP2Connection replaces the connection (http2/connection.py).
 
 While the app runs, the app's thread is the owner. If the output queue waits for the client at this
-time, the connection is in the registry too. An event then only sends bytes, with the queue's lock.
-Only the owner closes the socket, and never while the app may use it.
+time, the connection is also in the registry. The thread of the next event then only sends bytes,
+with the queue's lock. Only the owner closes the socket, and never while the app may use it.
 
 Other objects do the remaining work. The receiver parses received bytes and has no socket. The
 output queue sends. The base class Endpoint waits and closes.
@@ -51,7 +51,8 @@ from .response import Response
 from .sending import SocketSender
 from .streamed_body import StreamedBody
 
-# Marks an idle connection that is overdue, but has unread data. It is read once more.
+# The deadline of an idle connection that is overdue, but has unread data. The connection receives
+# once more before it is closed.
 _LAST_TURN = 0.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # If the peer closes during the handshake, the error depends on the versions of Python and OpenSSL.
@@ -385,7 +386,7 @@ class Connection(Endpoint, Channel):
         return True
 
     def _on_receive_timeout(self) -> None:
-        self.refuse(RequestError(408, "The request did not come in time"))
+        self.refuse(RequestError(408, "The request did not arrive in time"))
 
     def _on_send_timeout(self) -> None:
         self.output.fail(TimeoutError("the client accepted no bytes in time"))

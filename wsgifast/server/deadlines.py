@@ -1,9 +1,9 @@
-"""Ends the response to a request whose app takes too long. This is the request's deadline.
+"""Ends the responses to requests that are past their deadlines, because their apps take too long.
 
 Theory of operation
 -------------------
 The main thread checks the running requests about once a second, and when the next deadline is due.
-Other threads have no work with deadlines. At the deadline, the client gets a response with 503. If
+No other thread checks deadlines. At the deadline, the client gets a response with 503. If
 the app's response has begun, the client is disconnected instead. The output queue then has an
 error. So the app's later output is discarded, and its next write() raises. The app's thread cannot
 be stopped. When the app returns, its thread closes the connection.

@@ -4,8 +4,8 @@ Theory of operation
 -------------------
 A waiting connection is *published*: it is in the registry under its descriptor. The descriptor is
 *armed* in the poller. Either an event (:meth:`.Server.receive`) or the sweep
-(:meth:`Registry.sweep`) claims the connection. The thread that claims it owns it. No other thread
-uses it until it waits again or is closed.
+(:meth:`Registry.sweep`) claims the connection. The thread that claims the connection owns it. No
+other thread uses the connection until it waits again or is closed.
 
     owned --wait--> published and armed --event--> owned by the event's thread
                                         --sweep--> owned by the sweep's thread
@@ -63,9 +63,9 @@ _DISCARD_BYTES = 256 * 1024
 class Registry:
     """The connections of a worker. It is thread-safe.
 
-    :param defer: lets a thread of the pool run a step, see :meth:`.Pool.defer`.
-    :param push_first: lets a thread run a step before all other work, see :meth:`.Pool.push_first`.
-    :param submit: lets a disk thread run a function, see :meth:`.DiskThreads.submit_temporary`.
+    :param defer: makes a thread of the pool run a step, see :meth:`.Pool.defer`.
+    :param push_first: makes a thread run a step before other work, see :meth:`.Pool.push_first`.
+    :param submit: makes a disk thread run a function, see :meth:`.DiskThreads.submit_temporary`.
     :param on_closed: called after a connection has closed its descriptor.
     :ivar connections: the open connections.
     :ivar waiting: the connections that wait for an event, by descriptor.
@@ -116,7 +116,7 @@ class Registry:
             try:
                 arm(fd, events)
             except (OSError, ValueError) as error:
-                # If it is missing, an event has claimed the connection in spite of the error.
+                # If the connection is missing, an event has claimed it in spite of the error.
                 if self.waiting.pop(fd, None) is connection:
                     self.log.warning("cannot wait for a connection: %s", error)
                     raise
@@ -136,8 +136,8 @@ class Registry:
     def claim(self, connection: Endpoint, *, overdue_at: float | None = None) -> bool:
         """Become the owner of a waiting connection without an event.
 
-        :param overdue_at: claim it only if its deadline is before this monotonic time or it
-            waits_for_memory.
+        :param overdue_at: a monotonic time. The connection is then claimed only if its deadline is
+            earlier, or if it waits for memory.
         :returns: False if the connection does not wait.
         """
         fd = connection.fd
@@ -148,7 +148,8 @@ class Registry:
                 connection.deadline < overdue_at or connection.waits_for_memory
             ):
                 return False
-            # None means that an event has claimed it. Adding a connection would need this lock.
+            # None means that an event has claimed the connection. No other connection can have
+            # replaced it, because that needs this lock.
             return self.waiting.pop(fd, None) is not None
 
     def replace(self, connection: Endpoint, other: Endpoint) -> None:
@@ -275,7 +276,7 @@ class Endpoint(AcceptedSocket, Owner):
 
     @abstractmethod
     def is_sending(self) -> bool:
-        """Return whether a response is being sent whose app has returned."""
+        """Return whether an app has returned, and its response is still being sent."""
 
     def is_idle(self) -> bool:
         """Return whether the connection waits for an HTTP/1 request or a TLS handshake."""

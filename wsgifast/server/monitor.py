@@ -7,8 +7,9 @@ The monitor runs in the main thread. It never blocks, polls or receives. It only
 The monitor sleeps until its alarm. A thread that begins a turn postpones the alarm
 (:meth:`Monitor.guard`), at most once in half a tick. So the alarm goes off only if a turn takes
 longer than a tick, or if no turn follows. While all turns are short, the monitor does not acquire
-the GIL. If long turns turn out to be computation, the monitor checks less often. After a blocked
-turn, it checks after one tick again. It always calls `on_tick` in time if a tick was requested.
+the GIL. If the app computes in long turns, the monitor checks less often. After a turn that was
+blocked, the monitor checks after one tick again. If a tick was requested, the monitor calls
+`on_tick` in time.
 
 The watchdog logs a warning if all threads of the pool are stuck, so that no client is served.
 """

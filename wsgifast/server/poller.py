@@ -4,15 +4,14 @@ Theory of operation
 -------------------
 A connection is either *armed* here or *owned* by one thread. The poller reports one event of an
 armed descriptor, and disarms the descriptor (EPOLLONESHOT). The thread that gets the event owns the
-connection until it arms the descriptor again. It may do so while another thread polls.
+connection until it arms the descriptor again, even while another thread polls.
 
 Listeners are level-triggered and stay armed. If several workers share a listener, epoll reports
 each new connection to one of the workers (EPOLLEXCLUSIVE).
 
-:class:`EpollPoller` leaves this to the kernel. :class:`PollPoller` is for systems without epoll,
-    and
-implements it with poll(2). If a thread arms a descriptor while another thread polls, a byte in a
-pipe wakes that thread.
+With :class:`EpollPoller`, the kernel does this. :class:`PollPoller` does it with poll(2), on
+systems without epoll. If a thread arms a descriptor while another thread polls, a byte in a pipe
+wakes the polling thread.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class EpollPoller:
         poll = self._epoll.poll
         events = poll(timeout)
         if len(events) >= _CALL_EVENTS:
-            # Later events may be more urgent.
+            # Poll again, because the kernel may have more events, which may be more urgent.
             while len(more := poll(0)) >= _CALL_EVENTS and len(events) < _POLL_EVENTS:
                 events += more
             events += more

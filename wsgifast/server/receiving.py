@@ -31,7 +31,8 @@ from .shared import Shared
 # 5.1), because no event would report the remaining bytes of the record.
 _HEADER_BYTES = 16 * 1024
 _END_OF_HEADERS = b"\r\n\r\n"
-# The maximum for a body, and the first and the minimum value for a chunked body.
+# The maximum number of bytes of one receive of a body. A chunked body begins with
+# _FIRST_CHUNKS_BYTES, and later receives are not smaller than _MIN_CHUNKS_BYTES.
 _RECEIVE_BYTES = 256 * 1024
 _FIRST_CHUNKS_BYTES = 4 * 1024
 _MIN_CHUNKS_BYTES = 1024
@@ -40,7 +41,7 @@ _CHUNKS_A_TURN = 500
 # Headers up to this size are accepted even if no memory is left. So clients that send long headers
 # slowly do not prevent the service of other clients.
 _SMALL_HEADER_BYTES = 4 * 1024
-# Transfer codings that change nothing in a body whose framing was decoded.
+# Transfer codings that do not change the decoded content of a body.
 _ONLY_FRAMING = {"chunked", "identity", ""}
 
 # The results of :meth:`Receiver.feed`, which are the next steps.
@@ -115,8 +116,8 @@ class Exchange:
         """Set CONTENT_LENGTH for a complete body whose request did not declare its length.
 
         Apps rely on CONTENT_LENGTH (PEP 3333). Django, for example, regards a body without it as
-        empty. The chunks were decoded (RFC 9112 section 7.1.3 does the same). If the body has
-        another transfer coding, the length is not set, because the content's length is unknown.
+        empty. The algorithm of RFC 9112 section 7.1.3 also sets the length after decoding chunks.
+        If the body has another transfer coding, the length of its content is unknown.
         """
         codings = self.fields.get("HTTP_TRANSFER_ENCODING", "").lower().split(",")
         if {coding.strip(" \t") for coding in codings} <= _ONLY_FRAMING:

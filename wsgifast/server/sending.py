@@ -1,9 +1,9 @@
 """Sends a connection's backlog on its socket, plain or with TLS, one turn at a time.
 
-A file is sent only as far as it is in the page cache. A disk thread sends the other bytes. If
-sendfile does not work, as with TLS, a piece of the file is read into a buffer of the thread and
-then sent. If the socket does not accept the piece, it is read again later. TLS may have sent a part
-of a piece that it refuses. The next call must then pass the same bytes again.
+A turn sends only bytes of a file that are in the page cache. A disk thread sends the other bytes.
+sendfile does not work with TLS. Then a piece of the file is read into a buffer of the thread, and
+sent. If the socket does not accept the piece, the piece is read again later. TLS may have sent a
+part of a piece that it refuses. So the next call must pass the same bytes again.
 
 The socket's send buffer is small until the client has proved to be fast. Unsent bytes in these
 buffers count against the kernel's limit of memory for all TCP connections. If the limit is reached,
@@ -287,8 +287,8 @@ class SocketSender(Sender):
         """Send the next bytes of a file.
 
         :param may_wait: whether to wait for the disk.
-        :returns: the number of sent bytes. If it may wait and sendfile does not work, the bytes
-            that were read. If it must not wait and the bytes may not be cached, None.
+        :returns: the number of sent bytes. Or the bytes that were read, if sendfile does not work
+            and `may_wait` is True. Or None, if the bytes may not be cached and `may_wait` is False.
         """
         fd, offset, whole = segment
         place = offset + backlog.file_sent
@@ -341,7 +341,7 @@ class SocketSender(Sender):
         if not self._may_grow:
             return
         was_quick, self._was_quick = self._was_quick, time.monotonic() - self._full_since < QUICK_S
-        # Twice in a row, because even a slow client's first receive is quick.
+        # Two quick events are necessary, because even a slow client's first receive is quick.
         if was_quick and self._was_quick:
             self._may_grow = False
             with contextlib.suppress(OSError):  # the client has left, and the next send fails

@@ -1,4 +1,4 @@
-"""Request bodies without a buffer: the app's thread reads them from the socket."""
+"""Request bodies that are not buffered. The app's thread reads them from the socket."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def receive_blocking(
             raise ClientGone(str(error)) from error
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            raise RequestError(408, "The request body did not come in time")
+            raise RequestError(408, "The request body did not arrive in time")
         if poller is None:
             poller = select.poll()
             poller.register(sock.fileno(), awaited)

@@ -359,7 +359,7 @@ class Upload:
 
     def refuse_late_body(self) -> None:
         """Refuse the body, because the client is too slow."""
-        self.error = RequestError(408, "The request body did not come in time")
+        self.error = RequestError(408, "The request body did not arrive in time")
         self._cycle.message_event.set()
 
     def end(self) -> None:

@@ -302,7 +302,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
             return left_s
         counters.timeouts["body" if is_body else "head"] += 1
         if has_begun_headers:
-            self._answer_headers(RequestError(408, "The request did not come in time"))
+            self._answer_headers(RequestError(408, "The request did not arrive in time"))
         self.transport.close()
         return math.inf
 

@@ -72,7 +72,7 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
     def end_late_headers(self) -> None:
         """Send 408 for incomplete headers, and close the connection."""
         counters.timeouts["head"] += 1
-        self._answer_headers(RequestError(408, "The request did not come in time"))
+        self._answer_headers(RequestError(408, "The request did not arrive in time"))
         self.transport.close()
 
 

@@ -1,4 +1,4 @@
-"""What the admin shows."""
+"""The models in Django's admin."""
 
 from django.contrib import admin
 

@@ -1,4 +1,4 @@
-"""Questions, the choices to answer them with, and documents."""
+"""Questions with their choices, and uploaded documents."""
 
 from django.db import models
 

@@ -1,4 +1,4 @@
-"""Pages, an export, uploads and downloads."""
+"""Views for pages, an export, uploads and downloads."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -25,7 +25,7 @@ class Index(ListView):
 
 
 def detail(request: HttpRequest, pk: int) -> HttpResponse:
-    """A question with its choices; a POST votes for one."""
+    """Show a question with its choices. A POST votes for a choice."""
     question = get_object_or_404(Question, pk=pk)
     if request.method == "POST":
         choice = get_object_or_404(question.choice_set, pk=request.POST.get("choice"))
@@ -35,7 +35,7 @@ def detail(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def votes(request: HttpRequest) -> StreamingHttpResponse:
-    """All votes as CSV: row by row, as the database gives them."""
+    """Stream all votes as CSV, row by row from the database."""
 
     def rows() -> Iterator[str]:
         yield "question,choice,votes\n"
@@ -47,7 +47,7 @@ def votes(request: HttpRequest) -> StreamingHttpResponse:
 
 
 async def ticks(request: HttpRequest) -> StreamingHttpResponse:
-    """Events, for ASGI."""
+    """Send server-sent events. This view needs ASGI."""
 
     async def events() -> AsyncIterator[str]:
         for number in range(3):
@@ -59,14 +59,14 @@ async def ticks(request: HttpRequest) -> StreamingHttpResponse:
 
 @login_required
 def upload(request: HttpRequest) -> HttpResponse:
-    """Take a file, and say where it is."""
+    """Store a file, and redirect to its URL."""
     if "file" not in request.FILES:
-        return HttpResponseBadRequest("a file, please")
+        return HttpResponseBadRequest("The form has no file in its field 'file'")
     document = Document.objects.create(file=request.FILES["file"])
     return redirect("polls:download", document.pk)
 
 
 @login_required
 def download(request: HttpRequest, pk: int) -> FileResponse:
-    """A document: by sendfile, ranges and all."""
+    """Send a document. wsgifast sends it by sendfile, and supports ranges."""
     return FileResponse(get_object_or_404(Document, pk=pk).file, as_attachment=True)

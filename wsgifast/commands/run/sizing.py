@@ -1,7 +1,7 @@
-"""The number of workers for a container: by its CPUs, its memory, and the memory of the app.
+"""Computes the number of workers from the CPUs and the memory of a container, and the app's memory.
 
-:func:`read_container` and :func:`temporary_note` read files of the kernel. Tests pass a folder with
-such files.
+:func:`read_container` and :func:`temporary_note` read /proc and /sys. Tests pass another root
+folder with such files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Container:
     """The resources that this process may use.
 
     :ivar cpus: the number of CPUs, which may be a fraction.
-    :ivar cpus_by: what limits the CPUs: "quota", "affinity", or "machine".
+    :ivar cpus_by: the name of the limit of the CPUs: "quota", "affinity", or "machine".
     """
 
     cpus: float

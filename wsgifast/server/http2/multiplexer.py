@@ -73,7 +73,7 @@ LOST: Final = "lost"
 
 
 class Multiplexer:
-    """Sends for the streams of a connection, and detects clients that do not receive.
+    """Sends the output of a connection's streams, and detects clients that do not receive.
 
     :param connection: the connection of the streams.
     :ivar state: the state of the connection: open, going away or lost.

@@ -71,7 +71,7 @@ class HTTP2Response(Response):
         else:
             length = self.length
             if not self._trailers and (length is None or length <= size):
-                # So that the last DATA frame has the END_STREAM flag.
+                # The last DATA frame then has the END_STREAM flag.
                 self._stream.stream_sender.ends_after = size if length is None else length
         super().write_all(blocks)
 

@@ -221,7 +221,7 @@ class Stream(Channel):
         waited_for = "body" if self.state is RECEIVING else "send"
         self._mux.shared.counters.timeouts[waited_for] += 1
         if self.state is RECEIVING:
-            self.refuse(RequestError(408, "The request did not come in time"))
+            self.refuse(RequestError(408, "The request did not arrive in time"))
         else:
             self.fail(TimeoutError("the client accepted no bytes in time"))
 
@@ -347,7 +347,7 @@ class StreamedUpload(RawBody):
         while not self._arrived.wait(min(max(0.0, deadline - time.monotonic()), TIMEOUT_MAX)):
             passed, deadline = deadline, self._deadline(began)
             if deadline <= passed:
-                self.failure = RequestError(408, "The request body did not come in time")
+                self.failure = RequestError(408, "The request body did not arrive in time")
                 raise self.failure
         self._waited_s += time.monotonic() - began
 
