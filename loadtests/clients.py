@@ -49,7 +49,7 @@ class Connection:
     """Sends the same request again and again, on one connection at a time.
 
     :param headers: header lines to add to the request.
-    :param expected: the bytes of each body. None: any number.
+    :param expected: the size of each body in bytes. None to accept any size.
     :param receive_bytes: the size of one receive.
     :param look: called with each piece of a body with a Content-Length, and with its offset.
     :param give_up_s: the longest time without a byte of the response.
@@ -178,7 +178,7 @@ def raw(
     :param connections: the number of connections, each in its own thread. Use one for large bodies.
         For small bodies this client reaches about 20,000 responses/s. Use wrk for higher rates.
     :param receive_bytes: the size of one receive. Real clients use 8 KiB to 256 KiB.
-    :param requests: at the most, of each connection.
+    :param requests: the maximum number of requests on each connection.
     """
 
     def run(task: Task) -> Load:

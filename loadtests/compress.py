@@ -1,11 +1,12 @@
-"""Compression compared with other packages: an app without it, with the best other one, with ours.
+"""Compares wsgifast's compression with other packages, and with an app that does not compress.
 
-    python -m loadtests compress. over loopback: its cost python -m loadtests compress-link. --link
-    20 over a link of 20 Mbit/s python -m loadtests compress.json.zstd --profile release
+    python -m loadtests compress.                       over loopback, to measure the CPU time
+    python -m loadtests compress-link. --link 20        over a link of 20 Mbit/s
+    python -m loadtests compress.json.zstd --profile release
 
-Locust sends requests over four persistent connections. Our padding is off, because the other
-packages have none. If one of them is not installed, its row fails with a message: pip install
-starlette-compress flask-compress.
+Locust sends requests over four persistent connections. wsgifast's padding is off, because the other
+packages have no padding. Install them with `pip install starlette-compress flask-compress`. The row
+of a missing package fails with a message.
 """
 
 from __future__ import annotations
@@ -80,9 +81,8 @@ def _with_its_bytes(locust: Locust) -> Client:
     client = locust.client(_CONNECTIONS)
 
     def run(task: Task) -> Load:
-        load = client(
-            replace(task, body_bytes=None)
-        )  # a compressed stream's varies with its flushes
+        # The size of a compressed stream depends on the times of its chunks, so it is not checked.
+        load = client(replace(task, body_bytes=None))
         return replace(load, facts={"bytes": load.body_bytes / max(1, load.requests)})
 
     return run

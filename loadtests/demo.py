@@ -51,7 +51,8 @@ READING = (
     "metrics, uvicorn has uvloop, and requests have a browser's headers.",
 )
 BEFORE, AFTER = "before", "with wsgifast"
-# By whether a gain is expected. Rows without a gain are compared with the machine's noise.
+# The profiles of rows with a gain (True) and without a gain. In the latter rows, the difference is
+# compared with the noise of the machine.
 PROFILES = {
     True: Profile(0.4, 3, row_seconds=8.0),
     False: Profile(0.4, 5, row_seconds=8.0, noise=True),
@@ -93,9 +94,9 @@ def _client(users: int = 1) -> Client:
 
 
 def beside_slow_downloads(client: Client) -> Client:
-    """Return a client that runs beside more slow downloads than the server has threads.
+    """Return a client that runs during more slow downloads than the server has threads.
 
-    If all its requests waited until the end of the measured time, no response counts.
+    If all its requests wait until the end of the measured time, it reports no responses.
     """
 
     def load(task: Task) -> Load:
@@ -253,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def as_text(results: Sequence[Result], width: int | None = None) -> str:
     """Return the table for a terminal, the explanation of its columns, and a conclusion.
 
-    :param width: in characters. None: unlimited.
+    :param width: the width of the terminal in characters. None for no limit.
     """
     is_narrow = width is not None and width < _WIDE_CHARS
     columns = COLUMNS[1:] if is_narrow else COLUMNS

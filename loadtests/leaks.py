@@ -1,14 +1,14 @@
 """Leaks of a server after abandoned connections: descriptors, threads, memory.
 
     python -m loadtests leaks. --strict
-    python -m loadtests leaks. --strict --seconds 3600 a soak test: an hour for each row
+    python -m loadtests leaks. --strict --seconds 3600      a soak test: an hour for each row
 
 Clients leave in every state of a connection. Half of them close the connection, and half reset it.
 In each round many clients in all states leave at once, like those of a killed process. After each
 round the server must have as many descriptors and threads as before. Its memory may grow in the
-first rounds, which allocate caches, buffers and the allocator's arenas. A leak continues to grow.
-Resident memory includes the allocator's noise. The number of memory blocks that Python has
-allocated is exact. A leak counts as a failure.
+first rounds, which allocate caches, buffers and the allocator's arenas. If the memory continues to
+grow, the server has a leak, and the row fails. Resident memory includes the allocator's noise. The
+number of memory blocks that Python has allocated is exact.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROUNDS, ROUND_S, CLIENTS, TOGETHER = 6, 4.0, 2, 4
 # A server notices at once that a client has left. Descriptors that are open after this time are
 # leaks.
 SETTLE_S = 10.0
-# The most growth for each connection in the second half of the rounds. A leaked connection has
+# The maximum growth for each connection in the second half of the rounds. A leaked connection has
 # dozens of blocks. If only one state of twelve leaks, the average is still several blocks. Resident
 # memory includes the allocator's noise, which is largest with the large buffers of TLS.
 GROWTH_BLOCKS = 0.5
@@ -118,10 +118,10 @@ def _blocks(task: Task) -> int:
 class Count:
     """The resources of a server after a round."""
 
-    connections: int  # number of abandoned ones so far
+    connections: int  # the number of abandoned connections so far
     descriptors: int
     threads: int
-    memory_bytes: int  # resident
+    memory_bytes: int  # the resident memory
     blocks: int  # memory blocks of Python's objects
     processes: tuple[int, ...]
 
@@ -160,7 +160,7 @@ def measure(
 
 
 def _settled(task: Task, most: int | None = None) -> Count:
-    """Wait until the server has no more descriptors than `most`. Return its count.
+    """Wait until the server has at most `most` descriptors. Return its count.
 
     If `most` is None, wait until two counts agree.
     """
@@ -209,7 +209,7 @@ def growth(counts: Sequence[Count]) -> dict[str, float]:
 def leaked(counts: Sequence[Count], spare_threads: int) -> list[str]:
     """Return a sentence for each leak of a server at the end.
 
-    :param spare_threads: the most threads of a pool that the server starts on demand.
+    :param spare_threads: the maximum number of threads that the server starts on demand.
     """
     first, last = counts[0], counts[-1]
     found = []

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 
 from wsgifast.commands.bench.processes import HOST, Address
 
-# A network for this process only, from the range for benchmarks (RFC 2544).
+# Each process uses its own network, from the range for benchmarks (RFC 2544).
 _NETWORK, _PLACE = divmod(os.getpid() % 2**14, 64)
-# The addresses of this machine's end, and of the other end.
+# The addresses of the link's two ends: the servers' end, and the clients' end.
 ADDRESS, _BEHIND = (f"198.18.{_NETWORK}.{4 * _PLACE + end}" for end in (1, 2))
-# The most bytes that pass at once after a pause, and the longest wait before packets are dropped.
+# The maximum number of bytes that pass at once after a pause, and the maximum delay of a packet.
 SHAPE = "burst 32kb latency 50ms"
 
 

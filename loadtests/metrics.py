@@ -1,4 +1,4 @@
-"""The cost of metrics in FastWorker, and the time of a scrape of eight workers under load.
+"""Measures the cost of FastWorker's metrics, and the time to scrape eight workers under load.
 
 The same server runs alternately with and without WSGIFAST_METRICS. The server's CPU time includes
 that of the exporter. `python -m loadtests instructions.metrics` counts only the instructions for

@@ -1,4 +1,4 @@
-"""The bodies of all load tests: always the same bytes, from memory or from files."""
+"""Makes the bodies of all load tests, in memory and in files. They always have the same bytes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ REPORTS = Path(__file__).resolve().parents[1] / "reports"
 # The files of all benchmarks, which are made once.
 PAYLOADS = REPORTS / "payloads"
 MIB = 1024 * 1024
-# The size of a presentation in a field report: wsgiref sent it in 16.84 s as a string, and in 0.01
-# s as a list.
+# A field report had a response of this size: wsgiref took 16.84 s to send it as a string, and
+# 0.01 s as a list.
 REPORT_BYTES = 688_128
-# Larger than any socket buffer, smaller than the page cache of any machine.
+# This size is larger than any socket buffer, and smaller than the page cache of any machine.
 FILE_BYTES = 10 * MIB
 LARGE_FILE_BYTES = 64 * MIB
 LIST_BYTES = 5_000_000

@@ -1,4 +1,4 @@
-"""Released applications on gthread and on FastWorker, beside slow clients.
+"""Compares gthread and FastWorker with released applications and slow clients.
 
 In each row, eight slow clients download a file of some megabytes at 4 KiB/s. The server has four
 threads. Meanwhile another client requests a small response, and its times are measured. The

@@ -55,16 +55,16 @@ DOWNLOAD_BYTES = 100 * 1024 * 1024
 # until the replaced workers have ended. So each replacement takes as long as a download.
 DOWNLOAD_BYTES_PER_S = 64 * 1024 * 1024
 WORKERS = 2
-# By `full`: the number of requests, of signals, and the longest time in seconds.
+# By `full`: the number of requests, the number of signals, and the maximum time in seconds.
 AMOUNTS = {False: (20_000, 20, 120.0), True: (1_000_000, 100, 1200.0)}
-# The test of a server ends after so many lost requests.
+# The test of a server ends after this many lost requests.
 _MOST_LOST = 1000
-# The longest time until a server has carried out a signal.
+# The maximum time until a server has replaced its processes after a signal.
 _DONE_S = 90.0
 # A new worker accepts connections this long after its start.
 _BOOT_S = 2.0
 IMPORT_S = 8.0
-# The longest time until two processes, one after another, have imported the app and serve.
+# The maximum time until two processes have imported the app one after another, and serve.
 _RELOADED_S = 2 * IMPORT_S + 8.0
 # The clients of an app with a slow import, and their pause after each response.
 _IMPORT_CLIENTS, _IMPORT_PAUSE_S = 4, 0.01
@@ -74,7 +74,8 @@ _IMPORT_CLIENTS, _IMPORT_PAUSE_S = 4, 0.01
 class Outcome:
     """The results of all requests to one server."""
 
-    # "answered": small responses. "downloads". "repeated": requests that were sent twice.
+    # The numbers of small responses ("answered"), downloads, and requests that were sent twice
+    # ("repeated").
     done: Counter[str] = field(default_factory=Counter)
     deeds: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
@@ -134,10 +135,10 @@ def measure(
     server: Server, deeds: Sequence[signal.Signals], *, requests: int, times: int,
     longest_s: float, clients: int = 16, downloads: int = 3,
 ) -> Outcome:  # fmt: skip
-    """Send requests while processes are replaced several times, at equal distances.
+    """Send requests while processes are replaced several times, at regular intervals.
 
-    :param deeds: the signals, sent one after another. USR2 stands for the whole replacement.
-    :param requests: the least number of requests, unless `longest_s` is over.
+    :param deeds: the signals, sent one after another. USR2 stands for all signals of an upgrade.
+    :param requests: the minimum number of requests. Fewer if `longest_s` has passed.
     :param times: the number of signals.
     :param longest_s: the longest time for signals and responses.
     :param clients: the number of clients for small responses.

@@ -1,9 +1,10 @@
-"""Other clients beside crowds of slow clients: their times, and a slow client's memory.
+"""Measures how crowds of slow clients delay a usual client, and how much memory they use.
 
-The crowd is a separate process. The other client runs in this process, and its times are reported.
-It sends one request after another, every tenth on a new connection. Each run has a new server. The
-rows `attack.` have the crowds of tests.support.slow_clients, on FastWorker, gthread and nginx. The
-rows `attack.asgi.` have the crowds that send, on asgifast's protocols, uvicorn and granian.
+A crowd runs in a separate process. The usual client runs in this process, and its times are
+reported. It sends one request after another, and every tenth request on a new connection. Each run
+has a new server. The rows `attack.` have the crowds of tests.support.slow_clients, on FastWorker,
+gthread and nginx. The rows `attack.asgi.` have the crowds that send slowly, on asgifast's
+protocols, uvicorn and granian.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SECONDS_FACTOR = 5
 SOCKSTAT = Path("/proc/net/sockstat")
 # An upload that takes longer has failed.
 _MOST_UPLOAD_S = {False: 60.0, True: 290.0}
-# The least length of a run. With fewer than 100 responses, the slowest would be the 99th
+# The minimum length of a run. With fewer than 100 responses, the slowest one would be the 99th
 # percentile.
 LEAST_S = 3.0
 OTHERS = Unit(
@@ -60,12 +61,12 @@ def beside_crowds(
     warms: str | None = None,
     settle_s: float = 0.0,
 ) -> Client:
-    """Return a client that sends requests beside crowds of slow clients.
+    """Return a usual client that sends requests while crowds of slow clients are connected.
 
-    :param crowds: for each crowd its kind (of tests.support.slow_clients), the number of
-        clients (None: the kind's default), and the path that they request (default: the
-        contender's).
-    :param asks: the path that the other client requests. None: the contender's path.
+    :param crowds: for each crowd: its kind, its number of clients, and optionally its path.
+        tests.support.slow_clients defines the kinds. If the number is None, the kind's default is
+        used. If there is no path, the contender's path is used.
+    :param asks: the path that the usual client requests. None for the contender's path.
     :param warms: the path of many simultaneous requests before the measurement.
     :param settle_s: the wait before the measurement. After it the kernel's buffers are full, so the
         figures do not depend on the start of the crowd.
@@ -184,7 +185,7 @@ def beside(
     settle_s: float = 2.0,
     **how: Any,
 ) -> Row:
-    """Return a row with other clients beside crowds.
+    """Return a row that measures a usual client while crowds of slow clients are connected.
 
     :param path: the path that the crowds request.
     :param how: see :func:`beside_crowds`.
@@ -251,7 +252,7 @@ _SLOW = table("slow", "Quick clients beside slow clients", [
     _asgi_row("downloads-10000", "10,000 downloads, 64 KiB/s", 10_000, _ASGI),
 ])  # fmt: skip
 
-# The path that each crowd requests in our app, and in nginx. None if nginx has no such body.
+# The paths that each crowd requests from our app and from nginx. None if nginx has no such body.
 ATTACKS: dict[str, tuple[str, str | None]] = {
     "none": (_SMALL, "/1024.bin"),
     "headers byte by byte": (_SMALL, "/1024.bin"),
@@ -289,7 +290,7 @@ _UPLOAD_BYTES = {False: 128 * MIB, True: 5 * 1024 * MIB}
 
 
 def _beside_upload(locust: Locust) -> Client:
-    """Return a client beside a large upload by curl and 200 slow uploads."""
+    """Return a usual client that runs during a large upload by curl and 200 slow uploads."""
 
     def run(task: Task) -> Load:
         host, port = task.address

@@ -1,7 +1,7 @@
-"""Uploads: our servers compared with others, and a client that measures the cost.
+"""Compares servers by uploads, and measures the cost of an upload.
 
-    python -m loadtests upload. many small uploads, by Locust python -m loadtests upload.parser.
-    --profile release one file of 1 GiB in a form, by curl
+    python -m loadtests upload.                             many small uploads, by Locust
+    python -m loadtests upload.parser. --profile release    a file of 1 GiB in a form, by curl
 
 The written bytes are those that the kernel counts for the server's processes. If a file is written
 twice, it counts twice.

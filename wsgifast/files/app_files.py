@@ -122,18 +122,18 @@ def describe_file_body(
     :returns: None to send the response unchanged: the app has applied Range or sets the framing, or
         there is no validator.
     """
-    given = Headers(headers).by_name()
-    if not _FINAL_HEADERS.isdisjoint(given):
+    fields = Headers(headers).by_name()
+    if not _FINAL_HEADERS.isdisjoint(fields):
         return None
     added: list[Header] = []
     is_for_this_response = is_made_for_one_response(file, segment.fd, began_ns)
-    if _VALIDATORS.isdisjoint(given):
+    if _VALIDATORS.isdisjoint(fields):
         etag = None if is_for_this_response else _file_etag(file, segment)
         if etag is None:
             return None
         added.append(("ETag", etag))
-        given["etag"] = etag
-    accepted = given.get("accept-ranges")
+        fields["etag"] = etag
+    accepted = fields.get("accept-ranges")
     if is_for_this_response:
         ranges = ranges and '"' in (conditions.if_range or "")
         accepted = accepted or ""
@@ -149,7 +149,7 @@ def describe_file_body(
     described += added
     etag = None
     if copy is not None:
-        etag = given.get("etag", "").strip(" \t")
+        etag = fields.get("etag", "").strip(" \t")
         if not is_etag(etag):
             etag = _file_etag(file, segment)
     return FileDescription(conditions, described, segment.size, copy, etag, ranges)

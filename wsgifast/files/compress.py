@@ -444,13 +444,13 @@ def _change_owner(fd: int, like: os.stat_result) -> None:
             os.fchown(fd, -1, like.st_gid)
 
 
-def _permissions(like: os.stat_result, own: os.stat_result) -> int:
+def _permissions(original_stat: os.stat_result, copy_stat: os.stat_result) -> int:
     """Return the permission bits for a copy of a file, which may have another group.
 
     setuid, setgid and the sticky bit are not copied. If the copy has another group, that group gets
     only the permissions that all users have.
     """
-    mode = like.st_mode & 0o777
-    if own.st_gid != like.st_gid:
+    mode = original_stat.st_mode & 0o777
+    if copy_stat.st_gid != original_stat.st_gid:
         mode &= ~0o070 | (mode & 0o007) << 3
     return mode

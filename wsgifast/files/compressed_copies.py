@@ -117,15 +117,17 @@ class CompressedCopy(CacheEntry):
         assert self.body is not None
         made = self._made
         if made is None or made[0] is not headers:
-            own = Headers(headers).without(IDENTITY_HEADERS)
-            own.append(("Content-Encoding", self.coding))
+            copy_headers = Headers(headers).without(IDENTITY_HEADERS)
+            copy_headers.append(("Content-Encoding", self.coding))
             tag = None if etag is None else compressed_tag(etag, self.coding, self.checksum)
             if tag is not None:
-                own.append(("ETag", tag))
+                copy_headers.append(("ETag", tag))
             if ranges:
-                own.append(("Accept-Ranges", "bytes"))
-            whole = Representation(len(self.body), own, body=self.body, ranges=ranges)
-            made = self._made = headers, whole
+                copy_headers.append(("Accept-Ranges", "bytes"))
+            representation = Representation(
+                len(self.body), copy_headers, body=self.body, ranges=ranges
+            )
+            made = self._made = headers, representation
         plan = made[1].plan(conditions)
         if plan.status == 200 and plan.segments:
             TOTALS.count(self.coding, self.uncompressed_bytes, len(self.body), 0)

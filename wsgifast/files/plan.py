@@ -310,21 +310,21 @@ def describe(
     :param body: the bytes, if they are in memory.
     :param ranges: whether ranges may be requested.
     """
-    given = tuple(headers)
-    names = Headers(given).names()
+    further = tuple(headers)
+    names = Headers(further).names()
     seconds = mtime_ns // 10**9
     modified = None if seconds < FIRST_KNOWN_SECOND else seconds
-    own: list[Header] = [("Content-Length", str(size))]
+    computed: list[Header] = [("Content-Length", str(size))]
     if ranges:
-        own.append(("Accept-Ranges", "bytes"))
+        computed.append(("Accept-Ranges", "bytes"))
     if coding is not None:
-        own.append(("Content-Encoding", coding))
+        computed.append(("Content-Encoding", coding))
     if modified is not None and "last-modified" not in names:
-        own.append(("Last-Modified", http_date(min(modified, int(now)))))
+        computed.append(("Last-Modified", http_date(min(modified, int(now)))))
     if etag is not None and "etag" not in names:
-        own.append(("ETag", etag))
+        computed.append(("ETag", etag))
     if vary is not None:
-        own.append(("Vary", vary))
+        computed.append(("Vary", vary))
     if "last-modified" in names:
         modified = None  # Representation parses the header
-    return Representation(size, (*own, *given), modified=modified, body=body, ranges=ranges)
+    return Representation(size, (*computed, *further), modified=modified, body=body, ranges=ranges)

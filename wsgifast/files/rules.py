@@ -123,31 +123,31 @@ class HeaderRules:
         :param mount: the URL path of the mount point.
         """
         content_type = self.content_type(path)
-        own: list[Header] = [("Content-Type", content_type)]
+        headers: list[Header] = [("Content-Type", content_type)]
         is_compressed = _extension(path) == _COMPRESSED_EXTENSION
         # The option `mimetypes` may define another type for the extension.
         if is_compressed and content_type == _TYPES[_COMPRESSED_EXTENSION]:
-            own.append(("Content-Encoding", "gzip"))
+            headers.append(("Content-Encoding", "gzip"))
         if self._is_immutable is not None and self._is_immutable(path, url):
-            own.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
+            headers.append(("Cache-Control", f"max-age={_IMMUTABLE_AGE_S}, public, immutable"))
             dictionaries = None if is_compressed else self.dictionaries
             if dictionaries is not None and dictionaries.shrinks[content_type]:
                 offer = use_as_dictionary(mount.rstrip("/") + url)
-                own += [] if offer is None else [("Use-As-Dictionary", offer)]
+                headers += [] if offer is None else [("Use-As-Dictionary", offer)]
         elif self.max_age is not None:
-            own.append(("Cache-Control", f"max-age={self.max_age}, public"))
+            headers.append(("Cache-Control", f"max-age={self.max_age}, public"))
         if self.allow_all_origins:
-            own += ("Access-Control-Allow-Origin", "*"), _EXPOSED
+            headers += ("Access-Control-Allow-Origin", "*"), _EXPOSED
         if self.add_headers is not None:
-            changed = Headers(own)
+            changed = Headers(headers)
             self.add_headers(changed, path, url)
             if "Access-Control-Allow-Origin" in changed and not self.allow_all_origins:
                 changed.setdefault(*_EXPOSED)
             if "Use-As-Dictionary" in changed and is_stale_at_once(changed.items()):
                 # A client uses a dictionary only while it is fresh (RFC 9842, section 2.1.3).
                 del changed["Use-As-Dictionary"]
-            own = changed.items()
-        return own
+            headers = changed.items()
+        return headers
 
     def content_type(self, path: str) -> str:
         """Return the Content-Type of a file, by its name or extension."""

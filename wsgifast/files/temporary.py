@@ -261,14 +261,14 @@ class TemporaryFile(io.BufferedReader):
 
 def _write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
     for first in range(0, len(buffers), _MOST_BUFFERS):
-        left = [memoryview(buffer) for buffer in buffers[first : first + _MOST_BUFFERS]]
-        while left:
-            done = os.pwritev(fd, left, offset)
+        unwritten = [memoryview(buffer) for buffer in buffers[first : first + _MOST_BUFFERS]]
+        while unwritten:
+            done = os.pwritev(fd, unwritten, offset)
             offset += done
-            while left and done >= len(left[0]):
-                done -= len(left.pop(0))
+            while unwritten and done >= len(unwritten[0]):
+                done -= len(unwritten.pop(0))
             if done:
-                left[0] = left[0][done:]
+                unwritten[0] = unwritten[0][done:]
 
 
 def return_large_blocks() -> None:

@@ -464,5 +464,5 @@ class Backlog:
 
 
 def _bytes_in_memory(buffer: memoryview) -> int:
-    whole = buffer.obj
-    return len(whole) if isinstance(whole, bytes) else buffer.nbytes
+    underlying = buffer.obj
+    return len(underlying) if isinstance(underlying, bytes) else buffer.nbytes

@@ -166,5 +166,5 @@ class Response(ResponseWriter):
         version = self.req.version
         http_version = _VERSIONS.get(version) or f"{version[0]}.{version[1]}"
         server_name = None if start.has_server else self.cfg.server_name
-        own = header_lines.get(server_name, connection, dates=not start.has_date)
-        return start.encode(http_version, self._framing, own)
+        server_lines = header_lines.get(server_name, connection, dates=not start.has_date)
+        return start.encode(http_version, self._framing, server_lines)

@@ -290,18 +290,18 @@ class SocketSender(Sender):
         :returns: the number of sent bytes. Or the bytes that were read, if sendfile does not work
             and `may_wait` is True. Or None, if the bytes may not be cached and `may_wait` is False.
         """
-        fd, offset, whole = segment
-        place = offset + backlog.file_sent
-        left = whole - backlog.file_sent
+        fd, offset, segment_size = segment
+        position = offset + backlog.file_sent
+        left = segment_size - backlog.file_sent
         size = min(left, limit)
         result: int | bytes | None = None
         if self.sends_files:
             if not may_wait:
-                size = cached_bytes(fd, place, min(size, _PROBE_BYTES))
+                size = cached_bytes(fd, position, min(size, _PROBE_BYTES))
                 if not size:
                     return None
             try:
-                result = send_file_once(self._sock.fileno(), fd, place, size)
+                result = send_file_once(self._sock.fileno(), fd, position, size)
                 self._is_full = result < size
             except SendfileUnavailable:
                 self.sends_files = False
@@ -309,16 +309,16 @@ class SocketSender(Sender):
             # An unsent piece is not stored but read again, so that slow clients use no memory.
             size = min(left, PIECE_BYTES)
             if not may_wait:
-                result = self._send_cached(fd, place, size)
-            elif len(result := os.pread(fd, size, place)) < self._refused:
+                result = self._send_cached(fd, position, size)
+            elif len(result := os.pread(fd, size, position)) < self._refused:
                 result = b""
         if not result and result is not None:
-            raise FileTruncated(left, whole)
+            raise FileTruncated(left, segment_size)
         return result
 
-    def _send_cached(self, fd: int, place: int, size: int) -> int | None:
+    def _send_cached(self, fd: int, position: int, size: int) -> int | None:
         """Send a piece of a file from the page cache. Return None if a part is not cached."""
-        data = view_cached(fd, place, size)
+        data = view_cached(fd, position, size)
         if data is None or 0 < len(data) < size:
             return None
         if not data:

@@ -218,12 +218,12 @@ def _header_value(headers: Any, name: str) -> object:
     """
     if hasattr(headers, "items"):
         headers = headers.items()
-    found: object = "-"
+    result: object = "-"
     size = len(name)
     for key, value in headers:
         if len(key) == size and key.lower() == name:
-            found = value
-    return found
+            result = value
+    return result
 
 
 def _environ_value(environ: dict[str, Any], name: str) -> object:

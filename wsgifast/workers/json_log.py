@@ -79,8 +79,8 @@ class JSONLogger(Logger):  # type: ignore[misc]
 
             if not issubclass(cls, Statsd):
                 cls = type(cls.__name__, (cls, Statsd), {})
-        made: JSONLogger = super().__new__(cls)
-        return made
+        logger: JSONLogger = super().__new__(cls)
+        return logger
 
     def setup(self, cfg: Any) -> None:
         configured = (cfg.accesslog, cfg.logconfig, cfg.logconfig_dict, cfg.logconfig_json)

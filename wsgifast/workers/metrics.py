@@ -232,12 +232,12 @@ class ResponseRecorder:
         if self._counters is not None and (queued_s := queued_seconds(exchange)) is not None:
             self._counters.queued.append(queued_s)
         length_error = environ.get(LENGTH_ERROR)
-        left = False
+        client_has_left = False
         if error is not None or resp is None or resp.must_close or resp.dropped:
             if error is not None:
                 if resp is not exchange.replaced_by:
                     size = max(0, size - output.bytes_left())
-                left = not isinstance(error, (FileTruncated, RequestTimedOut))
+                client_has_left = not isinstance(error, (FileTruncated, RequestTimedOut))
             length_error = length_error or _length_error(resp, error)
         self._recording.end(
             labels_of_parsed(exchange.req),
@@ -249,7 +249,7 @@ class ResponseRecorder:
             now,
             size,
             length_error,
-            left,
+            client_has_left,
         )
 
 

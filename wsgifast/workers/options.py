@@ -157,11 +157,13 @@ def configure(worker: type, base: type) -> None:
         if both the configuration and a subclass set the option.
     """
     global _last_valid
-    own = _class_options.setdefault(base, {name: getattr(base, name) for name in OPTIONS})
+    class_options = _class_options.setdefault(base, {name: getattr(base, name) for name in OPTIONS})
     if worker not in _class_options:
         for kind in reversed(worker.__mro__[: worker.__mro__.index(base)]):
-            own = own | {name: value for name, value in vars(kind).items() if name in OPTIONS}
-        _class_options[worker] = own
+            class_options = class_options | {
+                name: value for name, value in vars(kind).items() if name in OPTIONS
+            }
+        _class_options[worker] = class_options
     _assign(worker, _class_options[worker])
     try:
         _assign(worker, _options(configuration_names(_config), worker, base))
@@ -177,14 +179,14 @@ def configure(worker: type, base: type) -> None:
 def _options(names: Mapping[str, Any], worker: type, base: type) -> dict[str, Any]:
     """Return the options that a module defines."""
     check_names(names)
-    given = {name: names[name] for name in OPTIONS if name in names}
-    for name, value in given.items():
-        if (own := _class_options[worker][name]) != _class_options[base][name]:
+    configured = {name: names[name] for name in OPTIONS if name in names}
+    for name, value in configured.items():
+        if (class_value := _class_options[worker][name]) != _class_options[base][name]:
             raise InvalidWorkerOption(
                 f"{name}={value!r} in gunicorn's configuration: {worker.__name__}.{name} is "
-                f"{own!r} too. Remove one of the two"
+                f"{class_value!r} too. Remove one of the two"
             )
-    return given
+    return configured
 
 
 def _assign(worker: type, values: Mapping[str, Any]) -> None:
@@ -222,7 +224,7 @@ def options(worker: Any, settings: Settings) -> Options:
             import h2  # noqa: F401
         check_h2()
     limits = options_of_environment()
-    own = {name: limits.get(name, getattr(worker, name)) for name in _SERVER_OPTIONS}
+    values = {name: limits.get(name, getattr(worker, name)) for name in _SERVER_OPTIONS}
     return Options(
         threads=settings.threads,
         worker_connections=settings.worker_connections,
@@ -238,7 +240,7 @@ def options(worker: Any, settings: Settings) -> Options:
         http2_window_bytes=settings.http2_initial_window_size,
         http2_frame_bytes=settings.http2_max_frame_size,
         http2_header_list_bytes=min(settings.http2_max_header_list_size, _MAX_HTTP2_VALUE),
-        **own,
+        **values,
     )
 
 

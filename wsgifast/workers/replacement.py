@@ -248,10 +248,10 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         :raises _NumberInUse: if an old worker has a number of the new worker.
         """
         hook, worker_class = self.cfg.pre_fork, self.worker_class
-        made, self._unforked = self._unforked, None
+        unforked, self._unforked = self._unforked, None
 
         def pre_fork(server: Any, worker: Any) -> None:
-            if made is None:
+            if unforked is None:
                 self._search.call(hook, server, worker)
             else:
                 # The hook may have set another worker's number since the first attempt.
@@ -261,8 +261,8 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
                 self._unforked = worker
                 raise _NumberInUse(old_worker)
 
-        if made is not None:
-            self.worker_class = lambda *args: made
+        if unforked is not None:
+            self.worker_class = lambda *args: unforked
         self.cfg.set("pre_fork", pre_fork)
         try:
             return super().spawn_worker()
@@ -274,13 +274,13 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         """Return an old worker that has a number of the new worker, or None."""
         workers = list(self.WORKERS.values())
         for name, number in numbers.items():
-            theirs = [(numbers_of(worker).get(name), worker) for worker in workers]
-            if len({repr(each) for each, _ in theirs}) < len(theirs):
+            other_numbers = [(numbers_of(worker).get(name), worker) for worker in workers]
+            if len({repr(other_number) for other_number, _ in other_numbers}) < len(other_numbers):
                 continue  # several workers share the value, so it is not a number of one worker
-            for each, worker in theirs:
+            for other_number, worker in other_numbers:
                 is_leaving = worker.pid in self._outdated_pids | self._ending_pids
                 is_old = is_leaving or _stage(worker) == RETIRING
-                if is_old and each == number and type(each) is type(number):
+                if is_old and other_number == number and type(other_number) is type(number):
                     return worker
         return None
 

@@ -104,8 +104,8 @@ def numbers_of(worker: Any) -> dict[str, object]:
     return {**({} if found is None else found.variables), **vars(worker)}
 
 
-def _entries(place: Any) -> dict[Any, object]:
-    return dict(enumerate(place)) if isinstance(place, list) else dict(place)
+def _entries(container: Any) -> dict[Any, object]:
+    return dict(enumerate(container)) if isinstance(container, list) else dict(container)
 
 
 def _number_in(worker: Any, key: object, value: object) -> object:

@@ -319,14 +319,14 @@ class StreamOutput(OutputQueue):
 def _gather(backlog: Backlog, room: int) -> bytes | memoryview:
     """Remove at most `room` bytes from the front of a backlog, and return them."""
     parts: list[memoryview] = []
-    left: list[memoryview] = []
+    remaining: list[memoryview] = []
     for buffer in backlog.buffers()[0]:
         part = buffer[:room]
         parts.append(part)
         room -= len(part)
         if len(part) < len(buffer):
-            left.append(buffer[len(part) :])
+            remaining.append(buffer[len(part) :])
         if not room:
             break
-    backlog.replace_buffers(len(parts), left)
+    backlog.replace_buffers(len(parts), remaining)
     return parts[0] if len(parts) == 1 else b"".join(parts)
