@@ -29,30 +29,32 @@ from wsgifast.bodies.wrappers import iterated, known_file
 SEGMENTED = SegmentedBody([], lambda: None)
 
 
-class ServersWrapper:
-    """An unknown `wsgi.file_wrapper`."""
+class UnknownFileWrapper:
+    """A `wsgi.file_wrapper` that wsgifast does not know."""
 
 
-class Lines:
+class SequenceByIndex:
+    """A body that is iterated by __getitem__()."""
+
     def __getitem__(self, index: int) -> bytes:
         raise IndexError
 
 
-class ListOfOnesOwn(list[bytes]):
-    """A subclass of list may change its iteration."""
+class ListSubclass(list[bytes]):
+    """A subclass of list, which may override __iter__()."""
 
 
-class BytesOfOnesOwn(bytes):
+class BytesSubclass(bytes):
     def __iter__(self) -> Any:
         return iter([b"chunk"])
 
 
-class MarkedUp(str):
+class StrSubclass(str):
     """A subclass of str, like the text of a template engine."""
 
 
-class Report:
-    """A body whose read() takes no argument."""
+class ReadWithoutSize:
+    """A body whose read() has no parameter."""
 
     def __iter__(self) -> Iterator[bytes]:
         yield b"a"
@@ -62,22 +64,28 @@ class Report:
 
 
 class OnlyRead:
+    """A body without __iter__()."""
+
     def read(self, size: int) -> bytes:
         return b""
 
 
-class Shouting(io.BytesIO):
+class UpperCaseFile(io.BytesIO):
+    """A file whose read() returns other bytes than the file contains."""
+
     def read(self, size: int | None = -1, /) -> bytes:
         return super().read(size).upper()
 
 
-class Closing(io.BytesIO):
+class FileWithClose(io.BytesIO):
+    """A file that overrides only close()."""
+
     def close(self) -> None:
         super().close()
 
 
-class Overridden(io.BytesIO):
-    """A body with a read() on the instance."""
+class FileWithReplacedRead(io.BytesIO):
+    """A file whose read() is replaced on the instance."""
 
     def __init__(self) -> None:
         super().__init__(b"x")
@@ -101,29 +109,29 @@ def generator() -> Iterator[bytes]:
         (io.BytesIO(b"x"), File),
         (io.StringIO("x"), File),
         (gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(b"x"))), File),
-        (ServersWrapper(), Passed),
+        (UnknownFileWrapper(), Passed),
         (SEGMENTED, Segments),
         (generator(), Stream),
         (iter([b"x"]), Stream),
-        (Lines(), Stream),
-        (ListOfOnesOwn(), Stream),
-        (BytesOfOnesOwn(b"x"), Stream),
-        (MarkedUp("x"), Bare),
+        (SequenceByIndex(), Stream),
+        (ListSubclass(), Stream),
+        (BytesSubclass(b"x"), Stream),
+        (StrSubclass("x"), Bare),
         ({b"a": 1}, Stream),
         ({b"a"}, Stream),
         ({}, Stream),
-        (Report(), Stream),
+        (ReadWithoutSize(), Stream),
         (OnlyRead(), File),
-        (Shouting(b"x"), Stream),
-        (Closing(b"x"), File),
-        (Overridden(), Stream),
+        (UpperCaseFile(b"x"), Stream),
+        (FileWithClose(b"x"), File),
+        (FileWithReplacedRead(), Stream),
         (tempfile.SpooledTemporaryFile(), File),
-        (wsgiref.util.FileWrapper(Shouting(b"x")), Stream),
+        (wsgiref.util.FileWrapper(UpperCaseFile(b"x")), Stream),
         (wsgiref.util.FileWrapper(OnlyRead()), Stream),  # type: ignore[arg-type]
     ],
 )
-def test_body_has_its_shape(body: Any, shape: type[Body]) -> None:
-    assert classified(body, ServersWrapper) == (shape, body)
+def test_body_is_classified_by_its_type(body: Any, shape: type[Body]) -> None:
+    assert classified(body, UnknownFileWrapper) == (shape, body)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +145,10 @@ def test_body_has_its_shape(body: Any, shape: type[Body]) -> None:
         (object(), "return a list of bytes"),
     ],
 )
-def test_object_that_is_no_body_is_refused_with_advice(body: Any, advice: str) -> None:
-    shape, said = classified(body)
+def test_invalid_body_is_refused_with_advice(body: Any, advice: str) -> None:
+    shape, message = classified(body)
     assert shape is Refusal
-    assert advice in said
+    assert advice in message
 
 
 def test_async_bodies_are_refused() -> None:
@@ -151,13 +159,13 @@ def test_async_bodies_are_refused() -> None:
 
     unawaited = coroutine()
     for body in (unawaited, events()):
-        shape, said = classified(body)
+        shape, message = classified(body)
         assert shape is Refusal
-        assert "asgifast.ASGIFast" in said
+        assert "asgifast.ASGIFast" in message
     unawaited.close()
 
 
-class Wrapper:
+class RegisteredWrapper:
     def __init__(self, file: io.BytesIO) -> None:
         self.inner = file
 
@@ -167,13 +175,13 @@ class Wrapper:
 
 def test_registered_wrapper_is_unwrapped() -> None:
     file = io.BytesIO()
-    wrapper = Wrapper(file)
+    wrapper = RegisteredWrapper(file)
     assert classified(wrapper) == (Stream, wrapper)
-    register_file_wrapper(Wrapper, lambda wrapper: wrapper.inner)
+    register_file_wrapper(RegisteredWrapper, lambda wrapper: wrapper.inner)
     assert classified(wrapper) == (File, file)
 
 
-@pytest.mark.parametrize("arguments", [("Wrapper", len), (Wrapper, "inner")])
+@pytest.mark.parametrize("arguments", [("Wrapper", len), (RegisteredWrapper, "inner")])
 def test_wrong_registration_is_refused(arguments: tuple[type, Callable[..., object]]) -> None:
     with pytest.raises(ConfigurationError):
         register_file_wrapper(*arguments)
@@ -182,9 +190,7 @@ def test_wrong_registration_is_refused(arguments: tuple[type, Callable[..., obje
 @pytest.mark.parametrize("name", [*module.FILE_WRAPPERS, *module._FILE_RANGES, *module._WRAPPERS])
 @pytest.mark.parametrize("has_read", [False, True])
 def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) -> None:
-    """The class has the name of a known wrapper, and lacks its attributes, like a later release
-    might.
-    """
+    """A later release of a known wrapper's package may rename the wrapper's attributes."""
     module, _, kind = name.rpartition(".")
 
     def iterate(self: object) -> Iterator[bytes]:
@@ -195,13 +201,12 @@ def test_wrapper_with_unknown_attributes_is_iterated(name: str, has_read: bool) 
         methods["read"] = lambda self, size=-1: b""
     body: Any = type(kind, (), methods)()
     assert list(iterated(body)) == [b"chunk"]
-    if name.endswith("SegmentedBlocks"):  # ours
+    if name.endswith("SegmentedBlocks"):  # wsgifast's own wrapper
         return
     assert classified(body) == (Stream, body)
     assert known_file(body) is None
-    # A body with a replaced method.
-    own = types.SimpleNamespace(args=(), func=None)
-    body._next = own
+    # The instance has a replaced method.
+    body._next = types.SimpleNamespace(args=(), func=None)
     assert list(iterated(body)) == [b"chunk"]
     assert classified(body) == (Stream, body)
 
@@ -210,7 +215,7 @@ def test_wrapper_with_a_replaced_read_is_iterated() -> None:
     bottle = pytest.importorskip("bottle")
     body = bottle.WSGIFileWrapper(io.BytesIO(b"x"))
     assert classified(body) == (File, body.fp)
-    body.read = Shouting(b"x").read
+    body.read = UpperCaseFile(b"x").read
     assert classified(body) == (Stream, body)
 
 
@@ -273,20 +278,20 @@ def test_range_of_a_framework_is_a_slice_of_its_file(
 
 
 @pytest.mark.parametrize("name", ["whitenoise", "servestatic", "falcon"])
-def test_range_of_no_real_file_is_read(name: str) -> None:
+def test_range_of_a_file_in_memory_is_read(name: str) -> None:
     body = RANGES[name](io.BytesIO(DATA))
     assert classified(body) == (File, body)
     assert body.read(1000) == DATA[100:300]
 
 
 @pytest.mark.parametrize("name", ["whitenoise", "servestatic", "falcon"])
-def test_range_that_was_read_from_is_its_rest(name: str, file: IO[bytes]) -> None:
+def test_range_after_a_read_is_its_remaining_bytes(name: str, file: IO[bytes]) -> None:
     body = RANGES[name](file)
     assert body.read(50) == DATA[100:150]
     assert b"".join(classified(body)[1]) == DATA[150:300]
 
 
-def test_werkzeug_range_that_is_no_run_is_iterated(file: IO[bytes]) -> None:
+def test_unsliceable_werkzeug_range_is_iterated(file: IO[bytes]) -> None:
     wrap = werkzeug.wsgi.FileWrapper
     begun = werkzeug.wsgi._RangeWrapper(wrap(file), 100, 20_000)
     next(begun)
