@@ -16,6 +16,7 @@ from tests.asgi.support import call, scope_of
 from tests.support.servers import LiveServer, live_server, wait_for
 from wsgifast import WSGIFast
 from wsgifast.bodies.access_log import REQUEST_ID, TRACE_ID
+from wsgifast.errors import BodyError
 
 Pairs = Sequence[tuple[str, str]]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -137,6 +138,19 @@ def test_refused_body_has_the_id_in_its_response() -> None:
     start: Any = lambda *args: sent.append(args)  # noqa: E731
     assert b"".join(wrapped(environ, start))
     assert (sent[0][0][:3], dict(sent[0][1])["X-Request-ID"]) == ("413", "a")
+
+
+@pytest.mark.parametrize("options", [{}, {"compress": True}])
+def test_lazy_app_without_a_start_has_the_id_in_its_500(options: dict[str, Any]) -> None:
+    sent: list[Any] = []
+    environ = {"REQUEST_METHOD": "GET", "HTTP_X_REQUEST_ID": "a", "HTTP_ACCEPT_ENCODING": "gzip"}
+    wrapped = WSGIFast(lambda *_: iter(()), request_id=True, server_timing=True, **options)
+    start: Any = lambda *args: sent.append(args)  # noqa: E731
+    with pytest.raises(BodyError, match="start_response"):
+        b"".join(wrapped(environ, start))
+    headers = dict(sent[0][1])
+    assert (sent[0][0][:3], headers["Content-Length"], headers["X-Request-ID"]) == ("500", "0", "a")
+    assert "app" in headers["Server-Timing"]
 
 
 # Under `wsgifast run`

@@ -85,9 +85,14 @@ class ConvertedStream(Sendable):
             if not response.is_over():
                 raise
         if response.status is None:
-            # When an iterable fails, cheroot sends the headers that it has. Without them nothing.
-            headers = [("Content-Type", "text/plain"), ("Content-Length", "0")]
-            response.server_start("500 Internal Server Error", headers)
+            # If an iterable fails before it has called start_response, cheroot sends nothing.
+            response.codes_stream = False
+            response.start(
+                "500 Internal Server Error",
+                [("Content-Type", "text/plain"), ("Content-Length", "0")],
+            )
+            if not response.forwarded:
+                response.forward()
             raise response.not_started()
         if response.no_body:
             yield b""  # so that the server sends the headers, without adding a Content-Length
