@@ -204,8 +204,8 @@ TERMS: Mapping[str, str] = {
 COLUMNS = (
     ("requests/s", "successful requests in a second"),
     ("MB/s", "10^6 bytes of bodies in a second"),
-    ("ratio", "the rate of this server, divided by the rate of the first server of the row"),
-    ("ours / this", "the rate of wsgifast's server, divided by the rate of this server"),
+    ("ratio", "the first figure of this server, divided by that of the first server of the row"),
+    ("ours / this", "the first figure of wsgifast's server, divided by that of this server"),
     ("p50 ms, p99 ms", "50 % and 99 % of the requests take at most this time"),
     ("CPU us/req, CPU s/GB", "the CPU time of the server for a request, or for 10^9 bytes"),
     ("CPU ratio", "the CPU time of this server, divided by that of the first server"),
@@ -221,6 +221,10 @@ COLUMNS = (
     ("kB/s each", "the rate at which each slow client received or sent"),
     ("dropped", "the number of connections that ended early"),
     ("server CPU, crowd CPU", "the number of CPUs that the server or the slow clients used"),
+    (
+        "offered/s, refused/s, too late/s",
+        "requests that were sent, got 503, or got a late response",
+    ),
     ("messages", "the number of ASGI messages in which the app received an upload"),
     ("MiB more", "the growth of the server's memory"),
     ("in time/s", "responses in a second that arrived before the client gave up"),

@@ -229,11 +229,12 @@ def _first_page() -> str:
         "The chart shows how many times as many requests a server handles in a second:",
         _shown("gains", GAINS_TITLE),
         "## How to read the tables",
-        "The client and the servers run on the same machine, and the servers run in turn. So a "
-        "change of the machine's speed affects all servers. A figure is the median of several "
-        "rounds. A ratio is the median of the ratios of consecutive runs. The lowest and the "
-        "highest ratio are in brackets. A row with few rounds has an interval in brackets, which "
-        "includes the noise of the machine. If this interval contains 1, the ratio is *unclear*.",
+        "The client and the servers run on the same machine, and use its loopback interface. The "
+        "servers run in turn, so a change of the machine's speed affects all of them. A figure is "
+        "the median of several rounds. A ratio is the median of the ratios of consecutive runs. "
+        "The lowest and the highest ratio are in brackets. For some rows, the noise of the machine "
+        "was measured, too. Their brackets contain an interval that includes the noise. If this "
+        "interval contains 1, the ratio is *unclear*.",
         "**Trust the ratios** more than the rates. Most of all, trust the ratios that you "
         "[measure with your own app](how-to/measure.md).",
         "A title *as deployed* means that servers run as in production. They write an access log, "
@@ -360,6 +361,8 @@ def _versions(published: Mapping[str, Published]) -> Iterator[str]:
             others.setdefault(_listed(differ), []).append(title)
     if first:
         yield "## Versions"
+        exceptions = ", except the tables in the list below" if others else ""
+        yield f"All tables were measured with these versions{exceptions}."
         lines = ["| package | version |", "|---|---|"]
         yield "\n".join([*lines, *(f"| {name} | {first[name]} |" for name in first)])
     for packages_there, titles in others.items():
