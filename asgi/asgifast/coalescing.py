@@ -50,7 +50,7 @@ class DelayedMessages:
         self.chunks: list[bytes] = []
         self.size = 0
         self.undelayed_messages = 0
-        # The number of consecutive iterations with one message, up to LONE_TURNS.
+        # The number of consecutive iterations with one message, up to SINGLE_ITERATIONS.
         self._single_iterations = 0
         # The number of iterations for which the messages have been delayed, after their own.
         self._iterations = 0

@@ -417,7 +417,7 @@ class FileSender:
 
 def _log_shrunk(path: str, size: int, byte_range: ByteRange) -> None:
     logger.error(
-        "%s has %d bytes where its headers say %d: it has shrunk, or %s",
+        "%s has %d bytes, but its headers declare %d. The file has shrunk, or %s",
         path, size, byte_range.offset + byte_range.size, PATHSEND_ADVICE,
     )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """The functions of an event loop that asgifast needs, for asyncio and for trio.
 
-They make a call at the end of an iteration, start a task besides the app's task, pause for one
-iteration, and make a call in a thread. An asyncio event loop has methods for the first two.
-`_TrioLoop` implements these methods for trio.
+They make a call at the end of an iteration, start a task, pause for one iteration, and make a call
+in a thread. An asyncio event loop has methods for the first two. `_TrioLoop` implements these
+methods for trio.
 """
 
 from __future__ import annotations

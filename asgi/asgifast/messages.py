@@ -46,8 +46,8 @@ COALESCING = "asgifast.coalescing"
 PLANNED = "asgifast.planned"
 # Advice for error messages about an app whose middleware breaks its files.
 PATHSEND_ADVICE = (
-    "a middleware does not know http.response.pathsend; if it is one that changes bodies, "
-    "ASGIFast(app, pathsend=False) around the app has files sent to it as bytes"
+    "a middleware does not support http.response.pathsend. If that middleware changes bodies, "
+    "wrap the app in ASGIFast(app, pathsend=False), so that files are sent as bytes"
 )
 
 # The extensions that ASGIFast offers to an app if all layers of the app support them.

@@ -83,7 +83,7 @@ _NO_EXTENSIONS: Mapping[str, dict[str, Any]] = MappingProxyType({})
 # If more routes and mounts than this have unknown layers, the whole app counts as unknown.
 _MAX_WITHHELD = 16
 
-_ADVICE = "if its files are sent right that way, ASGIFast(app, pathsend=True) has it do so"
+_ADVICE = "If files are sent correctly with it, use ASGIFast(app, pathsend=True)"
 
 
 class PathsendDecision(NamedTuple):
@@ -199,12 +199,12 @@ class _Layers:
         except Exception as error:  # noqa: BLE001 - another version may raise any error
             why = str(error)
             if not isinstance(error, _Unknown):
-                why = f"the app could not be looked at ({type(error).__name__}: {why}); {_ADVICE}"
-            return PathsendDecision(False, False, f"Files are sent as bytes, since {why}")
-        reason = "Files of the app are sent by the server (http.response.pathsend); "
+                why = f"the app could not be examined ({type(error).__name__}: {why}). {_ADVICE}"
+            return PathsendDecision(False, False, f"Files are sent as bytes, because {why}")
+        reason = "The server sends the app's files (http.response.pathsend). "
         for path, why in sorted(self._withheld.items()):
-            reason += f"but those below {path} as bytes, since {why}; "
-        reason += "with ASGIFast(app, pathsend=False) the app sends them as bytes"
+            reason += f"Files below {path} are sent as bytes, because {why}. "
+        reason += "To send all files as bytes, use ASGIFast(app, pathsend=False)"
         return PathsendDecision(
             True, self._supports_zerocopy, reason, tuple(sorted(self._withheld))
         )
@@ -273,7 +273,7 @@ class _Layers:
         functions = vars(endpoint).values() if isinstance(endpoint, type) else [endpoint]
         if any(map(may_wrap_send, functions)):
             name = getattr(endpoint, "__qualname__", endpoint)
-            raise _Unknown(f"the endpoint {name} may call apps with a send() of its own; {_ADVICE}")
+            raise _Unknown(f"the endpoint {name} may call apps with another send(). {_ADVICE}")
 
     def _noted(self, known: list[Any]) -> list[Any]:
         self.lists.append((known, len(known)))
@@ -341,8 +341,7 @@ class _Layers:
         ):
             named = getattr(function, "__qualname__", name)
             raise _Unknown(
-                f"the middleware {named}() is not known to leave the bodies of responses alone; "
-                f"{_ADVICE}"
+                f"the middleware {named}() may read or change the bodies of responses. {_ADVICE}"
             )
 
     def _examine_responses(self) -> None:
@@ -365,10 +364,10 @@ class _Layers:
 def _unknown(name: str) -> _Unknown:
     if name == _GZIP:
         return _Unknown(
-            f"{name} compresses them then; ASGIFast(app, pathsend=True) has the server send them, "
+            f"{name} compresses them. With ASGIFast(app, pathsend=True) the server sends them "
             "uncompressed"
         )
-    return _Unknown(f"{name} is not known to pass on http.response.pathsend; {_ADVICE}")
+    return _Unknown(f"{name} is not known to support http.response.pathsend. {_ADVICE}")
 
 
 def _name_of(layer: object) -> str:

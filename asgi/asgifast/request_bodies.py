@@ -356,7 +356,7 @@ def buffer_bytes(buffer_bodies: object) -> int:
         return _DEFAULT_BYTES if buffer_bodies else 0
     if not is_count(buffer_bodies, least=1):
         raise ConfigurationError(
-            f"buffer_bodies={buffer_bodies!r}: True, False, or the most bytes of a body"
+            f"buffer_bodies={buffer_bodies!r}: expected True, False or a number of bytes"
         )
     return cast(int, buffer_bodies)
 

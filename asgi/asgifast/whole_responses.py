@@ -121,7 +121,7 @@ def _digest(*parts: Any) -> str | None:
 @cache
 def _log_unknown(version: str) -> None:
     logging.getLogger("uvicorn.error").warning(
-        "asgifast does not know the send() of uvicorn %s, and sends small responses by it. "
+        "asgifast does not know the send() of uvicorn %s, and uses it for small responses. "
         "That is slower than with uvicorn %s",
         version, " or ".join(each for versions in KNOWN_SENDS.values() for each in versions),
     )  # fmt: skip

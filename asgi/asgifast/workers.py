@@ -99,8 +99,8 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
             wanted = wanted_metrics("metrics_bind", configured)
             if wanted is not None and self.cfg.preload_app:
                 raise ConfigurationError(
-                    f"{wanted}: with preload_app an ASGI app counts before its "
-                    "workers are there; leave preload_app out"
+                    f"{wanted}: with preload_app, metrics of an ASGI app begin before "
+                    "its workers start. Remove preload_app"
                 )
             if wanted is not None:
                 check(wanted, self.ppid)

@@ -194,7 +194,10 @@ def test_unknown_mount_alone_is_not_offered_it(texts: Path) -> None:
     app = Starlette(routes=routes, middleware=[BEARING["CORS"]])
     decision = Offer(app).decision
     assert decision.withheld == ("/deep", "/raw/", "/unknown")
-    assert "below /deep as bytes, since tests.asgi.layers.Counting is not known" in decision.reason
+    assert (
+        "below /deep are sent as bytes, because tests.asgi.layers.Counting is not known"
+        in decision.reason
+    )
     requested = ("/unknown/x", "/inner/deep/x", "/raw/x", "/known", "/inner/known")
     for path in requested:
         call(ASGIFast(app), {**scope_of(path), "extensions": {}}, whole=False)

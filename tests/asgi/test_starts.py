@@ -160,7 +160,7 @@ IMPOSSIBLE = {
     "prometheus_client": (TOO_EARLY, "environment", "1000", True),
 }
 SAID = {
-    "preload_app": "leave preload_app out",
+    "preload_app": "Remove preload_app",
     "prometheus_client": "prometheus_client was imported before",
 }
 

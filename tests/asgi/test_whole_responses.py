@@ -84,7 +84,7 @@ async def test_unknown_uvicorn_is_logged_once(
     assert [(r.name, r.levelname, r.getMessage()) for r in logged] == [
         (
             "uvicorn.error", "WARNING",
-            "asgifast does not know the send() of uvicorn 0.99.1, and sends small responses by it. "
+            "asgifast does not know the send() of uvicorn 0.99.1, and uses it for small responses. "
             "That is slower than with uvicorn 0.99.0",
         )
     ]  # fmt: skip

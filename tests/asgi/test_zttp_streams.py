@@ -359,7 +359,7 @@ def goes_on(client: Client) -> None:
 
 
 async def test_many_requests_end_gracefully_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    limited(monkeypatch, enough_requests=3, close_after_goaway_s=0.05)
+    limited(monkeypatch, requests_before_end=3, close_after_goaway_s=0.05)
     async with connected(sending(*EMPTY)) as (wire, client):
         for _ in range(3):
             assert not client.goaways

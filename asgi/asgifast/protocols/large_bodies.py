@@ -45,7 +45,7 @@ def write_to_file(data: memoryview) -> tuple[TemporaryFile, FileSegment] | None:
 
 @cache
 def _log_full_disk(text: str) -> None:
-    logger.warning("Output stays in memory, since it cannot be written to the disk: %s", text)
+    logger.warning("Output stays in memory, because a temporary file cannot be written: %s", text)
 
 
 class BytesWriter(FileReader):

@@ -33,10 +33,10 @@ class H11Wire(QueueWire):
         return before + data + after if before else data
 
     def framing_for(self, size: int) -> tuple[bytes, bytes]:
-        stand_in: Any = range(size)  # h11 uses its length, and returns it
-        parts = self.cycle.conn.send_with_data_passthrough(h11.Data(data=stand_in))
-        place = parts.index(stand_in)
-        return b"".join(parts[:place]), b"".join(parts[place + 1 :])
+        placeholder: Any = range(size)  # h11 uses its length, and returns it
+        parts = self.cycle.conn.send_with_data_passthrough(h11.Data(data=placeholder))
+        index = parts.index(placeholder)
+        return b"".join(parts[:index]), b"".join(parts[index + 1 :])
 
 
 class H11Protocol(FileSending, h11_impl.H11Protocol):
@@ -50,5 +50,5 @@ class H11Protocol(FileSending, h11_impl.H11Protocol):
     def _has_begun_headers(self) -> bool:
         return self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
 
-    def handle_websocket_upgrade(self, *args: Any, rest: bytes = b"") -> None:
-        super().handle_websocket_upgrade(*args, rest=rest or self.conn.trailing_data[0])
+    def handle_websocket_upgrade(self, *args: Any, remaining: bytes = b"") -> None:
+        super().handle_websocket_upgrade(*args, remaining=remaining or self.conn.trailing_data[0])

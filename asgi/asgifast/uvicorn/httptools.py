@@ -40,16 +40,16 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
                     self.parser.feed_data(data)
                     return
                 except httptools.HttpParserUpgrade as upgrade:
-                    rest = bytes(data[upgrade.args[0] :])
+                    remaining = bytes(data[upgrade.args[0] :])
                 if super()._should_upgrade():
-                    self.handle_websocket_upgrade(rest=rest)
+                    self.handle_websocket_upgrade(remaining=remaining)
                     return
                 self.logger.warning("Unsupported upgrade request.")
                 if self.ws_protocol_class is None:
                     self.logger.warning(_NO_WEBSOCKETS)
                 if self.scope["method"] == "CONNECT":  # the next bytes are not HTTP
                     return
-                data = self._begin_again() + rest
+                data = self._parse_again() + remaining
         except httptools.HttpParserError:
             msg = "Invalid HTTP request received."
             self.logger.warning(msg)
@@ -59,7 +59,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
         """Return whether uvicorn must skip a request with Upgrade, which :meth:`_parse` handles."""
         return self.scope["method"] != "CONNECT" or super()._should_upgrade()
 
-    def _begin_again(self) -> bytes:
+    def _parse_again(self) -> bytes:
         """Parse a request with an unsupported Upgrade, such as h2c, again without Upgrade.
 
         httptools assumes that such a request has no body, and would parse its body as the next

@@ -54,15 +54,15 @@ logger = logging.getLogger("uvicorn.error")
 _PROBE_METHODS = frozenset({"GET", "HEAD"})
 # A client that has closed its side of the connection for this long counts as disconnected. Some
 # clients close it when they have sent the request, and still read the response.
-_LEFT_AFTER_S = 0.1
+_DISCONNECTED_AFTER_S = 0.1
 # The number of checks within a deadline, and the longest time between two checks.
-_LOOKS = 10
-_MOST_BETWEEN_LOOKS_S = 1.0
+_CHECKS_PER_DEADLINE = 10
+_MAX_CHECK_INTERVAL_S = 1.0
 # The interval in which uvicorn checks whether its server must end.
 _TICK_S = 0.1
 # For coroutines, generators and asynchronous generators: the prefix of their attributes, and the
 # attribute with the object for which they wait.
-_AWAITING = ("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")
+_AWAITED_ATTRIBUTES = ("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")
 
 
 class OperatorOptions(NamedTuple):
@@ -77,10 +77,10 @@ class OperatorOptions(NamedTuple):
 
     @property
     def are_set(self) -> bool:
-        return deadlines.is_decorated or self != _OFF
+        return deadlines.is_decorated or self != _NO_OPTIONS
 
 
-_OFF = OperatorOptions(None, None, (), 0, math.inf, math.inf)
+_NO_OPTIONS = OperatorOptions(None, None, (), 0, math.inf, math.inf)
 
 
 class Running:
@@ -88,16 +88,16 @@ class Running:
 
     :ivar scope: the scope. Its `state`, which copies of the scope share, may contain a timeout.
     :ivar since: the time when the app was called, plus the time in which it waited for the client.
-    :ivar looked_at: the time of the last check.
+    :ivar checked_at: the time of the last check.
     :ivar is_timed_out: whether the deadline has passed and the task is cancelled.
     """
 
-    __slots__ = ("is_timed_out", "looked_at", "scope", "since", "task")
+    __slots__ = ("checked_at", "is_timed_out", "scope", "since", "task")
 
     scope: Scope
     task: asyncio.Task[Any]
     since: float
-    looked_at: float
+    checked_at: float
     is_timed_out: bool
 
 
@@ -130,15 +130,15 @@ class OperatedApp:
         probes = [each for each in (options.health_path, options.ready_path) if each is not None]
         self._probes = {f"{prefix}{path}".encode(): path for path in probes}
         skipped = [f"{prefix}{path}".encode() for path in options.access_log_skip]
-        self._unlogged = frozenset([*self._probes, *skipped])
+        self._unlogged_paths = frozenset([*self._probes, *skipped])
         proxies: Any = config.forwarded_allow_ips if config.proxy_headers else ()
         self._proxies: Any = ProxyHeadersMiddleware(cast("Any", None), proxies).trusted_hosts
-        self._sheds = options.queue_timeout_s < math.inf
+        self._limits_wait = options.queue_timeout_s < math.inf
         self._timeouts = QueueTimeouts("the app")
         self._has_deadlines = deadlines.is_decorated or options.request_timeout_s < math.inf
         self.running: dict[Any, Running] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending_tasks: set[asyncio.Task[None]] = set()
         self._server: Any = None
         # uvicorn's limit_concurrency. It is checked here, so that it does not apply to health
         # checks.
@@ -160,7 +160,7 @@ class OperatedApp:
         :returns: None without `queue_timeout_s`, and for a Unix socket, for which the kernel does
             not know this.
         """
-        if not self._sheds or not isinstance(transport.get_extra_info("peername"), tuple):
+        if not self._limits_wait or not isinstance(transport.get_extra_info("peername"), tuple):
             return None
         return transport.get_extra_info("socket")
 
@@ -169,13 +169,13 @@ class OperatedApp:
 
         This runs for every request, so it makes few function calls.
         """
-        response: Any = send.__self__.wire  # type: ignore[attr-defined]
-        cycle = response.cycle
+        wire: Any = send.__self__.wire  # type: ignore[attr-defined]
+        cycle = wire.cycle
         path = scope["raw_path"]
         server = self._server
         if server is not None and server.should_exit:
             _end_connection(cycle)
-        if path in self._unlogged:
+        if path in self._unlogged_paths:
             cycle.access_log = False
             if path in self._probes and scope["method"] in _PROBE_METHODS:
                 return self._answer_probe(self._probes[path], send)
@@ -184,7 +184,7 @@ class OperatedApp:
             refuse: Any = service_unavailable
             awaited: Awaitable[Any] = refuse(scope, receive, send)
             return awaited
-        if self._sheds:
+        if self._limits_wait:
             # The wait begins when the connection's last bytes arrive in the kernel, or at the
             # X-Request-Start of a trusted proxy. The delay of the event loop would not show the
             # wait: requests also wait in the queue of new connections, and uvloop accepts one
@@ -193,8 +193,8 @@ class OperatedApp:
             received = protocol.tcp_socket and last_received(protocol.tcp_socket)
             if received:
                 waited_s, is_end = received
-                if is_end and waited_s >= _LEFT_AFTER_S:
-                    return self._drop(response)
+                if is_end and waited_s >= _DISCONNECTED_AFTER_S:
+                    return self._drop(wire)
             else:
                 loop = protocol.loop
                 waited_s = loop.time() - loop.since
@@ -203,23 +203,23 @@ class OperatedApp:
                     waited_s = max(waited_s, self._seconds_since(value, scope["client"]))
                     break
             if waited_s > self._options.queue_timeout_s:
-                return self._shed(response, send)
+                return self._shed(wire, send)
         if self._has_deadlines:
-            running = self.running[response] = Running()
+            running = self.running[wire] = Running()
             running.scope = scope
             task: Any = asyncio.current_task()
             running.task = task
-            running.since = running.looked_at = time.monotonic()
+            running.since = running.checked_at = time.monotonic()
             running.is_timed_out = False
             if deadlines.is_decorated:
                 _current.set((self, running))
             if self._timer is None:
-                self._look_in(self._options.request_timeout_s / _LOOKS)
+                self._check_in(self._options.request_timeout_s / _CHECKS_PER_DEADLINE)
         return self._app(scope, receive, send)
 
-    def has_timed_out(self, response: Any) -> bool:
+    def has_timed_out(self, wire: Any) -> bool:
         """Return whether a request was cancelled because its deadline had passed."""
-        running = self.running.get(response)
+        running = self.running.get(wire)
         return running is not None and running.is_timed_out
 
     # Health checks
@@ -262,7 +262,7 @@ class OperatedApp:
         if signal.SIGTERM not in signals or signal.SIGINT in signals or not counters.drains():
             return
         delay_s = self._options.drain_delay_s
-        logger.info("The stop begins in %g s: readiness fails from now on", delay_s)
+        logger.info("The stop begins in %g s. Until then, readiness probes fail", delay_s)
         counters.is_draining = True
         end_at = time.monotonic() + delay_s
         tick = 0
@@ -284,53 +284,53 @@ class OperatedApp:
             return 0.0
         return queue_seconds(request_start.decode("latin-1"), time.time()) or 0.0
 
-    async def _drop(self, response: Any) -> None:
+    async def _drop(self, wire: Any) -> None:
         """Close the connection of a client that has left."""
         counters.shed["client_left"] += 1
-        response.cut_off()
+        wire.cut_off()
 
-    async def _shed(self, response: Any, send: Send) -> None:
+    async def _shed(self, wire: Any, send: Send) -> None:
         counters.shed["queue_timeout"] += 1
         counters.refused[503] += 1
-        if not response.cycle.disconnected:
+        if not wire.cycle.disconnected:
             error = self._timeouts.error(self._options.queue_timeout_s, logger.warning)
             await send_refusal(send, error)
 
     # Deadlines
 
-    def _look_in(self, seconds: float) -> None:
+    def _check_in(self, seconds: float) -> None:
         """Check the running requests after this time, or after a second if that is sooner."""
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(min(seconds, _MOST_BETWEEN_LOOKS_S), self.look)
+        self._timer = loop.call_later(min(seconds, _MAX_CHECK_INTERVAL_S), self.check_deadlines)
 
-    def look(self) -> None:
+    def check_deadlines(self) -> None:
         """End the requests whose deadlines have passed. Schedule the next check."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         now = time.monotonic()
         default_s = self._options.request_timeout_s
-        left_s = default_s / _LOOKS
-        for response, running in list(self.running.items()):
+        left_s = default_s / _CHECKS_PER_DEADLINE
+        for wire, running in list(self.running.items()):
             if running.is_timed_out:
                 continue
-            if response.cycle.response_complete:
-                del self.running[response]
+            if wire.cycle.response_complete:
+                del self.running[wire]
                 continue
-            if response.waits_for_client():
-                running.since += now - running.looked_at
-            running.looked_at = now
+            if wire.waits_for_client():
+                running.since += now - running.checked_at
+            running.checked_at = now
             seconds = timeout_of(running.scope["state"], default_s)
-            until_s = running.since + seconds - now
-            if until_s > 0:
-                left_s = min(left_s, until_s, seconds / _LOOKS)
+            remaining_s = running.since + seconds - now
+            if remaining_s > 0:
+                left_s = min(left_s, remaining_s, seconds / _CHECKS_PER_DEADLINE)
                 continue
             running.is_timed_out = True
-            ending = asyncio.get_running_loop().create_task(_end(response, running, seconds))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            ending = asyncio.get_running_loop().create_task(_end(wire, running, seconds))
+            self._ending_tasks.add(ending)
+            ending.add_done_callback(self._ending_tasks.discard)
         if self.running:
-            self._look_in(left_s)
+            self._check_in(left_s)
 
 
 def _protocol_of(cycle: Any) -> Any:
@@ -353,9 +353,9 @@ def _end_connection(cycle: Any) -> None:
         cycle.default_headers = [*cycle.default_headers, (b"connection", b"close")]
 
 
-async def _end(response: Any, running: Running, seconds: float) -> None:
+async def _end(wire: Any, running: Running, seconds: float) -> None:
     """End a request whose deadline has passed."""
-    cycle, scope = response.cycle, running.scope
+    cycle, scope = wire.cycle, running.scope
     stack = _stack_of(running.task)
     counters.request_timeouts += 1
     if cycle.disconnected:
@@ -366,7 +366,7 @@ async def _end(response: Any, running: Running, seconds: float) -> None:
         result = "the client gets 503"
         await send_refusal(cycle.send, RequestError(503, "The request has taken too long"))
     if not cycle.response_complete:
-        response.cut_off()
+        wire.cut_off()
     cycle.disconnected = True  # later messages of the app are ignored
     cycle.message_event.set()
     running.task.cancel()
@@ -381,7 +381,7 @@ def _stack_of(task: asyncio.Task[Any]) -> str:
     frames: list[tuple[FrameType, int]] = []
     awaited: Any = task.get_coro()
     while awaited is not None:
-        for prefix, following in _AWAITING:
+        for prefix, following in _AWAITED_ATTRIBUTES:
             frame = getattr(awaited, f"{prefix}_frame", None)
             if frame is not None:
                 frames.append((frame, frame.f_lineno))
@@ -403,7 +403,7 @@ def _set_timeout(seconds: float | None) -> None:
     if current is not None:
         app, running = current
         running.scope["state"][REQUEST_TIMEOUT] = seconds
-        running.task.get_loop().call_soon_threadsafe(app.look)
+        running.task.get_loop().call_soon_threadsafe(app.check_deadlines)
 
 
 deadlines.setters.append(_set_timeout)

@@ -37,7 +37,7 @@ with needs("asgifast.uvicorn", "uvicorn", "asgi"):
 logger = logging.getLogger("uvicorn.error")
 
 _T = TypeVar("_T")
-_ACCEPTED = b"HTTP/1.1 101 "
+_SWITCHING_PROTOCOLS = b"HTTP/1.1 101 "
 # The empty line that ends the headers, matched like in h11.
 _END_OF_HEADERS = re.compile(rb"\n\r?\n")
 
@@ -54,8 +54,7 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
 
 
 def check(parser: str) -> None:
-    """Check that uvicorn has every name that asgifast uses, because a mistake would send wrong
-    bytes.
+    """Check that uvicorn has every name that asgifast uses. Without one, bytes could be wrong.
 
     :param parser: "h11", "httptools" or "zttp".
     :raises UnsupportedUvicorn: if a name is missing.
@@ -77,8 +76,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
     """The base class of asgifast's protocols, in addition to one of uvicorn's protocols.
 
     :ivar _header_bytes: the number of received bytes of incomplete headers.
-    :ivar app: the app that uvicorn calls: :meth:`_answer`. It calls the real app with an Exchange's
-        send() and an Upload's receive().
+    :ivar app: the app that uvicorn calls: :meth:`_call_app`. It calls the real app with the send()
+        of an Exchange and the receive() of an Upload.
     :ivar transport: an OutputQueue, or the event loop's transport when the connection has become a
         WebSocket.
     :ivar loop: a ConnectionLoop.
@@ -110,7 +109,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().__init__(*args, **kwargs)
         self._served = served = self.served_by(self.config)
         self._header_bytes = 0
-        self.app = self._answer
+        self.app = self._call_app
         # The cycle of the current response, over HTTP/1.1. uvicorn's `cycle` belongs to the request
         # that was read last.
         self._responding_cycle: Any = None
@@ -171,19 +170,17 @@ class FileSending(ServerOptions, asyncio.Protocol):
         return False
 
     def _refuse_headers(self, error: RequestError) -> None:
-        """Send an error response for headers that are too long. During a response, only close after
-        it.
-        """
+        """Send an error response for long headers. During a response, only close after it."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
-            self._answer_headers(error)
+            self._refuse_with(error)
             self.transport.close()
         else:
             counters.refused[error.status] += 1
             self.flow.pause_reading()
             self.shutdown()
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
+    async def _call_app(self, scope: Scope, receive: Receive, send: Send) -> Any:
         cycle = send.__self__  # type: ignore[attr-defined]
         served = self._served
         limit_bytes = served.body_limit_bytes
@@ -246,7 +243,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
                 upload.end()
         if not cycle.response_started and not cycle.disconnected:
             # uvicorn then logs that no response was started.
-            logger.error("The app has sent nothing. If it sent a file, %s", PATHSEND_ADVICE)
+            logger.error("The app has sent nothing. If it sends a file, %s", PATHSEND_ADVICE)
         if wire.body is not None:
             path = scope["path"]
             if is_http1:
@@ -257,7 +254,9 @@ class FileSending(ServerOptions, asyncio.Protocol):
             except asyncio.CancelledError:
                 # uvicorn's shutdown has cancelled this task. If the error were raised, uvicorn
                 # would log it as an error of the app, although the app has returned.
-                logger.warning("The response for %r was cut off, since the server shuts down", path)
+                logger.warning(
+                    "The response for %r was cut off, because the server shuts down", path
+                )
                 cycle.disconnected = True
                 cycle.transport.close()
         return result
@@ -302,7 +301,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
             return left_s
         counters.timeouts["body" if is_body else "head"] += 1
         if has_begun_headers:
-            self._answer_headers(RequestError(408, "The request did not arrive in time"))
+            self._refuse_with(RequestError(408, "The request did not arrive in time"))
         self.transport.close()
         return math.inf
 
@@ -312,7 +311,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         # bytes of the next request arrive.
         return self.cycle is not None and not self.cycle.more_body
 
-    def _answer_headers(self, error: RequestError) -> None:
+    def _refuse_with(self, error: RequestError) -> None:
         """Send an error response for refused headers. No other response may be in progress."""
         counters.refused[error.status] += 1
         status, headers, body = error.response()
@@ -400,17 +399,17 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().resume_writing()
         self.transport.on_writing_resumed()
 
-    def handle_websocket_upgrade(self, *args: Any, rest: bytes = b"") -> None:
+    def handle_websocket_upgrade(self, *args: Any, remaining: bytes = b"") -> None:
         """Pass the connection to uvicorn's WebSocket protocol, with the event loop's transport.
 
-        :param rest: the bytes after the request. They are frames, which uvicorn would discard.
+        :param remaining: the bytes after the request. They are frames, which uvicorn would discard.
         """
         self.transport.flush()
         self._detach()
         self.transport = self.transport.real
         read_plainly(self.transport)
-        if rest:
-            self.transport = _FramesBehindRequest(self.transport, rest)
+        if remaining:
+            self.transport = _FramesAfterRequest(self.transport, remaining)
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 
@@ -446,7 +445,7 @@ def _scope_of(method: str) -> Scope:
     return {"method": method}
 
 
-class _FramesBehindRequest:
+class _FramesAfterRequest:
     """Wraps the transport of a WebSocket whose first frames arrived together with the request.
 
     uvicorn's protocol for wsproto discards frames that arrive before it has accepted the WebSocket.
@@ -464,7 +463,7 @@ class _FramesBehindRequest:
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
-        if self._frames and data.startswith(_ACCEPTED):
+        if self._frames and data.startswith(_SWITCHING_PROTOCOLS):
             asyncio.get_running_loop().call_soon(self._deliver, self._frames)
             self._frames = b""
 

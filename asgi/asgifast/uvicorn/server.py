@@ -111,9 +111,7 @@ for _name, _option in SHARED.items():
 
 @lru_cache(maxsize=64)
 def _served(config: Any, options: Any) -> Served:
-    """Return the values for a configuration. It is the cache's key, because an app may be
-    unhashable.
-    """
+    """Return the values for a configuration, which is hashable, unlike some apps."""
     variables = options_of_environment()
     limits: dict[str, Any] = {name: variables.get(name, getattr(options, name)) for name in SHARED}
     begin_under_uvicorn()

@@ -34,8 +34,8 @@ logger = logging.getLogger("uvicorn.error")
 # uvicorn's exit status of a worker that fails before it serves, because of its app, TLS or address.
 _STARTUP_FAILURE = 3
 _OLDER = (
-    "This uvicorn has no %s: its own supervisor is used. SIGHUP ends a server with one worker, "
-    "and systemd's Type=notify does not work. uvicorn " + UVICORN.newest + " has the names"
+    "This version of uvicorn lacks %s, so uvicorn's own supervisor is used. SIGHUP ends a server "
+    "with one worker, and systemd's Type=notify does not work. Install uvicorn " + UVICORN.newest
 )
 # The time in which a new worker may import a large app, while the old worker serves.
 _START_S = 30

@@ -38,10 +38,10 @@ check("zttp")
 
 # Class attributes that a subclass may set.
 _OPTIONS = {"pathsend", *SHARED}
-# The numbers of requests and resets after which a connection ends gracefully. From _ENOUGH_REQUESTS
-# on, it ends when no request is in progress, because clients that use h2 ignore responses after a
-# GOAWAY. At _MAX_REQUESTS it ends in any case.
-_ENOUGH_REQUESTS, _MAX_REQUESTS, _MAX_RESETS = 3900, 4000, 200
+# The numbers of requests and resets after which a connection ends gracefully. From
+# _REQUESTS_BEFORE_END on, it ends when no request is in progress, because clients that use h2
+# ignore responses after a GOAWAY. At _MAX_REQUESTS it ends in any case.
+_REQUESTS_BEFORE_END, _MAX_REQUESTS, _MAX_RESETS = 3900, 4000, 200
 _HIGHEST_STREAM = 2**31 - 1
 # The time between the first GOAWAY and the close. Requests that the client sent before it received
 # the GOAWAY arrive in this time.
@@ -50,7 +50,7 @@ _CLOSE_AFTER_GOAWAY_S = 1.0
 _CONNECT_SETTING = b"\x00\x08\x00\x00\x00\x01"
 _FRAME_HEADER_BYTES = 9
 # The message of zttp's error for headers that exceed its own limit. The error has no class.
-_OVER_LIMIT = "message exceeded configured size limit"
+_SIZE_LIMIT_MESSAGE = "message exceeded configured size limit"
 
 
 class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
@@ -67,12 +67,12 @@ class ZttpProtocol(FileSending, zttp_impl.ZttpProtocol):
         return super()._has_begun_headers() or (self.cycle is None and self._has_received)
 
     def _is_over_limit(self, error: BaseException | None) -> bool:
-        return str(error) == _OVER_LIMIT
+        return str(error) == _SIZE_LIMIT_MESSAGE
 
     def end_late_headers(self) -> None:
         """Send 408 for incomplete headers, and close the connection."""
         counters.timeouts["head"] += 1
-        self._answer_headers(RequestError(408, "The request did not arrive in time"))
+        self._refuse_with(RequestError(408, "The request did not arrive in time"))
         self.transport.close()
 
 
@@ -82,11 +82,11 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     _is_http1 = False
     # The numbers of requests and of resets by the client, and the highest id of a request's stream.
     _requests = _resets = _last_stream_id = 0
-    # The last request event, until :meth:`_complete` has corrected uvicorn's objects.
-    _received: Any = None
+    # The last request event, until :meth:`_correct_cycle` has corrected uvicorn's objects.
+    _request_event: Any = None
     # The timer between the first GOAWAY and the close, and whether its time has passed.
-    _ending: asyncio.TimerHandle | None = None
-    _is_over = False
+    _closing_timer: asyncio.TimerHandle | None = None
+    _may_close = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Set when a flow-control window may have opened, or a stream or the connection may have
@@ -133,9 +133,9 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     def on_stream_closed(self) -> None:
         super().on_stream_closed()
         self.loop.since = self.loop.time()
-        if self._is_over:
+        if self._may_close:
             self._close_if_idle()
-        elif self._requests >= _ENOUGH_REQUESTS and not self.cycles:
+        elif self._requests >= _REQUESTS_BEFORE_END and not self.cycles:
             self._end_gracefully()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -160,19 +160,19 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             # Malformed, because the server has not enabled the protocol (RFC 8441, section 3).
             self.conn.stream(stream_id).reset(zttp.H2ErrorCode.PROTOCOL_ERROR)
             return
-        self._received = event
+        self._request_event = event
         super().handle_request(event)
-        if self._received is not None and stream_id in self.cycles:
-            self._complete(self.cycles[stream_id])
+        if self._request_event is not None and stream_id in self.cycles:
+            self._correct_cycle(self.cycles[stream_id])
 
-    def _answer(self, scope: Scope, receive: Receive, send: Send) -> Any:
-        if self._received is not None:  # eager tasks begin in handle_request()
-            self._complete(send.__self__)  # type: ignore[attr-defined]
-        return super()._answer(scope, receive, send)
+    def _call_app(self, scope: Scope, receive: Receive, send: Send) -> Any:
+        if self._request_event is not None:  # eager tasks begin in handle_request()
+            self._correct_cycle(send.__self__)  # type: ignore[attr-defined]
+        return super()._call_app(scope, receive, send)
 
-    def _complete(self, cycle: Any) -> None:
+    def _correct_cycle(self, cycle: Any) -> None:
         """Correct the objects that uvicorn has made for a request."""
-        event, self._received = self._received, None
+        event, self._request_event = self._request_event, None
         cycle.scope["headers"] = _with_one_cookie(cycle.scope["headers"])
         if event.end_stream:
             # uvicorn's receive() waits for an EndOfMessage. zttp sends this event only after a
@@ -182,22 +182,20 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
 
     def end_when_idle(self) -> None:
         """End the connection gracefully when no request is in progress."""
-        self._requests = max(self._requests, _ENOUGH_REQUESTS)
+        self._requests = max(self._requests, _REQUESTS_BEFORE_END)
         if not self.cycles:
             self._end_gracefully()
 
     def _end_gracefully(self) -> None:
-        """Send the first GOAWAY, so that the client opens a new connection. New streams are still
-        served.
-        """
-        if self._ending is not None or self.transport.is_closing():
+        """Send the first GOAWAY. The client opens a new connection, and new streams are served."""
+        if self._closing_timer is not None or self.transport.is_closing():
             return
         self.conn.close(zttp.H2ErrorCode.NO_ERROR, _HIGHEST_STREAM)
         self.flush()
-        self._ending = self.loop.real.call_later(_CLOSE_AFTER_GOAWAY_S, self._on_over)
+        self._closing_timer = self.loop.real.call_later(_CLOSE_AFTER_GOAWAY_S, self._on_grace_end)
 
-    def _on_over(self) -> None:
-        self._is_over = True
+    def _on_grace_end(self) -> None:
+        self._may_close = True
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
@@ -210,20 +208,20 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._ending is not None:
-            self._ending.cancel()
+        if self._closing_timer is not None:
+            self._closing_timer.cancel()
         self._window_updated.set()
 
     def data_received(self, data: bytes) -> None:
-        coalescing, since = self.transport, self.loop.since
+        queue, since = self.transport, self.loop.since
         # Flush at the end, so that WINDOW_UPDATE frames are sent before the app runs.
-        coalescing.flush_follows = True
+        queue.flush_follows = True
         try:
             super().data_received(data)
         finally:
-            coalescing.flush_follows = False
-            if not coalescing.is_closing():
-                coalescing.flush()
+            queue.flush_follows = False
+            if not queue.is_closing():
+                queue.flush()
         if not self.cycles:
             self.loop.since = since  # no request has begun
         self._window_updated.set()
@@ -303,19 +301,19 @@ def _without_connect(settings: bytes) -> bytes:
     """
     size = int.from_bytes(settings[:3])
     header, entries = settings[3:_FRAME_HEADER_BYTES], settings[_FRAME_HEADER_BYTES:]
-    known = [
+    remaining = [
         entries[start : start + 6]
         for start in range(0, size, 6)
         if entries[start : start + 6] != _CONNECT_SETTING
     ]
-    return (6 * len(known)).to_bytes(3) + header + b"".join(known) + entries[size:]
+    return (6 * len(remaining)).to_bytes(3) + header + b"".join(remaining) + entries[size:]
 
 
 def _with_one_cookie(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Return headers with all cookies in one field (RFC 9113, section 8.2.3)."""
-    found = list(headers)
-    cookies = [value for name, value in found if name == b"cookie"]
+    listed = list(headers)
+    cookies = [value for name, value in listed if name == b"cookie"]
     if len(cookies) < 2:
-        return found
-    others = [header for header in found if header[0] != b"cookie"]
+        return listed
+    others = [header for header in listed if header[0] != b"cookie"]
     return [*others, (b"cookie", b"; ".join(cookies))]

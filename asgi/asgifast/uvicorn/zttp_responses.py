@@ -175,30 +175,30 @@ class _WindowedBody(FileBody):
 class ZttpH2Wire(QueueWire):
     """The wire for HTTP/2. send() waits while too many bytes wait for the client's window."""
 
-    __slots__ = ("_sends", "_window_updated")
+    __slots__ = ("_is_sending", "_window_updated")
 
     _body_class = _WindowedBody
     _is_http1 = False
 
     def __init__(self, window_updated: asyncio.Event) -> None:
         self._window_updated = window_updated
-        self._sends = False
+        self._is_sending = False
 
     async def send(self, message: Message) -> None:
-        self._sends = True
+        self._is_sending = True
         try:
             await super().send(message)
             if message.get("more_body"):
                 await self.drain(_QUEUED_BYTES)
         finally:
-            self._sends = False
+            self._is_sending = False
 
     async def send_file(self, *args: Any, **options: Any) -> None:
-        self._sends = True
+        self._is_sending = True
         try:
             await super().send_file(*args, **options)
         finally:
-            self._sends = False
+            self._is_sending = False
 
     def can_write_body(self) -> bool:
         return super().can_write_body() and (self.cycle.stream.pending_bytes or 0) <= _QUEUED_BYTES
@@ -212,7 +212,9 @@ class ZttpH2Wire(QueueWire):
 
     def waits_for_client(self) -> bool:
         pending_bytes: int = self.cycle.stream.pending_bytes or 0
-        return pending_bytes > (0 if self._sends else _QUEUED_BYTES) or super().waits_for_client()
+        return (
+            pending_bytes > (0 if self._is_sending else _QUEUED_BYTES) or super().waits_for_client()
+        )
 
     def cut_off(self) -> None:
         """Reset the stream. Other streams of the connection continue."""
