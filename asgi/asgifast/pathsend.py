@@ -188,7 +188,7 @@ class _Layers:
         self.lists: list[tuple[list[Any], int]] = []
         self.stacks: list[tuple[Any, Any]] = []
         self._supports_zerocopy = True
-        self._examined: dict[int, Any] = {}  # has the objects, so that their ids stay unique
+        self._examined: dict[int, Any] = {}  # the references prevent that an id is reused
         # Reasons not to offer the extensions, by parts of paths.
         self._withheld: dict[str, str] = {}
 

@@ -330,7 +330,7 @@ class FileBody:
 
     :param wire: frames the bytes, and sends the end of the body.
     :param close: called once, when the file is no longer needed.
-    :param recording: the recorded request, which gets the number of unsent bytes at the end.
+    :param recording: the recorded request. Its file_ended() gets the number of unsent bytes.
     :param is_whole: whether this is the whole body, so that the end of the body is sent after it.
     :ivar end: a future that is done when the remaining bytes are sent, with an error if they were
         not. None if no bytes remain.
