@@ -71,7 +71,7 @@ def test_piece_refused_by_tls_is_whole_beside_disk(blocks_of: tuple[int, ...]) -
     first = queued.first
     assert isinstance(first, memoryview)
     refused = len(first[: backlog.PIECE_BYTES])
-    queued.begin_spill(queued._take_back(0))
+    queued.begin_spill(queued._remove_last(0))
     again = queued.first
     assert isinstance(again, memoryview)
     assert len(again) >= refused

@@ -307,7 +307,7 @@ def test_reload_applies_options_of_configuration_file(kind: str, tmp_path: Path)
             server.process.send_signal(signal.SIGHUP)
             server.wait_for_log(f"FastWorker.{wrong}: expected")
             assert status() == 200
-        assert server.log().count("The options stay as they were") == 2
+        assert server.log().count("The options have not changed") == 2
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ class CompressedCopies:
             self._on_disk.put(*each)
 
     def get(self, segment: FileSegment, coding: str) -> CompressedCopy | None:
-        """Return the copy of a file, or of a part of the file. If it is not cached, have it made.
+        """Return the copy of a file, or of a part of it. If it is not cached, make or queue it.
 
         :returns: None if the copy is not ready, or cannot be made: the file is too large, has just
             changed, or does not have the size that stat() reports.
@@ -311,7 +311,7 @@ class CompressedCopies:
     def _enqueue(
         self, key: str, segment: FileSegment, coding: str, stat_result: os.stat_result
     ) -> None:
-        """Have the thread make a copy, unless its queue is full."""
+        """Queue a copy for the background thread, unless the queue is full."""
         with self._lock:
             job = self._jobs.get(key)
             if job is not None:

@@ -200,9 +200,10 @@ class Deltas:
         return cached.dictionary_for(file.names, digest) is None
 
     def _begin(self, wanted: _Wanted, key: str) -> threading.Event | None:
-        """Start a thread for a delta, unless a thread makes it. Return the event of its end.
+        """Start a thread that makes a delta, unless a thread is already making it.
 
-        :returns: None if there are too many unfinished deltas or threads.
+        :returns: an event that is set when the thread has finished. None if there are too many
+            unfinished deltas or threads.
         """
         with self._lock:
             finished = self._unfinished.get(key)
@@ -269,8 +270,8 @@ class Deltas:
     def _list(self, file: ReleasesOf) -> tuple[_Listing, bool]:
         """Return the listing of a file's folders. List them only if a folder has changed.
 
-        :returns: also whether a later change would change the identity of a folder. Otherwise the
-            listing must not be cached.
+        :returns: the listing, and whether any later change of a folder changes its identity.
+            Otherwise the listing must not be cached.
         """
         listing = self._listings.get(file.folders_key)
         if listing is not None and listing.is_unchanged():

@@ -47,7 +47,7 @@ _UNSIZED_BYTES = 16 << 20
 class FoundFile:
     """An open file below a directory, and the precompressed files that were opened with it.
 
-    :ivar absent: paths without a file. A new file there would take precedence.
+    :ivar absent: paths without a file. A new file there would take precedence over this file.
     :ivar roots: the directories that may have other releases of the file in the same folder.
     """
 

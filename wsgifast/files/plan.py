@@ -119,7 +119,7 @@ class Plan:
         ]
 
     def as_missing(self) -> Plan:
-        """Return a 404 with the body of this plan, which is that of a 404 page."""
+        """Return a plan with the status 404 and the body of this plan, which is a 404 page."""
         return Plan(404, Headers(self.headers).without(_REMOVED_FROM_404), self.segments)
 
 

@@ -3,7 +3,7 @@
 - A :class:`Spool` is the body of one request, in memory or in a file.
 - A :class:`TemporaryFile` contains a request body, or output for slow clients.
 - A :class:`Budget` counts the bytes of all requests or clients, on disk or in memory.
-- :func:`return_large_blocks` has the system get back the memory of large bodies.
+- :func:`return_large_blocks` makes the allocator return the memory of large bodies to the system.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def _write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset
 
 
 def return_large_blocks() -> None:
-    """Have glibc return large freed blocks of memory to the system at once, and reuse smaller ones.
+    """Make glibc return large freed blocks of memory to the system at once, and reuse other blocks.
 
     By default, glibc keeps the freed memory of a page of 12 MB that waited for a slow client. After
     each page of 200 kB, glibc returns the end of its heap, and the kernel clears that memory again

@@ -3,7 +3,7 @@
 These are data structures without a socket. All methods of a :class:`Backlog` need the queue's lock,
 except :meth:`Backlog.spill`.
 
-A disk thread may write buffers to a temporary file. The buffers keep their place in the queue. If
+A disk thread may write buffers to a temporary file. Meanwhile the buffers remain in the queue. If
 they must be sent before they are written, they are sent from memory. Their bytes in the file are
 then not used.
 """
@@ -143,25 +143,25 @@ class Spilling:
     def take(self, limit: int) -> bytes:
         """Take the next bytes, at most `limit`, and return a copy of them."""
         parts: list[memoryview] = []
-        left = limit
-        while left and self._first < len(self.buffers):
-            part = self.buffers[self._first][self._at : self._at + left]
+        missing = limit
+        while missing and self._first < len(self.buffers):
+            part = self.buffers[self._first][self._at : self._at + missing]
             parts.append(part)
-            left -= len(part)
+            missing -= len(part)
             self._at += len(part)
             if self._at == len(self.buffers[self._first]):
                 self._first += 1
                 self._at = 0
-        self.taken += limit - left
-        self.size -= limit - left
+        self.taken += limit - missing
+        self.size -= limit - missing
         return b"".join(parts)
 
-    def rest(self) -> list[memoryview]:
-        """Return the bytes that have not been taken."""
-        left = self.buffers[self._first :]
+    def remaining(self) -> list[memoryview]:
+        """Return the buffers that have not been taken, without the bytes that were taken."""
+        buffers = self.buffers[self._first :]
         if self._at:
-            left[0] = left[0][self._at :]
-        return left
+            buffers[0] = buffers[0][self._at :]
+        return buffers
 
 
 class Backlog:
@@ -236,10 +236,10 @@ class Backlog:
         if self.in_memory <= _ALWAYS_IN_MEMORY_BYTES:
             self._memory.count(max(0, more))
         elif more > 0 and not self._memory.take(more):
-            return self._take_back(self._reserved)
+            return self._remove_last(self._reserved)
         self._reserved = max(self._reserved, self.in_memory)
         if ahead_bytes is not None and self.in_memory > 2 * ahead_bytes:
-            return self._take_back(ahead_bytes)
+            return self._remove_last(ahead_bytes)
         return []
 
     def count_memory(self) -> None:
@@ -249,7 +249,7 @@ class Backlog:
             self._memory.count(more)
             self._reserved = self.in_memory
 
-    def _take_back(self, keep: int) -> list[memoryview]:
+    def _remove_last(self, keep: int) -> list[memoryview]:
         """Remove buffers from the end until at most `keep` bytes remain in memory."""
         items = self._items
         taken: list[memoryview] = []
@@ -299,7 +299,7 @@ class Backlog:
         items.rotate(-at)
         items.popleft()
         if segment is None:
-            self._return_rest(spilling)
+            self._requeue_remaining(spilling)
         else:
             taken = spilling.taken
             segment = segment._replace(offset=segment.offset + taken, size=segment.size - taken)
@@ -346,11 +346,11 @@ class Backlog:
         first = items[0]
         if not isinstance(first, Spilling):
             return first
-        # The buffers have not been written in time. A piece is copied and the other bytes stay, so
-        # that they can still be written. The piece has at least the bytes that TLS refused before.
+        # The buffers have not been written in time. A piece is copied. The other bytes can still be
+        # written. The piece has at least the bytes that TLS refused before.
         if first.size <= PIECE_BYTES:
             items.popleft()
-            self._return_rest(first)
+            self._requeue_remaining(first)
         else:
             self._insert(first.take(PIECE_BYTES))
         return self.first
@@ -395,12 +395,12 @@ class Backlog:
         self._take_from_file(len(data))
         self._insert(data)
 
-    def _return_rest(self, spilling: Spilling) -> None:
-        """Put the buffers that were not written at the front of the queue."""
-        rest = spilling.rest()
-        self.in_memory += sum(map(_bytes_in_memory, rest))
+    def _requeue_remaining(self, spilling: Spilling) -> None:
+        """Insert the buffers that have not been taken at the front of the queue."""
+        remaining = spilling.remaining()
+        self.in_memory += sum(map(_bytes_in_memory, remaining))
         self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
-        self._items.extendleft(reversed(rest))
+        self._items.extendleft(reversed(remaining))
 
     def _insert(self, data: bytes) -> None:
         self._items.appendleft(memoryview(data))

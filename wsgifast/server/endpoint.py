@@ -332,7 +332,10 @@ class Endpoint(AcceptedSocket, Owner):
     # The end of a connection.
 
     def cut_off(self) -> None:
-        """Disconnect the client. The owner or the next event closes. Any thread may call it."""
+        """Disconnect the client. Any thread may call it.
+
+        The connection's owner, or the thread of the next event, closes the socket.
+        """
         self.output.fail(ClientGone("the server ends"))
         with contextlib.suppress(OSError):
             # SSLSocket's own method is not thread-safe: another thread may use its TLS object.

@@ -44,7 +44,7 @@ class OutputRules:
         self.disk = DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error))
 
     def new_wait(self) -> ClientWait:
-        """Return the time limits for a client that must be waited for."""
+        """Return new time limits, for a client that accepts no more bytes at the moment."""
         return ClientWait(self.options.send_timeout_s, self.options.send_least_bytes_per_s)
 
     # Queues with delayed blocks.

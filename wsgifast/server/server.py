@@ -161,7 +161,7 @@ class Server:
             self.pool.monitor.watch(min(_ROUND_S, self._deadlines.check(time.monotonic())))
 
     def finish(self, beat: Callable[[], object]) -> None:
-        """Let requests finish within the time passed to :meth:`stop`. Then drop other requests.
+        """Let requests finish within the time passed to :meth:`stop`. Then drop the other requests.
 
         :param beat: see :meth:`serve`.
         """

@@ -19,10 +19,10 @@ _MAX_TIMES = 10_000
 
 
 class Counters(ConnectionCounters):
-    """Totals since the server started, and times in seconds since they were last collected.
+    """Totals since the server started, and times that have not been collected for the metrics.
 
-    :ivar waits: how long requests have waited for a free thread.
-    :ivar queued: how long requests have waited in a proxy before they arrived.
+    :ivar waits: the seconds for which requests have waited for a free thread.
+    :ivar queued: the seconds for which requests have waited in a proxy before they arrived.
     """
 
     def __init__(self) -> None:

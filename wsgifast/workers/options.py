@@ -172,7 +172,7 @@ def configure(worker: type, base: type) -> None:
         _assign(worker, _last_valid or _class_options[worker])
         if not _last_valid:
             raise
-        logging.getLogger("gunicorn.error").error("%s. The options stay as they were.", error)
+        logging.getLogger("gunicorn.error").error("%s. The options have not changed.", error)
     _last_valid = {name: getattr(worker, name) for name in OPTIONS}
 
 

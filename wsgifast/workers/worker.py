@@ -83,7 +83,8 @@ from .tls import TLSContexts
 _MEMORY_DIR = "/dev/shm"
 
 
-# Import errors that mean wrong code. Other errors may mean that a resource is in use.
+# Exceptions of an import that mean that the app's code is wrong. Other exceptions may mean that a
+# port or a lock is in use.
 _CODE_ERRORS = (
     AppImportError, AttributeError, ImportError, NameError, SyntaxError, TypeError,
 )  # fmt: skip

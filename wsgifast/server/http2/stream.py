@@ -243,7 +243,7 @@ class Stream(Channel):
         self.finish()
 
     def finish(self) -> None:
-        """End the stream: its response was sent, or an error prevents that."""
+        """End the stream after its response was sent, or after an error."""
         with self._mux.lock:
             if self.state is OVER:
                 return
