@@ -20,9 +20,9 @@
 A KEY selects rows, and --list lists the keys. The reports in reports/PROFILE/*.json have the same
 keys. A run replaces only the rows that it has measured. The servers of a row run alternately.
 
-The documentation also contains the rows of `slow.memory`, `compress.` and `compress-link.`. Only
-Locust can use a link, so do not use --link for rows of other clients. If a link cannot be made, the
-command prints the reason and runs nothing.
+The documentation also contains the rows of `slow.memory`, `compress.`, `compress-link.` and
+`upload.large`. Locust and `upload.large` can use a link. Do not use --link for rows of other
+clients. If a link cannot be made, the command prints the reason and runs nothing.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def test_wrong_option_at_reload_changes_no_option(
         configure(worker, FastWorker)
         assert worker.body_limit_bytes == 5
         assert worker.bodies_on_disk_bytes != 3
-        assert "body_limit_bytes=-1: expected bytes, 0 or more. The options stay" in caplog.text
+        assert "body_limit_bytes=-1: expected bytes, 0 or more. The options have not" in caplog.text
     names.body_limit_bytes = 6
     configure(FastWorker, FastWorker)
     assert (FastWorker.body_limit_bytes, FastWorker.bodies_on_disk_bytes) == (6, 3)

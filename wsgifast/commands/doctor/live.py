@@ -19,8 +19,8 @@ from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 # A server sends bodies of up to this size in a few packets. Nagle's algorithm causes a pause
 # between the headers and such a body.
 _SMALL_BYTES = 32 * 1024
-# Such a pause is at least 40 ms in Linux, the shortest delay of an acknowledgement. Less the error
-# of measurement.
+# Such a pause is at least 40 ms in Linux, the shortest delay of an acknowledgement. The limit is
+# lower, because measurements have errors.
 _STALL_S = 0.030
 _REQUESTS_FOR_STALL = 8
 # The number of slow readers, and the time in which they do not read.
@@ -28,8 +28,8 @@ _SLOW_READERS = 8
 _SLOW_S = 2.0
 # Smaller bodies fit into socket buffers, so slow readers do not block the server.
 _BLOCKING_BYTES = 1024 * 1024
-# Slow readers block other clients if these wait at least so many times as long as before, and at
-# least so many seconds.
+# Slow readers block other clients if the others wait at least this many times as long as before,
+# and at least this many seconds.
 _BLOCKED_RATIO = 10.0
 _BLOCKED_S = 0.25
 
