@@ -21,7 +21,7 @@ _MODULE_PREFIX = "python:"
 LONGEST_S = (2**31 - 1) / 1000
 # The units of sizes. Each is 1024 times the previous one.
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
-# The arguments of an app of each interface, and the class that wraps such an app.
+# For each interface: the arguments with which a server calls an app, and the middleware class.
 _ARGUMENTS = {"WSGI": ("environ", "start_response"), "ASGI": ("scope", "receive", "send")}
 _WRAPPERS = {"WSGI": "wsgifast.WSGIFast", "ASGI": "asgifast.ASGIFast"}
 
@@ -31,7 +31,7 @@ Interface = Literal["WSGI", "ASGI"]
 def check_switches(**switches: object) -> None:
     """Check that options are True or False.
 
-    :raises ConfigurationError: with the name of the first option that is not.
+    :raises ConfigurationError: for the first option with another value.
     """
     for name, value in switches.items():
         # Other values are rejected, because "no" and "false" from an environment variable are true
@@ -58,9 +58,9 @@ def is_number(value: object, *, least: float, most: float) -> bool:
 
 
 def list_of_text(value: object) -> list[str] | None:
-    """Return the strings of an iterable. None for any other value, such as a str.
+    """Return the strings of an iterable.
 
-    The result is also None if one of the strings is empty.
+    Return None for any other value, such as a str, and if one of the strings is empty.
     """
     if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
         return None
@@ -139,7 +139,7 @@ def check_app(app: object, interface: Interface) -> None:
 
 
 def interface_of(app: object) -> Interface | None:
-    """Return an app's interface. None if its signature fits neither interface, or both."""
+    """Return an app's interface, or None if its signature fits neither interface or both."""
     wsgi, asgi = callable(app) and _fits(app, "WSGI"), callable(app) and _fits(app, "ASGI")
     if wsgi == asgi:
         return None
@@ -179,7 +179,7 @@ def _is_async(app: Any) -> bool:
 
 
 def _takes(app: object, count: int) -> bool:
-    """Return whether an app can be called with `count` arguments. True if this is unknown."""
+    """Return whether an app can be called with `count` arguments, or True if this is unknown."""
     import inspect
 
     try:
@@ -220,7 +220,7 @@ def exports_on_demand(package: str, modules: Mapping[str, str]) -> Callable[[str
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(modules[name], package), name)
-        setattr(sys.modules[package], name, value)  # so that this is called once for each name
+        setattr(sys.modules[package], name, value)
         return value
 
     return __getattr__

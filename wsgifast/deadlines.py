@@ -1,4 +1,4 @@
-"""Deadlines of requests under FastWorker and asgifast's protocols: for the wait and for the app.
+"""Deadlines for the wait and for the app of a request, in FastWorker and asgifast's protocols.
 
 A view may set the deadline of its request. The server of the process registers a function that sets
 it, in `setters`.
@@ -32,7 +32,7 @@ _WARN_AGAIN_S = 60.0
 
 
 class QueueTimeout(RequestError):
-    """A request has waited too long for the app (RFC 9110 sections 15.6.4 and 10.2.3)."""
+    """Raised if a request has waited too long for the app (RFC 9110 sections 15.6.4 and 10.2.3)."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(503, "The server is busy: try again later")

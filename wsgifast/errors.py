@@ -53,7 +53,7 @@ _OF_CONTENT = frozenset({"accept-ranges", "etag", "last-modified", "trailer", "t
 
 
 class WSGIFastError(Exception):
-    """The base class of all errors. The message has the wrong value, and says how to correct it."""
+    """The base class of all errors. The message contains the wrong value and the correction."""
 
 
 class BodyError(WSGIFastError, TypeError):
@@ -73,7 +73,7 @@ class RequestError(WSGIFastError, OSError):
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status = int(status)  # not an HTTPStatus, whose text differs between servers
+        self.status = int(status)  # callers may pass an HTTPStatus
 
     @property
     def reason(self) -> str:

@@ -11,7 +11,8 @@ from .fields import NO_TRAILERS, TOKEN
 
 _TOKEN = TOKEN.encode()
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*"'  # RFC 9110 section 5.6.4
-# 16 digits are more than any disk needs, and every recipient can parse them (section 7.1).
+# The most digits of a chunk's size. 16 digits suffice for any body, and every recipient can parse
+# them (section 7.1).
 _SIZE = rb"([0-9A-Fa-f]{1,16})"
 # Section 7.1.1.
 _EXTENSIONS = rb"((?:[ \t]*;[ \t]*%(token)b(?:[ \t]*=[ \t]*(?:%(token)b|%(quoted)b))?)*)" % {
@@ -90,7 +91,7 @@ class ChunkDecoder:
         self._body_limit = body_limit
         self._line_limit = line_limit
         self._is_usual = line_limit >= _USUAL_LINE_BYTES
-        self._trailer_bytes = trailer_limit  # that may still arrive
+        self._trailer_bytes = trailer_limit  # bytes of content that may still arrive
         self._trailer_fields = trailer_fields
         self._extension_bytes = _EXTENSION_BYTES  # the size of the body is added
         self._expects = _SIZE_NEXT  # the kind of the line after the chunk's data

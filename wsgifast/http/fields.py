@@ -20,8 +20,8 @@ from .headers import LOWER, Header, Headers
 # A token (RFC 9110 5.6.2), such as a method, a field name or a content coding.
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 # Names of hop-by-hop headers, in lower case (RFC 9110 7.6.1, RFC 9113 8.2.2). Some of them are not
-# in the RFCs, but older servers and proxies drop them. The app's are dropped, and the server may
-# add its own.
+# in the RFCs, but older servers and proxies drop them. Those of the app are dropped, and the server
+# may add its own.
 HOP_BY_HOP = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
@@ -37,7 +37,7 @@ NO_TRAILERS = frozenset(
     }
 )  # fmt: skip
 
-# Headers that decide, beside Content-Type, whether a body is compressed: see
+# Headers that determine, together with Content-Type, whether a body is compressed: see
 # :func:`~..compression.policy.type_to_compress`.
 CODING_HEADERS = frozenset({"cache-control", "content-encoding", "vary"})
 
@@ -49,7 +49,7 @@ _NAME = re.compile(TOKEN)
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
 # CR and LF end a line for some clients and proxies. NUL ends the string for a server in C.
 _LINE_END = re.compile(r"[\r\n\0]")
-# The most digits of a Content-Length. No disk needs more.
+# The most digits of a Content-Length. They suffice for any body.
 _MAX_LENGTH_DIGITS = 18
 
 # Headers to drop from interim responses (RFC 9110 8.6, RFC 9112 6.1), and from trailers (RFC 9110
@@ -61,7 +61,7 @@ _NOT_IN_TRAILERS = HOP_BY_HOP | NO_TRAILERS
 _MAX_CACHED = 500
 _codes: dict[str, int] = {}  # by status
 _lengths: dict[str, int] = {}  # by value of Content-Length
-# From a header name to the same name, and to its meaning. It has no hop-by-hop names.
+# From a header name to the same name, and to its meaning. Hop-by-hop names are not in it.
 _names: dict[str, tuple[str, str]] = {}
 # The characters of a str subclass, such as an enum's member. Its own str() and format() may return
 # other text.
@@ -69,11 +69,12 @@ _characters = str.__str__
 _strip = str.strip
 # The meaning of a header name in this module: the name in lower case, or "" for most names.
 _LENGTH, _TYPE = "content-length", "content-type"
-# Headers beside which the Content-Type alone does not decide about a body.
+# If one of these headers is set, the Content-Type alone does not determine whether a body is
+# compressed.
 _DECIDING = CODING_HEADERS | {"transfer-encoding"}
 _MEANINGS = {each: each for each in {_LENGTH, _TYPE, "date", "server"} | _DECIDING}
 # A cache of checked responses by status and headers. Long headers are not cached. Headers with a
-# cookie are not cached, because it may be a secret.
+# cookie are not cached, because the cookie may be a secret.
 _starts: dict[tuple[object, ...], ResponseStart] = {}
 _MAX_STARTS = 256
 _MAX_CACHED_CHARACTERS = 1024
@@ -348,7 +349,7 @@ def read_headers(headers: Iterable[Any]) -> tuple[int | None, str | None]:
         contains CR, LF or NUL, or if the headers are not pairs of str.
     """
     length = deciding_type = None
-    content_type: str | None = _TYPE  # None once another header decides, too
+    content_type: str | None = _TYPE  # None after another deciding header
     try:
         for name, value in headers:
             meaning = _one_line_names[name]
@@ -365,7 +366,7 @@ def read_headers(headers: Iterable[Any]) -> tuple[int | None, str | None]:
                     raise _bad_value(name)
             except BodyError:
                 raise
-            except TypeError:  # no str
+            except TypeError:  # not a str
                 if _ends_line(value):
                     raise _bad_value(name) from None
                 if meaning is _TYPE:
@@ -399,7 +400,7 @@ def parse_length(value: str) -> int | None:
 
 
 class _OneLineNames(dict[object, str]):
-    """The meanings of names that were checked for line ends alone."""
+    """A cache of the meanings of names. Only line ends in the names have been checked."""
 
     def __missing__(self, name: object) -> str:
         if not isinstance(name, (str, bytes)):

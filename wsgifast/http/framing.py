@@ -156,7 +156,7 @@ def chunk_size_line(size: int) -> bytes:
 def list_members(value: str) -> list[str]:
     """Return the members of a header that is a list of tokens, in lower case.
 
-    Empty members are left out (RFC 9110 5.6.1.2).
+    Empty members are omitted (RFC 9110 5.6.1.2).
     """
     return [name for member in value.lower().split(",") if (name := member.strip(" \t"))]
 

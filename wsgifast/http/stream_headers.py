@@ -17,7 +17,8 @@ from .fields import NO_TRAILERS, TOKEN, parse_length
 from .request_headers import PLAIN_METHODS, PlainKeys
 
 _TOKEN = re.compile(TOKEN.encode())
-# CR and LF end a line of HTTP/1. Some recipients treat NUL like them (RFC 9110 section 5.5).
+# CR and LF end a line of HTTP/1. Some recipients treat NUL as a line end too (RFC 9110 section
+# 5.5).
 _ENDS_LINE = re.compile(rb"[\r\n\0]")
 # URIs are ASCII (RFC 3986 section 2), but some clients send other bytes. Those are accepted, and
 # percent-encoded.
@@ -132,7 +133,8 @@ def http1_headers(received: Iterable[Field]) -> tuple[bytes, str]:
         else:
             lines.append(_line(name, value))
     method = pseudo.get(b":method", b"")
-    # `:authority` replaces Host (section 8.3.1). h2 has checked that the two do not differ.
+    # `:authority` replaces Host (section 8.3.1). h2 has checked that `:authority` and Host are
+    # equal.
     host = pseudo.get(b":authority", host)
     target = host if method == b"CONNECT" else pseudo.get(b":path", b"")
     if b":protocol" in pseudo:

@@ -27,15 +27,14 @@ class IMAP4(imaplib.IMAP4):
     If the server offers LITERAL+ or LITERAL- (RFC 7888), APPEND sends the message without waiting
     for a continuation response. The command, the message and the line end then need one round trip
     and one send. A message whose line ends are CR LF is not copied. The attribute ``capabilities``
-    shows whether the server offers them. imaplib does not update it after a login.
+    shows whether the server offers these extensions. imaplib does not update it after a login.
     """
 
     # The message of the current APPEND.
     _message: bytes | None = None
     # A literal to send together with the next line of imaplib.
     _appendix: bytes | None = None
-    # The literal that imaplib will send next. Then the same literal, until imaplib sends the line
-    # end.
+    # The literal that imaplib will send next, and the literal that waits for the line end after it.
     _literal: bytes | None = None
     _waiting: bytes | None = None
 

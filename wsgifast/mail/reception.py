@@ -38,7 +38,7 @@ _BEFORE_LAST_OCTET = 4  # the most octets of a match that may be in an earlier b
 class Content:
     """The content of a message, in memory or, if it is long, in a temporary file.
 
-    It is closed after the delivery of the message.
+    The content is closed after the delivery of the message.
 
     :param limit: the most octets in memory. Longer content is written to a file. None: no limit.
     """
@@ -114,7 +114,8 @@ class Reception:
         self._transport = transport
         self._peer = peer
         self._is_paused = False
-        # Its result is set when the decoder has found the end, or when a block must be spooled.
+        # A future. Its result is set when the decoder has found the end, or when a block must be
+        # spooled.
         self._ready: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:

@@ -60,7 +60,8 @@ _PLAIN_ADDRESS = re.compile(
 )
 
 
-# More waiting replies are sent at once, because a client may pipeline any number of commands.
+# If the waiting replies have more bytes, they are sent at once, because a client may pipeline any
+# number of commands.
 _WAITING_REPLIES_BYTES = 16 * 1024
 
 
@@ -149,7 +150,7 @@ class SMTPServer(_smtp.SMTP):
         super().__init__(handler, **options)
         self._spool_bytes = spool_bytes
         self._refuse_smuggling = refuse_smuggling
-        # Whether the next reply waits for later replies. Then the waiting replies.
+        # Whether the next reply waits for later replies, and the waiting replies.
         self._is_reply_to_wait = False
         self._waiting_replies = bytearray()
         self._reception: Reception | None = None

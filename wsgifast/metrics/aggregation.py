@@ -1,4 +1,4 @@
-"""Add up the files of prometheus_client's multiprocess mode for a scrape.
+"""Add up the metrics in the files of prometheus_client's multiprocess mode.
 
 Each process has its own files, one for each kind of metric. The counters and histograms of a
 process remain valid after its end. Workers may be replaced often. So the files of dead processes
@@ -8,10 +8,10 @@ before.
 Theory of operation
 -------------------
 Merging. The merged file is written under a temporary name. A second file, the plan, lists the files
-that the merged file replaces. One rename puts the plan into effect. Before the rename nothing has
-changed. All steps after it can be repeated. If the exporter is killed in between, the next exporter
-finds the plan, and carries it out before it reads other files. Scrapes ignore replaced files that
-could not be removed.
+that the merged file replaces. A rename of the plan completes the preparation. Before the rename,
+the metrics files are unchanged. All steps after the rename can be repeated. If the exporter is
+killed during these steps, the next exporter finds the plan, and carries it out before it reads
+other files. Scrapes ignore replaced files that could not be removed.
 
 Reading. A process only appends entries to its files, and an entry never moves. So the keys of a
 file are parsed once, and again when the file has grown. Other scrapes only read the numbers, and
@@ -63,8 +63,8 @@ _VALUE_BYTES = 8
 class Directory:
     """The metrics files of several processes. Thread-safe.
 
-    :param own: whether wsgifast made the directory. If so, files of the app's own metrics are
-        removed as well after the end of their process.
+    :param own: whether wsgifast made the directory. If so, it also removes files of the app's own
+        metrics when their process has ended.
     """
 
     def __init__(self, path: str, *, own: bool) -> None:
@@ -77,7 +77,7 @@ class Directory:
         self._replaced: set[str] = set()
 
     def text(self, accept: str = "") -> tuple[str, bytes]:
-        """Return the Content-Type, and the metrics of all processes, added up.
+        """Return the Content-Type and the text of the metrics, added up for all processes.
 
         :param accept: the client's Accept header.
         """
@@ -130,10 +130,11 @@ class Directory:
                         os.unlink(path)
 
     def _files(self) -> list[tuple[str, int]]:
-        """Return path and inode of each file. A new merged file has the old one's path.
+        """Return the path and the inode of each file.
 
-        Empty files have just been created, and are ignored. The app may remove files at the same
-        time, by mark_process_dead().
+        The inode shows whether a merged file was replaced. Empty files have just been created, and
+        are ignored. The app may remove files at the same time by prometheus_client's
+        mark_process_dead().
         """
         found = []
         with os.scandir(self.path) as entries:
@@ -145,14 +146,14 @@ class Directory:
 
     def _may_live(self, process: str) -> bool:
         if pid_in(process) is None:
-            # The file names of an app's own metrics contain only the pid. In a directory that the
-            # user has chosen, the user removes them.
+            # The name of a file with an app's own metrics contains the pid without a start time. If
+            # the user has chosen the directory, the user removes such files.
             if not self._own or not process.isascii() or not process.isdecimal():
                 return True
             process = f"wsgifast-{process}-0"  # 0 stands for an unknown start time
         return is_alive(process)
 
-    # Called with the lock.
+    # The caller must have the lock.
 
     def _merge(self, kind: str, paths: Iterable[str]) -> None:
         """Merge files of dead processes into the file of their kind, and remove them.

@@ -1,7 +1,7 @@
-"""Collectors, which return the values of metrics, and a thread that calls functions once a second.
+"""Collectors return the values of metrics. A thread calls functions once a second.
 
 A collector is called at a scrape, or once a second in prometheus_client's multiprocess mode. It is
-not called during a request, so a number that the server has anyway costs nothing more.
+not called during a request. So a number that the server already counts has no additional cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .catalogue import CATALOGUE, Metric
 
-_PERIOD_S = 1.0  # between two calls of the periodic functions
+_PERIOD_S = 1.0  # the time between two calls of the periodic functions
 
 
 class Distribution(NamedTuple):

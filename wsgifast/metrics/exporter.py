@@ -42,8 +42,8 @@ _LOOK_EVERY_S = 0.2
 _CHECK_EVERY_S = 0.5
 # The longest time in which a client may send its request.
 _REQUEST_TIMEOUT_S = 10
-# The most clients at a time. Beyond it, the oldest is disconnected. Prometheus and probes need only
-# a few.
+# The most clients at a time. If another client connects, the oldest client is disconnected.
+# Prometheus and probes need only a few.
 _MOST_CLIENTS = 64
 # The default and the longest interval of /top.
 _TOP_S, _MOST_TOP_S = 2, 300
@@ -91,13 +91,13 @@ class _Exporter:
             self._log(f"Cleaning up after workers has failed: {error!r}")
 
     def _is_wanted(self) -> bool:
-        """Return whether the server still wants this address."""
+        """Return whether the server is still configured with this address."""
         try:
             with open(os.path.join(self._export.directory, ADDRESS_FILE)) as file:
                 return file.read() == self._export.address
         except FileNotFoundError:
             return False
-        except OSError:  # such as too many open files: unknown
+        except OSError:  # unknown, such as after too many open files
             return True
 
     def _serve(self) -> None:
@@ -138,7 +138,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def server_bind(self) -> None:
-        # Not HTTPServer's method, which looks up the name of this host in DNS.
+        # This replaces HTTPServer's method, which looks up the name of this host in DNS.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = socket.gethostname(), self.server_address[1]
         self.setup_environ()

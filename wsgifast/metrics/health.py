@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
 # A worker with an older heartbeat does not respond: its interpreter is blocked.
 _SILENT_S = 10.0
-# The paths of the metrics address, beside the metrics.
+# The paths of the metrics address, in addition to that of the metrics.
 PATHS = ("/livez", "/readyz", "/clients")
 PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -46,13 +46,13 @@ def name_of_process(pid: int) -> str:
 
 
 def pid_in(name: str) -> int | None:
-    """Return the pid in the name of a process. None if it is not a name of ours."""
+    """Return the pid in the name of a process, or None for a name in another format."""
     found = _NAME.fullmatch(name)
     return None if found is None else int(found[1])
 
 
 def is_alive(name: str) -> bool:
-    """Return whether the process of a name runs and is not a zombie. True if this is unknown."""
+    """Return whether the process with a name runs and is no zombie, or True if unknown."""
     found = _NAME.fullmatch(name)
     if found is None:
         return False
@@ -82,7 +82,7 @@ def processes(directory: str) -> set[str]:
 
 
 def _started(pid: int) -> int | None:
-    """Return a process's start in ticks of the system. None for a zombie or without /proc.
+    """Return the start time of a process in system ticks, or None for a zombie or without /proc.
 
     :raises OSError: if too many files are open, for example.
     """
@@ -155,7 +155,7 @@ class State(NamedTuple):
 
 
 def liveness(workers: Sequence[State], now: float) -> tuple[bool, str]:
-    """Return whether the server is alive, and why. A server without a worker yet is."""
+    """Return whether the server is alive, and the reason. True before the first worker starts."""
     if workers and all(worker.silent_s(now) > worker.lost_after_s for worker in workers):
         silent_s = min(worker.silent_s(now) for worker in workers)
         return False, f"no worker has given a sign of life for {silent_s:.0f} s"
@@ -183,7 +183,7 @@ class StateFile:
         self._written: State | None = None
 
     def update(self, state: State) -> None:
-        """Write the state, unless only the heartbeat has changed and that in the file is recent.
+        """Write the state, unless only the heartbeat has changed and the last write is recent.
 
         :raises OSError: if the file cannot be written.
         """

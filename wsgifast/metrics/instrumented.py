@@ -53,7 +53,8 @@ class Instrumented:
         self._recording = Recording(recorder, spans, logger)
         # For requests that have a span, and that the server or another WSGIFast records.
         self._tracing = Recording(None, spans, logger)
-        # Requests with this RECORDER are neither recorded nor described here. None with spans.
+        # If the environ's RECORDER is this recorder, the request is already recorded, and is passed
+        # on unchanged. None if spans are described.
         self._recorded_by = recorder if spans is None else None
 
     def stage(self, respond: Respond) -> Respond:
@@ -87,7 +88,7 @@ class Instrumented:
         if kind is not list and kind is not tuple:
             record = partial(_record, recording, labels, active, environ, span, began)
             return _followed(record, response, body, environ.get("wsgi.file_wrapper"))
-        # The code of _record(), to save a call.
+        # A copy of _record(), which saves a call.
         recording.end(
             labels,
             active,
@@ -227,7 +228,7 @@ def _start_noting(
     headers: list[tuple[str, str]],
     exc_info: OptExcInfo | None = None,
 ) -> Callable[[bytes], object]:
-    """Store Flask's pattern, which is lost when the app returns. Call start_response."""
+    """Call start_response. Store Flask's pattern first, which is lost when the app returns."""
     request = environ.get("werkzeug.request")
     if request is not None:
         try:

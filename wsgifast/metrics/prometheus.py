@@ -49,7 +49,7 @@ _lock = threading.Lock()
 def recorder() -> RequestMetrics:
     """Return the request metrics of this process. The first call registers them."""
     global _recorder
-    with _lock:  # with functools.cache, two threads could make one each
+    with _lock:  # functools.cache could make two in two threads
         if _recorder is None:
             if DIRECTORY in os.environ:
                 _recorder = RequestMetrics(on_first=every_second.start)

@@ -30,11 +30,12 @@ _SCHEMES = frozenset({"http", "https"})
 # The values of sent_as for a slow or wrong body that was repaired.
 _REPAIRING = frozenset({"rescued", "joined", "coalesced"})
 # The most URL patterns, and the most series (combinations of pattern, method, status and sent_as).
-# Without a limit, an app that makes its patterns from requests would fill this memory and that of
-# Prometheus.
+# Without a limit, an app that makes patterns from requests would fill the memory of this process
+# and of Prometheus.
 _MAX_PATTERNS = 500
 _MAX_SERIES = 5000
-# The most combinations of labels, as sent by clients, in a cache. Others are looked up each time.
+# The most combinations of labels in a cache, with the values that clients have sent. Other
+# combinations are looked up for each request.
 _MAX_LABELS = 5000
 # Records are aggregated in batches of at least this size. A much larger batch would not fit into
 # the processor's caches. The number of records is checked at this interval, because a check at each
