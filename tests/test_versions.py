@@ -74,8 +74,8 @@ def test_pages_name_the_supported_range() -> None:
         assert row in compatibility
     assert SUPPORTED in (ROOT / "docs/reference/fastworker.md").read_text()
     page = (ROOT / "docs/reference/asgi.md").read_text()
-    assert f"under uvicorn, {uvicorns}," in page
-    assert f"`--http zttp --http2` ({_minor(WITH_ZTTP)})" in page
+    assert f"They work with uvicorn {uvicorns}." in page
+    assert f"`--http zttp --http2` of uvicorn {_minor(WITH_ZTTP)}." in page
     assert f"On uvicorn {' and '.join(_SENDS)} with httptools," in page
 
 
