@@ -141,7 +141,7 @@ def test_refused_body_has_the_id_in_its_response() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"compress": True}])
-def test_lazy_app_without_a_start_has_the_id_in_its_500(options: dict[str, Any]) -> None:
+def test_lazy_app_without_a_start_has_id_in_its_500(options: dict[str, Any]) -> None:
     sent: list[Any] = []
     environ = {"REQUEST_METHOD": "GET", "HTTP_X_REQUEST_ID": "a", "HTTP_ACCEPT_ENCODING": "gzip"}
     wrapped = WSGIFast(lambda *_: iter(()), request_id=True, server_timing=True, **options)
