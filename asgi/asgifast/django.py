@@ -210,7 +210,7 @@ class _ThreadedIterator:
         self._stopped = True
 
     def _run(self) -> bool:
-        """Run the iterator, in the thread. Return False if it has ended."""
+        """Run the iterator, in the thread. Return False if the iterator has ended."""
         for block in self._iterator:
             with self._lock:
                 wake = not self._waiting

@@ -123,7 +123,7 @@ class Exchange:
     # Whether body bytes are dropped, because the request is HEAD or the status has no body.
     _drops_body: bool
     _has_text: bool
-    # The coalescer's offer(), for parts of a stream. None while every message is examined.
+    # The coalescer's try_delay(), for parts of a stream. None while every message is examined.
     _try_delay: Callable[[bytes], bool | None] | None
 
     def add_repairs(
@@ -222,7 +222,7 @@ class Exchange:
     async def _forward_start(
         self, whole: Message | None = None, *, planned: Message | None = None
     ) -> None:
-        """Send the delayed start message. If the task is cancelled first, it remains delayed.
+        """Send the delayed start message. It stays delayed if the task is cancelled first.
 
         :param whole: the only body message of the response, to send with the start message.
         :param planned: a start message to send in place of the delayed one.

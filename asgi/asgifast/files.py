@@ -59,9 +59,9 @@ _VALIDATORS = frozenset({b"etag", b"last-modified"})
 class FileSender:
     """Sends the body of one response, or a part of it, from a file, as fast as the server can.
 
-    It uses the output queue of asgifast's protocols if possible. Otherwise it uses asgifast's own
-    extension (PLANNED), or the server's pathsend or zerocopysend. If the server has none of them,
-    it sends blocks of the file as body messages. The caller closes descriptors.
+    A FileSender uses the output queue of asgifast's protocols if possible. Otherwise it uses
+    asgifast's own extension (PLANNED), or the server's pathsend or zerocopysend. If the server has
+    none of them, it sends blocks of the file as body messages. The caller closes descriptors.
 
     For an app's pathsend and zerocopysend messages, use :meth:`send_message`. If the app sends a
     whole file with status 200, Range and the preconditions are handled (RFC 9110, sections 13 and

@@ -112,8 +112,8 @@ class Request:
 
     :ivar app_scope: the scope in which the app's framework stores the route.
     :ivar status: the status of the response, or 500 until it starts.
-    :ivar is_sent_later: whether bytes of a file are sent after send() returns. asgifast's
-        protocols set this, and call :meth:`ended` later.
+    :ivar is_sent_later: whether bytes of a file are sent after send() returns. asgifast's protocols
+        set this, and call :meth:`file_ended` later.
     :ivar is_returned: whether the app has returned.
     :ivar client_left: whether the client left before the response was complete.
     :ivar sent_as: how the body is sent. ASGIFast sets this if the messages do not show it.

@@ -68,7 +68,7 @@ def new_event() -> Event:
 
 
 async def cancel_and_wait(task: BackgroundTask) -> None:
-    """Cancel a task and wait until it has ended. Its error is not raised."""
+    """Cancel a task and wait until it has ended. An error of the task is not raised."""
     task.cancel()
     if isinstance(task, _TrioTask):
         await task.join()

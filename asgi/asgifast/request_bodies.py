@@ -7,10 +7,10 @@ An app's response after that is replaced by the 413, because most apps respond t
 A compressed body is decoded before the app is called, so that its headers contain the decoded
 length. Without a Content-Length, Django and its REST framework see no body.
 
-Over HTTP/1, a server closes the connection if the body has not been read. If the client still
-sends, it loses the response then (:mod:`wsgifast.sockets.closing`). Most servers do not wait for
-the client. So the response ends after the request body has arrived. asgifast's protocols wait
-themselves.
+Over HTTP/1, a server closes the connection if the body has not been read. If the client is still
+sending, the close makes it lose the response (:mod:`wsgifast.sockets.closing`). Most servers do not
+wait for the client. So the response ends after the request body has arrived. asgifast's protocols
+wait themselves.
 
 With buffering, a body is received before the app is called. While a client is slow, it occupies no
 task, database session or lock of the app. The bytes are in memory, up to a limit for the whole

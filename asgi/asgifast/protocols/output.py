@@ -50,8 +50,8 @@ class OutputQueue(FileOwner):
     """Wraps the event loop's transport. See the module's docstring.
 
     :param transport: the event loop's transport. Its protocol must set `is_paused` in
-        pause_writing(), and call :meth:`drained` from resume_writing() and :meth:`lost` from
-        connection_lost().
+        pause_writing(), and call :meth:`on_writing_resumed` from resume_writing() and
+        :meth:`on_connection_lost` from connection_lost().
     :ivar flush_follows: whether the current writer will also call flush().
     :ivar is_receiving: returns whether the client is still sending a request. None if unknown.
     """
