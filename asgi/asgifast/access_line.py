@@ -1,16 +1,36 @@
-"""uvicorn's access log lines, written without a :class:`logging.LogRecord` where possible."""
+"""uvicorn's access log lines, written without a :class:`logging.LogRecord` where possible.
+
+uvicorn logs a response when it starts. A line of JSON contains the size, the duration and the
+route. So :class:`RequestLine` logs it when the response has ended.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from typing import Any
 
-from wsgifast.bodies.access_log import json_line
+from wsgifast.bodies.access_log import (
+    CHUNKS,
+    CLIENT_LEFT,
+    CUT_OFF,
+    SENT,
+    basic_user,
+    json_line,
+    json_start,
+    json_value,
+    part,
+    quoted,
+    sent_text,
+    usual_part,
+)
 from wsgifast.bodies.line_log import LineLog, is_defined_in
 
-from .json_log import JSONFormatter, access_fields
+from .json_log import LINE, JSONFormatter, access_fields, more_fields
+from .messages import Scope, Send
 
 # A function that makes a line of uvicorn's five arguments: client, method, target, version, status.
 LineMaker = Callable[[str, str, str, str, int], str]
@@ -36,8 +56,145 @@ class AccessLogger:
         if route is None or not is_direct or not route.write(route.make(*args)):
             self._logger.info(message, *args, stacklevel=2)
 
+    def log_line(self, line: str, args: tuple[Any, ...], context: Context) -> None:
+        """Log a finished request.
+
+        :param line: the line of JSON.
+        :param args: uvicorn's arguments, for handlers with another format.
+        :param context: the context of the request.
+        """
+        route = self._lines.route()
+        if route is None or route.make is not _json_access_line or not route.write(line):
+            context.run(self._logger.info, _UVICORNS_FORMAT, *args, extra={LINE: line})
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._logger, name)
+
+
+class RequestLine:
+    """Logs a request in JSON when its response has ended.
+
+    It replaces the access logger of uvicorn's cycle for one request. uvicorn calls :meth:`info`
+    when the response starts. The line is logged after :meth:`info` and :meth:`end`.
+    """
+
+    __slots__ = ("_args", "_context", "_cycle", "_ended", "_logger", "_more", "_peer", "_request")
+
+    def __init__(self, cycle: Any, scope: Scope) -> None:
+        self._cycle = cycle
+        self._logger: AccessLogger = cycle.access_logger
+        self._peer = scope["client"]
+        self._args: tuple[Any, ...] | None = None
+        self._ended: tuple[Any, ...] | None = None
+
+    def info(self, _message: str, *args: Any) -> None:
+        """Note uvicorn's arguments when the response starts."""
+        self._args = args
+        self._context = copy_context()
+        self._more = more_fields()
+        if self._ended is not None:
+            self._write()
+
+    def note_request(self, scope: Scope, pattern: str | None) -> None:
+        """Note the fields of the request. The scope is no longer needed then.
+
+        :param scope: the server's scope. uvicorn's middleware may have replaced its `client`.
+        :param pattern: the URL pattern of the route.
+        """
+        more = ""
+        for name, value in scope["headers"]:
+            if name == b"user-agent":
+                more += f',"user_agent.original":{_quoted_header(value)}'
+            elif name == b"referer":
+                # OpenTelemetry requires a list for any header.
+                more += f',"http.request.header.referer":[{_quoted_header(value)}]'
+            elif name == b"authorization" and (user := basic_user(value.decode("latin-1"))):
+                more += f',"user.name":{quoted[user]}'
+        if pattern:
+            more += f',"http.route":{json_value(pattern)}'
+        peer = self._peer
+        if peer and peer[0] and scope["client"] and scope["client"][0] != peer[0]:
+            more += f',"network.peer.address":{quoted[peer[0]]}'
+        self._request = scope["scheme"], more
+
+    def end(
+        self,
+        size: int,
+        chunks: int,
+        sent_as: str,
+        seconds: float,
+        *,
+        is_complete: bool,
+        file_is_cut: bool,
+    ) -> None:
+        """Note the end of the request.
+
+        :param size: the number of body bytes that the app has sent.
+        :param seconds: the duration of the request.
+        :param is_complete: whether the app has sent the end of its response.
+        :param file_is_cut: whether the last bytes of a file could not be sent.
+        """
+        cycle = self._cycle
+        cycle.access_logger = self._logger  # an error response of uvicorn still uses this object
+        sent: int | None = size
+        if self._args is None:
+            # If the client is still connected, uvicorn sends an error response.
+            cycle.access_logger = self
+            outcome, sent = SENT, None
+        elif file_is_cut:
+            outcome = CLIENT_LEFT
+        elif cycle.disconnected and not cycle.response_complete:
+            outcome, sent = CLIENT_LEFT, None  # uvicorn ignores messages to such a client
+        elif is_complete:
+            outcome = SENT
+        elif cycle.response_complete:
+            outcome, sent = SENT, None  # an error response of asgifast
+        else:
+            outcome = CUT_OFF
+        self._ended = sent, chunks if sent_as != "file" else 0, sent_as, seconds, outcome
+        if self._args is not None:
+            self._write()
+
+    def _write(self) -> None:
+        assert self._args is not None
+        assert self._ended is not None
+        client, method, target, version, status = self._args
+        size, chunks, sent_as, seconds, outcome = self._ended
+        scheme, more = self._request
+        address = client.rpartition(":")[0]
+        path, _, query = target.partition("?")
+        if address:
+            more = f',"client.address":{quoted[address]}{more}'
+        if query:
+            more += f',"url.query":{quoted[query]}'
+        if size is not None:
+            more += f',"http.response.body.size":{size}'
+        if chunks:
+            more += f',"{CHUNKS}":{chunks}'
+        if self._more:
+            more += part(self._more, self._more.values())
+        usual = usual_part(method, scheme, f"HTTP/{version}", status, sent_as, None, outcome)
+        line = (
+            f'{json_start()},"process.pid":{os.getpid()},"url.path":{quoted[path]}{more}'
+            f',"wsgifast.duration_us":{round(seconds * 1e6)}{usual}}}'
+        )
+        self._logger.log_line(line, self._args, self._context)
+
+
+def begin_line(scope: Scope, send: Send) -> RequestLine | None:
+    """Return the line of a request of asgifast's protocols, or None if it is not logged.
+
+    :param send: the send() of an Exchange.
+    """
+    cycle = send.__self__.wire.cycle  # type: ignore[attr-defined]
+    if not cycle.access_log or type(cycle.access_logger) is not AccessLogger:
+        return None
+    line = cycle.access_logger = RequestLine(cycle, scope)
+    return line
+
+
+def _quoted_header(value: bytes) -> str:
+    return quoted[sent_text(value.decode("latin-1"))]
 
 
 def _line_maker(formatter: logging.Formatter) -> LineMaker | None:

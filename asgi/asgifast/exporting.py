@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import multiprocessing
 import os
@@ -23,8 +24,10 @@ from wsgifast.metrics.setup import (
     wanted_metrics,
 )
 
+from .access_line import begin_line
 from .counters import counters
 from .instrumented import Instrumented
+from .json_log import is_json
 from .messages import ASGIApp
 
 # The interval of the event loop's heartbeat.
@@ -37,8 +40,11 @@ _recorder: Recorder | None = None
 
 
 def instrumented(app: ASGIApp) -> ASGIApp:
-    """Return the app, wrapped to count its requests if metrics are enabled."""
-    return app if _recorder is None else Instrumented(app, _recorder, None)
+    """Return the app of a server, wrapped if metrics or a JSON access log are enabled."""
+    logs_json = is_json(logging.getLogger("uvicorn.access"))
+    if _recorder is None and not logs_json:
+        return app
+    return Instrumented(app, _recorder, None, begin_line if logs_json else None, is_server=True)
 
 
 def choose_directory() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from .messages import (
 if TYPE_CHECKING:
     from wsgifast.metrics.opentelemetry import CurrentSpans
 
+    from .access_line import RequestLine
     from .messages import PlannedBody
 
 logger = logging.getLogger("wsgifast")
@@ -56,10 +57,23 @@ class Instrumented:
 
     :param recorder: records the requests. The first error that it raises is logged.
     :param spans: sets attributes on the span that is current when a request arrives.
+    :param begin_line: returns the access log line of a request, or None. Only the server has this.
+    :param is_server: whether this is the server, whose scope is changed in place. uvicorn's
+        middleware for proxies then changes the scope that uvicorn's access log uses.
     """
 
-    def __init__(self, app: ASGIApp, recorder: Recorder | None, spans: CurrentSpans | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        recorder: Recorder | None,
+        spans: CurrentSpans | None,
+        begin_line: Callable[[Scope, Send], RequestLine | None] | None = None,
+        *,
+        is_server: bool = False,
+    ) -> None:
         self._app = app
+        self._begin_line = begin_line
+        self._is_server = is_server
         self._spans = spans
         self._recording = Recording(recorder, spans, logger)
         # Only sets attributes of the span, if a request is already recorded elsewhere.
@@ -70,9 +84,17 @@ class Instrumented:
             return await self._app(scope, receive, send)
         span = None if self._spans is None else self._spans.current()
         recording = self._recording
-        if INSTRUMENTED in scope and scope[INSTRUMENTED].recording.recorder is recording.recorder:
-            recording = self._tracing  # recorded by asgifast's server or by an outer ASGIFast
-        if recording.recorder is None and span is None:
+        if INSTRUMENTED in scope:
+            outer: Request = scope[INSTRUMENTED]
+            if outer.recording.recorder is recording.recorder:
+                recording = self._tracing  # recorded by asgifast's server or by an outer ASGIFast
+            elif outer.recording.recorder is None and outer.line is not None:
+                # The server only logs the request. Its object records the request here, too.
+                outer.recording, outer.span = recording, span
+                outer.active = recording.begin(outer.labels)
+                return await self._app(scope, receive, send)
+        line = None if self._begin_line is None else self._begin_line(scope, send)
+        if recording.recorder is None and span is None and line is None:
             return await self._app(scope, receive, send)
         labels = labels_of_scope(scope)
         active = recording.begin(labels)
@@ -84,14 +106,21 @@ class Instrumented:
         request.active = active
         request.span = span
         request.began = perf_counter()
-        request.app_scope = inner = {**scope, INSTRUMENTED: request}
+        request.line = line
+        request.root_path = str(scope.get("root_path", ""))
+        if self._is_server:
+            inner = scope
+            inner[INSTRUMENTED] = request
+        else:
+            inner = {**scope, INSTRUMENTED: request}
+        request.app_scope = inner
         request.server_receive = receive
         request.server_send = send
         request.status = 500
         request.headers = ()
         request.size = request.chunks = 0
         request.sent_as = ""
-        request.is_complete = request.client_left = False
+        request.is_complete = request.client_left = request.file_is_cut = False
         request.is_sent_later = request.is_returned = False
         try:
             # Returned because servers report apps that return another value than None.
@@ -104,6 +133,8 @@ class Instrumented:
                 request.status = 500
             raise
         finally:
+            if self._is_server:
+                scope.pop(INSTRUMENTED, None)  # it refers to the scope
             request.app_returned(scope)
 
 
@@ -125,13 +156,16 @@ class Request:
         "began",
         "chunks",
         "client_left",
+        "file_is_cut",
         "headers",
         "is_complete",
         "is_returned",
         "is_sent_later",
         "labels",
+        "line",
         "pattern",
         "recording",
+        "root_path",
         "sent_as",
         "server_receive",
         "server_send",
@@ -144,6 +178,8 @@ class Request:
     labels: RequestLabels
     active: list[None] | None
     span: object | None
+    line: RequestLine | None
+    root_path: str
     pattern: str | None
     began: float
     app_scope: Scope
@@ -158,6 +194,7 @@ class Request:
     is_sent_later: bool
     is_returned: bool
     client_left: bool
+    file_is_cut: bool
 
     async def receive(self) -> Message:
         message = await self.server_receive()
@@ -194,9 +231,10 @@ class Request:
         inner = self.app_scope
         self.pattern = None
         if PATTERN in inner or "route" in inner:
-            # A Mount changes root_path only in the app's scope. `scope` is the server's.
-            self.pattern = asgi_pattern(inner, str(scope.get("root_path", "")))
+            self.pattern = asgi_pattern(inner, self.root_path)  # a Mount changes root_path
         del self.app_scope  # it refers to this object
+        if self.line is not None:
+            self.line.note_request(scope, self.pattern)
         if not self.is_sent_later:
             self._end()
             return
@@ -208,7 +246,7 @@ class Request:
     def file_ended(self, unsent: int | None) -> None:
         """Note the end of a file, and the number of unsent bytes, or None if all are unsent."""
         if unsent != 0:
-            self.client_left = True
+            self.client_left = self.file_is_cut = True
             self.is_complete = False
             self.size = 0 if unsent is None else max(0, self.size - unsent)
         self.is_sent_later = False
@@ -226,6 +264,17 @@ class Request:
                     break
         except (TypeError, ValueError):
             pass  # the server has refused headers that are not pairs
+        now = perf_counter()
+        if self.line is not None:
+            method, status = self.labels[0], self.status
+            self.line.end(
+                self.size if has_body(method, status) else 0,
+                self.chunks,
+                self.sent_as,
+                now - self.began,
+                is_complete=self.is_complete,
+                file_is_cut=self.file_is_cut,
+            )
         self.recording.end(
             self.labels,
             self.active,
@@ -233,7 +282,7 @@ class Request:
             self.pattern,
             self.sent_as,
             self.began,
-            perf_counter(),
+            now,
             self.size,
             length_error,
             self.client_left,

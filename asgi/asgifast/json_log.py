@@ -13,6 +13,9 @@ from wsgifast.bodies.access_log import ErrorLogFormatter, json_line
 # The path of uvicorn's default log configuration with this formatter, for `uvicorn --log-config`.
 CONFIGURATION = str(Path(__file__).with_suffix(".json"))
 
+# The attribute of a record with the line that asgifast's protocols have made.
+LINE = "asgifast_line"
+
 # Additional fields of the current request. None until an option of ASGIFast adds some.
 _more: ContextVar[Mapping[str, str]] | None = None
 
@@ -27,11 +30,13 @@ class JSONFormatter(ErrorLogFormatter):
     """A formatter for the loggers uvicorn.access and uvicorn.
 
     In a logging configuration (``uvicorn --log-config FILE``): ``"()":
-    "asgifast.json_log.JSONFormatter"``. Values that uvicorn does not log, such as bytes and times,
-    are missing.
+    "asgifast.json_log.JSONFormatter"``. asgifast's protocols add the values that uvicorn does not
+    log, such as bytes and times.
     """
 
     def format(self, record: logging.LogRecord) -> str:
+        if LINE in vars(record):
+            return str(vars(record)[LINE])
         args = record.args
         is_access = record.name == "uvicorn.access"
         if not is_access or not isinstance(args, tuple) or len(args) != 5:
@@ -53,6 +58,19 @@ def access_fields(
         "network.protocol.version": version,
         "http.response.status_code": status,
     }
-    if _more is not None:
-        fields |= _more.get({})
-    return fields
+    return {**fields, **more_fields()}
+
+
+def more_fields() -> Mapping[str, str]:
+    """Return the additional fields of the current request."""
+    return {} if _more is None else _more.get({})
+
+
+def is_json(logger: logging.Logger) -> bool:
+    """Return whether a handler of a logger, or of a parent that gets its records, writes JSON."""
+    current: logging.Logger | None = logger
+    while current is not None:
+        if any(isinstance(handler.formatter, JSONFormatter) for handler in current.handlers):
+            return True
+        current = current.parent if current.propagate else None
+    return False

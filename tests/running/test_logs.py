@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -205,3 +205,124 @@ def test_refusal_is_one_line_of_json(
     found = json.loads(lines[0])
     assert reason in found["message"]
     assert found["level"] == "CRITICAL"
+
+
+ROUTED = """\
+import logging
+from contextvars import ContextVar
+
+from asgifast import ASGIFast
+from starlette.applications import Starlette
+from starlette.responses import FileResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Mount, Route
+
+tenant = ContextVar("tenant", default="")
+
+
+def item(request):
+    return PlainTextResponse("item " + request.path_params["name"])
+
+
+async def file(request):
+    tenant.set("acme")
+    return FileResponse("large")
+
+
+async def cut(request):
+    async def parts():
+        yield b"a" * 1000
+        raise ValueError("the\\nreason")
+    return StreamingResponse(parts())
+
+
+def fails(request):
+    raise ValueError("the\\nreason")
+
+
+routes = [Route("/item/{name}", item), Route("/file", file), Route("/cut", cut)]
+app = Starlette(routes=[Mount("/shop", routes=[*routes, Route("/fails", fails)])])
+"""
+SENT = {"url.scheme": "https", "wsgifast.outcome": "sent", "http.response.status_code": 200}
+ADDRESSES = {"client.address": "192.0.2.7", "network.peer.address": "127.0.0.1"}
+LINES: dict[str, dict[str, object]] = {
+    "/shop/item/a?b=c": {
+        **SENT, **ADDRESSES, "http.route": "/shop/item/{name}", "http.response.body.size": 6,
+        "url.path": "/shop/item/a", "url.query": "b=c", "wsgifast.sent_as": "as-is",
+        "user_agent.original": "mine", "http.request.header.referer": ["http://r/"],
+        "user.name": "ann", "wsgifast.chunks": 1,
+    },
+    "/shop/file": {
+        **SENT, "http.route": "/shop/file", "http.response.body.size": 3_000_000,
+        "wsgifast.sent_as": "file",
+    },
+    "/shop/cut": {**SENT, "http.response.body.size": 1000, "wsgifast.outcome": "cut off"},
+    "/shop/fails": {**SENT, "http.response.body.size": 21, "http.response.status_code": 500},
+}  # fmt: skip
+HEADERS = {
+    "User-Agent": "mine", "Referer": "http://r/", "X-Forwarded-For": "192.0.2.7",
+    "X-Forwarded-Proto": "https", "Authorization": "Basic YW5uOngK",
+}  # fmt: skip
+
+
+TENANTS = """
+
+class Tenants(logging.Filter):
+    def filter(self, record):
+        print("tenant=" + tenant.get(), flush=True)
+        return True
+
+
+logging.getLogger("uvicorn.access").addFilter(Tenants())
+"""
+COMBINATIONS = [
+    (protocol, loop, workers)
+    for protocol, first in (("HttpToolsProtocol", 1), ("H11Protocol", 2), ("AutoZttpProtocol", 1))
+    for loop, workers in (("asyncio", first), ("uvloop", 3 - first))
+]
+
+
+@pytest.mark.parametrize(("protocol", "loop", "workers"), COMBINATIONS)
+def test_asgi_line_has_the_fields_of_wsgi(
+    protocol: str, loop: str, workers: int, tmp_path: Path
+) -> None:
+    if protocol == "AutoZttpProtocol":
+        pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl")
+    (tmp_path / "large").write_bytes(b"x" * 3_000_000)
+    options = "--", f"--http=asgifast.uvicorn:{protocol}", f"--loop={loop}"
+    with serve(tmp_path, ROUTED, f"--workers={workers}", *options) as server:
+        for target in LINES:
+            with suppress(EOFError):  # one response is cut off
+                server.get(target, headers=HEADERS.items())
+            server.wait_for_log(f'"url.path":"{target.partition("?")[0]}"')
+        found = [json.loads(line) for line in server.log().splitlines()]
+    logged = [line for line in found if "url.path" in line]
+    assert len(logged) == len(LINES)
+    for line, expected in zip(logged, LINES.values(), strict=True):
+        assert {name: line.get(name) for name in expected} == expected
+        assert 0 < line["wsgifast.duration_us"] < 60_000_000
+
+
+def test_asgi_line_of_file_has_the_requests_context(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(b"x" * 3_000_000)
+    with serve(tmp_path, ROUTED + TENANTS, "--workers=1") as server:
+        assert server.get("/shop/file").status == 200
+        server.wait_for_log("tenant=acme")
+        server.wait_for_log('"http.response.body.size":3000000')
+
+
+def test_asgi_line_has_the_request_id(tmp_path: Path) -> None:
+    with serve(
+        tmp_path,
+        ROUTED.replace("\napp =", "\ninner =") + "app = ASGIFast(inner, request_id=True)\n",
+        "--workers=1",
+    ) as server:
+        response = server.get("/shop/item/a")
+        server.wait_for_log(f'"wsgifast.request_id":"{response.header("x-request-id")}"')
+
+
+def test_line_with_metrics_has_the_clients_address(tmp_path: Path) -> None:
+    with serve(
+        tmp_path, ROUTED, "--workers=1", "--access-log=text", f"--metrics=127.0.0.1:{free_port()}"
+    ) as server:
+        server.get("/shop/item/a", headers=HEADERS.items())
+        server.wait_for_log("192.0.2.7")

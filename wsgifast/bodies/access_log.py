@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -163,6 +164,37 @@ def json_value(value: object) -> str:
     if isinstance(value, list) and all(type(item) is str for item in value):
         return f"[{','.join(map(_quote, value))}]"
     return _encode_other(value)
+
+
+@lru_cache(maxsize=512)
+def usual_part(
+    method: str | None,
+    scheme: str | None,
+    protocol: str | None,
+    status: str | bytes | int,
+    sent_as: str | None,
+    coding: str | None,
+    outcome: str | None,
+) -> str:
+    """Return the fields that have few different values. So each combination is cached."""
+    if isinstance(status, (str, bytes)):
+        status = int(status.split(None, 1)[0])
+    values = {
+        "http.request.method": method,
+        "url.scheme": scheme,
+        "network.protocol.version": (protocol or "").partition("/")[2],
+        "http.response.status_code": status,
+        SENT_AS: sent_as,
+        CODING: coding,
+        OUTCOME: outcome,
+    }
+    return part(values, values.values())
+
+
+def part(names: Iterable[str], values: Iterable[object]) -> str:
+    """Return the fields of a line that have a value, each after a comma."""
+    fields = zip(names, values, strict=True)
+    return "".join(f',"{k}":{json_value(v)}' for k, v in fields if v not in (None, ""))
 
 
 class ErrorLogFormatter(logging.Formatter):

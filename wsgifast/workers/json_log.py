@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
 from datetime import timedelta
-from functools import lru_cache
 from ipaddress import ip_address
 from typing import Any
 
@@ -33,8 +31,10 @@ from ..bodies.access_log import (
     json_line,
     json_start,
     json_value,
+    part,
     quoted,
     sent_text,
+    usual_part,
 )
 
 # Environ keys that are also the names of fields. FastWorker sets those of _COUNTED.
@@ -145,7 +145,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
                 more += f',"user.name":{quoted[user]}'
             if pattern := get(PATTERN):
                 more += f',"http.route":{json_value(pattern)}'
-            more += _part(_OTHERS, map(get, _OTHER_KEYS))
+            more += part(_OTHERS, map(get, _OTHER_KEYS))
         sent_as = get(SENT_AS)
         sent = getattr(resp, "sent", None)
         counted = sendfile_bytes, wait_us, app_us, send_us = (
@@ -157,10 +157,10 @@ class JSONLogger(Logger):  # type: ignore[misc]
                 f',"{APP_US}":{app_us},"{SEND_US}":{send_us}'
             )
         else:  # the environ of another server, or the app has replaced a value
-            more += _part(_COUNTED, counted)
+            more += part(_COUNTED, counted)
             if sent_as == "file" and sendfile_bytes is None and not sent:
                 sent = None  # gunicorn's own workers do not count bytes sent by sendfile
-        usual = _usual_part(
+        usual = usual_part(
             get("REQUEST_METHOD"), get("wsgi.url_scheme"), get("SERVER_PROTOCOL"),
             resp.status, sent_as, get(CODING), get(OUTCOME),
         )  # fmt: skip
@@ -191,37 +191,6 @@ class JSONLogger(Logger):  # type: ignore[misc]
                 break
             client = address
         return client
-
-
-@lru_cache(maxsize=512)
-def _usual_part(
-    method: str | None,
-    scheme: str | None,
-    protocol: str | None,
-    status: str | bytes | int,
-    sent_as: str | None,
-    coding: str | None,
-    outcome: str | None,
-) -> str:
-    """Return the fields that have few different values. So each combination is cached."""
-    if isinstance(status, (str, bytes)):
-        status = int(status.split(None, 1)[0])
-    values = {
-        "http.request.method": method,
-        "url.scheme": scheme,
-        "network.protocol.version": (protocol or "").partition("/")[2],
-        "http.response.status_code": status,
-        SENT_AS: sent_as,
-        CODING: coding,
-        OUTCOME: outcome,
-    }
-    return _part(values, values.values())
-
-
-def _part(names: Iterable[str], values: Iterable[object]) -> str:
-    """Return the fields of a line that have a value, each after a comma."""
-    fields = zip(names, values, strict=True)
-    return "".join(f',"{k}":{json_value(v)}' for k, v in fields if v not in (None, ""))
 
 
 def trusts_address(cfg: Any, allowed: list[str], address: str) -> bool:
