@@ -188,11 +188,10 @@ DELIVERY = table(
         [["before", 15.0, None], ["after", 220.0, "14x"]],
     ),
     notes=[
-        "What has changed: smtpd is gone from Python, and its successor aiosmtpd reads line by "
-        "line through a buffer of two; the client's regular expression over the whole message is "
-        "still there.",
-        "What limits it today: the kernel's copying into the socket and out of it; by DATA also "
-        "the server's look for line ends and dots. With BDAT nothing else is done to a message.",
+        "What has changed: Python no longer has smtpd. Its successor aiosmtpd reads line by line. "
+        "The client still applies a regular expression to the whole message.",
+        "The limit today is the kernel, which copies the message into the socket and out of it. "
+        "With DATA, the server also searches for line ends and dots. With BDAT it does not.",
     ],
 )
 TABLES = [APPEND, DELIVERY]

@@ -210,15 +210,15 @@ TABLE = table(
         [["recv and join", 1], ["recvall, the loop in C", 15]],
     ),
     notes=[
-        "Beside a busy thread the bound runs beside a busy process.",
-        "What has changed: a link of 100 Mbit/s no longer waits for Python, whichever way it "
-        "receives, and recv_into() in a loop is about as fast as one call, as long as no other "
-        "thread wants the interpreter. Beside a busy thread the old report's point stands: a call "
-        "may wait for the interpreter lock again (5 ms), so recv() of small pieces may get as "
-        "little as a fiftieth of 1 Gbit/s (less is lost where the other thread is slow to wake), "
-        "and one call for the whole gets all of it. What limits a large receive today is the new "
-        "memory that it needs: into a buffer that is used again it is at least twice as fast.",
-        "What limits it today: the link; over loopback the kernel's copying, and its making of new "
+        "In the rows with a busy thread, the upper bound is measured with a busy process.",
+        "What has changed: every way to receive is fast enough for a link of 100 Mbit/s. If no "
+        "other thread needs the interpreter, recv_into() in a loop is about as fast as one call. "
+        "With a busy thread the old report is still right. Each call may wait 5 ms for the "
+        "interpreter lock. So recv() of small pieces may reach only a fiftieth of 1 Gbit/s. The "
+        "loss is smaller if the other thread wakes slowly. One call for the whole size reaches the "
+        "full rate. A large receive needs new memory. With a reused buffer it is at least twice as "
+        "fast.",
+        "The limit today is the link. Over loopback, the kernel copies the bytes, and provides new "
         "memory for a large receive.",
     ],
 )  # fmt: skip

@@ -155,7 +155,7 @@ def test_file_that_loses_its_compression_is_slow(
     (finding,) = [finding for finding in report.findings if finding.id == "WF024"]
     assert finding.endpoint.url == "/app.js"
     assert "no coding; as it is: gzip; 9.8 KiB; as it is:" in finding.what
-    assert finding.fix == "ASGIFast(app, pathsend=False); or report a bug"
+    assert finding.fix == "ASGIFast(app, pathsend=False), or report a bug"
     report = examine(asgi("none", tmp_path), ["/app.js"])
     assert "WF024" not in [finding.id for finding in report.findings]
 

@@ -70,7 +70,7 @@ def test_text_report_names_what_was_seen() -> None:
     first = [" ".join(line.split()) for line in lines[:8]]
     assert first[:3] == ["endpoint what it returns", "what to do", "CPU time"]
     assert first[3:6] == [
-        "WF011 /str a bare str", "WSGIFast(app) sends it; return [body]", "fails as it is"
+        "WF011 /str a bare str", "WSGIFast(app), or return [body]", "fails as it is"
     ]  # fmt: skip
     assert first[6].startswith("WF001 /list 2,000 chunks, ")
     assert first[7] == "WSGIFast(app), or return [b''.join(parts)]"

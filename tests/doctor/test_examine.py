@@ -343,7 +343,7 @@ def test_app_blocking_the_loop_is_not_waited_for() -> None:
 
     report = examine(app, ["/"], limit_s=0.2)
     assert [finding.id for finding in report.findings] == ["WF016"]
-    assert report.findings[0].fix.endswith("--timeout allows more")
+    assert report.findings[0].fix.endswith("or set a longer --timeout")
     assert not ended
     end.set()
     wait_for(

@@ -183,7 +183,7 @@ def _failure(seen: Observation) -> Finding | None:
             fix = _ASGI_WRAP if id_ == "WF030" else _COALESCE
             return _finding(id_, seen, what, fix, "no end in time")
         what = raw.returned or "nothing yet"
-        return _finding("WF016", seen, what, "see what it waits for; --timeout allows more")
+        return _finding("WF016", seen, what, "see what it waits for, or set a longer --timeout")
     if raw.error is not None and raw.problem is None:
         return _finding("WF015", seen, raw.error, "see its traceback")
     if raw.problem is None:
@@ -192,12 +192,12 @@ def _failure(seen: Observation) -> Finding | None:
     cost = "fails as it is"
     if raw.problem.startswith("a bare"):
         kind = raw.returned
-        return _finding("WF011", seen, f"a bare {kind}", f"{_WRAP} sends it; return [body]", cost)
+        return _finding("WF011", seen, f"a bare {kind}", f"{_WRAP}, or return [body]", cost)
     if raw.problem.startswith("a chunk is"):
-        fix = f"{_WRAP} converts it; yield bytes" if fixed else "yield bytes"
+        fix = f"{_WRAP}, or yield bytes" if fixed else "yield bytes"
         return _finding("WF012", seen, raw.problem, fix, cost)
     if raw.problem.startswith("Content-Length"):
-        fix = f"{_WRAP} corrects it; count bytes, not characters" if fixed else "count the bytes"
+        fix = f"{_WRAP}, or count bytes, not characters" if fixed else "count the bytes"
         return _finding("WF013", seen, raw.problem, fix, "waits or cuts")
     return _finding("WF014", seen, raw.problem, "return a list of bytes", cost)
 
@@ -210,9 +210,9 @@ def _changed(seen: Observation) -> Iterator[Finding]:
         by_id.setdefault(id_, []).append(change)
     for id_, changes in by_id.items():
         what = f"wrapped: {'; '.join(changes)}"
-        fix = "do not wrap it; report a bug"
+        fix = "do not wrap it, and report a bug"
         if seen.raw.returned == "messages":
-            fix = "ASGIFast(app, pathsend=False); or report a bug"
+            fix = "ASGIFast(app, pathsend=False), or report a bug"
         elif set(seen.changes) == {"size"} and is_many_and_small(seen.raw.chunks):
             fix = f"{_COALESCE} joins chunks before it compresses them"
         yield _finding(id_, seen, what, fix)
@@ -235,7 +235,7 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
         # If the server iterates over the lines of a file, a wrapper always gains time.
         yield _worth(id_, seen, what, fix, "wrapped", certain=is_many_and_small(chunks))
     elif id_ == "WF007":  # small enough for one block
-        yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}; {_own_file(seen)}")
+        yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}, or {_own_file(seen)}")
     elif id_ == "WF008":
         what = f"a file behind a {_kind(raw)}, {block} at a time"
         yield _finding(id_, seen, what, _own_file(seen), _cost_as_it_is(seen))
