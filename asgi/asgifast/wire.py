@@ -44,12 +44,16 @@ class Wire:
     def send_whole(self, start: Message, message: Message) -> bool:
         """Send a start message and a body message at once, if they need no special treatment.
 
+        The Exchange calls this first, for the first body message after a delayed start message.
         Return False if they were not sent.
         """
         raise NotImplementedError
 
     async def send_both(self, start: Message, message: Message) -> None:
-        """Send a start message and a whole body."""
+        """Send a start message and the only body message of a response.
+
+        The Exchange calls this if send_whole() has not sent the two messages.
+        """
         await self.send(start)
         await self.send(message)
 
