@@ -273,3 +273,21 @@ def test_unusable_metrics_directory_is_refused(tmp_path: Path) -> None:
         "Error: WSGIFAST_METRICS='127.0.0.1:1': metrics are gathered in "
         f"PROMETHEUS_MULTIPROC_DIR={missing!r}, where no file can be written: No such file"
     ) in refused(env=env)
+
+
+def test_client_that_leaves_its_upload_has_status_499() -> None:
+    port = free_port()
+    env = {"WSGIFAST_METRICS": f"127.0.0.1:{port}"}
+    attributes = {"buffer_bodies": False}
+    with (
+        fast_worker("--workers=1", env=env, attributes=attributes) as server,
+        Connection(server.address) as upload,
+    ):
+        upload.send(b"POST /digest HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n")
+        upload.send(bytes(3_000_000))
+        reset_on_close(upload.sock)
+        upload.close()
+        duration = "http_server_request_duration_seconds_count"
+        scrape = scraped_until(port, duration, 1, http_response_status_code="499")
+        assert scrape.value("wsgifast_clients_left_total") == 1
+        assert not scrape.value(duration, http_response_status_code="500")

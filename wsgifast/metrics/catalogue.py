@@ -113,7 +113,9 @@ SOCKETS: tuple[Reporter, ...] = ("worker", "protocol")
 _BY_REPORTER: Mapping[tuple[Reporter, ...], tuple[Metric, ...]] = {
     ANY_SERVER: (
         Metric("http_server_request_duration_seconds", "histogram", "s", _REQUEST,
-               "Time from a request's headers to the end of its response.", bounds=_DURATION_S),
+               "Time from a request's headers to the end of its response. Under FastWorker, the "
+               "status 499 means that the client disconnected before its response began.",
+               bounds=_DURATION_S),
         Metric("http_server_response_body_size_bytes", "histogram", "By", _REQUEST,
                "Bytes of a response's body.", bounds=_SIZE_BYTES),
         Metric("http_server_active_requests", "gauge", "{request}",

@@ -50,6 +50,8 @@ from .options import InvalidWorkerOption
 _WAIT = CATALOGUE["wsgifast_thread_wait_seconds"]
 _QUEUE = CATALOGUE["wsgifast_queue_seconds"]
 _REQUEST_START = "HTTP_X_REQUEST_START"
+# The status of a request whose client disconnected before its response began, as in nginx's log.
+_CLIENT_LEFT_STATUS = 499
 # The maximum number of slow clients in a worker's state.
 _MAX_CLIENTS = 20
 # If no thread was free for this many seconds, /readyz reports the worker as not ready. A burst of
@@ -224,7 +226,7 @@ class ResponseRecorder:
     ) -> None:
         """Record a request that failed or that waited in the queue of a proxy."""
         error, resp = output.error, exchange.resp
-        status, size = 500, 0  # if the app failed before its response began
+        status, size = _CLIENT_LEFT_STATUS, 0
         if resp is not None and resp.status is not None:
             status, size = resp.status_code, resp.sent
         elif resp is not None and error is None:
@@ -232,7 +234,7 @@ class ResponseRecorder:
         if self._counters is not None and (queued_s := queued_seconds(exchange)) is not None:
             self._counters.queued.append(queued_s)
         length_error = environ.get(LENGTH_ERROR)
-        client_has_left = False
+        client_has_left = resp is None  # during an upload that the app was reading
         if error is not None or resp is None or resp.must_close or resp.dropped:
             if error is not None:
                 if resp is not exchange.replaced_by:
