@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo benchmarks field-reports servers test test-long test-all \
   test-oldest test-oldest-gunicorn \
-  test-oldest-uvicorn test-oldest-django test-newest test-extras test-django test-release lint format coverage docs docs-links release clean
+  test-oldest-uvicorn test-oldest-django test-newest test-extras test-django test-peers test-release lint format coverage docs docs-links release clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml
@@ -122,6 +122,10 @@ test-extras: $(READY)
 # Django's own tests of what wsgifast.django takes the place of; pip downloads them.
 test-django: $(READY)
 	@$(BIN)/python -m tests.django.own_suites $(ARGS)
+
+# Tests of uvicorn, Starlette and gunicorn, with our classes in place of theirs; pip downloads them.
+test-peers: $(READY)
+	@$(BIN)/python -m tests.peers.own_suites $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check .

@@ -12,11 +12,12 @@ import os
 import re
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 
 import django
+
+from tests.support.sources import download_tests
 
 LABELS = (
     "asgi", "file_storage", "handlers", "responses", "servers", "staticfiles_tests", "wsgi",
@@ -53,7 +54,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        tests = _download(Path(folder))
+        tests = download_tests("django", Path(folder))
         for label in LABELS:
             for file in (tests / label).rglob("*.py"):
                 _replace(file, _APPLICATIONS)
@@ -85,22 +86,6 @@ def _replace(file: Path, replaced: dict[str, str]) -> None:
     for theirs, ours in replaced.items():
         text = text.replace(theirs, ours)
     file.write_text(text, encoding="utf-8")
-
-
-def _download(folder: Path) -> Path:
-    version = django.__version__
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--no-binary=django", f"--dest={folder}", f"django=={version}"),
-        ],
-        check=True,
-    )
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
-    (tests,) = folder.glob("*/tests")
-    return tests
 
 
 if __name__ == "__main__":
