@@ -1,14 +1,14 @@
-"""Writes the lines of an access log without a record of :mod:`logging`, where nobody would see one.
+"""Writes the lines of an access log without a record of :mod:`logging`, if no code would use it.
 
-logging makes a record for each line and passes it to filters, handlers and formatters. This takes
-longer than a short request. A line may skip all of it only if no other code could notice:
+logging makes a record for each line, and passes the record to filters, handlers and formatters.
+That takes longer than a short request. A line skips these steps only under all of these conditions:
 
 - The logger is logging's own class, with one handler, no filter and no propagation.
 - The handler is logging's own StreamHandler or FileHandler, without a filter.
 - The caller makes the same text as the handler's formatter.
-- Nobody has replaced a function of logging on the way, as Sentry, OpenTelemetry and ddtrace do.
+- The skipped functions of logging are unchanged. Sentry, OpenTelemetry and ddtrace replace some.
 
-Each line checks this anew, because tools add handlers and replace functions at run time.
+The conditions are checked for each line, because tools change handlers and functions at run time.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _skipped_functions = attrgetter(*_SKIPPED)
 
 
 class Route:
-    """The direct way from a logger to the stream of its only handler, if there is one.
+    """The direct path from a logger to the stream of its only handler.
 
-    It never changes: threads that write through an old one may go on.
+    A route never changes. So a thread may write through a route that has been replaced.
 
-    :ivar make: makes the same text as the formatter. None if lines have to go through logging.
+    :ivar make: makes the same text as the formatter. None if logging has to write the lines.
     """
 
     __slots__ = (
@@ -98,11 +98,11 @@ class Route:
 
 
 class LineLog:
-    """Finds the direct way from a logger to the stream of its only handler.
+    """Finds the direct path from a logger to the stream of its only handler.
 
     :param logger: its lines have the level INFO.
     :param line_maker: returns a function that makes the same text as a formatter, or None. It is
-        called with the handler's formatter, and again when that changes.
+        called with the handler's formatter, and again when the handler or its formatter changes.
     """
 
     def __init__(self, logger: logging.Logger, line_maker: FindMaker) -> None:
@@ -111,7 +111,7 @@ class LineLog:
         self._route: Route | None = None
 
     def route(self) -> Route | None:
-        """Return the way of the next line. None if the line has to go through logging."""
+        """Return the route for the next line. None if logging has to write the line."""
         logger = self._logger
         handlers = logger.handlers
         if len(handlers) != 1:
@@ -124,7 +124,7 @@ class LineLog:
             or handler.formatter is not route.formatter
             or getattr(handler, "stream", None) is not route.stream
             or _skipped_functions(logging) != route.functions
-            # One more when somebody replaces a method of an object.
+            # A replaced method is a new attribute of its object.
             or tuple(map(len, route.attributes)) != route.counts
         ):
             self._route = route = Route(logger, handler, self._line_maker)
@@ -142,5 +142,5 @@ class LineLog:
 
 
 def is_defined_in(module: ModuleType, function: object) -> bool:
-    """Return whether a function is the module's own, and nobody has replaced or wrapped it."""
+    """Return whether a function is defined in the module, and is not replaced or wrapped."""
     return type(function) is FunctionType and function.__globals__ is vars(module)

@@ -1,7 +1,7 @@
 """Request ids: the X-Request-ID of a proxy or a new one, and the trace id of traceparent.
 
-An id is for one request, a trace id for all requests that follow from one. Both halves use the
-rules. The stage is WSGIFast's.
+An id identifies one request. A trace id identifies a request and all requests that it causes.
+WSGIFast and ASGIFast use the rules. Only WSGIFast uses the stage.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Final
 from .access_log import REQUEST_ID, TRACE_ID
 from .start_response import AppResponse, Respond
 
-#: FastWorker's key in the environ. Given the environ, it returns whether the peer is a trusted
-#: proxy.
+#: FastWorker's key in the environ. Its value is a function that accepts the environ, and returns
+#: whether the peer is a trusted proxy.
 TRUSTS_PEER: Final = "wsgifast.trusts_peer"
 # No quotes, spaces or separators of lists, so that an id is one word in a header and in any log.
 _ID = re.compile(r"[A-Za-z0-9._~:@/+=-]{1,128}")
-# W3C Trace Context, section 3.2.2. Later versions may have more after a dash.
+# W3C Trace Context, section 3.2.2. Later versions may have further fields after a dash.
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _FIRST_VERSION, _NO_VERSION = "00", "ff"
 _RANDOM_BYTES = 16
@@ -29,8 +29,8 @@ _RANDOM_BYTES = 16
 def request_id_from(sent: str | None) -> str:
     """Return the id of a request: the one that was sent, or a new one of 32 hexadecimal digits.
 
-    :param sent: the value of X-Request-ID. Another value than 1 to 128 letters, digits and
-        ``._~:@/+=-`` is ignored. It could be two headers, or text that harms a log.
+    :param sent: the value of X-Request-ID. It must be 1 to 128 letters, digits and ``._~:@/+=-``.
+        Any other value is ignored, since it could be two headers, or text that harms a log.
     """
     if sent is not None and _ID.fullmatch(sent):
         return sent
@@ -50,7 +50,7 @@ def trace_id_from(traceparent: str | None) -> str | None:
 
 
 def request_ids_stage(respond: Respond) -> Respond:
-    """Give each request an id, in the environ and in the headers of the response: a stage."""
+    """Return a stage that adds an id to each request's environ and to its response's headers."""
 
     def call(response: AppResponse) -> Iterable[bytes]:
         environ = response.environ
@@ -73,6 +73,6 @@ def request_ids_stage(respond: Respond) -> Respond:
 
 
 def _add_header(request_id: str, response: AppResponse) -> None:
-    """Add X-Request-ID to a response. One of the app's stays."""
+    """Add X-Request-ID to a response, unless the app has set this header."""
     if response.headers.get("x-request-id") is None:
         response.headers.append(("X-Request-ID", request_id))

@@ -1,8 +1,9 @@
 """Request bodies before the app reads them: decoded and limited (RFC 9110 15.5.14).
 
-A body with a Content-Length within the limit is left to the server, which lets the app read no
-more. Any other passes through a :class:`LimitedInput`. If too much is read, the app's response is
-replaced, unless its headers have been sent, because most apps answer 500 if a read fails.
+If the Content-Length is within the limit, the server limits the reads of the app to that length.
+The app reads any other body through a :class:`LimitedInput`. Most apps respond with 500 if a read
+fails. So 413 replaces the app's response to a body that is too large, unless its headers have been
+sent.
 
 The server closes the connection, or discards unread bytes. PEP 3333 forbids apps to set headers of
 the connection.
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
 _READ_BYTES = 64 * 1024
-# A larger decoded body goes to a temporary file. All together have so many bytes at most.
+# A larger decoded body is written to a temporary file. The second value limits the bytes of all
+# these files together.
 _DECODED_IN_MEMORY_BYTES = 1024 * 1024
 _ON_DISK = Budget(4 * 1024 * 1024 * 1024)
 
@@ -37,10 +39,10 @@ _ON_DISK = Budget(4 * 1024 * 1024 * 1024)
 def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput | None:
     """Decode a request's body, or limit it.
 
-    It is decoded before the app runs: most frameworks read as many bytes as CONTENT_LENGTH says.
+    The body is decoded before the app is called, since most frameworks read CONTENT_LENGTH bytes.
 
-    :returns: the app's input. None if the body cannot be too long.
-    :raises RequestError: if the request is to be refused.
+    :returns: the input that counts the bytes which the app reads. None if no count is needed.
+    :raises RequestError: if the request must be refused.
     """
     length = parse_length(environ.get("CONTENT_LENGTH") or "")
     limits.check_length(length)
@@ -68,7 +70,7 @@ def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput 
     except RequestError:
         if length > 0 or source.read(1):
             raise
-        return limited  # there is no body: nothing is compressed, whatever the header says
+        return limited  # the body is empty, so its Content-Encoding does not matter
     if decoder is None:
         return limited
     decoded = _decoded(source.read, length, decoder)
@@ -81,9 +83,10 @@ def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput 
 
 
 def _decoded(read: Callable[[int], bytes], missing: int, decoder: RequestDecoder) -> Spool:
-    """Decode `missing` bytes, or all if they are negative.
+    """Decode a request body, and return the decoded bytes.
 
-    :raises RequestError: if the body is wrong, or if there is no room for it.
+    :param missing: the number of encoded bytes to read. A negative number means all bytes.
+    :raises RequestError: if the body is malformed or too large, or the disk has no room for it.
     """
     spool = Spool(_DECODED_IN_MEMORY_BYTES, sys.maxsize, _ON_DISK)
     try:
@@ -115,9 +118,9 @@ def _write(spool: Spool, piece: bytes) -> None:
 class LimitedInput(io.IOBase):
     """A `wsgi.input` that may be read up to a limit.
 
-    Lines are iterated and collected by readline(), as in any file.
+    IOBase iterates the lines and collects them in readlines(), by calls of readline().
 
-    :param stream: the server's.
+    :param stream: the server's `wsgi.input`.
     :ivar error: the error that reads raise beyond the limit.
     """
 
@@ -155,10 +158,10 @@ class LimitedInput(io.IOBase):
 def within_limits(
     limits: BodyLimits, refuse: Callable[..., Iterable[bytes]], respond: Respond
 ) -> Respond:
-    """Have the app called with request bodies that are within the limits: a stage.
+    """Return a stage that calls the app with request bodies that are within the limits.
 
-    :param refuse: called with the response and an error, to answer in place of the app. Also with
-        exc_info if its headers have been forwarded.
+    :param refuse: responds to a refused request in place of the app. It is called with the response
+        and an error. If the app's headers have been forwarded, it also gets exc_info.
     """
 
     def call(response: AppResponse) -> Iterable[bytes]:
@@ -179,7 +182,7 @@ def _respond_counted(
     limited: LimitedInput,
     refuse: Callable[..., Iterable[bytes]],
 ) -> Iterable[bytes]:
-    """Call the app, and replace its response once it has read too much."""
+    """Call the app, and replace its response if the app has read beyond the limit."""
     server_start, has_started = response.server_start, False
 
     def start(
@@ -198,7 +201,7 @@ def _respond_counted(
     try:
         body = respond(response)
     except Exception:
-        if limited.error is None or has_started:  # by write(), which has sent something
+        if limited.error is None or has_started:  # the app may have sent a part with write()
             raise
         response.server_start = server_start
         return refuse(limited.error)

@@ -1,7 +1,7 @@
 """Server-Timing: how long a request has waited, and how long its response has taken.
 
-The header (https://www.w3.org/TR/server-timing/) is shown by the developer tools of browsers. Both
-halves use :class:`Times`. The stage is WSGIFast's.
+The developer tools of browsers show the header (https://www.w3.org/TR/server-timing/).
+WSGIFast and ASGIFast use :class:`Times`. Only WSGIFast uses the stage.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ..compression.response import Decision
 
 NAME = "Server-Timing"
-# FastWorker adds its own: returns how long the caller's request has waited before its app was
-# called, in seconds, or None.
+# FastWorker adds a function. It returns how many seconds the current request has waited for the
+# call of the app, or None if that time is not known.
 wait_sources: list[Callable[[], float | None]] = []
 
 
@@ -36,11 +36,11 @@ class Times:
         self.compress_s: float | None = None
 
     def compressed(self, since: float) -> None:
-        """The body has been compressed, from this time on (perf_counter)."""
+        """Note that the compression has finished. It began at `since` (perf_counter)."""
         self.compress_s = time.perf_counter() - since
 
     def value(self) -> str:
-        """Return the header's value, when the headers are about to be sent."""
+        """Return the value of the header. Call this when the headers are about to be sent."""
         took_s = time.perf_counter() - self._began
         parts = [] if self._queue_s is None else [("queue", self._queue_s)]
         parts.append(("app", took_s - (self.compress_s or 0.0)))
@@ -51,7 +51,7 @@ class Times:
 
 
 def server_timing_stage(respond: Respond) -> Respond:
-    """Add the times of each request to the headers of its response: a stage."""
+    """Return a stage that adds the times of each request to the headers of its response."""
 
     def call(response: AppResponse) -> Iterable[bytes]:
         waits = [wait_s for wait in wait_sources if (wait_s := wait()) is not None]
@@ -59,7 +59,7 @@ def server_timing_stage(respond: Respond) -> Respond:
             start = queue_seconds(response.environ.get("HTTP_X_REQUEST_START"), time.time())
             waits = [] if start is None else [start]
         times = Times(max(waits, default=None))
-        # On the object, so that responses without the option call nothing more.
+        # The instance's attribute is replaced: without the option, a response has no further call.
         response.compress_whole = partial(_timed, times, response.compress_whole)  # type: ignore[method-assign]
         response.edits = [*response.edits, partial(_add_header, times)]
         return respond(response)
@@ -82,5 +82,5 @@ def _timed(
 
 
 def _add_header(times: Times, response: AppResponse) -> None:
-    """Add the header. The app's own stays."""
+    """Add a Server-Timing header. One that the app has set remains."""
     response.headers.append((NAME, times.value()))

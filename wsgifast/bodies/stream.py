@@ -1,4 +1,4 @@
-"""The iterables that WSGIFast hands to the server: chunks converted, counted, closed once."""
+"""The iterables that WSGIFast returns to the server. They convert and count an app's chunks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .writer import ResponseWriter
 
 
 class ConvertedStream(Sendable):
-    """An app's iterable, each chunk converted and counted as it comes.
+    """An app's iterable. Each chunk is converted to bytes and counted when the app yields it.
 
-    It has no len(), even if the app's iterable has one: gevent's pywsgi would iterate it twice.
+    This class has no len(), since gevent's pywsgi would iterate a body with len() twice.
 
     :param response: may change while the body is iterated: a lazy app calls start_response from
         inside its iterator, and may call write() between two chunks. Its environ gets how the body
@@ -41,11 +41,11 @@ class ConvertedStream(Sendable):
 
     @property
     def coding(self) -> ContentCoding | None:
-        """The coding of the blocks. Whether it compresses them is known after the first one."""
+        """The coding of the blocks. The first block decides whether the coding compresses."""
         return self._response.coding if self._response.codes_stream else None
 
     def uncompressed(self) -> Iterator[bytes]:
-        """Iterate the blocks for a server that compresses them itself, as ours do."""
+        """Return an iterator of the uncompressed blocks, for servers that compress them."""
         return self._coalesced() if self._coalesce else self._chunks()
 
     def send_to(self, writer: ResponseWriter) -> None:
@@ -70,8 +70,8 @@ class ConvertedStream(Sendable):
         convert = response.convert
         chunks = iter(iterated(self._body))
         first = b""
-        # A lazy app calls start_response at the first chunk, and any app may replace the headers
-        # (with exc_info) until the first byte is sent. Up to there HEAD runs the same code as GET.
+        # A lazy app calls start_response at the first chunk. Every app may replace the headers
+        # (with exc_info) until the first byte is sent. Until then, HEAD runs the same code as GET.
         try:
             for chunk in chunks:
                 first = convert(chunk)
@@ -135,6 +135,6 @@ class ConvertedStream(Sendable):
                 environ[SENT_AS] = stream_kind(measured, len(first), total)
 
     def close(self) -> None:
-        """Close the app's own iterable, once."""
+        """Close the app's iterable. A second call has no effect."""
         body, self._body = self._body, None
         close_body(body)

@@ -105,10 +105,10 @@ class Reservation:
 class Spool:
     """The body of a request, in memory or in a temporary file.
 
-    The body moves to a file if it has more than `in_memory` bytes, or if the budget `memory` is
-    used up.
+    The body moves to a file if it has more than `most_in_memory` bytes, or if the budget `memory`
+    is used up.
 
-    :param in_memory: the maximum number of bytes in memory.
+    :param most_in_memory: the maximum number of bytes in memory.
     :param limit: the maximum size of the body in bytes.
     :param disk: the budget for bytes of the file.
     :param memory: the budget for bytes in memory. They count until the file of :meth:`open` is
@@ -116,13 +116,13 @@ class Spool:
     :ivar size: the bytes of the body so far.
     """
 
-    __slots__ = ("_disk", "_file", "_in_memory", "_limit", "_memory", "_reserved", "size")
+    __slots__ = ("_disk", "_file", "_limit", "_memory", "_most_in_memory", "_reserved", "size")
 
     def __init__(
-        self, in_memory: int, limit: int, disk: Budget, memory: Budget | None = None
+        self, most_in_memory: int, limit: int, disk: Budget, memory: Budget | None = None
     ) -> None:
         self.size = 0
-        self._in_memory = in_memory
+        self._most_in_memory = most_in_memory
         self._limit = limit
         self._disk = disk
         self._memory = bytearray()
@@ -132,7 +132,7 @@ class Spool:
     def may_need_disk(self, size: int) -> bool:
         """Return whether a write of up to `size` more bytes may use a file."""
         size += self.size
-        return size > self._in_memory or not self._reserved.may_grow_to(size + size // 8)
+        return size > self._most_in_memory or not self._reserved.may_grow_to(size + size // 8)
 
     def write(self, data: bytes) -> None:
         """Append bytes.
@@ -146,7 +146,9 @@ class Spool:
             raise BodyTooLarge(self._limit)
         if self._file is None:
             # A bytearray that grows allocates an eighth more.
-            if self.size <= self._in_memory and self._reserved.grow_to(self.size + self.size // 8):
+            if self.size <= self._most_in_memory and self._reserved.grow_to(
+                self.size + self.size // 8
+            ):
                 self._memory += data
                 return
             try:
