@@ -1,8 +1,8 @@
-"""The kinds of bodies: a class for each, which knows how it is sent.
+"""The kinds of bodies. Each kind is a class that knows how such a body is sent.
 
-:func:`~.classify.classify` makes these objects. A body has two ways out. Any WSGI server iterates
-the object that the middleware returns for it. Our own servers call :meth:`Body.send_to`, which
-sends it in the cheapest way.
+:func:`~.classify.classify` makes these objects. A body can be sent in two ways. Any WSGI server
+iterates the object that WSGIFast returns. The servers of wsgifast call :meth:`Body.send_to`, which
+sends the body in the cheapest way.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from .wrappers import is_whole, iterated
 
 
 class Sendable:
-    """An iterable that WSGIFast makes, and that our own servers send in a cheaper way."""
+    """An iterable of WSGIFast which the servers of wsgifast send by :meth:`send_to`."""
 
     __slots__ = ()
 
     @abstractmethod
     def send_to(self, writer: Any) -> None:
-        """Send all of it. The caller calls close()."""
+        """Send the whole body. The caller calls close()."""
 
 
 class ClosedWith:
-    """Chunks that exist already, with the close() of the app's own body.
+    """Blocks to send in place of the app's body, with the close() of that body.
 
     :param blocks: a list if there is one, so that FastWorker finds it by
         :func:`~.wrappers.unwrapped_body`.
@@ -86,12 +86,12 @@ class Body:
 
 
 class Whole(Body):
-    """A list or tuple, perhaps in wrappers: every chunk exists already."""
+    """A list or tuple, which may be in wrappers. The app has made all its chunks."""
 
     __slots__ = ()
 
     def send_to(self, writer: Any) -> None:
-        # By the wrappers' own iteration, which may encode or count each chunk.
+        # Iterate the wrappers, since they may encode or count each chunk.
         writer.write_all(self.content if self.owner is self.content else list(self.owner))
 
 
@@ -105,7 +105,7 @@ class Bare(Body):
 
 
 class File(Body):
-    """A file with a read() that gives the bytes of its iteration, or one without iteration.
+    """A file whose read() returns the same bytes as its iteration, or that cannot be iterated.
 
     :param segment: the part of the file that sendfile can send. None if it has to be read.
     :param closed: closed when the file has been sent: the owner, or the file if it has no close().
@@ -158,7 +158,7 @@ class Passed(Body):
 
 
 class Stream(Body):
-    """Any other iterable: its chunks are made while it is iterated."""
+    """Any other iterable. The app makes its chunks while the server iterates it."""
 
     __slots__ = ()
 

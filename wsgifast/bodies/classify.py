@@ -1,4 +1,4 @@
-"""Classify the body that an app returned, by its type: nothing is read or sent.
+"""Classify the body that an app returned, by its type, without reading or sending its bytes.
 
 PEP 3333 asks for an iterable of byte strings. Apps return strings, files, wrappers and worse.
 """
@@ -43,7 +43,7 @@ def classify(body: Any, server_wrapper: object = None) -> Body:
         is_range = inner is body and type(file) is FileSlice
         return File(file, body, segment, file if is_range or not hasattr(body, "close") else body)
     if kind is server_wrapper and name_of(kind) not in FILE_WRAPPERS:
-        return Passed(body, body)  # of a known one the file inside is used
+        return Passed(body, body)  # for a wrapper in FILE_WRAPPERS, the file inside is sent
     if getattr(kind, "__iter__", None) is None and not can_be_iterated(kind):
         if callable(getattr(body, "read", None)):
             return File(body, body, segment_of(body), body)
@@ -51,7 +51,7 @@ def classify(body: Any, server_wrapper: object = None) -> Body:
     if (
         isinstance(body, _UNORDERED)
         and _iterates_as(kind, _UNORDERED)
-        and not all(isinstance(chunk, bytes) for chunk in body)  # which servers send
+        and not all(isinstance(chunk, bytes) for chunk in body)  # servers can send bytes
     ):
         return Refusal(body, body, _advice(body))
     return Stream(inner, body)
@@ -63,7 +63,7 @@ def can_be_iterated(kind: type) -> bool:
 
 
 def _iterates_as(kind: type, bases: tuple[type, ...]) -> bool:
-    """Whether a class iterates as the one of the standard classes that it inherits from."""
+    """Return whether a class inherits the __iter__() of the first of the bases that it has."""
     base = next((base for base in bases if issubclass(kind, base)), None)
     return getattr(kind, "__iter__", None) is getattr(base, "__iter__", None)
 

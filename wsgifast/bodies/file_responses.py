@@ -1,7 +1,7 @@
 """The responses with a file: its Range and preconditions, its content coding, and its sender.
 
-The steps of :class:`FileResponses` are tried in their order. Each may answer. If none does, the
-file is sent unchanged.
+The steps of :class:`FileResponses` are called in their order. The first step that returns an
+iterable decides the response. If every step returns None, the file is sent unchanged.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _Request:
     :ivar owner: closed when the file has been sent.
     :ivar may_plan: whether the app has answered GET or HEAD with 200.
     :ivar is_part: whether the app has chosen a part of the file: an inner StaticFiles or
-        WSGIFast, or an app that has applied Range by itself.
-    :ivar decision: about compression. None to send the file as it is.
-    :ivar coding: to compress the file in. None to send it as it is.
+        WSGIFast, or an app that has applied Range.
+    :ivar decision: the decision about compression. None to send the file uncompressed.
+    :ivar coding: the content coding of the response. None to send the file uncompressed.
     """
 
     def __init__(self, response: AppResponse, file: Any, segment: FileSegment, owner: Any) -> None:
@@ -60,7 +60,7 @@ class _Request:
         self.coding: str | None = None
 
     def is_single_use(self) -> bool:
-        """Return whether the file exists for this response only."""
+        """Return whether the file was made for this response."""
         return is_made_for_one_response(self.file, self.segment.fd, self.response.began_ns)
 
 
@@ -116,7 +116,7 @@ class FileResponses:
         return body.iterate(_forwarded(response))
 
     def _by_front_server(self, request: _Request) -> Iterable[bytes] | None:
-        """Name the file in a header, and let the server in front of this one send it."""
+        """Return a response with a header that makes the front server send the file."""
         response, file, owner = request.response, request.file, request.owner
         assert self._front_server is not None
         if (
@@ -169,7 +169,7 @@ class FileResponses:
         return _send_plan(request, plan)
 
     def _conditional(self, request: _Request) -> Iterable[bytes] | None:
-        """Answer Range and the preconditions, or add the headers of such a file."""
+        """Apply Range and the preconditions, or add the headers that offer them."""
         if not request.may_plan or request.is_part:
             return None
         response = request.response
@@ -186,7 +186,7 @@ class FileResponses:
             return None
         if described.conditions[2:8] != UNCONDITIONAL:
             plan = described.plan()
-            # A compressed body is sent whole.
+            # No range of a compressed body is sent.
             if plan.status in (304, 412) or (plan.status != 200 and request.coding is None):
                 return _send_plan(request, plan)
         if request.coding is None:
@@ -211,7 +211,7 @@ def send_nothing(response: AppResponse, body: Any, sent_as: str = "no-body") -> 
     if not response.forwarded:  # write() does that
         response.forward()
     response.environ[SENT_AS] = sent_as
-    # With one empty chunk servers send the headers without adding a Content-Length.
+    # With one empty chunk, servers send the headers without adding a Content-Length.
     return ClosedWith((b"",), body)
 
 
@@ -228,7 +228,7 @@ def send_segments(response: AppResponse, body: SegmentedBody) -> Iterable[bytes]
 def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
     """Send a plan in place of the app's response."""
     response = request.response
-    if plan.status != 200:  # the app's own phrase stays
+    if plan.status != 200:  # a 200 keeps the app's reason phrase
         response.status = plan.status_line
         response.code = plan.status
     response.headers = Headers(plan.headers)
@@ -250,7 +250,7 @@ def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
 
 
 def _send_read(response: AppResponse, body: File) -> Iterable[bytes]:
-    """Send a file that has to be read."""
+    """Send a file that sendfile cannot send, by reading it."""
     file, owner = body.content, body.closed
     in_memory = known_size(file)
     if response.length is None:

@@ -55,8 +55,8 @@ _MOST_ENDPOINTS = 1000
 class Chunks:
     """The chunks of a body, or the body messages of an ASGI response.
 
-    :ivar sizes: bytes of each.
-    :ivar waits_s: the seconds that the app took for each.
+    :ivar sizes: the number of bytes of each chunk.
+    :ivar waits_s: the seconds that the app needed for each chunk.
     :ivar most: further ones are only counted, in `passed`.
     """
 
@@ -85,7 +85,7 @@ class Chunks:
 
     @property
     def pauses(self) -> int:
-        """How often the app paused before a chunk."""
+        """The number of chunks before which the app paused."""
         return sum(wait > PAUSE_S for wait in self.waits_s[1:])
 
 
@@ -132,7 +132,7 @@ def slow_shape(seen: BodySeen) -> str | None:
 
 
 def is_many_and_small(chunks: Chunks) -> bool:
-    """Whether there are many chunks, and small ones."""
+    """Return whether there are many chunks, and their median is small."""
     return chunks.count >= _MANY_CHUNKS and chunks.median < _SMALL_CHUNK_BYTES
 
 
@@ -161,7 +161,7 @@ class Reports:
         self._reported: dict[str, float] = {}
 
     def picks(self) -> bool:
-        """Whether to examine the response that begins now."""
+        """Return whether to examine the current response, at random."""
         return random.random() < self._rate
 
     def report(self, method: str, pattern: str | None, path: str, seen: BodySeen) -> None:
