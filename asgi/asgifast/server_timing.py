@@ -10,6 +10,7 @@ from wsgifast.bodies.access_log import queue_seconds
 from wsgifast.bodies.server_timing import NAME, Times
 from wsgifast.sockets.options import last_received
 
+from .instrumented import Request
 from .messages import ASGIApp, Message, Receive, Scope, Send
 
 # : The key in the scope for the Times of a request.
@@ -46,6 +47,8 @@ def _queue_s(scope: Scope, send: Send) -> float | None:
     """
     waits = []
     server: Any = getattr(send, "__self__", None)
+    if isinstance(server, Request):  # asgifast's server records or logs the request
+        server = getattr(server.server_send, "__self__", None)
     server = getattr(server, "wire", server)  # asgifast's protocols have a wire
     transport = getattr(getattr(server, "cycle", server), "transport", None)
     sock = None if transport is None else transport.get_extra_info("socket")
