@@ -59,8 +59,9 @@ LINES: Sequence[tuple[str, str]] = (
 _FIGURE = re.compile(r"\{([^{}|]+)\|([^{}|]+)(?:\|([^{}|]+))?\}")
 # The path of the benchmarks page is inserted.
 _INTRODUCTION = (
-    "*As deployed* means: the servers write an access log, and have metrics where they can. ASGI "
-    "servers in Python run on uvloop. The requests have a browser's headers. [Benchmarks]({}) has "
+    "*As deployed* means that each server writes an access log, and records metrics if it supports "
+    "them. ASGI servers that are written in Python run on uvloop. The requests have a browser's "
+    "headers. gthread is gunicorn's own threaded worker. [Benchmarks]({}) has "
     "the command, machine and date of each figure."
 )
 
