@@ -232,7 +232,7 @@ def test_uvicorn_without_our_supervisors_names_serves(tmp_path: Path) -> None:
     change = ("uvicorn/supervisors/multiprocess.py", "def is_ready(", "def is_up(")
     with live_server(RUN_ASGI, env=copied(tmp_path, change), forked=False) as server:
         assert server.get("/hello").status == 200
-        assert server.log().count("uvicorn has no Process.is_ready()") == 1
+        assert server.log().count("uvicorn lacks Process.is_ready()") == 1
         assert all(line.startswith("{") for line in server.log().splitlines())
 
 

@@ -52,7 +52,8 @@ class DelayedMessages:
         self.undelayed_messages = 0
         # The number of consecutive iterations with one message, up to SINGLE_ITERATIONS.
         self._single_iterations = 0
-        # The number of iterations for which the messages have been delayed, after their own.
+        # The number of iterations for which the messages have been delayed. The iteration in which
+        # the app sent them does not count.
         self._iterations = 0
         self._delay_ends_at = 0.0
 
@@ -94,11 +95,12 @@ class Coalescer:
     next send() awaits that task. This preserves the order and the back-pressure, and an error of
     the server's send() is raised in the app. A QueueWire needs no task.
 
-    :param order: a caller must have acquired it, except for :meth:`try_delay`,
-        :meth:`end_iteration`, :meth:`release`, :meth:`send_in_task` and :meth:`cancel`.
+    :param order: the order of the app's send() calls. Each caller must have acquired it, except for
+        :meth:`try_delay`, :meth:`end_iteration`, :meth:`release`, :meth:`send_in_task` and
+        :meth:`cancel`.
     :param may_delay: whether small messages are delayed. If False, all messages are sent at once.
     :ivar remaining_bytes: the remaining bytes of the Content-Length. A longer message is sent
-        separately. If the server refuses it, the earlier messages have been sent.
+        separately, after the delayed ones. So these are sent even if the server refuses it.
     """
 
     __slots__ = ("_delayed", "_order", "_task", "_wire", "may_delay", "remaining_bytes")
@@ -116,7 +118,7 @@ class Coalescer:
         self.remaining_bytes = math.inf if declared is None else declared
 
     def try_delay(self, body: bytes, *, in_order: bool = False) -> bool | None:
-        """Delay the body of a message if it is small and does not have to wait.
+        """Delay the body of a message, if it is small and no earlier message must be sent first.
 
         :param in_order: whether the caller has acquired the order.
         :returns: True if the body is delayed or written. False if the caller must send the message
@@ -147,7 +149,7 @@ class Coalescer:
         """Send a small body, with a delay if possible."""
         await self.wait_for_task()
         is_delayed = self.try_delay(body, in_order=True)
-        if is_delayed is None:  # too many bytes are delayed
+        if is_delayed is None:  # the delayed bodies must be sent first
             await self.flush()
             is_delayed = self.try_delay(body, in_order=True)
             if is_delayed is None:
@@ -158,8 +160,8 @@ class Coalescer:
     async def end(self, message: Message, body: bytes) -> None:
         """Send the last body message. If it is small, it is joined with the delayed messages.
 
-        The task of the app sends it. After it the server may send http.disconnect, and a framework
-        may then cancel all waiting tasks.
+        The app's own task sends it. After the last message, the server may send http.disconnect.
+        A framework may then cancel all waiting tasks, such as a task that still sends.
 
         :param body: the body of the message.
         """
@@ -210,7 +212,7 @@ class Coalescer:
         return self._task is None and bool(self._delayed.chunks) and self._delayed.end_iteration()
 
     def release(self) -> None:
-        """Begin to send the delayed messages. The app's next send() raises an error of this."""
+        """Begin to send the delayed messages. The app's next send() raises the error, if any."""
         if self._task is None and self._delayed.chunks:
             self._task = self._wire.write(self._delayed.pop_joined)
 

@@ -1,4 +1,4 @@
-"""The receive() and send() that an app gets for one request. They order and repair its messages."""
+"""The receive() and send() that an app gets for one request. They send its messages in order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Repairs(NamedTuple):
-    """The options of an ASGIFast that change messages.
+    """The options of an ASGIFast middleware that decide how messages are changed.
 
     :ivar app: the wrapped app, which warnings about bodies name.
     """
@@ -63,16 +63,16 @@ class Exchange:
     to that Exchange.
 
     Most responses are a start message and one body message of bytes, and need no change. The start
-    message is delayed until the body message, and both are sent together. Any other response is
-    examined message by message, except for the small parts of a stream.
+    message is delayed until the body message, and both are sent together. For any other
+    response, each message is examined, except for the small parts of a stream.
 
-    The start message is delayed because a file may still change its status and headers. Servers
-    delay it too (ASGI, "Response Start"). Without a Content-Length, a stream may follow, whose
-    first body message may take long. The delay then ends with the event loop iteration. Without
-    repairs, such a start message is not delayed.
+    The start message is delayed, because a file that is sent next may need another status or other
+    headers. Servers delay it too (ASGI, "Response Start"). If the start message has no
+    Content-Length, a stream may follow. The delay then ends with the event loop iteration. If
+    there are no repairs either, there is no delay.
 
-    A message that may have to wait for the server is sent in `order`. While a message waits, body
-    messages are not delayed.
+    `order` serializes the messages that may have to wait for the server. While one of them waits,
+    no body message is delayed to join it with others.
 
     The attributes are set by :func:`exchange_for` and asgifast's protocols. A constructor would
     cost one more call for every request.
@@ -158,7 +158,7 @@ class Exchange:
                         await self._in_order(self._send_compressed, message)
                         return
                     start = uncompressed
-                self.start = None  # whatever the server raises
+                self.start = None  # also if send_whole() raises
                 if self.wire.send_whole(start, message):
                     return
                 self.start = start
@@ -264,7 +264,8 @@ class Exchange:
         """Begin to examine each message."""
         self.is_examined = True
         repairs = self.repairs
-        # asgifast's protocols delay small messages themselves, but after compression.
+        # asgifast's protocols delay small messages themselves. They see compressed messages.
+        # So this class delays messages before compression.
         may_delay = repairs is None or (repairs.coalesce and COALESCING not in self.scope)
         wire: Any = self.wire
         self._queue = wire if wire.is_queue else None
@@ -381,12 +382,16 @@ class Exchange:
 
     async def finish(self) -> None:
         """Send the delayed messages after the app has returned."""
-        # While a message is being sent, no other message is delayed.
+        # If the order is acquired, no message is delayed, so there is nothing to send.
         if self.order is None or not self.order.is_acquired:
             await self._in_order(self._send_delayed)
 
     async def failed(self, error: BaseException) -> None:
-        """Send the delayed messages after the app has raised an error, unless it was cancelled."""
+        """End the response of an app that raised an error.
+
+        The delayed start message is discarded. Delayed body messages are sent, unless the app was
+        cancelled.
+        """
         self.start = None
         if not self.is_examined:
             return

@@ -28,8 +28,8 @@ Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# Coalesced bytes of this size are sent before the event loop iteration ends. The default high-water
-# mark of asyncio's transports is the same.
+# When this many bytes are coalesced, they are sent before the event loop iteration ends. The
+# default high-water mark of asyncio's transports is the same.
 COALESCED_BYTES = 64 * 1024
 STATUSES_WITHOUT_BODY = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
@@ -40,8 +40,8 @@ ZEROCOPYSEND = "http.response.zerocopysend"
 EARLY_HINT = "http.response.early_hint"
 # A key in the scope of asgifast's uvicorn protocols, which coalesce small messages themselves.
 COALESCING = "asgifast.coalescing"
-# The key of asgifast's own extension, and the key of a PlannedBody in a pathsend message. A
-# PlannedBody takes precedence over the path. It is not sent by zerocopysend: Starlette's
+# The name of asgifast's own extension. In a pathsend message, this key has a PlannedBody, which
+# takes precedence over the path. It is not sent by zerocopysend: Starlette's
 # BaseHTTPMiddleware fails on such a message, and its GZipMiddleware drops it.
 PLANNED = "asgifast.planned"
 # Advice for error messages about an app whose middleware breaks its files.
@@ -67,7 +67,8 @@ class PlannedBody(NamedTuple):
 
     file: io.FileIO
     segments: Sequence[bytes | ByteRange]
-    # The file's absolute path, if a server that supports only pathsend may open it.
+    # The file's absolute path, for servers that support only pathsend. None if they must not open
+    # the file.
     path: str | None = None
 
 
@@ -161,8 +162,8 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
     file's current position, which is advanced. Without `count`, it extends to the end of the file.
 
     :raises BodyError: if the file has no descriptor, or if sendfile does not accept it (a pipe, a
-        device). If its bytes differ from the file object's (a GzipFile). If offset or count is not
-        a number of bytes.
+        device), or if the descriptor's bytes differ from the file object's (a GzipFile). It is also
+        raised if offset or count is not a number of bytes.
     """
     file, offset, count = message["file"], message.get("offset"), message.get("count")
     _check_range(ZEROCOPYSEND, offset, count)
@@ -231,8 +232,8 @@ class RequestedPath:
 def parse_pathsend(message: Message) -> RequestedPath:
     """Return the file that a pathsend message names, with an absolute path.
 
-    Servers accept `offset` and `count` only if their extension is {"ranges": True}. This is a
-    proposal for ASGI.
+    `offset` and `count` are a proposed addition to ASGI. Servers that accept them announce the
+    extension with {"ranges": True}.
 
     The extension requires an absolute path. Starlette's FileResponse sends the path that the app
     passed to it, which may be relative to the working directory.

@@ -37,8 +37,8 @@ from .uvicorn.httptools import HttpToolsProtocol
 
 __all__ = ["FastUvicornWorker"]
 
-# A byte that the arbiter shares with its workers: whether the whole server ends. At a reload it
-# does not: new workers replace the old ones.
+# A byte that the arbiter shares with its workers. It is 1 if the whole server ends, and 0 if a
+# reload replaces the workers.
 _ends = mmap.mmap(-1, 1)
 
 
@@ -81,7 +81,7 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
         _note_the_end()
 
     def load_wsgi(self) -> None:
-        """Choose where metrics are served, and load the app.
+        """Check the options, choose where metrics are served, and load the app.
 
         :raises AppImportError: if metrics cannot be served, or if the value of an option is
             invalid. gunicorn prints its message.
@@ -116,8 +116,7 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
         await super()._serve()
 
     def run(self) -> None:
-        # uvloop closes the descriptor of a listening socket, and marks a socket.socket as closed.
-        # gunicorn's wrapper of the socket would close it again. By then, another file may have its
-        # number.
+        # uvloop closes the descriptor of each listening socket, and marks a socket.socket as
+        # closed. gunicorn's wrapper would close the same number again, which may be another file's.
         self.sockets = [getattr(listener, "sock", listener) for listener in self.sockets]
         super().run()

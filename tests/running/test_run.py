@@ -66,14 +66,20 @@ def test_asgi_app_is_served_with_a_json_access_log() -> None:
         assert server.get('/"nowhere?a=%0A').status == 404
         wait_for(lambda: len(logged(server, "url.path")) == 2, "both requests are logged")
         page, missing = logged(server, "url.path")
-        for name in ("time", "process.pid"):
+        for name in ("time", "process.pid", "wsgifast.duration_us"):
             assert page.pop(name)
         assert page == {
             "client.address": "127.0.0.1",
             "http.request.method": "GET",
+            "http.route": "/",
+            "url.scheme": "http",
             "url.path": "/",
             "network.protocol.version": "1.1",
             "http.response.status_code": 200,
+            "http.response.body.size": 7,
+            "wsgifast.chunks": 1,
+            "wsgifast.sent_as": "as-is",
+            "wsgifast.outcome": "sent",
         }
         assert missing["http.response.status_code"] == 404
         assert missing["url.query"] == "a=%0A"

@@ -53,8 +53,8 @@ _MAX_REQUEST_LINE_BYTES = 65_536
 FRESH_GRACE_S = 0.5
 # The interval of checks whether the server stops. serve_forever() uses the same interval.
 _CHECK_S = 0.5
-# A forking server accepts a client within this time, unless its number of processes is at the
-# limit. If the client waits longer, it cannot be accepted.
+# A forking server accepts a client within this time. If a client has waited longer, the number of
+# processes is at its limit, and the server cannot accept the client yet.
 _FORKING_GRACE_S = 0.05
 
 
@@ -86,7 +86,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def error_application(self) -> WSGIApplication:
-        """Return the application for the error page, if the application fails before it sends."""
+        """Return an application that sends the error page for a failed application."""
         raise NotImplementedError
 
     def log_failure(self, error: BaseException) -> None:
@@ -154,7 +154,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self.rfile = cast(Any, CheckedLines(cast(BinaryIO, self._stream)))
         try:
             parsed = self.parse_request()  # sends an error itself if it returns False
-            self.close_connection = True  # parse_request() has set it from Connection
+            self.close_connection = True  # only _respond() may set it to False
             if not parsed:
                 return
             length = check_headers(self.requestline, self.headers)
@@ -322,7 +322,8 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 class Waiting:
     """Waits for the next request of a connection, until the server stops or another client waits.
 
-    :ivar has_thread_of_its_own: whether the server can accept other clients meanwhile.
+    :ivar has_thread_of_its_own: whether each connection has its own thread. If not, other clients
+        may have to wait for this connection.
     """
 
     def __init__(self, connection: socket.socket, server: socketserver.TCPServer) -> None:
@@ -368,7 +369,7 @@ class Waiting:
 
 
 def _readable(within_s: float, *fds: int) -> set[int]:
-    """Wait until a descriptor is readable. Return those that are. -1 is not a descriptor."""
+    """Wait until a descriptor is readable. Return the readable ones, and ignore -1."""
     poll = select.poll()
     for fd in fds:
         if fd >= 0:

@@ -1,13 +1,13 @@
 """Send a file as a delta to an earlier release that the client has (RFC 9842).
 
-The earlier release is the dictionary. The client names it by its SHA-256. It is searched for among
-the releases of the file: files in the same folder whose names differ only in the hash. Each
-directory of the site is searched. Or `wsgifast compress --against` has written a delta next to the
-file.
+The earlier release is the dictionary. The client names it by its SHA-256. This module searches for
+it among the releases of the file. Their names differ only in the hash, and they are in the same
+folder below any of the site's directories. It also sends deltas that `wsgifast compress --against`
+has written next to the file.
 
-A client may send any digest. So the names of a folder and the contents of the releases are read
-once, and again only after a change. A request for a file without other releases starts no thread
-and reads no file.
+Clients may send any digest, so unknown digests must be cheap. The names of a folder and the
+contents of the releases are read once, and again only after a change. A request for a file without
+other releases starts no thread and reads no file.
 
 Each delta is made once, by a new thread, and cached with the compressed copies. A request waits for
 its delta, up to a timeout. After the timeout it gets an ordinary content coding, and later requests
@@ -54,8 +54,7 @@ log = logging.getLogger("wsgifast.files")
 # The longest wait of a request for a delta. A delta of 5 MB and the digests of two such files take
 # 50 ms.
 _WAIT_S = 0.25
-# The most deltas that have begun and are not finished, and so the most threads. One thread at a
-# time makes its delta.
+# The maximum number of unfinished deltas. Each has a thread, but only one thread works at a time.
 _MAX_UNFINISHED = 32
 # The maximum number of releases of a file to read. The newest releases are read.
 MAX_RELEASES = 16
@@ -85,7 +84,7 @@ class _Release(NamedTuple):
 
 
 class _Listing(CacheEntry):
-    """The files of some folders that have two or more releases, in one state of the folders.
+    """The state of some folders at one time: their files that have two or more releases.
 
     :ivar folders: the paths of the folders with their identities. None for a missing folder.
     :ivar releases: maps each name without its hash to two or more files with that name.
@@ -362,7 +361,7 @@ def _identity_at(path: str) -> Identity | None:
 
 
 def _read_delta(written: Opened, original: Opened, digest: bytes) -> CompressedCopy | None:
-    """Read the delta file of a file. Return None if it is not a delta of these two files."""
+    """Read a file's delta file. Return None if it is outdated, too large or for other content."""
     size = written.stat_result.st_size
     if (
         not stat.S_ISREG(written.stat_result.st_mode)

@@ -137,7 +137,7 @@ class ReleasesOf(NamedTuple):
     """A file with a hash in its name, and the folders that may have other releases of the file.
 
     :ivar hashless_name: the name of the file without the hash.
-    :ivar roots: the directories that may have releases in the same folder.
+    :ivar roots: the root directories. Each may have other releases at the same relative path.
     :ivar names: the path of the file below its root.
     """
 
@@ -168,12 +168,12 @@ class Found(CacheEntry):
     :ivar encoded: maps content codings in lower case to the precompressed files. The smallest file
         is the first.
     :param url: the key in the cache.
-    :param settled: whether any later change of the files changes their identity. Files that are not
-        settled must not be cached.
-    :ivar compressible_to: the content codings that the site may compress the file to for a request.
+    :param settled: whether every later change of the files will change their identity. It is False
+        shortly after a change (_SETTLED_NS). Files that are not settled must not be cached.
+    :ivar compressible_to: the content codings in which requests may get a compressed copy.
     :ivar releases: the earlier releases for a delta. None to send no delta.
-    :ivar watched: paths and identities that show whether other precompressed files are usable now:
-        the directory, and precompressed files that are not sent, such as outdated ones.
+    :ivar watched: paths with their identities. If one changes, other precompressed files may be
+        usable. They are the directory and precompressed files that are not sent, such as old ones.
     :ivar absent: paths without a file. A new file there would take precedence over the cached file.
     """
 
@@ -272,9 +272,9 @@ def open_if_readable(directory: Directory, names: Sequence[str]) -> Opened | Non
 
 
 def has_same_time(one: os.stat_result, other: os.stat_result) -> bool:
-    """Return whether two files have the same modification time, possibly rounded or truncated.
+    """Return whether a file and its copy have the same modification time, possibly rounded.
 
-    Any other difference means that the original may have been written again after the copy.
+    Any other difference means that the file may have been written again after it was copied.
     """
     earlier, later = sorted((one.st_mtime_ns, other.st_mtime_ns))
     difference = later - earlier

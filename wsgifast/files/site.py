@@ -1,10 +1,10 @@
 """The common part of StaticFiles for WSGI and ASGI: find the response to a request for a file.
 
-A file is looked up once. The cache then contains its metadata, the headers of its responses, and
-the bytes of a small file. Before each use of the cache, stat() checks that the file is unchanged.
-If the client accepts content codings, the directory must be unchanged too, since it may have new
-precompressed files. A file that is not cached is opened, and described by fstat() of its
-descriptor. The same descriptor is sent.
+After the first request for a file, the cache contains its metadata, the headers of its responses,
+and its bytes if it is small. Before each use of the cache, stat() checks that the file is
+unchanged. If the client accepts content codings, the directory must be unchanged too, since it may
+have new precompressed files. A file that is not cached is opened, and fstat() describes it.
+Its bytes are sent from the same descriptor.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ class StaticFilesBase(Generic[AppT]):
     def answer_from_cache(self, conditions: RequestFacts, path: str) -> Response | None:
         """Answer a GET or HEAD from the cache. Return None if the cache is not enough.
 
-        The caller then calls :meth:`look_up`. This method reads no file, and calls stat() and
-        open() only for paths that the kernel has cached. So an event loop may call it.
+        The caller then calls :meth:`look_up`. This method reads no file. It calls stat() and open()
+        only for recently used paths, which the kernel has usually cached. So an event loop may call
+        it.
 
         :param path: the decoded URL path below the mount point. Bytes that are not UTF-8 are
             surrogates, like those of os.fsdecode().
@@ -209,7 +210,7 @@ class StaticFilesBase(Generic[AppT]):
 
 
 class _ClassSignature:
-    """The signature of the class, with all options. Instances have the signature of __call__()."""
+    """`__signature__` of the class, with all options. An instance has that of __call__()."""
 
     def __get__(self, instance: object, owner: type) -> Signature:
         if instance is not None:

@@ -27,7 +27,7 @@ _USUAL_LINE_BYTES = 18  # the longest size line that _USUAL_GAP matches
 # RFC 9110 section 5.5. Folded lines are invalid (RFC 9112 section 5.2).
 _TRAILER = re.compile(rb"(%b):[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
 
-# Chunk extensions are ignored. All of them together may be this much longer than the body.
+# Chunk extensions are ignored. Their total size may exceed the body's by at most this size.
 _EXTENSION_BYTES = 16 * 1024
 
 _SIZE_NEXT, _END_NEXT, _TRAILER_NEXT = "chunk size", "chunk end", "trailer"
@@ -74,7 +74,7 @@ class ChunkDecoder:
     :param trailer_fields: the most trailers.
     :ivar left: None, because the size of the whole body is unknown.
     :ivar done: whether the body and its trailers have ended.
-    :ivar size: bytes of content, up to the end of the last chunk that has begun.
+    :ivar size: the sum of the sizes of all chunks that have begun.
     :ivar trailers: the lines of the trailer section, checked, without CRLF.
     """
 
@@ -91,9 +91,9 @@ class ChunkDecoder:
         self._body_limit = body_limit
         self._line_limit = line_limit
         self._is_usual = line_limit >= _USUAL_LINE_BYTES
-        self._trailer_bytes = trailer_limit  # bytes of content that may still arrive
+        self._trailer_bytes = trailer_limit  # bytes of the trailer section that may still arrive
         self._trailer_fields = trailer_fields
-        self._extension_bytes = _EXTENSION_BYTES  # the size of the body is added
+        self._extension_bytes = _EXTENSION_BYTES  # _parse_size() adds the body's size
         self._expects = _SIZE_NEXT  # the kind of the line after the chunk's data
         self._left = 0  # bytes of the chunk that have not arrived
         self._start_of_line = b""  # the received part of an incomplete line

@@ -33,7 +33,7 @@ from .wire import CRLF, Quoter, with_crlf
 
 # A message is sent in parts of this size. The timeout applies to each part.
 _TIMED_BYTES = 64 * 1024
-# The object by which smtplib marks the timeout of socket.setdefaulttimeout().
+# smtplib's default for `timeout`. It stands for the timeout of socket.setdefaulttimeout().
 _DEFAULT_TIMEOUT = inspect.signature(smtplib.SMTP).parameters["timeout"].default
 
 Reply: TypeAlias = "tuple[int, bytes]"
@@ -198,7 +198,8 @@ class SMTP(smtplib.SMTP):
         if code == 421:
             self.close()
             return
-        # The caller raises the refusal. The next command raises the error of a lost connection.
+        # If the connection is lost here, the caller still raises the refusal. The next command then
+        # raises the error of the lost connection.
         with contextlib.suppress(smtplib.SMTPServerDisconnected):
             dialogue.abandon()
             self.rset()
@@ -336,7 +337,7 @@ class _Body:
             self.data = with_crlf(message.encode("ascii"))
         elif isinstance(message, (bytes, bytearray, memoryview)):
             self.data = bytes(message)
-        elif isinstance(message, email.message.Message):  # iterates over header names
+        elif isinstance(message, email.message.Message):  # iterable, too
             raise TypeError(
                 "sendmail() accepts the bytes of a message: use send_message() for the object"
             )

@@ -54,7 +54,8 @@ class View:
     """The activity of a server between two scrapes. Unreported values are None.
 
     :ivar seconds: the time between the scrapes.
-    :ivar none_free: the share of the time in which no thread of a worker was free, from 0 to 1.
+    :ivar none_free: the share of the time in which a worker had no free thread, from 0 to 1. It
+        is the average of all workers.
     :ivar errors_per_s: responses with a status of 500 or more.
     :ivar connections: the number of connections by state.
     :ivar memory_bytes: the resident memory of each worker by its pid.
@@ -144,7 +145,8 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
 
     Prometheus's histogram_quantile() gives the same result.
 
-    :param buckets: from each upper bound to the number of values up to it. The last bound is inf.
+    :param buckets: maps each upper bound to the number of values that are not larger. The last
+        bound is inf.
     :returns: None if there are no values. The last finite bound, if the quantile is larger.
     """
     count = max(buckets.values(), default=0.0)

@@ -63,8 +63,8 @@ class Application:
     :param log_access: writes a line of the access log. Its arguments are the response, the request,
         the environ, the duration in seconds, and None or a function that adds details to the
         environ. None if there is no access log.
-    :param line_needs_thread: returns whether user code, such as a logging filter, may depend on the
-        thread that writes a line.
+    :param line_needs_thread: returns whether user code, such as a logging filter, may see which
+        thread writes a line. `write_late` then writes it.
     :param pre_request: called before the app with the exchange and its connection, or None. It may
         change the request.
     :param post_request: called after the app, even if the app failed, or None. Its arguments are
@@ -80,7 +80,7 @@ class Application:
     :ivar requests: the number of requests for which the app was called or is about to be called.
     :ivar max_requests: the number of requests after which `on_max_requests` is called once. It may
         change at any time.
-    :ivar write_late: lets a thread that never runs an app write a line.
+    :ivar write_late: passes a function that writes a log line to a thread that never runs an app.
     :ivar postpone: see :meth:`.Pool.postpone`.
     :ivar probe_paths: the paths of health checks to which the server responds itself.
     :ivar answer_probe: responds to a request for such a path. It returns False if the request is
@@ -193,8 +193,8 @@ class Application:
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
         is_lost = error is unread or channel.output.error is not None
-        # If a response must not have a body, the bytes of an endless body are dropped, and its
-        # write() finally raises ClientGone. Any other ClientGone may be another request's.
+        # While bytes of a forbidden body are dropped, write() raises ClientGone to end an endless
+        # body. Otherwise, the app may have raised the ClientGone of another request.
         is_endless = resp is not None and resp.dropped and isinstance(error, ClientGone)
         if isinstance(error, ConnectionError) and (is_lost or is_endless):
             self.log.debug("Ignoring a lost connection: %s", error)
@@ -254,7 +254,7 @@ class Application:
             resp = self._error_response(channel, exchange, status, size)
             exchange.context = Context()
             self._log_access(resp, exchange, exchange.environ)
-            exchange.environ = None  # so that no metrics are recorded: the app was not called
+            exchange.environ = None  # Without it, no metrics are recorded: no app was called
 
     def _answer(
         self, channel: Channel, exchange: Exchange | None, error: Exception
@@ -357,7 +357,7 @@ class Application:
         self.write_elsewhere(partial(exchange.context.run, write))
 
     def write_elsewhere(self, write: Callable[[], object]) -> None:
-        """Write a line of the access log in a thread that has no values of another request.
+        """Write a line of the access log in a thread without thread-local values of a request.
 
         :param write: writes the line. This thread may have run another request's app.
         """

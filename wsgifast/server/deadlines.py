@@ -4,15 +4,16 @@ Theory of operation
 -------------------
 The main thread checks the running requests about once a second, and when the next deadline is due.
 No other thread checks deadlines. At the deadline, the client gets a response with 503. If
-the app's response has begun, the client is disconnected instead. The output queue then has an
-error. So the app's later output is discarded, and its next write() raises. The app's thread cannot
-be stopped. When the app returns, its thread closes the connection.
+the app's response has begun, the client is disconnected instead. In both cases, the response's
+output queue stores an error. So the app's later output is discarded, and its next write() raises.
+The app's thread cannot be stopped. When the app returns, its thread closes the connection.
 
     running --the app returns--> ended
             --the deadline--> timed out --the app returns--> ended
 
-Both changes happen with the lock of the response's output (:meth:`.Channel.finish_when_sent`,
-:meth:`.Application.time_out`). So a request cannot both end and time out.
+Both steps need the lock of the response's output: the app's return
+(:meth:`.Channel.finish_when_sent`) and the deadline (:meth:`.Application.time_out`). So a request
+cannot do both.
 
 If all requests of a worker are past their deadlines, the worker cannot serve other clients. So it
 ends, and gunicorn replaces it.
@@ -36,8 +37,8 @@ class Deadlines:
     """Finds requests that are past their deadlines. Only the main thread uses it.
 
     :param members: the threads that run apps.
-    :param time_out: ends the response to a request, and returns for the log how it ended. It
-        returns None if the app has returned in the meantime.
+    :param time_out: ends the response to a request. It returns a text for the log that says how the
+        response ended, or None if the app has returned in the meantime.
     :param kill: ends the server.
     """
 
@@ -67,7 +68,7 @@ class Deadlines:
             exchange = None if channel is None else channel.exchange
             if exchange is None or channel.connection().hijacked:
                 continue
-            # Another thread may have begun the connection's next request in the meantime.
+            # The exchange may be the connection's next request, which began after `since`.
             since = max(since, exchange.started)
             seconds = timeout_of(exchange.environ, self._default_s)
             if now < since + seconds:
@@ -87,15 +88,15 @@ class Deadlines:
     def _end(self, member: Member, channel: Any, exchange: Any, seconds: float) -> None:
         stack = stack_of(member)
         error = RequestTimedOut(f"the request took longer than {seconds:g} s")
-        done = self._time_out(channel, exchange, error)
-        if done is not None:
+        outcome = self._time_out(channel, exchange, error)
+        if outcome is not None:
             self._shared.counters.request_timeouts += 1
             self._shared.log.error(
                 "%s %s has taken longer than request_timeout_s=%g: %s\n%s",
                 exchange.req.method,
                 exchange.req.uri,
                 seconds,
-                done,
+                outcome,
                 stack,
             )
 

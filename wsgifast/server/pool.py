@@ -10,19 +10,19 @@ This works while each turn is short. A *turn* is one event, task or job that a t
 the leader is in a turn for longer than a tick, the *monitor* (monitor.py) promotes a *follower*,
 which is a waiting thread. The old leader may run an app, or be blocked in a system call. A leader
 that computes gets more time, because two threads that alternate on the GIL are slower than one. For
-the same reason, a thread becomes a follower after its turn if another thread leads. The thread
-leads only if no thread was free before, and the lead was *offered*.
+the same reason, a thread that does not lead becomes a follower after its turn. It leads only if a
+busy leader found no follower and *offered* the lead, or if the busy leader is the spare.
 
 If no thread is free, the pool is *saturated* and the monitor promotes the *spare* thread. The spare
 polls, receives and sends, but never runs an app. So downloads, uploads and new connections
-continue. The spare also handles events that a thread left in `work` before it called the app. Jobs
-that are ready to run wait in `ready`.
+continue. The spare also handles the events that the old leader left in `work` when it called an
+app. Jobs that are ready to run wait in `ready`.
 
     following --promoted--> leading <--> leading, in a turn
         ^                                          | the monitor promotes another thread
         |                                          v
         +--another thread leads------------ not leading, in a turn
-                                                   | the lead was offered: lead
+                                                   | the lead was offered: leading
 
     spare, idle --no follower--> leading --a job for a follower, or blocked--> spare, idle
 
@@ -44,9 +44,9 @@ thread. It calls close() between two of its turns. The thread that sends the las
 close() *due*. If the app's thread polls or follows, it is woken. It calls due close()s before it
 does other work.
 
-A thread with a pending close() leads only if every follower has one too. So it is free when the
-close() becomes due. Otherwise it might run a request that waits for a lock of the body, which only
-this thread's close() would release.
+A thread with a pending close() leads only if every follower has one too. As a follower,
+it is free when the close() becomes due. As the leader, it might run a request that waits for a lock
+of the body. Only this thread's close() would release that lock.
 
     pending --last byte sent, or the client disconnects--> due --its thread's next turn--> called
                                                                --that thread is stuck--> called by a
@@ -72,7 +72,8 @@ from .poller import WRITE, Event, Poller
 _EARLY_PROMOTIONS = 8
 # An app is slow if it takes this long. On a busy machine, a quick app may wait for a CPU.
 _SLOW_S = 4 * TICK_S
-# If a poll returns at most this many events, they are not sorted, because no event waits long.
+# If a poll returns at most this many events, writable sockets are not deferred, because no event
+# waits long.
 _FEW_EVENTS = 8
 # The minimum and maximum time for deferred items between two polls. A poll takes less than the
 # minimum.
@@ -107,8 +108,8 @@ class Pool:
     :param log: the error log.
     :param receive: handles an event or a task, and returns a job if one is ready to run.
     :param run: runs a job. The spare never calls it.
-    :param on_tick: the monitor calls it when it checks the leader or when a tick was requested. It
-        returns whether there was something to do.
+    :param on_tick: called by the monitor when it checks the leader, or when a tick was requested.
+        It returns whether there was something to do.
     :param on_queued: called before a job is added to `ready`, because no thread is free.
     :param on_taken: called when a thread removes a job from `ready`. It returns whether to run it.
     :param on_saturation: called when `saturated` has changed. The monitor may call it too.
@@ -148,7 +149,7 @@ class Pool:
         self._spare_waits = False  # at its gate
         self._by_ident: dict[int, Member] = {}  # the started threads
         self.leader = self.members[0]
-        # Whether the leader is in a turn that may be long, while no thread was free to lead.
+        # Whether the leader's turn may be long, and no thread was free to lead when it was offered.
         self._lead_is_offered = False
         self._followers: list[Member] = []  # the threads that wait at their gates
         self._lock = threading.Lock()
@@ -265,9 +266,9 @@ class Pool:
         return any(member.closes for member in self.members)
 
     def close_in_other_thread(self, stuck_since: float) -> None:
-        """Start a thread for each due close() whose own thread is stuck.
+        """For each stuck thread with due close()s, start a new thread that calls them.
 
-        :param stuck_since: threads in a turn since before this monotonic time are stuck.
+        :param stuck_since: a thread is stuck if its turn began before this monotonic time.
         """
         for member in self.members:
             if not (member.due and member.busy and member.since < stuck_since):
@@ -303,7 +304,7 @@ class Pool:
         self._poller.wake()
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
-        """Return the name, ident and current turn of each thread that runs apps. None if idle."""
+        """Return the name, ident and turn of each thread that runs apps. Idle: None."""
         return [
             (
                 member.name,
@@ -403,7 +404,7 @@ class Pool:
             self.poll_events(None)
         me.polling = False
         if self.leader is not me:
-            self._wake_for_work()  # another thread may have meant to wake the leader
+            self._wake_for_work()  # this wake-up may have been meant for the new leader
 
     def _promote_and_run(self, me: Member, job: Job) -> None:
         """Promote another thread before a job that may be slow, and record whether it was slow."""

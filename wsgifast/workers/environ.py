@@ -94,7 +94,7 @@ class EnvironFactory:
         if isinstance(peer, tuple):
             environ["REMOTE_ADDR"] = peer[0]
             environ["REMOTE_PORT"] = str(peer[1])
-        else:  # a Unix socket: the name is bytes if the client has an abstract name
+        else:  # a Unix socket: `peer` is bytes if it is an abstract name
             environ["REMOTE_ADDR"] = os.fsdecode(peer)
         if exchange.proxy is not None:
             connection.proxy = exchange.proxy

@@ -6,21 +6,21 @@ receive(). asgifast makes :class:`ReceivedBody` the cycle's `body`, and :meth:`U
 the cycle's receive().
 
 - If the app is waiting, it gets the bytes of a read without a copy. One read usually exceeds
-  uvicorn's limit, so the next read waits until the app has received these bytes.
+  HIGH_WATER_LIMIT, so uvicorn pauses reading until the app has received these bytes.
 - If the app is busy, for example because it writes to a file, up to BUFFERED_BYTES are read ahead.
   The app's next receive() returns all of them in one message.
-- The streams of an HTTP/2 connection share the bytes that are read ahead. zttp opens a stream's
-  window as soon as it has read the stream's bytes from the socket. So clients are slowed down by
-  TCP, like with HTTP/1.1.
+- The streams of an HTTP/2 connection share the bytes that are read ahead. zttp, the
+  HTTP/2 parser, reopens a stream's window as soon as it has read the stream's bytes. So clients are
+  slowed down by TCP, like with HTTP/1.1.
 - If a client sends faster than the app receives, its bytes are read into one buffer that all
   connections share. A lingering close, which discards bytes, uses that buffer too.
 - When the app returns, bytes that it has not received are discarded, because the connection may
   stay open for a long time.
 
-The app's receive() refuses a body that is too long, or too slow while the app waits for it. It
-sends the error response to the client and raises the error. Later messages of the app are
-discarded. If the app has already begun its response, a body that is too long cuts the response off,
-and a slow body has no timeout.
+receive() refuses a body that is too long, or that arrives too slowly while the app waits for it.
+receive() sends the error response to the client and raises the error. Later messages of the app are
+discarded. If the app has already begun its response, a body that is too long ends the response
+early. A slow body then has no timeout.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class ReceivedBody:
 
     uvicorn uses `+=`, len() and bytes() of it.
 
-    :param requests: the requests in progress on the connection. () counts as one request.
+    :param requests: the requests in progress on the connection. They share the bytes that are read
+        ahead. If it is empty, this request is the only one.
     :param pace: measures how fast the client sends, if there is a limit.
     :ivar size: the number of buffered bytes.
     :ivar received: the number of body bytes that have been received so far.
@@ -127,9 +128,10 @@ class ConnectionLoop:
     timer. All other methods are those of the real loop.
 
     :param check: ends late requests. Returns the seconds until the next check.
-    :param head_timeout_s: the most seconds until the next check of an idle connection.
+    :param head_timeout_s: the time limit for headers. An idle connection is checked at least this
+        often.
     :ivar pace: measures how fast the client uploads. None without a limit.
-    :ivar since: the time of the first byte of the last headers, by the loop's clock. Before the
+    :ivar since: the loop's time at which the latest request's headers began to arrive. Before the
         first headers, it is the time when the connection was accepted.
     """
 
@@ -396,7 +398,7 @@ class _Buffered(asyncio.BufferedProtocol):
 
 
 class _Discarding(_Buffered):
-    """Lingering close: discards received bytes, and closes the transport after the last one."""
+    """Lingering close: discards received bytes until the client closes, or a limit is reached."""
 
     def __init__(
         self,
@@ -442,7 +444,7 @@ def read_plainly(transport: asyncio.Transport) -> None:
 
 
 def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a transport when the client's input has been discarded. A second call hurries."""
+    """Close a transport after a lingering close. A second call no longer extends its deadline."""
     protocol = transport.get_protocol()
     if isinstance(protocol, _Discarding):
         protocol.limits.hurry()

@@ -16,7 +16,7 @@ from .processes import HOST, Address
 with needs("wsgifast bench", "psutil", "bench"):
     import psutil
 
-# Unwrapped apps may take seconds. A response that takes longer cannot be measured.
+# The longest wait for the end of a response. Apps without wsgifast may take seconds.
 LOOK_S = 30.0
 # A larger compressed body is compared as it was sent.
 _DECODED_BYTES = 64 * 1024 * 1024
@@ -27,7 +27,7 @@ class Task:
     """The requests of one run.
 
     :ivar seconds: no request starts after this time.
-    :ivar address: the server's address. The port is 0 without a server.
+    :ivar address: the server's address. Its port is 0 if the run needs no server.
     :ivar pid: the server's process.
     :ivar headers: lines to add to each request, such as "Range: bytes=0-9".
     :ivar body_bytes: the size that every body must have. None allows any size.
@@ -53,7 +53,7 @@ class Load:
         percentile (50, 95, 99). Empty if no request succeeded.
     :ivar errors: counts by the messages of the errors.
     :ivar client_cpu_s: CPU seconds (user and system) of the client.
-    :ivar facts: further figures, by name and unit.
+    :ivar facts: further figures. Each key is a name with its unit.
     :ivar server_cpu_s: CPU seconds of the server.
     """
 
@@ -138,8 +138,8 @@ def look(task: Task, *, tls: bool = False) -> Seen:
 def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds (user and system) of a process and all its descendants.
 
-    The time of ended workers counts, because their parent has it. On Linux the time of running
-    processes is exact. Elsewhere the kernel counts in steps of about 10 ms.
+    The time of ended workers is included, because the kernel adds it to their parent's. On Linux
+    the time of running processes is exact. Elsewhere the kernel counts in steps of about 10 ms.
 
     :raises psutil.NoSuchProcess: if the process itself has ended.
     """

@@ -27,8 +27,8 @@ from .plan import (
 
 # The threads of a process.
 THREADS = 4
-# The threads if the app waits for databases or other servers. A waiting thread does not need the
-# interpreter.
+# The number of threads if the app waits for databases or other servers. A waiting thread releases
+# the GIL.
 THREADS_OF_CLIENTS = 12
 _FAST_WORKER = "wsgifast.workers.FastWorker"
 # The workers that are known to use threads.
@@ -41,7 +41,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
 
     :param static: maps URL prefixes to directories with static files.
     :raises MissingExtra: if gunicorn is not installed.
-    :raises ConfigurationError: if an option names another app, or there would be no worker.
+    :raises ConfigurationError: if gunicorn's options name another app, if there would be no worker,
+        or if the configuration is invalid.
     """
     check_installed("gunicorn", "wsgifast run")
     found = loaded.settings
@@ -70,7 +71,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
     if "wsgifast" in worker and (problem := loaded.configured.get("problem")):
         raise ConfigurationError(problem)
     threads = found.get("threads")
-    if threads is None and worker != "sync":  # with threads, gunicorn would use gthread for sync
+    if threads is None and worker != "sync":  # given threads, gunicorn replaces sync by gthread
         threads = THREADS
         if loaded.waits_for:
             threads = THREADS_OF_CLIENTS
@@ -83,7 +84,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
         command.insert(0, f"--keep-alive={KEEP_ALIVE_S}")
     if "graceful_timeout" not in found:
         command.insert(0, f"--graceful-timeout={graceful_s(options, loaded)}")
-    # Without a writable home directory, gunicorn cannot create its control socket.
+    # The default control socket is disabled: gunicorn cannot create it if the home directory is not
+    # writable.
     if loaded.configured.get("default_socket"):
         command.insert(0, "--no-control-socket")
     command[:0] = logs
@@ -104,8 +106,8 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
 def _logs(options: argparse.Namespace, loaded: Loaded) -> tuple[list[str], bool]:
     """Return gunicorn's options for its logs, and whether all logs are in JSON.
 
-    If the user has configured the logs, they remain as they are: JSON inside another format would
-    not be readable.
+    Logs that the user has configured stay unchanged, because JSON inside another format would not
+    be readable.
     """
     found = loaded.settings
     if options.access_log is not None or "logger_class" in found:
