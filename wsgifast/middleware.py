@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 
-# Answers in place of the compressed or original body, or returns None. It gets the response, its
-# blocks and their size.
+# A function that may replace a body in memory before compression. Its arguments are the response,
+# the blocks of the body and their total size. It returns the new blocks, or None to keep the body.
 WholeStep = Callable[[AppResponse, Iterable[bytes], int], Iterable[bytes] | None]
 
 
@@ -166,7 +166,7 @@ class WSGIFast:
             conditional=conditional,
             front_server=front_server_of(accel_redirect, x_sendfile),
         )
-        # The open connections that have it, by the id() of their socket.
+        # The open sockets with TCP_NODELAY set, by their id().
         self._nodelay_set: dict[int, weakref.ref[Any]] = {}
         self._call = app
         check_rate(report_slow_shapes)
@@ -177,7 +177,7 @@ class WSGIFast:
             )
         if self.compression is not None and self.compression.dictionary is not None:
             self._call = _with_dictionary(self._call, self.compression.dictionary)
-        # The stages around a call of the app, the outermost first.
+        # The stages that wrap each call of the app. The first one is the outermost.
         stages: list[Stage] = [server_timing_stage] if server_timing else []
         stages += [request_ids_stage] if request_id else []
         recorder, spans = recorder_for(metrics), spans_for(traces)
@@ -185,8 +185,8 @@ class WSGIFast:
             stages.append(Instrumented(recorder, spans).stage)
         if self.body_limits is not None:
             stages.append(partial(within_limits, self.body_limits, _refuse))
-        # Called in their order with a response in memory, before it may be compressed. The first
-        # that returns an iterable answers.
+        # These functions are called in order if the whole body is in memory, before compression.
+        # The first iterable that one of them returns is sent as the body.
         self._whole_steps: list[WholeStep] = [respond_by_tag] if etag else []
         self._respond: Respond = self._call_app
         for stage in reversed(stages):
@@ -241,11 +241,12 @@ class WSGIFast:
         if isinstance(body, Passed):
             return self._pass_on(response, body)
         if isinstance(body, Bare):
-            chunks = [response.convert(body.content)]  # alone, its elements would be iterated
-            if response.forwarded:  # write() was used, and may have sent a part
+            # A list, because the server would iterate text or bytes element by element.
+            chunks = [response.convert(body.content)]
+            if response.forwarded:  # the app called write(), which may have sent bytes
                 return self._send_stream(response, chunks)
             return self._send_whole(response, chunks, "rescued")
-        # Any other kind, and a list after write().
+        # The remaining case is a list or tuple after the app called write().
         if response.length is None and not response.forwarded:
             response.set_length(body.length)
         return self._send_stream(response, ClosedWith(body.iterate(), body.owner))
@@ -298,7 +299,7 @@ class WSGIFast:
             and len(chunks[0]) == response.length
         )
         if response.no_body or not is_one_block:
-            # By the wrappers' own iteration, which may encode or count each chunk.
+            # Iterate the wrappers, because they may encode or count each chunk.
             chunks = list(wrapped)
         sent = self._send_whole(response, chunks)
         return wrapped if sent is body.content else ClosedWith(sent, wrapped)
@@ -322,7 +323,7 @@ class WSGIFast:
         return body.iterate()
 
     def _send_stream(self, response: AppResponse, body: Iterable[Any]) -> Iterable[bytes]:
-        """Pass chunks on as they come."""
+        """Pass each chunk to the server when the app yields it."""
         if not response.forwarded:
             response.codes_stream = response.compression is not None
             if response.status is not None:
@@ -333,7 +334,8 @@ class WSGIFast:
         """Set TCP_NODELAY once for each connection."""
         sock = environ.get("gunicorn.socket") or environ.get("werkzeug.socket")
         if sock is None:
-            # In wsgiref, gevent's pywsgi and cheroot the stream reads from the socket.
+            # wsgiref, gevent's pywsgi and cheroot do not put their socket into the environ. Their
+            # `wsgi.input` reads from the socket.
             sock = owned_socket(environ.get("wsgi.input"))
             if sock is None:
                 return
@@ -343,14 +345,14 @@ class WSGIFast:
         try:
             set_nodelay(sock)
         except OSError:
-            return  # the client has gone. The server will notice when it writes
+            return  # the client has disconnected: the server's next write fails
         done[key] = weakref.ref(sock, lambda ref: done.pop(key, None))
 
 
 def _refuse(
     response: AppResponse, error: RequestError, exc_info: OptExcInfo | None = None
 ) -> Iterable[bytes]:
-    """Answer a request that is refused, in place of the app."""
+    """Send the error response of a rejected request in place of the app's response."""
     status, headers, page = error.response(response.headers)
     response.status = response.exc_info = None
     response.forwarded = response.codes_stream = False
@@ -364,7 +366,7 @@ def _refuse(
 
 
 def _with_dictionary(app: WSGIApplication, dictionary: PagesDictionary) -> WSGIApplication:
-    """Have the dictionary of pages answered in front of an app."""
+    """Return an app that serves the dictionary at its URL and calls `app` for other requests."""
 
     def call(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         is_requested = environ.get("PATH_INFO") == dictionary.url

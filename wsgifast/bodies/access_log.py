@@ -57,7 +57,8 @@ _MOST_CACHED = 500
 _MOST_CACHED_CHARACTERS = 200
 _encode_other = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
-# Of the time since 1970: until the year 2286.
+# The most digits of a time since 1970 in seconds, and in microseconds. They last until the year
+# 2286.
 _SECOND_DIGITS, _MICROSECOND_DIGITS = 10, 16
 # No request waits for an hour.
 _MOST_QUEUE_S = 3600.0
@@ -71,11 +72,11 @@ _BLOCK_UNIT_BYTES = 1024
 
 
 def queue_seconds(request_start: str | None, arrived: float) -> float | None:
-    """How long a request waited before it reached this server. None if that is not known.
+    """Return the seconds that a request waited before it reached this server, or None if unknown.
 
     :param request_start: the value of X-Request-Start: seconds, milliseconds or microseconds since
         1970, perhaps after "t=", as nginx, Heroku and others send it.
-    :param arrived: when it came, by time.time().
+    :param arrived: when the request reached this server, by time.time().
     """
     if request_start is None:
         return None
@@ -89,7 +90,7 @@ def queue_seconds(request_start: str | None, arrived: float) -> float | None:
         begun += float(f"0.{part}")
     seconds = arrived - begun
     if seconds > _MOST_QUEUE_S:
-        return None  # a clock that was not set, or a client's invention
+        return None  # the proxy's clock is wrong, or the client sent a false header
     return max(0.0, seconds)
 
 
@@ -111,7 +112,7 @@ def stream_kind(chunks: int, first_bytes: int, total_bytes: int) -> str:
 
 
 class Quoted(dict[str, str]):
-    """Texts as JSON, in ASCII: those that most lines repeat are cached."""
+    """A cache of texts as JSON strings in ASCII. Long texts are not cached."""
 
     def __missing__(self, text: str) -> str:
         quoted = _quote(text)

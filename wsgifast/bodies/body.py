@@ -96,7 +96,7 @@ class Whole(Body):
 
 
 class Bare(Body):
-    """Text or bytes in place of an iterable of them."""
+    """Text or bytes that an app returned without a list around the value."""
 
     __slots__ = ()
 

@@ -32,10 +32,10 @@ def classify(body: Any, server_wrapper: object = None) -> Body:
     if isinstance(body, _BARE) and _iterates_as(kind, _BARE):
         return Bare(body, body)
     if type(inner) is SegmentedBody:
-        if inner is not body:  # the wrapper around it closes it
+        if inner is not body:  # closing the outer wrapper closes the segmented body
             inner = SegmentedBody(inner.segments, partial(close_body, body))
         return Segments(inner, body)
-    # A server's own wrapper is never iterated: it calls read(), or uses fileno().
+    # A server never iterates its own file wrapper. It calls read(), or uses fileno().
     found = examined_file(inner, iterated=type(inner) is not server_wrapper)
     if found is not None:
         file, segment = found
@@ -58,7 +58,7 @@ def classify(body: Any, server_wrapper: object = None) -> Body:
 
 
 def can_be_iterated(kind: type) -> bool:
-    # Not isinstance(body, Iterable), which is slow, and knows no __getitem__.
+    # isinstance(body, Iterable) is slow, and ignores classes that have only __getitem__.
     return getattr(kind, "__iter__", None) is not None or hasattr(kind, "__getitem__")
 
 

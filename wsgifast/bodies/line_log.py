@@ -75,9 +75,10 @@ class Route:
                 self.make = line_maker(formatter)
 
     def write(self, line: str) -> bool:
-        """Write a line at once. An error of the stream goes where logging reports it.
+        """Write a line and flush the stream. An error goes to the handler's handleError().
 
-        :returns: False if the handler has been closed since: logging then opens its file again.
+        :returns: False if the handler has been closed. The line must then go through logging, which
+            opens the file again.
         """
         handler = self.handler
         with handler.lock:
