@@ -178,7 +178,7 @@ def excerpt(value: object) -> str:
 
 
 def is_event_stream(headers: Sequence[tuple[str, str]]) -> bool:
-    """Whether each chunk has to be sent at once, by the Content-Type or X-Accel-Buffering."""
+    """Return whether Content-Type or X-Accel-Buffering asks to send each chunk at once."""
     content_type = Headers(headers).get("content-type") or ""
     buffering = Headers(headers).get("x-accel-buffering") or ""
     return content_type.lower().startswith(_EVENT_STREAMS) or buffering.lower() == "no"

@@ -98,7 +98,7 @@ class ContentCoding(ResponseCoding):
             yield self.end()
 
     def end(self) -> bytes:
-        """Return the rest of a compressed body, and its end."""
+        """Return the remaining compressed bytes, and finish the compression."""
         assert self.compressor is not None
         return self._count(b"", self.compressor.finish())
 

@@ -47,8 +47,8 @@ def limit_request(environ: WSGIEnvironment, limits: BodyLimits) -> LimitedInput 
     length = parse_length(environ.get("CONTENT_LENGTH") or "")
     limits.check_length(length)
     coding = environ.get("HTTP_CONTENT_ENCODING") if limits.decodes else None
-    # A chunked body has no other length (RFC 9112 section 6.3). An HTTP/1 request without either
-    # has no body, and a WebSocket may need the server's own `wsgi.input`.
+    # Transfer-Encoding overrides Content-Length (RFC 9112 section 6.3). An HTTP/1 request without
+    # either header has no body. A WebSocket may need the server's own `wsgi.input`.
     is_chunked = "HTTP_TRANSFER_ENCODING" in environ
     is_counted = limits.limit_bytes is not None and (
         is_chunked or (length is None and "HTTP_UPGRADE" not in environ)

@@ -26,11 +26,11 @@ from .files import is_in_memory, read_whole, segment_of
 _JOIN_BYTES = 64 * 1024
 # A block is compressed under the lock of its output, in pieces of this size.
 _COMPRESSED_BYTES = 16 * 1024
-# For so long, from the first block on, bytes written to a response without a body are dropped.
+# If a response may have no body, the app's blocks are dropped for this many seconds.
 _DROPS_S = 10.0
 
-# Of a response before start_response. Not a class attribute: CPython reads an attribute slowly if
-# the class has an object of a Python class under the same name.
+# The framing of a response before start_response. It is no class attribute of ResponseWriter:
+# CPython reads an attribute slowly if the class has an object of a Python class under that name.
 NOT_STARTED = Framing(True, None, False)
 
 
@@ -109,7 +109,7 @@ class ResponseWriter(BodyCounter):
         raise NotImplementedError
 
     def _end_body(self, close: Callable[[], object]) -> None:
-        """Call the body's close() after the hand-over. Here the body has been sent too."""
+        """Call the body's close() once the whole body has been passed to the output."""
         close()
 
     # For the app. Its arguments are checked here.
