@@ -26,7 +26,8 @@ from .files import is_in_memory, read_whole, segment_of
 _JOIN_BYTES = 64 * 1024
 # A block is compressed under the lock of its output, in pieces of this size.
 _COMPRESSED_BYTES = 16 * 1024
-# If a response may have no body, the app's blocks are dropped for this many seconds.
+# If a response may have no body, the app's blocks are dropped for this many seconds after the
+# first block. Then write() raises ClientGone.
 _DROPS_S = 10.0
 
 # The framing of a response before start_response. It is no class attribute of ResponseWriter:
@@ -109,7 +110,7 @@ class ResponseWriter(BodyCounter):
         raise NotImplementedError
 
     def _end_body(self, close: Callable[[], object]) -> None:
-        """Call the body's close() once the whole body has been passed to the output."""
+        """Call the body's close(), after the body has been sent or sending it has failed."""
         close()
 
     # For the app. Its arguments are checked here.
@@ -173,7 +174,7 @@ class ResponseWriter(BodyCounter):
             # At the Content-Length nothing follows: do not wait for more.
             write = self._output.write if self.complete else self._write_next
             write(block)
-        elif data:  # dropped. Nothing is sent by which an endless writer would notice
+        elif data:  # dropped: no send can fail, so only the time limit stops an endless writer
             now = time.monotonic()
             self._dropped_since = min(self._dropped_since, now)
             if now - self._dropped_since >= _DROPS_S:
