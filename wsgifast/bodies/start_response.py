@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("wsgifast")
 # Calls the app with a response's start(), and returns the object that the server iterates.
 Respond = Callable[["AppResponse"], Iterable[bytes]]
-# Given the next stage, returns a function that does something before or after it.
+# A function of the next stage. It returns a function that works before or after the next stage.
 Stage = Callable[[Respond], Respond]
 
 
@@ -42,35 +42,35 @@ class AppResponse:
 
     They are forwarded to the server when the app has returned and its body was classified, at the
     first write(), or at once if a lazy app calls start_response from inside its iterator (`holds`
-    is False by then). Our own servers check headers as they send them. So theirs are checked here
-    in the same way, and passed on as a :class:`~..http.fields.ResponseStart`, which no one checks
-    again.
+    is False by then). wsgifast's own servers check the headers that they send. For these servers,
+    start() checks the headers in the same way, and passes them on as a
+    :class:`~..http.fields.ResponseStart`. The server does not check it again.
 
-    :param app: named in errors.
-    :param environ: of the request. It gets the way in which the body is sent.
+    :param app: its name, for error messages.
+    :param environ: the environ of the request. SENT_AS is added to it.
     :param compression: how bodies are compressed, if the request, the response and the app allow
-        it. None where WSGIFast does not compress.
-    :ivar method: of the request. It, `accept_encoding`, `wish` and :meth:`header` make this object
-        a :class:`~..compression.response.CompressionRequest`.
+        it. None if WSGIFast does not compress.
+    :ivar method: the request's method. With `accept_encoding`, `wish` and :meth:`header`, this
+        object is a :class:`~..compression.response.CompressionRequest`.
     :ivar status: None until the app has called start_response.
     :ivar headers: a copy of the app's list.
-    :ivar length: the Content-Length among them. None without one.
+    :ivar length: the value of their Content-Length. None if there is none.
     :ivar no_body: whether the response may have no body.
     :ivar edits: called with this object before the headers are forwarded, to change them.
-    :ivar codes_stream: whether the body is compressed block by block, so that the coding is decided
+    :ivar codes_stream: whether the body is compressed block by block. The coding is then chosen
         when the headers are forwarded.
-    :ivar decision: about such a body, if it has been made before. None otherwise.
-    :ivar exc_info: of the app's last call, for the server. None once that has it.
-    :ivar began_ns: when the request began: nanoseconds since 1970 (UTC).
+    :ivar decision: the earlier decision about such a body. None if there is none.
+    :ivar exc_info: the exc_info of the app's last call. None after the server got it.
+    :ivar began_ns: the start of the request, in nanoseconds since 1970 (UTC).
     """
 
-    # Class attributes, so that most responses need not set them. Those that all responses read are
-    # set by __init__(), since CPython reads an attribute of an instance faster.
+    # These are class attributes, so that most responses need not set them. __init__() sets the
+    # attributes that all responses read, because CPython reads attributes of an instance faster.
     code = 0
     length: int | None = None
     no_body = False
     decision: Decision | None = None
-    # The argument of start(), until the first look at the headers.
+    # The headers that the app passed to start(), until `headers` is read.
     _given: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), and changed after that
     _coding: ContentCoding | None = None
     accept_encoding: str | None
@@ -111,7 +111,7 @@ class AppResponse:
                 or "HTTP_IF_MATCH" in environ
                 or "HTTP_IF" in environ
             ):
-                self._made_coding(compression)  # it reads, and changes, the app's environ
+                self._made_coding(compression)  # it reads and changes the app's environ
 
     @property
     def headers(self) -> Headers:
@@ -130,11 +130,11 @@ class AppResponse:
     def start(
         self, status: str, headers: list[tuple[str, str]], exc_info: OptExcInfo | None = None
     ) -> Callable[[bytes], object]:
-        """The start_response that the app is given."""
+        """The start_response() that the app gets."""
         forwards = not self.holds
         if exc_info:
             forwards = forwards or self.forwarded
-            # uWSGI leaves the error pending, and the next call of whatever function raises it.
+            # uWSGI does not clear the error. Its next call of any function would raise it.
             passes_on = self.forwarded or "uwsgi" not in modules
         elif self.status is not None:
             check_second_start(None, sent=False, app=self.app_name)
@@ -149,7 +149,7 @@ class AppResponse:
                 given: list[tuple[str, str]] = checked.given
             else:
                 try:
-                    given = list(headers)  # the app may go on using its own list
+                    given = list(headers)  # the app may change its own list later
                 except TypeError:
                     raise no_pairs(headers) from None
                 code = status_code(status)
@@ -172,10 +172,11 @@ class AppResponse:
             self.no_body = not has_body(self.method, code)
             self._deciding_type = None
             if length is not None and self.no_body and not has_body("GET", code):
-                # Also for 304, which may have one: gevent's pywsgi answers 500 to it.
+                # A 304 may have a Content-Length, but gevent's pywsgi responds to it with 500.
                 self.set_length(None)
         if forwards:
-            # The server re-raises if the headers are out already (PEP 3333, "Error Handling").
+            # The server raises the error again if it has sent the headers (PEP 3333, "Error
+            # Handling").
             self.forward()
             self._counter = None
         return self.write
@@ -192,7 +193,7 @@ class AppResponse:
             if not self.no_body and counter.dropped == len(chunk) - admitted:
                 self.note_surplus()
             chunk = chunk[:admitted]
-        if self._server_write is None:  # Granian's, uvicorn's
+        if self._server_write is None:  # such as Granian and uvicorn
             raise BodyError(
                 f"{self.app_name} calls write(), which this server does not have although PEP 3333 "
                 "requires it: yield the data"
@@ -207,7 +208,7 @@ class AppResponse:
     def set_length(self, size: int | None) -> None:
         """Set the Content-Length, if the response may have one (RFC 9110 8.6, RFC 9112 6.2).
 
-        :param size: bytes. None if it is not known.
+        :param size: the length in bytes. None if it is unknown.
         """
         if self.length is not None:
             self.headers = self.headers.without(("content-length",))
@@ -216,17 +217,17 @@ class AppResponse:
         self.length = size
         if size is None:
             return
-        # The copy of the app's list can be changed, and a checked one cannot.
+        # The copy of the app's list may be changed. Checked headers may not.
         is_copy = self._headers is None and self._checked is None
         headers = self._given if is_copy else self.headers
         if self._deciding_type is None:
             for name, _ in headers:
                 if len(name) == 17 and LOWER[name] == "transfer-encoding":
-                    return  # never both
+                    return  # a message must not have both headers
         headers.append(("Content-Length", str(size)))
 
     def correct_length(self, size: int) -> None:
-        """Replace a wrong Content-Length, and log that."""
+        """Replace a wrong Content-Length, and log the correction."""
         self.environ[LENGTH_ERROR] = "corrected"
         logger.warning(
             "%s declared a Content-Length of %d for a body of %d bytes; corrected",
@@ -259,7 +260,7 @@ class AppResponse:
                 sent = checked.changed(self.status, self.code, headers)
             self._server_write = self.server_start(self.status, sent)
             return
-        # Middleware around WSGIFast, such as an error reporter, gets the error by it.
+        # Middleware around WSGIFast, such as an error reporter, gets the error from exc_info.
         exc_info: OptExcInfo | None = self.exc_info
         self.exc_info = None  # its traceback refers to the app's frame
         coding = self.coding if self.codes_stream else None
@@ -268,7 +269,7 @@ class AppResponse:
             sent = list(self._to_send())
             self._server_write = self.server_start(self.status, sent, exc_info)
         except BaseException:
-            if coding is not None:  # the headers have been sent before: the body goes on
+            if coding is not None:  # the headers were sent before, so the body continues
                 coding.compressor = compressor
             raise
         finally:
@@ -282,7 +283,7 @@ class AppResponse:
 
     @property
     def coding(self) -> ContentCoding | None:
-        """The coding of the body. None where WSGIFast does not compress."""
+        """The coding of the body. None if WSGIFast does not compress."""
         if self._coding is None and self.compression is not None:
             return self._made_coding(self.compression)
         return self._coding
@@ -294,9 +295,9 @@ class AppResponse:
         return self._coding
 
     def decide_whole(self, size: int, pages: bool = True) -> Decision | None:
-        """Decide about a body whose bytes exist. None to send it as it is.
+        """Decide whether to compress a body in memory. Return None to send it unchanged.
 
-        Most headers that only lack a Vary get it here.
+        If only a Vary is missing in the headers, it is usually added here.
 
         :param pages: whether the dictionary of pages may be used.
         """
@@ -306,7 +307,8 @@ class AppResponse:
         content_type = self._deciding_type
         is_compressible: str | bool | None = True
         if content_type is not None and not self.wish:
-            # As decide() decides. Most responses that are not compressed are recognised here.
+            # This is a short form of decide(). It recognises most responses that are not
+            # compressed.
             if size < compression.min_bytes or not compression.shrinks[content_type]:
                 return None
             is_compressible = self.accept_encoding
@@ -332,13 +334,13 @@ class AppResponse:
         return decide(self.compression, self, self.code, headers, known_size)
 
     def header(self, name: str) -> str | None:
-        """Return a header of the request by its name. None without one."""
+        """Return a header of the request by its name. None if there is none."""
         return header_of(self.environ, name)
 
     def compress_whole(
         self, decision: Decision, blocks: Iterable[bytes], size: int
     ) -> Iterable[bytes]:
-        """Return the blocks to send of a body whose blocks exist, and change the headers."""
+        """Return the blocks to send for a body in memory. Change the headers to match."""
         if decision.coding is None or not size:
             self.headers = decision.apply(self.headers)
             return blocks
@@ -363,11 +365,11 @@ class AppResponse:
         )
 
     def is_over(self) -> bool:
-        """Return whether the error that the app has just raised is logged, and no more.
+        """Return whether an error that the app has just raised is only logged.
 
-        It is if the body is compressed block by block, and has all of its Content-Length. The
-        client would have the whole of the uncompressed body, so that of the compressed one is not
-        cut off.
+        This is so if a body that is compressed block by block has all bytes of its Content-Length.
+        Without compression, the client would have the whole body. So the compressed body is not cut
+        off either.
         """
         coding = self.coding if self.codes_stream and self.forwarded else None
         if coding is None or coding.compressor is None or not self.counter().complete:
