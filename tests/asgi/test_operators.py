@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from asgifast.uvicorn import HttpToolsProtocol
 
@@ -136,6 +137,9 @@ def test_reload_drains_nothing(command: str) -> None:
         )
         assert server.get("/readyz").status == 200
         assert "The stop begins" not in server.log()
+        # A stop would take as long as the drain.
+        for process in psutil.Process(server.pid).children(recursive=True):
+            process.kill()
         server.process.kill()
 
 
