@@ -112,7 +112,7 @@ def _complete_mocks(module: Any) -> None:
 
         async def run_one(self) -> Any:
             result = await super().run_one()
-            await asyncio.sleep(0)  # the end of the loop's turn, which writes
+            await asyncio.sleep(0)  # the end of the iteration, at which data is written
             return result
 
         def run_later(self, with_delay: float) -> None:
@@ -129,7 +129,7 @@ def _complete_mocks(module: Any) -> None:
 
 
 def _use_httpx() -> None:
-    """Have the tests use httpx, whose successor has the same interface."""
+    """Let the tests import httpx2, the successor of httpx. Both have the same interface."""
     import httpx
 
     sys.modules.setdefault("httpx2", httpx)
@@ -223,7 +223,7 @@ class _RequestParser:
 
 
 def _refused(error: Exception) -> Exception:
-    """Return the error of our decoder of chunked bodies as all of gunicorn's for such a body."""
+    """Return an error of each class that gunicorn raises for a malformed chunked body."""
     from gunicorn.http import errors
 
     kinds = (errors.InvalidChunkSize, errors.InvalidChunkExtension, errors.InvalidHeaderName)
@@ -237,5 +237,5 @@ _REPLACE = {
     "starlette-files": _replace_file_classes,
     "gunicorn": _replace_parser,
 }
-# Now, as pytest imports the tests' conftest.py before any other hook of a plugin.
+# This runs at the import, because pytest imports conftest.py before it calls hooks of a plugin.
 _REPLACE[_PEER]()

@@ -3,8 +3,8 @@
     python -m tests.peers.own_suites [OPTION OF PYTEST ...]
 
 pip downloads the source of the installed versions. our_classes.py puts our classes in place of
-theirs, and marks the tests of differences.toml as failing. A test that fails without being listed
-there is an error. A listed test that passes is one, too.
+theirs, and marks the tests of differences.toml as failing. A failing test that is not listed
+there is an error. A listed test that passes is an error, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.support.sources import download_tests
 
-# By the names of differences.toml: the package, and its tests.
+# Maps each name in differences.toml to a package and to files of its tests.
 SUITES = {
     "uvicorn": ("uvicorn", "protocols/test_http.py"),
     "starlette": ("starlette", "test_responses.py test_staticfiles.py"),
