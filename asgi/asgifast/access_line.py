@@ -7,7 +7,6 @@ route. So :class:`RequestLine` logs it when the response has ended.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable
 from contextvars import Context, copy_context
@@ -18,14 +17,14 @@ from wsgifast.bodies.access_log import (
     CLIENT_LEFT,
     CUT_OFF,
     SENT,
+    access_line_start,
     basic_user,
+    common_fields,
+    json_fields,
     json_line,
-    json_start,
     json_value,
-    part,
     quoted,
     sent_text,
-    usual_part,
 )
 from wsgifast.bodies.line_log import LineLog, is_defined_in
 
@@ -78,12 +77,16 @@ class RequestLine:
     when the response starts. The line is logged after :meth:`info` and :meth:`end`.
     """
 
-    __slots__ = ("_args", "_context", "_cycle", "_ended", "_logger", "_more", "_peer", "_request")
+    __slots__ = (
+        "_args", "_context", "_cycle", "_ended", "_headers", "_logger", "_more", "_peer",
+        "_request",
+    )  # fmt: skip
 
     def __init__(self, cycle: Any, scope: Scope) -> None:
         self._cycle = cycle
         self._logger: AccessLogger = cycle.access_logger
         self._peer = scope["client"]
+        self._headers = scope["headers"]  # the app may replace those of the scope
         self._args: tuple[Any, ...] | None = None
         self._ended: tuple[Any, ...] | None = None
 
@@ -102,14 +105,16 @@ class RequestLine:
         :param pattern: the URL pattern of the route.
         """
         more = ""
-        for name, value in scope["headers"]:
-            if name == b"user-agent":
-                more += f',"user_agent.original":{_quoted_header(value)}'
-            elif name == b"referer":
-                # OpenTelemetry requires a list for any header.
-                more += f',"http.request.header.referer":[{_quoted_header(value)}]'
-            elif name == b"authorization" and (user := basic_user(value.decode("latin-1"))):
-                more += f',"user.name":{quoted[user]}'
+        headers = dict(self._headers)  # a line shows the last one of repeated headers
+        del self._headers
+        if agent := headers.get(b"user-agent"):
+            more += f',"user_agent.original":{_quoted_header(agent)}'
+        if referer := headers.get(b"referer"):
+            # OpenTelemetry requires a list for any header.
+            more += f',"http.request.header.referer":[{_quoted_header(referer)}]'
+        authorization = headers.get(b"authorization")
+        if authorization and (user := basic_user(authorization.decode("latin-1"))):
+            more += f',"user.name":{quoted[user]}'
         if pattern:
             more += f',"http.route":{json_value(pattern)}'
         peer = self._peer
@@ -172,10 +177,10 @@ class RequestLine:
         if chunks:
             more += f',"{CHUNKS}":{chunks}'
         if self._more:
-            more += part(self._more, self._more.values())
-        usual = usual_part(method, scheme, f"HTTP/{version}", status, sent_as, None, outcome)
+            more += json_fields(self._more, self._more.values())
+        usual = common_fields(method, scheme, f"HTTP/{version}", status, sent_as, None, outcome)
         line = (
-            f'{json_start()},"process.pid":{os.getpid()},"url.path":{quoted[path]}{more}'
+            f'{access_line_start()},"url.path":{quoted[path]}{more}'
             f',"wsgifast.duration_us":{round(seconds * 1e6)}{usual}}}'
         )
         self._logger.log_line(line, self._args, self._context)

@@ -63,9 +63,12 @@ def test_asgi_app_is_served_with_a_json_access_log() -> None:
     with running(ASGI, "--access-log", "json") as server:
         assert server.get("/").status == 200, server.log()
         assert "asgifast.uvicorn:HttpToolsProtocol" in server.log()
-        assert server.get('/"nowhere?a=%0A').status == 404
+        agents = [("User-Agent", "first"), ("User-Agent", "last")]
+        assert server.get('/"nowhere?a=%0A', headers=agents).status == 404
         wait_for(lambda: len(logged(server, "url.path")) == 2, "both requests are logged")
         page, missing = logged(server, "url.path")
+        assert server.log().count("user_agent.original") == 1
+        assert missing["user_agent.original"] == "last"
         for name in ("time", "process.pid", "wsgifast.duration_us"):
             assert page.pop(name)
         assert page == {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -49,6 +50,7 @@ SENT, CLIENT_LEFT, CUT_OFF = "sent", "client left", "cut off"
 
 # The last second for which json_start() has made the text, and this text.
 _second = 0, ""
+_pid = os.getpid()
 # The texts that end a time.
 _MILLISECONDS = tuple(f'{number:03d}Z"' for number in range(1000))
 _quote = json.encoder.encode_basestring_ascii
@@ -156,6 +158,20 @@ def json_start() -> str:
     return known[1] + _MILLISECONDS[int((now - second) * 1e3)]
 
 
+def access_line_start() -> str:
+    """Return the beginning of an access log line: the time and the process, without a comma."""
+    return f'{json_start()},"process.pid":{_pid}'
+
+
+def _update_pid() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_update_pid)
+
+
 def json_value(value: object) -> str:
     """Return a value of a field as JSON, in ASCII."""
     if type(value) is int:
@@ -168,7 +184,7 @@ def json_value(value: object) -> str:
 
 
 @lru_cache(maxsize=512)
-def usual_part(
+def common_fields(
     method: str | None,
     scheme: str | None,
     protocol: str | None,
@@ -189,10 +205,10 @@ def usual_part(
         CODING: coding,
         OUTCOME: outcome,
     }
-    return part(values, values.values())
+    return json_fields(values, values.values())
 
 
-def part(names: Iterable[str], values: Iterable[object]) -> str:
+def json_fields(names: Iterable[str], values: Iterable[object]) -> str:
     """Return the fields of a line that have a value, each after a comma."""
     fields = zip(names, values, strict=True)
     return "".join(f',"{k}":{json_value(v)}' for k, v in fields if v not in (None, ""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from datetime import timedelta
 from ipaddress import ip_address
 from typing import Any
@@ -27,14 +26,14 @@ from ..bodies.access_log import (
     UNCOMPRESSED_BYTES,
     WAIT_US,
     ErrorLogFormatter,
+    access_line_start,
     basic_user,
+    common_fields,
+    json_fields,
     json_line,
-    json_start,
     json_value,
-    part,
     quoted,
     sent_text,
-    usual_part,
 )
 
 # Environ keys that are also the names of fields. FastWorker sets those of _COUNTED.
@@ -43,15 +42,6 @@ _OTHERS = (UNCOMPRESSED_BYTES, COMPRESSED_BYTES, QUEUE_US, REQUEST_ID, "trace_id
 _OTHER_KEYS = (*_OTHERS[:-1], TRACE_ID)
 # Most requests have none of these environ keys.
 _RARE_KEYS = ("HTTP_X_FORWARDED_FOR", "HTTP_AUTHORIZATION", PATTERN, *_OTHER_KEYS)
-_pid = os.getpid()
-
-
-def _update_pid() -> None:
-    global _pid
-    _pid = os.getpid()
-
-
-os.register_at_fork(after_in_child=_update_pid)
 
 
 class JSONLogger(Logger):  # type: ignore[misc]
@@ -145,7 +135,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
                 more += f',"user.name":{quoted[user]}'
             if pattern := get(PATTERN):
                 more += f',"http.route":{json_value(pattern)}'
-            more += part(_OTHERS, map(get, _OTHER_KEYS))
+            more += json_fields(_OTHERS, map(get, _OTHER_KEYS))
         sent_as = get(SENT_AS)
         sent = getattr(resp, "sent", None)
         counted = sendfile_bytes, wait_us, app_us, send_us = (
@@ -157,10 +147,10 @@ class JSONLogger(Logger):  # type: ignore[misc]
                 f',"{APP_US}":{app_us},"{SEND_US}":{send_us}'
             )
         else:  # the environ of another server, or the app has replaced a value
-            more += part(_COUNTED, counted)
+            more += json_fields(_COUNTED, counted)
             if sent_as == "file" and sendfile_bytes is None and not sent:
                 sent = None  # gunicorn's own workers do not count bytes sent by sendfile
-        usual = usual_part(
+        usual = common_fields(
             get("REQUEST_METHOD"), get("wsgi.url_scheme"), get("SERVER_PROTOCOL"),
             resp.status, sent_as, get(CODING), get(OUTCOME),
         )  # fmt: skip
@@ -168,7 +158,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
         url = f',"url.path":{quoted[path]}' if path else ""
         size = "" if sent is None else f',"http.response.body.size":{sent}'
         return (
-            f'{json_start()},"process.pid":{_pid}{address}{url}{size}{more}'
+            f"{access_line_start()}{address}{url}{size}{more}"
             f',"wsgifast.duration_us":{duration_us}{usual}}}'
         )
 
