@@ -31,7 +31,7 @@ class Sent:
 
     def __call__(self) -> None:
         self.ran_in = threading.current_thread().name
-        self.make_close_due = self._harness.pool.postpone(self._close, None)
+        self.schedule_close = self._harness.pool.postpone(self._close, None)
         self.done.set()
 
     def _close(self) -> None:
@@ -46,7 +46,7 @@ class Sent:
 
     def end(self) -> Sent:
         """Another thread of the pool has sent the last byte."""
-        self._harness.pool.push(lambda: self.make_close_due())
+        self._harness.pool.push(lambda: self.schedule_close())
         return self
 
     def assert_closed_in_its_thread(self) -> None:
@@ -62,7 +62,7 @@ def test_idle_thread_is_woken_to_close(harness: Harness) -> None:
 def test_close_due_outside_the_pool_wakes_its_thread(harness: Harness) -> None:
     for _ in range(50):
         sent = Sent(harness).deliver()
-        sent.make_close_due()
+        sent.schedule_close()
         sent.assert_closed_in_its_thread()
 
 
@@ -91,7 +91,7 @@ def test_thread_closes_due_bodies_before_a_request(harness: Harness) -> None:
         done.release()
 
     with harness.occupied():
-        sent.make_close_due()
+        sent.schedule_close()
         for _ in range(SIZE * 5):
             harness.deliver(looks)
         assert harness.sees_an_event()
@@ -148,7 +148,7 @@ def test_close_due_in_stuck_thread_is_called_elsewhere(harness: Harness) -> None
     sent = [Sent(harness).deliver() for _ in range(SIZE * 2)]
     with harness.occupied():
         for each in sent:
-            each.make_close_due()
+            each.schedule_close()
         harness.pool.close_in_other_thread(time.monotonic() - PATIENCE_S)
         assert harness.pool.has_pending_closes
         assert not any(each.closed_in for each in sent)  # they are busy, and not stuck yet
@@ -164,7 +164,7 @@ def test_close_of_stuck_thread_waits_without_threads(
 ) -> None:
     sent = Sent(harness).deliver()
     with harness.occupied():
-        sent.make_close_due()
+        sent.schedule_close()
         start = threading.Thread.start
 
         def cannot(thread: threading.Thread) -> None:

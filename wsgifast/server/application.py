@@ -175,7 +175,7 @@ class Application:
         if channel.output.is_sent() or not resp.sends_file or closes_file_alone(close):
             close()
         else:
-            exchange.make_close_due = self.postpone(close, exchange.req)
+            exchange.schedule_close = self.postpone(close, exchange.req)
 
     def _check_body(self, resp: Response) -> None:
         if resp.missing:
@@ -299,8 +299,8 @@ class Application:
             self.on_answered(output, exchange, now)
         if self.log_access is not None:
             self._log_exchange(output, exchange)
-        if exchange.make_close_due is not None:
-            exchange.make_close_due()
+        if exchange.schedule_close is not None:
+            exchange.schedule_close()
         if output.error is not None and isinstance(output.error, FileTruncated):
             warn = partial(self.log.warning, "Cutting off %s: %s", exchange.req.uri, output.error)
             if exchange.context is None:

@@ -380,8 +380,8 @@ class Connection(Endpoint, Channel):
             self._on_handshake_end(self)
         exchange, self.exchange = self.exchange, None
         self._unread = None
-        if exchange is not None and exchange.make_close_due is not None:
-            exchange.make_close_due()
+        if exchange is not None and exchange.schedule_close is not None:
+            exchange.schedule_close()
         self._receiver.close()
         return True
 

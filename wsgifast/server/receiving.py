@@ -67,7 +67,7 @@ class Exchange:
     :ivar streamed: the raw stream of `body`, if the app reads from the socket. Its `failure` is the
         reason why the body cannot be read to its end.
     :ivar context: the app's context, for log lines that another thread writes. None if not needed.
-    :ivar make_close_due: makes the body's close() due, if the output still reads the body's file.
+    :ivar schedule_close: makes the body's close() due, if the output still reads the body's file.
     :ivar response_is_complete: whether the app has returned, and has written the whole response.
     :ivar is_timed_out: whether the deadline passed before the response was complete.
     :ivar replaced_by: the response that the client got at the deadline instead of the app's.
@@ -80,7 +80,7 @@ class Exchange:
 
     __slots__ = (
         "answered", "begun", "body", "context", "environ", "expects_continue", "fields",
-        "is_timed_out", "length", "make_close_due", "proxy", "queued", "replaced_by", "req", "resp",
+        "is_timed_out", "length", "schedule_close", "proxy", "queued", "replaced_by", "req", "resp",
         "response_is_complete", "rest", "script_name", "started", "streamed",
     )  # fmt: skip
 
@@ -105,7 +105,7 @@ class Exchange:
         self.environ: dict[str, Any] | None = None
         self.body: Any = None
         self.streamed: Any = None
-        self.make_close_due: Callable[[], object] | None = None
+        self.schedule_close: Callable[[], object] | None = None
         self.context: Context | None = None
         self.response_is_complete = self.is_timed_out = False
         self.replaced_by: Any = None
