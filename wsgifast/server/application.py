@@ -111,10 +111,10 @@ class Application:
         options = self.shared.options
         self._unlogged = {options.health_path, options.ready_path, *options.access_log_skip}
 
-    def run(self, channel: Channel, *, stays: bool) -> None:
+    def run(self, channel: Channel, *, may_persist: bool) -> None:
         """Call the app for a request. The caller then finishes the response.
 
-        :param stays: whether the connection may stay open after the response.
+        :param may_persist: whether the connection may stay open after the response.
         """
         exchange = channel.exchange
         assert exchange is not None
@@ -136,7 +136,7 @@ class Application:
                 environ = self.make_environ(exchange, connection)
                 resp.offer(environ)
                 exchange.environ = environ
-                resp.must_close = not stays
+                resp.must_close = not may_persist
                 if self.log_access is not None:
                     exchange.begun = time.monotonic()
                 try:

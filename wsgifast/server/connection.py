@@ -335,14 +335,14 @@ class Connection(Endpoint, Channel):
         exchange, self.exchange = self.exchange, None
         output = self.output
         now = time.monotonic()
-        stays = False
+        may_persist = False
         if exchange is not None:
             self._application.end_exchange(output, exchange, now)
             self._receiver.exchange = None
             if output.error is None:
                 resp = exchange.resp
-                stays = not (self.hijacked or resp is None or resp.must_close or resp.closes)
-        if not stays:
+                may_persist = not (self.hijacked or resp is None or resp.must_close or resp.closes)
+        if not may_persist:
             self.linger()
             return
         if output.delayed is not None or output.backlog is not None:

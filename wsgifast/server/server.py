@@ -354,9 +354,9 @@ class Server:
             if self._sheds and self._shedding.is_overdue(channel):
                 self._shed(channel)
                 return
-            stays = self._keeps_alive and len(self.connections) <= self._max_persistent
+            may_persist = self._keeps_alive and len(self.connections) <= self._max_persistent
             try:
-                self._application.run(channel, stays=stays)
+                self._application.run(channel, may_persist=may_persist)
             finally:
                 channel.finish_when_sent()
         except Exception:
