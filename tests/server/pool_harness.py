@@ -244,7 +244,7 @@ class Monitored:
     followers = _within("_followers")
     spare_waits = _within("_spare_waits")
     lead_is_on_offer = _within("_lead_is_offered")
-    early_promotions = _within("_promote_early")
+    early_promotions = _within("_early_promotions_left")
 
     def replace(self, leader: Any) -> None:
         """The monitor has seen this leader in one turn for too long."""

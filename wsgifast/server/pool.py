@@ -154,7 +154,7 @@ class Pool:
         self._followers: list[Member] = []  # the threads that wait at their gates
         self._lock = threading.Lock()
         self._stopped = False
-        self._promote_early = 0
+        self._early_promotions_left = 0
         self.monitor = Monitor(self, on_tick)
 
     @property
@@ -367,7 +367,7 @@ class Pool:
                 self._wake_for_work()
             else:
                 me.job = job
-                if self._promote_early:
+                if self._early_promotions_left:
                     self._promote_and_run(me, job)
                 else:
                     self._run(job)
@@ -411,7 +411,7 @@ class Pool:
         self._offer_lead(me)
         self._run(job)
         slow = time.monotonic() - me.since > _SLOW_S
-        self._promote_early = _EARLY_PROMOTIONS if slow else self._promote_early - 1
+        self._early_promotions_left = _EARLY_PROMOTIONS if slow else self._early_promotions_left - 1
 
     def _offer_lead(self, me: Member) -> None:
         """Promote another thread if this one leads. If no thread is free, offer the lead."""
@@ -463,7 +463,7 @@ class Pool:
     def replace(self, leader: Member) -> None:
         """Promote another thread if the leader is still in its long turn. The monitor calls it."""
         if not leader.spare and not is_running(leader.thread):
-            self._promote_early = _EARLY_PROMOTIONS
+            self._early_promotions_left = _EARLY_PROMOTIONS
         with self._lock:
             if self.leader is not leader or not leader.busy:
                 return
