@@ -117,14 +117,14 @@ class Coalescer:
         """Store the Content-Length of the response, or None if the response has none."""
         self.remaining_bytes = math.inf if declared is None else declared
 
-    def try_delay(self, body: bytes, *, in_order: bool = False) -> bool | None:
+    def try_delay(self, body: bytes, *, order_is_acquired: bool = False) -> bool | None:
         """Delay the body of a message, if it is small and no earlier message must be sent first.
 
-        :param in_order: whether the caller has acquired the order.
+        :param order_is_acquired: whether the caller has acquired the order.
         :returns: True if the body is delayed or written. False if the caller must send the message
             at once. None if the caller must use :meth:`add`.
         """
-        if self._task is not None or (self._order.is_acquired and not in_order):
+        if self._task is not None or (self._order.is_acquired and not order_is_acquired):
             return None
         if not self.may_delay:
             return False
@@ -148,10 +148,10 @@ class Coalescer:
     async def add(self, body: bytes) -> None:
         """Send a small body, with a delay if possible."""
         await self.wait_for_task()
-        is_delayed = self.try_delay(body, in_order=True)
+        is_delayed = self.try_delay(body, order_is_acquired=True)
         if is_delayed is None:  # the delayed bodies must be sent first
             await self.flush()
-            is_delayed = self.try_delay(body, in_order=True)
+            is_delayed = self.try_delay(body, order_is_acquired=True)
             if is_delayed is None:
                 self.remaining_bytes -= len(body)
         if not is_delayed:
