@@ -28,9 +28,9 @@ from .messages import (
     Scope,
     Send,
     SendOrder,
+    body_is_dropped,
     copied_start,
     declared_length,
-    drops_body,
     text_headers,
     whole_body,
     without_framing,
@@ -85,7 +85,7 @@ class Exchange:
 
     __slots__ = (
         "_coalescer",
-        "_drops_body",
+        "_body_is_dropped",
         "_has_text",
         "_headers",
         "_may_delay",
@@ -121,7 +121,7 @@ class Exchange:
     # compressor.
     _queue: QueueWire | None
     # Whether body bytes are dropped, because the request is HEAD or the status has no body.
-    _drops_body: bool
+    _body_is_dropped: bool
     _has_text: bool
     # The coalescer's try_delay(), for parts of a stream. None while every message is examined.
     _try_delay: Callable[[bytes], bool | None] | None
@@ -213,7 +213,7 @@ class Exchange:
                 if body == b"":  # such as the end of a body that was sent whole
                     await self.wire.send(message)
                     return
-            elif body is not None and not drops_body(self.scope["method"], self.start):
+            elif body is not None and not body_is_dropped(self.scope["method"], self.start):
                 await self._forward_start(message)
                 return
             self._examine()
@@ -255,7 +255,7 @@ class Exchange:
         if began and any(name.lower() == b"content-encoding" for name, _ in start["headers"]):
             self.scope[TIMES].compressed(began)
         if not self.wire.send_whole(start, message):
-            if drops_body(self.scope["method"], start):
+            if body_is_dropped(self.scope["method"], start):
                 message = {**message, "body": b""}
             self.start = start
             await self._forward_start(message)
@@ -275,11 +275,11 @@ class Exchange:
         elif wire.is_queue:
             may_delay = True
         self._headers = self.start["headers"] if self.start is not None else []
-        self._drops_body = drops_body(self.scope["method"], self.start)
+        self._body_is_dropped = body_is_dropped(self.scope["method"], self.start)
         self._has_text = False
         self._try_delay = None
         self._coalescer = None
-        self._may_delay = may_delay and not self._drops_body
+        self._may_delay = may_delay and not self._body_is_dropped
 
     def _begin_to_coalesce(self) -> Coalescer:
         order = self.order or self._begin_order()
@@ -314,7 +314,7 @@ class Exchange:
             else:
                 await self.wire.send(start)
             self._headers = start["headers"]
-            self._drops_body = drops_body(self.scope["method"], start)
+            self._body_is_dropped = body_is_dropped(self.scope["method"], start)
             if coalescer is not None:
                 coalescer.set_length(declared_length(self._headers))
         elif message_type in (PATHSEND, ZEROCOPYSEND):
@@ -340,7 +340,7 @@ class Exchange:
                 note_sent_as(self.scope, "rescued")
                 body = self._converted(body, repairs)
             message = {**message, "body": body}
-        if body and self._drops_body:
+        if body and self._body_is_dropped:
             body = b""  # some servers would send it
             message = {**message, "body": body}
         if self.start is not None:
@@ -356,7 +356,7 @@ class Exchange:
                 note_sent_as(self.scope, "coalesced")
             await coalescer.add(body)
         else:
-            if not coalescer.may_delay and not self._drops_body:
+            if not coalescer.may_delay and not self._body_is_dropped:
                 self._try_delay = coalescer.try_delay
             await coalescer.flush()
             coalescer.remaining_bytes -= len(body)

@@ -103,7 +103,7 @@ def with_listed_headers(scope: Scope) -> Scope:
     return {**scope, "headers": [*scope["headers"]]}
 
 
-def drops_body(method: str, start: Message | None) -> bool:
+def body_is_dropped(method: str, start: Message | None) -> bool:
     """Return whether the body of a response is dropped (RFC 9110, section 6.4.1)."""
     if method == "HEAD":
         return True

@@ -442,7 +442,7 @@ class BufferedBody:
     async def _append(self, data: bytes) -> OSError | None:
         """Append received bytes. If there is no room, append nothing and return the error."""
         size = len(data)
-        if len(self._memory) + size <= _IN_MEMORY_BYTES and IN_MEMORY.take(size):
+        if len(self._memory) + size <= _IN_MEMORY_BYTES and IN_MEMORY.reserve(size):
             self._memory += data
             return None
         try:

@@ -51,7 +51,7 @@ class Budget:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Reserve `size` bytes. If they exceed the limit, reserve none and return False."""
         with self._lock:
             if self.used_bytes + size > self._limit_bytes:
@@ -86,7 +86,7 @@ class Reservation:
         """Grow the reservation to `size` bytes. Return False if that exceeds the budget."""
         more = size - self.size
         if more > 0 and self._budget is not None:
-            if not self._budget.take(more):
+            if not self._budget.reserve(more):
                 return False
             self.size = size
         return True
@@ -230,7 +230,7 @@ class TemporaryFile(io.BufferedReader):
             if at.f_bavail * at.f_frsize < size + self._left_free_bytes:
                 text = f"less than {self._left_free_bytes} bytes would be left free"
                 raise OSError(errno.ENOSPC, text)
-        if not self._disk.take(size):
+        if not self._disk.reserve(size):
             raise OSError(errno.EDQUOT, "the limit of all temporary files is reached")
         try:
             _write_at(fd, buffers, begin)
