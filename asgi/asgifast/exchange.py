@@ -84,8 +84,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_coalescer",
         "_body_is_dropped",
+        "_coalescer",
         "_has_text",
         "_headers",
         "_may_delay",

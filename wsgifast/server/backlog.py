@@ -55,8 +55,8 @@ class OutputMemory(Budget):
     def is_full(self) -> bool:
         return self.used_bytes >= self._limit_bytes
 
-    def take(self, size: int) -> bool:
-        if super().take(size):
+    def reserve(self, size: int) -> bool:
+        if super().reserve(size):
             return True
         self.warn_once(
             "More than %d bytes wait in memory for slow clients: further output is written to "
@@ -235,7 +235,7 @@ class Backlog:
         more = self.in_memory - self._reserved
         if self.in_memory <= _ALWAYS_IN_MEMORY_BYTES:
             self._memory.count(max(0, more))
-        elif more > 0 and not self._memory.take(more):
+        elif more > 0 and not self._memory.reserve(more):
             return self._remove_last(self._reserved)
         self._reserved = max(self._reserved, self.in_memory)
         if ahead_bytes is not None and self.in_memory > 2 * ahead_bytes:

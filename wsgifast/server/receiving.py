@@ -79,9 +79,26 @@ class Exchange:
     """
 
     __slots__ = (
-        "answered", "begun", "body", "context", "environ", "expects_continue", "fields",
-        "is_timed_out", "length", "schedule_close", "proxy", "queued", "replaced_by", "req", "resp",
-        "response_is_complete", "rest", "script_name", "started", "streamed",
+        "answered",
+        "begun",
+        "body",
+        "context",
+        "environ",
+        "expects_continue",
+        "fields",
+        "is_timed_out",
+        "length",
+        "proxy",
+        "queued",
+        "replaced_by",
+        "req",
+        "resp",
+        "response_is_complete",
+        "rest",
+        "schedule_close",
+        "script_name",
+        "started",
+        "streamed",
     )  # fmt: skip
 
     def __init__(
