@@ -58,7 +58,7 @@ WORKERS = 2
 # By `full`: the number of requests, the number of signals, and the maximum time in seconds.
 AMOUNTS = {False: (20_000, 20, 120.0), True: (1_000_000, 100, 1200.0)}
 # The test of a server ends after this many lost requests.
-_MOST_LOST = 1000
+_MAX_LOST = 1000
 # The maximum time until a server has replaced its processes after a signal.
 _DONE_S = 90.0
 # A new worker accepts connections this long after its start.
@@ -153,7 +153,7 @@ def measure(
         def have_answered(share: float) -> bool:
             """Wait until this share of all requests has responses. Return whether it has."""
             while outcome.done["answered"] < requests * share:
-                if time.monotonic() > deadline or outcome.lost.total() > _MOST_LOST:
+                if time.monotonic() > deadline or outcome.lost.total() > _MAX_LOST:
                     return False
                 time.sleep(0.02)
             return True

@@ -42,10 +42,10 @@ from .uploads import ROOM
 SECONDS_FACTOR = 5
 SOCKSTAT = Path("/proc/net/sockstat")
 # An upload that takes longer has failed.
-_MOST_UPLOAD_S = {False: 60.0, True: 290.0}
+_MAX_UPLOAD_S = {False: 60.0, True: 290.0}
 # The minimum length of a run. With fewer than 100 responses, the slowest one would be the 99th
 # percentile.
-LEAST_S = 3.0
+MIN_S = 3.0
 OTHERS = Unit(
     "others' p99 ms", lambda m: m.latency_ms[99],
     "server CPU", lambda m: m.server_cpu_s / m.seconds, less=True,
@@ -75,7 +75,7 @@ def beside_crowds(
     def run(task: Task) -> Load:
         port = task.address[1]
         path = asks or task.path
-        seconds = max(task.seconds * SECONDS_FACTOR, LEAST_S)
+        seconds = max(task.seconds * SECONDS_FACTOR, MIN_S)
         others(port, path=path, seconds=0.3, tls=task.tls)
         _WARM(replace(task, path=warms or path, body_bytes=None, seconds=30.0))
         time.sleep(0.1)
@@ -309,7 +309,7 @@ def _beside_upload(locust: Locust) -> Client:
             with subprocess.Popen(
                 [*locust.within, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
             ) as curl:
-                while curl.poll() is None and time.monotonic() - begun < _MOST_UPLOAD_S[task.full]:
+                while curl.poll() is None and time.monotonic() - begun < _MAX_UPLOAD_S[task.full]:
                     seen.append(others(port, seconds=2.0, **how))
                     most = max(most, resident_bytes(task.pid))
                 seconds = time.monotonic() - begun

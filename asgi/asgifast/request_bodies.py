@@ -61,7 +61,7 @@ _IN_MEMORY_BYTES = 512 * 1024
 IN_MEMORY = Budget(64 * 1024 * 1024)
 ON_DISK = Budget(4 * 1024 * 1024 * 1024)
 # Free space that temporary files do not use.
-_LEFT_FREE_BYTES = 64 * 1024 * 1024
+_MIN_FREE_BYTES = 64 * 1024 * 1024
 _CONTENT_HEADERS = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 
 
@@ -455,7 +455,7 @@ class BufferedBody:
     def _write(self, data: bytes) -> None:
         """Append the bytes in memory to the file, and then these bytes."""
         if self._file is None:
-            self._file = TemporaryFile(ON_DISK, left_free_bytes=_LEFT_FREE_BYTES)
+            self._file = TemporaryFile(ON_DISK, min_free_bytes=_MIN_FREE_BYTES)
         self._written += self._file.append(self._memory + data).size
 
     def _drop_memory(self) -> None:

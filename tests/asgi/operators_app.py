@@ -9,7 +9,7 @@ from typing import Any
 
 from wsgifast import request_timeout
 
-_MOST_S = 60.0
+_MAX_S = 60.0
 
 
 async def _send(send: Any, body: bytes) -> None:
@@ -25,7 +25,7 @@ async def _wait(scope: Any) -> None:
     """
     file = Path(scope["query_string"].decode())
     file.with_name(f"{file.name}.waits").touch()
-    end = time.monotonic() + _MOST_S
+    end = time.monotonic() + _MAX_S
     while not file.exists() and time.monotonic() < end:
         await asyncio.sleep(0.005)
 

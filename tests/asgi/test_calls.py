@@ -40,9 +40,9 @@ pytestmark = pytest.mark.usefixtures("no_descriptor_is_left")
 # All of them but the last fill caches.
 REQUESTS = 3
 # Two of the functions write the access log.
-MOST_FILES = 14
+MAX_FILES = 14
 # Of ours, for a small response with httptools.
-MOST_CALLS = 13
+MAX_CALLS = 13
 # The most calls that health checks, queue timeouts and deadlines together may add.
 OPERATORS_CALLS = 3
 OPERATED = {
@@ -104,7 +104,7 @@ async def test_small_response_takes_few_calls() -> None:
     ours = [each for each in called.elements() if each.co_filename.startswith(OURS)]
     for code in ours:
         print(f"    {code.co_filename}: {code.co_name}")
-    assert len(ours) <= MOST_CALLS
+    assert len(ours) <= MAX_CALLS
 
 
 @each_protocol
@@ -135,4 +135,4 @@ async def test_file_response_passes_through_few_files(large: Path) -> None:
         if code.co_filename in files:
             print(f"    {code.co_filename}: {code.co_name}")
     assert any(file.endswith("file_transfer.py") for file in files)
-    assert len({*files}) <= MOST_FILES
+    assert len({*files}) <= MAX_FILES

@@ -41,7 +41,7 @@ async def test_shutdown_waits_for_no_sending_client(
     protocol: Any, headers: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection is open before, and may linger."""
-    monkeypatch.setattr(closing, "_LINGERS_MOST_S", 600.0)
+    monkeypatch.setattr(closing, "_MAX_LINGER_S", 600.0)
     async with serving(protocol, refusing) as client:
         await client.send(UPLOAD + headers + b"\r\n" + bytes(1000))
         await client.until(b"no")

@@ -116,7 +116,7 @@ async def test_second_close_waits_for_no_sending_client(
 ) -> None:
     """The server shuts down."""
     monkeypatch.setattr(closing, "LINGER_S", 0.5)
-    monkeypatch.setattr(closing, "_LINGERS_MOST_S", 3600.0)
+    monkeypatch.setattr(closing, "_MAX_LINGER_S", 3600.0)
     async with connected() as (transport, client):
         transport.pause_reading()
         transport.close()

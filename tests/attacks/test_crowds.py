@@ -26,11 +26,11 @@ from tests.workers.serving import fast_worker, nothing_left_behind, reset
 SECONDS = 20.0 if LONG else 1.0
 # The largest p99 of another client beside an attack, relative to its p99 beside the control.
 # Smaller values are noise.
-MOST_P99 = 30
-LEAST_P99_MS = 10.0
+MAX_P99 = 30
+MIN_P99_MS = 10.0
 # The same ratio for the worker's CPU.
-MOST_CPU = 3
-LEAST_CPU_S = 0.1
+MAX_CPU = 3
+MIN_CPU_S = 0.1
 # On a machine that stalls, an attack may seem to work once. A real one works each time.
 TRIES = 4
 
@@ -134,10 +134,10 @@ def test_other_clients_are_answered_beside_an_attack(attack: str) -> None:
         honest = load_of(control, path=path, seconds=SECONDS, clients=clients)
         hostile = load_of(attack, path=path, seconds=SECONDS, clients=clients)
         seen.append(f"{hostile}, beside the control {honest}")
-        is_quick = hostile.p99_ms < MOST_P99 * max(honest.p99_ms, LEAST_P99_MS)
+        is_quick = hostile.p99_ms < MAX_P99 * max(honest.p99_ms, MIN_P99_MS)
         # Received bytes are not examined again for each new byte. A small chunk costs as much as a
         # large one.
-        costs_little = hostile.cpu_s < MOST_CPU * max(honest.cpu_s, LEAST_CPU_S)
+        costs_little = hostile.cpu_s < MAX_CPU * max(honest.cpu_s, MIN_CPU_S)
         if not hostile.failures and is_quick and (costs_little or "chunks" in attack):
             break
     else:

@@ -26,9 +26,9 @@ PLACES = (
 CODE = ("wsgifast", "asgi", "tests", "loadtests")
 GUIDES = (DOCS / "how-to", DOCS / "moving", DOCS / "tutorial.md")
 # The limits of all pages in docs/.
-_MOST_WHATS = 25
+_MAX_WHATS = 25
 # The limits of the comments and docstrings of the packages, and of the tests.
-_MOST_WHATS_IN_CODE = 60
+_MAX_WHATS_IN_CODE = 60
 
 # Everyday words in place of a term of the field: headers, response, cached, compressed, logged, ...
 _UNWANTED = re.compile(
@@ -100,7 +100,7 @@ def test_pages_seldom_use_a_clause_as_a_noun() -> None:
         for each in _sentences(path.read_text())
         for _ in re.findall(r"\bwhat\b", each, re.IGNORECASE)
     ]
-    assert len(found) <= _MOST_WHATS, found
+    assert len(found) <= _MAX_WHATS, found
 
 
 @pytest.mark.parametrize("place", GUIDES, ids=lambda path: path.name)
@@ -170,7 +170,7 @@ def test_code_seldom_uses_a_clause_as_a_noun(folders: tuple[str, ...]) -> None:
         for text in (*_docstrings(source), *_comments(source))
         for _ in re.findall(r"\bwhat\b", text, re.IGNORECASE)
     ]
-    assert len(found) <= _MOST_WHATS_IN_CODE, found
+    assert len(found) <= _MAX_WHATS_IN_CODE, found
 
 
 @pytest.mark.parametrize("folder", CODE)

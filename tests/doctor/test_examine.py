@@ -84,7 +84,7 @@ def test_slow_endpoint_is_examined_in_part(monkeypatch: pytest.MonkeyPatch) -> N
         start_response("200 OK", [("Content-Type", "text/plain")])
         return (b"a" * 10 for _ in range(5000))
 
-    monkeypatch.setattr("wsgifast.commands.doctor.examination.MOST_S", -1.0)
+    monkeypatch.setattr("wsgifast.commands.doctor.examination.MAX_S", -1.0)
     report = examine(app, ["/slow"])
     assert len(calls) == 3  # raw, wrapped, coalesced
     assert "WF003" in {finding.id for finding in report.findings}

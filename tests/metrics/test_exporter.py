@@ -18,7 +18,7 @@ from tests.support.http import Connection, get
 from tests.support.servers import free_port, wait_for
 from wsgifast.metrics import exporter, setup
 from wsgifast.metrics.aggregation import Directory
-from wsgifast.metrics.exporter import _MOST_CLIENTS, _app, _Exporter, _Handler, _Server
+from wsgifast.metrics.exporter import _MAX_CLIENTS, _app, _Exporter, _Handler, _Server
 from wsgifast.metrics.health import is_alive, name_of_process
 from wsgifast.metrics.setup import ADDRESS_FILE, Export
 from wsgifast.sockets.options import Address
@@ -64,7 +64,7 @@ def test_client_beyond_the_limit_replaces_the_oldest(
     before = set(threading.enumerate())
     with serving(tmp_path) as address, contextlib.ExitStack() as silent:
         clients = []
-        for _ in range(_MOST_CLIENTS + 5):
+        for _ in range(_MAX_CLIENTS + 5):
             client = socket.create_connection((address.host, address.port), timeout=20)
             client.send(b"G")  # and no more bytes
             clients.append(silent.enter_context(client))
@@ -73,7 +73,7 @@ def test_client_beyond_the_limit_replaces_the_oldest(
             with contextlib.suppress(ConnectionError):
                 assert client.recv(1) == b""
         wait_for(
-            lambda: len({*threading.enumerate()} - before) <= _MOST_CLIENTS + 1,
+            lambda: len({*threading.enumerate()} - before) <= _MAX_CLIENTS + 1,
             "the threads of those who gave way end",
         )
 
@@ -107,7 +107,7 @@ def test_top_compares_two_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_top_waits_for_few_clients_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporter, "_MOST_TOPS", 0)
+    monkeypatch.setattr(exporter, "_MAX_TOPS", 0)
     with serving(tmp_path) as address:
         status, body = fetched(address, "/top")
     assert (status, body) == (503, b"0 clients wait for /top: try again later\n")

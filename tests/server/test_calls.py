@@ -30,7 +30,7 @@ BODY = bytes(1024)
 REQUEST = b"GET / HTTP/1.1\r\nHost: a.example\r\nUser-Agent: test\r\nAccept: */*\r\n\r\n"
 # The first of these requests fill caches.
 REQUESTS, FIRST = 60, 20
-MOST_CALLS, MOST_FILES = 38, 14
+MAX_CALLS, MAX_FILES = 38, 14
 # The most calls that metrics may add, and the most for health checks, shedding and deadlines
 # together.
 METRICS_CALLS = 2
@@ -143,19 +143,19 @@ def test_small_request_takes_few_calls_in_few_files(calls: Calls) -> None:
     print(f"{len(called)} calls in {len({*files})} files, {hops} hops")
     for file, each in zip(files, called, strict=True):
         print(f"    {file}: {each.co_name}")
-    assert len(called) <= MOST_CALLS
-    assert len({*files}) <= MOST_FILES
+    assert len(called) <= MAX_CALLS
+    assert len({*files}) <= MAX_FILES
 
 
 @needs_tested_gunicorn
 @pytest.mark.parametrize("has_metrics", [True], indirect=True)
 def test_metrics_of_small_request_take_two_calls(calls: Calls) -> None:
     usual = statistics.mode(map(len, calls.of_requests[FIRST:]))
-    assert usual <= MOST_CALLS + METRICS_CALLS
+    assert usual <= MAX_CALLS + METRICS_CALLS
 
 
 @pytest.mark.parametrize("worker_class", [Operated], indirect=True)
 def test_operators_options_take_at_most_three_calls(calls: Calls) -> None:
     usual = statistics.mode(map(len, calls.of_requests[FIRST:]))
     print(usual)
-    assert usual <= MOST_CALLS + OPERATORS_CALLS
+    assert usual <= MAX_CALLS + OPERATORS_CALLS

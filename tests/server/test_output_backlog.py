@@ -217,7 +217,7 @@ def test_writer_waits_where_no_file_may_take_more(
 ) -> None:
     limits = {**limits}
     if limits.pop("disk", None):
-        monkeypatch.setattr(backlog, "_LEFT_FREE_BYTES", 1 << 60)
+        monkeypatch.setattr(backlog, "_MIN_FREE_BYTES", 1 << 60)
     warnings: list[str] = []
     near = make_near(ahead_bytes=100_000, warnings=warnings, **limits)
     fails = "response_on_disk_bytes" not in limits

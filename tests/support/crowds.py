@@ -40,7 +40,7 @@ RETURN_S = 1.0
 # A crowd begins after this time, even if some clients could not send their requests.
 GATHER_S = 15.0
 # The longest life of a crowd.
-MOST_SECONDS = 300.0
+MAX_SECONDS = 300.0
 _TLS_WAITS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -266,7 +266,7 @@ def main() -> None:
     print(crowd.gathered, flush=True)
     crowd.sent_bytes = crowd.received_bytes = 0
     begun, cpu = time.monotonic(), time.process_time()
-    end = begun + min(seconds, MOST_SECONDS)
+    end = begun + min(seconds, MAX_SECONDS)
     wait_s = 0.0
     # The crowd ends when the process that started it closes its input or exits.
     while time.monotonic() < end and not select.select([sys.stdin], [], [], wait_s)[0]:

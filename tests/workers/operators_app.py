@@ -10,7 +10,7 @@ from typing import Any
 
 from wsgifast import request_timeout
 
-_MOST_S = 60.0
+_MAX_S = 60.0
 
 
 def _wait(environ: dict[str, Any]) -> None:
@@ -20,7 +20,7 @@ def _wait(environ: dict[str, Any]) -> None:
     """
     file = Path(environ["QUERY_STRING"])
     file.with_name(f"{file.name}-{threading.get_ident()}.waits").touch()
-    end = time.monotonic() + _MOST_S
+    end = time.monotonic() + _MAX_S
     while not file.exists() and time.monotonic() < end:
         time.sleep(0.005)
 

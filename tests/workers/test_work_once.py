@@ -163,7 +163,7 @@ def test_file_of_static_files_is_not_examined(path: Path, run: Runs) -> None:
     assert not any(code in EXAMINES for code in called)
 
 
-MOST_CALLS: dict[str, tuple[Callable[[Path], App], int]] = {
+MAX_CALLS: dict[str, tuple[Callable[[Path], App], int]] = {
     "open file": (lambda path: of(lambda environ: path.open("rb"), "image/png"), 45),
     "compressed list": (lambda path: of(lambda environ: [b"x" * SIZE], "application/json"), 30),
     "small list": (lambda path: small, 14),
@@ -176,10 +176,10 @@ def small(environ: dict[str, Any], start_response: Any) -> Any:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd"])
-@pytest.mark.parametrize("case", MOST_CALLS)
+@pytest.mark.parametrize("case", MAX_CALLS)
 def test_second_response_takes_few_calls(case: str, coding: str, path: Path) -> None:
     fields._one_line_names.clear()  # the names of other tests may fill this cache
-    make, most = MOST_CALLS[case]
+    make, most = MAX_CALLS[case]
     app = WSGIFast(make(path), compress=True)
     called = in_process(app, **{"HTTP_ACCEPT_ENCODING": coding, "wsgi.file_wrapper": FileWrapper})
     assert len(called) <= most, [code.co_qualname for code in called]

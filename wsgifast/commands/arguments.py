@@ -34,7 +34,7 @@ STATUS_INTERRUPTED = 128 + signal.SIGINT
 STATUS_CUT_OFF = 128 + signal.SIGPIPE
 DEFAULT_BIND = "127.0.0.1:8000"
 # The widths of help texts: of a description, and the most in a wide terminal.
-_WIDTH, _MOST_WIDTH = 79, 100
+_WIDTH, _MAX_WIDTH = 79, 100
 # Visible ASCII without "#", since clients do not send fragments.
 _PATH = re.compile(r'/[!"$-~]*')
 APP_HELP = (
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        columns = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
+        columns = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
         super().__init__(prog, width=columns - 2)
 
 

@@ -22,7 +22,7 @@ from ..http.headers import Headers
 # The header of browsers that request a page.
 BROWSER_ACCEPT_ENCODING = ("Accept-Encoding", "gzip, deflate, br, zstd")
 # The most bytes to read of a body.
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 1 << 20
 # The size of the receive buffer of a slow client.
 _SLOW_BUFFER_BYTES = 4096
@@ -181,7 +181,7 @@ class HTTPClient:
                     received = response
                     at_headers = time.perf_counter()
                     # The loop ends after the time limit, even if an endless body continues.
-                    while len(stored) < _MOST_BYTES and (block := response.read1(_BLOCK_BYTES)):
+                    while len(stored) < _MAX_BYTES and (block := response.read1(_BLOCK_BYTES)):
                         (take or stored.extend)(block)
                         if time.perf_counter() > began + self._limit_s:
                             raise TimeoutError
@@ -193,7 +193,7 @@ class HTTPClient:
             response.status,
             response.getheaders(),
             bytes(stored),
-            (response.length or 0) if len(stored) < _MOST_BYTES else 0,
+            (response.length or 0) if len(stored) < _MAX_BYTES else 0,
             ended - began,
             ended - at_headers,
             response.will_close,

@@ -21,7 +21,7 @@ _INTERVAL_S = 2.0
 # The most seconds for a response after the end of the interval.
 _TIMEOUT_S = 5.0
 # The least width of a pattern or path, in any terminal.
-_LEAST_COLUMNS = 16
+_MIN_COLUMNS = 16
 
 _EXAMPLES = """\
   wsgifast top
@@ -85,7 +85,7 @@ def lines(
     for titles, found in ((_ENDPOINTS, view["endpoints"]), (_CLIENTS, view["clients"])):
         if found:
             rows = [[_shown(name, each[name]) for name in titles] for each in found[:most]]
-            least = {n: _LEAST_COLUMNS for n, name in enumerate(titles) if name in _LONG}
+            least = {n: _MIN_COLUMNS for n, name in enumerate(titles) if name in _LONG}
             columns, *cells = fitted([[*titles.values()], *rows], width, least)
             text += ["", *table(columns, cells).splitlines()]
     return text

@@ -258,12 +258,12 @@ class _Run:
         folder: int,
         path: str,
         encode: Callable[[], bytes],
-        most_bytes: int,
+        max_bytes: int,
         original: _File,
     ) -> int | None:
         """Write a precompressed file, unless it is up to date. Return its size.
 
-        :param most_bytes: a larger precompressed file would save too little.
+        :param max_bytes: a larger precompressed file would save too little.
         :returns: None if there is no usable precompressed file now.
         """
         name = path.rpartition("/")[2]
@@ -279,7 +279,7 @@ class _Run:
             self.report.current.append(path)
             return there.st_size
         encoded = encode()
-        if len(encoded) > most_bytes:
+        if len(encoded) > max_bytes:
             if ours:
                 self._remove(folder, path)
             return None

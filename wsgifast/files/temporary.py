@@ -21,7 +21,7 @@ from ..errors import BodyTooLarge, RequestError
 from ..sockets.sending import FileSegment
 
 # The maximum number of buffers of one write: Linux's IOV_MAX.
-_MOST_BUFFERS = 1024
+_MAX_BUFFERS = 1024
 # The disk is full, a quota or the largest file size is reached, or there is no free descriptor.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
 
@@ -105,10 +105,10 @@ class Reservation:
 class Spool:
     """The body of a request, in memory or in a temporary file.
 
-    The body moves to a file if it has more than `most_in_memory` bytes, or if the budget `memory`
+    The body moves to a file if it has more than `max_memory_bytes` bytes, or if the budget `memory`
     is used up.
 
-    :param most_in_memory: the maximum number of bytes in memory.
+    :param max_memory_bytes: the maximum number of bytes in memory.
     :param limit: the maximum size of the body in bytes.
     :param disk: the budget for bytes of the file.
     :param memory: the budget for bytes in memory. They count until the file of :meth:`open` is
@@ -116,13 +116,13 @@ class Spool:
     :ivar size: the bytes of the body so far.
     """
 
-    __slots__ = ("_disk", "_file", "_limit", "_memory", "_most_in_memory", "_reserved", "size")
+    __slots__ = ("_disk", "_file", "_limit", "_max_memory_bytes", "_memory", "_reserved", "size")
 
     def __init__(
-        self, most_in_memory: int, limit: int, disk: Budget, memory: Budget | None = None
+        self, max_memory_bytes: int, limit: int, disk: Budget, memory: Budget | None = None
     ) -> None:
         self.size = 0
-        self._most_in_memory = most_in_memory
+        self._max_memory_bytes = max_memory_bytes
         self._limit = limit
         self._disk = disk
         self._memory = bytearray()
@@ -132,7 +132,7 @@ class Spool:
     def may_need_disk(self, size: int) -> bool:
         """Return whether a write of up to `size` more bytes may use a file."""
         size += self.size
-        return size > self._most_in_memory or not self._reserved.may_grow_to(size + size // 8)
+        return size > self._max_memory_bytes or not self._reserved.may_grow_to(size + size // 8)
 
     def write(self, data: bytes) -> None:
         """Append bytes.
@@ -146,7 +146,7 @@ class Spool:
             raise BodyTooLarge(self._limit)
         if self._file is None:
             # A bytearray that grows allocates an eighth more.
-            if self.size <= self._most_in_memory and self._reserved.grow_to(
+            if self.size <= self._max_memory_bytes and self._reserved.grow_to(
                 self.size + self.size // 8
             ):
                 self._memory += data
@@ -197,7 +197,7 @@ class TemporaryFile(io.BufferedReader):
     """An unnamed temporary file. Writes append to it without a buffer. Reads are buffered.
 
     :param disk: the budget for the bytes of the file. They count until the file is closed.
-    :param left_free_bytes: a write fails if less than this would be free on the file system.
+    :param min_free_bytes: a write fails if less than this would be free on the file system.
     :param buffer_bytes: the size of one read. The buffer is allocated at once.
     :ivar size: the bytes that were written.
     :raises OSError: if the file cannot be created.
@@ -209,12 +209,12 @@ class TemporaryFile(io.BufferedReader):
         self,
         disk: Budget,
         *,
-        left_free_bytes: int = 0,
+        min_free_bytes: int = 0,
         buffer_bytes: int = io.DEFAULT_BUFFER_SIZE,
     ) -> None:
         self.size = 0
         self._disk = disk
-        self._left_free_bytes = left_free_bytes
+        self._min_free_bytes = min_free_bytes
         file = cast(io.RawIOBase, tempfile.TemporaryFile(buffering=0))
         super().__init__(file, buffer_bytes)
         self._is_open = True
@@ -225,10 +225,10 @@ class TemporaryFile(io.BufferedReader):
         :raises OSError: if the disk is full, or its budget is used up. No byte was appended.
         """
         fd, begin, size = self.fileno(), self.size, sum(map(len, buffers))
-        if self._left_free_bytes:
+        if self._min_free_bytes:
             at = os.fstatvfs(fd)
-            if at.f_bavail * at.f_frsize < size + self._left_free_bytes:
-                text = f"less than {self._left_free_bytes} bytes would be left free"
+            if at.f_bavail * at.f_frsize < size + self._min_free_bytes:
+                text = f"less than {self._min_free_bytes} bytes would be left free"
                 raise OSError(errno.ENOSPC, text)
         if not self._disk.reserve(size):
             raise OSError(errno.EDQUOT, "the limit of all temporary files is reached")
@@ -262,8 +262,8 @@ class TemporaryFile(io.BufferedReader):
 
 
 def _write_at(fd: int, buffers: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
-    for first in range(0, len(buffers), _MOST_BUFFERS):
-        unwritten = [memoryview(buffer) for buffer in buffers[first : first + _MOST_BUFFERS]]
+    for first in range(0, len(buffers), _MAX_BUFFERS):
+        unwritten = [memoryview(buffer) for buffer in buffers[first : first + _MAX_BUFFERS]]
         while unwritten:
             done = os.pwritev(fd, unwritten, offset)
             offset += done

@@ -44,11 +44,11 @@ _CHECK_EVERY_S = 0.5
 _REQUEST_TIMEOUT_S = 10
 # The most clients at a time. If another client connects, the oldest client is disconnected.
 # Prometheus and probes need only a few.
-_MOST_CLIENTS = 64
+_MAX_CLIENTS = 64
 # The default and the longest interval of /top.
-_TOP_S, _MOST_TOP_S = 2, 300
+_TOP_S, _MAX_TOP_S = 2, 300
 # The most requests for /top at a time. Each waits in a thread, even if its client has left.
-_MOST_TOPS = 16
+_MAX_TOPS = 16
 
 
 def main(export: str) -> None:
@@ -153,7 +153,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._clients_lock:
             self._clients.append(request)
-            if len(self._clients) > _MOST_CLIENTS:
+            if len(self._clients) > _MAX_CLIENTS:
                 with contextlib.suppress(OSError):  # the client has left
                     self._clients.pop(0).shutdown(socket.SHUT_RDWR)
         try:
@@ -183,7 +183,7 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
     :param log: called with an error that prevents reading the metrics.
     """
 
-    places = threading.Semaphore(_MOST_TOPS)
+    places = threading.Semaphore(_MAX_TOPS)
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
@@ -207,8 +207,8 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
             seconds = float(parse_qs(query).get("seconds", [f"{_TOP_S}"])[-1])
         except ValueError:
             seconds = 0.0
-        if not 0 < seconds <= _MOST_TOP_S:
-            text = f"seconds={query}: expected a number above 0, up to {_MOST_TOP_S}\n"
+        if not 0 < seconds <= _MAX_TOP_S:
+            text = f"seconds={query}: expected a number above 0, up to {_MAX_TOP_S}\n"
             return HTTPResponse("400 Bad Request", PLAIN, text.encode())
 
         def compare() -> HTTPResponse:
@@ -218,7 +218,7 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
             return HTTPResponse("200 OK", JSON, json.dumps(asdict(found)).encode())
 
         if not places.acquire(blocking=False):
-            text = f"{_MOST_TOPS} clients wait for /top: try again later\n"
+            text = f"{_MAX_TOPS} clients wait for /top: try again later\n"
             return HTTPResponse("503 Service Unavailable", PLAIN, text.encode())
         try:
             return read(compare)

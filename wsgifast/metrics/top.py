@@ -153,15 +153,15 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
     if not count:
         return None
     rank = share * count
-    low = below = 0.0
+    low = count_below = 0.0
     for bound in sorted(buckets):
-        at_most = buckets[bound]
-        if at_most >= rank:
+        cumulative = buckets[bound]
+        if cumulative >= rank:
             if math.isinf(bound):
                 return low
-            inside = at_most - below
-            return low + (bound - low) * ((rank - below) / inside if inside else 1.0)
-        low, below = bound, at_most
+            inside = cumulative - count_below
+            return low + (bound - low) * ((rank - count_below) / inside if inside else 1.0)
+        low, count_below = bound, cumulative
     return low
 
 
@@ -217,6 +217,6 @@ def _by_pattern(counters: Mapping[Labels, float]) -> Mapping[str, dict[Labels, f
     return found
 
 
-def _by_label(scrape: Scrape, name: str, of: str) -> dict[str, int]:
+def _by_label(scrape: Scrape, name: str, label: str) -> dict[str, int]:
     samples = scrape.samples.get(name, {})
-    return dict(sorted((dict(key).get(of, ""), round(value)) for key, value in samples.items()))
+    return dict(sorted((dict(key).get(label, ""), round(value)) for key, value in samples.items()))

@@ -35,7 +35,7 @@ _COALESCED_BYTES = 64 * 1024
 # queue's lock, so the limit is lower.
 _COMPRESSED_BYTES = 16 * 1024
 # The space that must remain free on the file system of the temporary files.
-_LEFT_FREE_BYTES = 64 * 1024 * 1024
+_MIN_FREE_BYTES = 64 * 1024 * 1024
 
 
 class OutputMemory(Budget):
@@ -327,7 +327,7 @@ class Backlog:
             if self._spill_file is None:
                 disk = self._memory.disk
                 # It has no write buffer, because the kernel and os.pread read it directly.
-                file = TemporaryFile(disk, left_free_bytes=_LEFT_FREE_BYTES, buffer_bytes=1)
+                file = TemporaryFile(disk, min_free_bytes=_MIN_FREE_BYTES, buffer_bytes=1)
                 self._spill_file = self._temporary[file.fileno()] = file
                 self.use(file.fileno())
             return self._spill_file.append(*buffers)

@@ -12,7 +12,7 @@ from __future__ import annotations
 # A connection is closed after this time without bytes from the client (nginx: lingering_timeout).
 LINGER_S = 2.0
 # The longest time of a lingering close (nginx: lingering_time), and the most bytes to discard.
-_LINGERS_MOST_S = 30.0
+_MAX_LINGER_S = 30.0
 _LINGER_BYTES = 1024 * 1024 * 1024
 # The most bytes to discard of a request body that the app has not read, so that the connection can
 # stay open. Without a limit, a client could keep the server busy.
@@ -30,7 +30,7 @@ class Lingering:
 
     def __init__(self, now: float) -> None:
         self.deadline = now + LINGER_S
-        self._end = now + _LINGERS_MOST_S
+        self._end = now + _MAX_LINGER_S
         self._bytes = _LINGER_BYTES
 
     def should_continue(self, size: int, now: float) -> bool:

@@ -38,7 +38,7 @@ _MAX_OWNERS = 5
 
 # tcpi_rtt (smoothed) and tcpi_min_rtt (the minimum of the last minutes) in Linux's struct tcp_info
 # (linux/tcp.h), in microseconds.
-_TCP_INFO_RTT_AND_LEAST = struct.Struct("=68xI76xI")
+_TCP_INFO_RTT_AND_MIN = struct.Struct("=68xI76xI")
 # tcpi_state, and tcpi_last_data_recv: the milliseconds since the last segment with data arrived.
 _TCP_INFO_STATE_AND_LAST_DATA = struct.Struct("=B51xI")
 # The states of a connection whose client has sent its FIN (net/tcp_states.h).
@@ -242,8 +242,8 @@ def smoothed_round_trip_us(sock: SocketLike) -> int:
 
 def _round_trips_us(sock: SocketLike) -> tuple[int, int]:
     """Return the smoothed round-trip time, and the minimum."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT_AND_LEAST.size)
-    smoothed, least = _TCP_INFO_RTT_AND_LEAST.unpack(info)
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT_AND_MIN.size)
+    smoothed, least = _TCP_INFO_RTT_AND_MIN.unpack(info)
     return smoothed, least
 
 

@@ -26,7 +26,7 @@ MEMORY_BYTES = 64 * 2**20
 DISK_BYTES = 16 * 2**30
 memory, disk = Budget(MEMORY_BYTES), Budget(DISK_BYTES)
 # Free space on the file system of temporary files that is not used
-_LEFT_FREE_BYTES = 256 * 2**20
+_MIN_FREE_BYTES = 256 * 2**20
 
 
 def write_to_file(data: memoryview) -> tuple[TemporaryFile, FileSegment] | None:
@@ -36,7 +36,7 @@ def write_to_file(data: memoryview) -> tuple[TemporaryFile, FileSegment] | None:
         logged once.
     """
     try:
-        file = TemporaryFile(disk, left_free_bytes=_LEFT_FREE_BYTES, buffer_bytes=1)
+        file = TemporaryFile(disk, min_free_bytes=_MIN_FREE_BYTES, buffer_bytes=1)
         return file, file.append(data)
     except OSError as error:
         _log_full_disk(str(error))

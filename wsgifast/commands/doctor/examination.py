@@ -32,12 +32,12 @@ from .recording import record_wsgi
 # requested in up to this number of rounds.
 _ROUNDS = 12
 # After the first rounds, no further round begins if all requests took this time together.
-_LEAST_ROUNDS = 5
+_MIN_ROUNDS = 5
 _COSTS_S = 0.1
 # In the first rounds, no further round begins after this time.
-_MOST_COSTS_S = 3.0
+_MAX_COSTS_S = 3.0
 # After this time an endpoint gets only one more request for each missing cost.
-MOST_S = 8.0
+MAX_S = 8.0
 # A smaller body fits into socket buffers, so a slow client blocks no thread.
 _BLOCKING_BYTES = 512 * 1024
 # Options for the recordings of contenders that are offered http.response.pathsend.
@@ -89,7 +89,7 @@ def observer(
 
 
 def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
-    ends = time.monotonic() + MOST_S
+    ends = time.monotonic() + MAX_S
 
     def is_late() -> bool:
         return time.monotonic() > ends
@@ -198,7 +198,7 @@ def _costs(
                 return {}
             runs[name].append(run)
             spent += run.wall_s
-        if spent > (_COSTS_S if round_ >= _LEAST_ROUNDS else _MOST_COSTS_S):
+        if spent > (_COSTS_S if round_ >= _MIN_ROUNDS else _MAX_COSTS_S):
             break
     # The minimum of several runs: other work on the machine can only increase the time.
     return {

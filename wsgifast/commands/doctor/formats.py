@@ -11,7 +11,7 @@ from ... import __version__
 from ..page import Bar, escaped, page, ratio_chart, table
 from ..terminal import CYAN, DIM, RED, RESET, YELLOW, cut, fitted, printable, width_of
 from .catalogue import CATALOGUE
-from .examination import MOST_S
+from .examination import MAX_S
 from .model import Finding, Observation, Report, Severity, Unreached
 
 # The version increases if a field is removed or changes its meaning. A new field does not increase
@@ -58,7 +58,7 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
     if cut_short := [each.endpoint.url for each in report.observations if each.cut_short]:
         names = ", ".join(map(printable, cut_short[:_MAX_NAMES]))
         more = f" and {len(cut_short) - _MAX_NAMES} more" if len(cut_short) > _MAX_NAMES else ""
-        lines.append(f"  {len(cut_short)} examined in part, for {MOST_S:g} s: {names}{more}")
+        lines.append(f"  {len(cut_short)} examined in part, for {MAX_S:g} s: {names}{more}")
     for line in _not_reached(report.unreached, width):
         lines.append(f"{DIM}{line}{RESET}" if colours else line)
     return "\n".join(lines)

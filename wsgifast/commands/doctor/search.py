@@ -26,7 +26,7 @@ Allow = Callable[[Sequence[Endpoint], Sequence[Endpoint]], bool]
 
 _SAFE_METHODS = ("GET", "HEAD")
 # The most files of pages to request.
-_MOST_ADDED = 30
+_MAX_ADDED = 30
 
 
 class Search:
@@ -90,7 +90,7 @@ class Search:
             if {("GET", unquote(url)), ("GET", unquote(path))} & self._known:
                 continue
             self._added += 1
-            if self._added > _MOST_ADDED:
+            if self._added > _MAX_ADDED:
                 break
             self._known.add(("GET", unquote(url)))
             evidence = f"a browser loads it with {endpoint.url}"
@@ -102,8 +102,8 @@ def _unreached(endpoint: Endpoint, reason: str) -> Unreached:
 
 
 # Limits for one page.
-_MOST_LINKS = 1000
-_MOST_BYTES = 4 * 1024 * 1024
+_MAX_LINKS = 1000
+_MAX_BYTES = 4 * 1024 * 1024
 # A browser loads these links and elements when it shows a page (HTML Standard, 4.6.7 and 4.8).
 _LOADED_LINKS = frozenset(
     {"stylesheet", "icon", "apple-touch-icon", "mask-icon", "manifest", "modulepreload", "preload"}
@@ -126,11 +126,11 @@ def loaded_with(response: Recording, url: str, host: str) -> list[str]:
         return []
     parser = _Page()
     with contextlib.suppress(AssertionError):  # html.parser raises it for some broken markup
-        parser.feed(bytes(response.body[:_MOST_BYTES]).decode(errors="replace"))
+        parser.feed(bytes(response.body[:_MAX_BYTES]).decode(errors="replace"))
     base = f"http://{host}{url}"
     with contextlib.suppress(ValueError):
         base = urljoin(base, parser.base)
-    paths = (_own_path(link, base, host) for link in parser.found[:_MOST_LINKS])
+    paths = (_own_path(link, base, host) for link in parser.found[:_MAX_LINKS])
     return list(dict.fromkeys(path for path in paths if path is not None))
 
 
