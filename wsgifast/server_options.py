@@ -26,7 +26,7 @@ from .errors import ConfigurationError
 
 # The least average rate of request bodies and responses. Apache's mod_reqtimeout has the same
 # default (MinRate). Slower clients are disconnected.
-LEAST_BYTES_PER_S = 500.0
+MIN_BYTES_PER_S = 500.0
 
 
 def _number(text: str) -> float:
@@ -226,7 +226,7 @@ _ROWS = (
     Option(
         "body_timeout_s", 30.0, SECONDS, "requests",
         "Respond with 408 if no byte of a request body arrives for this time. An upload that "
-        f"takes longer than this time must also have at least {LEAST_BYTES_PER_S:.0f} bytes/s on "
+        f"takes longer than this time must also have at least {MIN_BYTES_PER_S:.0f} bytes/s on "
         "average.",
         at_limit=_too_slow("a response with 408", "body"),
         is_shared=True,
@@ -254,7 +254,7 @@ _ROWS = (
         "send_timeout_s", 60.0, SECONDS, "responses",
         "Disconnect a client that accepts no byte of a response for this time. If a response "
         "takes longer than this time, its client must also accept at least "
-        f"{LEAST_BYTES_PER_S:.0f} bytes/s on average.",
+        f"{MIN_BYTES_PER_S:.0f} bytes/s on average.",
         at_limit=_too_slow("a closed connection, or a reset HTTP/2 stream", "send"),
     ),
     Option(

@@ -271,7 +271,7 @@ def test_crumbs_wait_in_few_pieces_of_memory(make_near: MakeNear) -> None:
 
 
 def test_client_must_take_some_bytes_a_second(make_near: MakeNear, clock: Clock) -> None:
-    near = make_near(timeout_s=60.0, least_bytes_per_s=500.0)
+    near = make_near(timeout_s=60.0, min_bytes_per_s=500.0)
     queue = near.queue
     queue.write(bytes(SIZE))
     assert near.deadlines == [1060.0]
@@ -302,7 +302,7 @@ def test_time_of_the_disk_is_not_the_clients(
 
     monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
     monkeypatch.setattr(os, "sendfile", slow)
-    near = make_near(timeout_s=60.0, least_bytes_per_s=500.0)
+    near = make_near(timeout_s=60.0, min_bytes_per_s=500.0)
     near.queue.write(bytes(SIZE))
     near.queue.write_file(b"", content, 0, len(CONTENT))
     near.receive_in_turn(SIZE + len(CONTENT))

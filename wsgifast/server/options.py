@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..server_options import LEAST_BYTES_PER_S
+from ..server_options import MIN_BYTES_PER_S
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Options:
     # Larger bodies are stored in a temporary file. Most forms fit in memory, but not most uploads.
     body_memory_bytes: int = 512 * 1024
     # A client is disconnected if it receives fewer bytes on average, after send_timeout_s.
-    send_least_bytes_per_s: float = LEAST_BYTES_PER_S
+    send_min_bytes_per_s: float = MIN_BYTES_PER_S
     # If more bytes are in memory for one client, further blocks of a generator are written to a
     # temporary file. Up to twice as many bytes may wait in memory. A socket accepts several times
     # fewer bytes at once.

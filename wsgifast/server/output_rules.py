@@ -45,7 +45,7 @@ class OutputRules:
 
     def new_wait(self) -> ClientWait:
         """Return new time limits, for a client that accepts no more bytes at the moment."""
-        return ClientWait(self.options.send_timeout_s, self.options.send_least_bytes_per_s)
+        return ClientWait(self.options.send_timeout_s, self.options.send_min_bytes_per_s)
 
     # Queues with delayed blocks.
 

@@ -22,7 +22,7 @@ from ..files.temporary import Reservation, Spool
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.request_headers import HeaderScanner
 from ..http.stream_headers import Field, PlainHeaders
-from ..server_options import LEAST_BYTES_PER_S
+from ..server_options import MIN_BYTES_PER_S
 from ..sockets.client_limits import time_left_s
 from .shared import Shared
 
@@ -261,7 +261,7 @@ class Receiver:
             return None
         waited_s = now - self.exchange.started
         return now + time_left_s(
-            self._options.body_timeout_s, LEAST_BYTES_PER_S, self._body.received, waited_s
+            self._options.body_timeout_s, MIN_BYTES_PER_S, self._body.received, waited_s
         )
 
     def decoder(self, length: int | None) -> BodyDecoder:

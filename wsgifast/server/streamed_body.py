@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError, without_frames
 from ..http.chunked import BodyDecoder
-from ..server_options import LEAST_BYTES_PER_S
+from ..server_options import MIN_BYTES_PER_S
 from ..sockets.client_limits import ClientWait
 from ..sockets.closing import UNREAD_BODY_BYTES
 from .poller import WOULD_BLOCK
@@ -70,7 +70,7 @@ class StreamedBody(RawBody):
         self._lock = lock
         self._decoder = decoder
         self._take_trailers = take_trailers
-        self._wait = ClientWait(timeout_s, LEAST_BYTES_PER_S)
+        self._wait = ClientWait(timeout_s, MIN_BYTES_PER_S)
         self._content = memoryview(b"")  # decoded bytes that the app has not read
         self._rest = data  # received bytes that are not decoded
         self._is_over = False

@@ -12,23 +12,23 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from ..server_options import LEAST_BYTES_PER_S
+from ..server_options import MIN_BYTES_PER_S
 
 # The least time between two warnings about too many connections.
 _WARN_AGAIN_S = 60.0
 
 
-def time_left_s(timeout_s: float, least_bytes_per_s: float, moved: int, waited_s: float) -> float:
+def time_left_s(timeout_s: float, min_bytes_per_s: float, moved: int, waited_s: float) -> float:
     """Return how many more seconds a server waits for a client.
 
     :param timeout_s: the longest wait for a single byte.
-    :param least_bytes_per_s: the least average rate after the first `timeout_s`. 0 allows any rate.
+    :param min_bytes_per_s: the least average rate after the first `timeout_s`. 0 allows any rate.
     :param moved: the bytes that the client has sent or received since the wait began.
     :param waited_s: the seconds since the wait began.
     """
-    if not least_bytes_per_s:
+    if not min_bytes_per_s:
         return timeout_s
-    return min(timeout_s, timeout_s + moved / least_bytes_per_s - waited_s)
+    return min(timeout_s, timeout_s + moved / min_bytes_per_s - waited_s)
 
 
 class ClientWait:
@@ -40,11 +40,11 @@ class ClientWait:
     :ivar moved: the bytes that the client has received or sent since this object was made.
     """
 
-    __slots__ = ("_least_bytes_per_s", "_since", "_timeout_s", "_waited_s", "deadline", "moved")
+    __slots__ = ("_min_bytes_per_s", "_since", "_timeout_s", "_waited_s", "deadline", "moved")
 
-    def __init__(self, timeout_s: float, least_bytes_per_s: float) -> None:
+    def __init__(self, timeout_s: float, min_bytes_per_s: float) -> None:
         self._timeout_s = timeout_s
-        self._least_bytes_per_s = least_bytes_per_s
+        self._min_bytes_per_s = min_bytes_per_s
         self._since: float | None = None
         self._waited_s = 0.0
         self.deadline = 0.0
@@ -56,7 +56,7 @@ class ClientWait:
         if self._since is None:
             self._since = now
         waited_s = self._waited_s + now - self._since
-        left_s = time_left_s(self._timeout_s, self._least_bytes_per_s, self.moved, waited_s)
+        left_s = time_left_s(self._timeout_s, self._min_bytes_per_s, self.moved, waited_s)
         self.deadline = now + left_s
         return self.deadline
 
@@ -107,7 +107,7 @@ class UploadPace:
         at = max(began, self._received_at)
         received = self.received - received_before
         waited_s += at - began
-        return at + time_left_s(self._timeout_s, LEAST_BYTES_PER_S, received, waited_s)
+        return at + time_left_s(self._timeout_s, MIN_BYTES_PER_S, received, waited_s)
 
 
 class ConnectionsByAddress:
