@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .bodies.files import SegmentedBody, file_body, in_file_wrapper, request_conditions
+from .bodies.files import SegmentedBody, file_body, file_request_from, in_file_wrapper
 from .files import Plan
 from .files.site import NOT_ALLOWED, StaticFilesBase
 
@@ -36,12 +36,12 @@ class StaticFiles(StaticFilesBase["WSGIApplication"]):
             path = environ.get("PATH_INFO") or _mount_point(environ)
             if not path.isascii():
                 path = _decoded(path)
-            conditions = request_conditions(environ)
-            response = self.answer_from_cache(conditions, path)
+            file_request = file_request_from(environ)
+            response = self.answer_from_cache(file_request, path)
             if response is None:
                 mount = _decoded(environ.get("SCRIPT_NAME", ""))
                 response = self.look_up_or_miss(
-                    conditions, path, environ.get("QUERY_STRING", ""), mount
+                    file_request, path, environ.get("QUERY_STRING", ""), mount
                 )
         if response is None:
             if self.app is not None:

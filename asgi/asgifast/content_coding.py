@@ -197,12 +197,12 @@ class ContentCoding(ResponseCoding):
             )
         return self._file_decision
 
-    def conditions_for_app(self, conditions: RequestFacts) -> RequestFacts:
+    def file_request_for_app(self, file_request: RequestFacts) -> RequestFacts:
         """Return the client's preconditions with the app's own entity tags."""
         if self._app_preconditions is None:
-            return conditions
+            return file_request
         if_none_match, if_match = self._app_preconditions
-        return conditions._replace(if_none_match=if_none_match, if_match=if_match)
+        return file_request._replace(if_none_match=if_none_match, if_match=if_match)
 
     @property
     def flow(self) -> Any:

@@ -31,7 +31,7 @@ from wsgifast.metrics.requests import Recorder
 from wsgifast.sockets import FileSegment
 
 from .file_blocks import SharedReceive
-from .files import FileSender, request_conditions
+from .files import FileSender, file_request_from
 from .instrumented import INSTRUMENTED
 from .messages import Message, Receive, Scope, Send, response_start, text_headers
 from .middleware import ASGIFast
@@ -149,7 +149,7 @@ class _Handler(ASGIHandler):
         # A FileSlice is already the result of a range.
         if status == 200 and method in ("GET", "HEAD") and type(file) is not FileSlice:
             plan = plan_file_body(
-                request_conditions(channel.scope),
+                file_request_from(channel.scope),
                 text_headers(headers),
                 file,
                 segment,

@@ -236,15 +236,15 @@ class FileSender:
         if start is None or not requested.is_whole:
             await self._send_as_requested(requested)
             return
-        conditions = self._conditions_to_plan(start)
-        if conditions is None and coding is None:
+        file_request = self._file_request_to_plan(start)
+        if file_request is None and coding is None:
             await self._send_as_requested(requested)
             return
         declared = declared_length(self._headers)
         may_compress = coding is not None and (
             declared is None or coding.file_coding(start, declared) is not None
         )
-        if conditions is None and not may_compress:
+        if file_request is None and not may_compress:
             await self._send_as_requested(requested)
             return
         path = requested.path
@@ -258,10 +258,10 @@ class FileSender:
             ):
                 return
             plan = None
-            if conditions is not None:
+            if file_request is not None:
                 headers = text_headers(self._headers)
                 plan = plan_file_body(
-                    conditions, headers, _NamedFile(path), segment, **self._options
+                    file_request, headers, _NamedFile(path), segment, **self._options
                 )
             if plan is None:
                 await self._send_as_requested(requested)
@@ -270,16 +270,16 @@ class FileSender:
         finally:
             os.close(fd)
 
-    def _conditions_to_plan(self, start: Message) -> RequestFacts | None:
+    def _file_request_to_plan(self, start: Message) -> RequestFacts | None:
         """Return the request's conditions and Range, or None if they cannot change the response."""
         is_read = self._scope["method"] in ("GET", "HEAD") and start.get("status") == 200
         if not is_read or not any(self._options.values()):
             return None
-        conditions = request_conditions(self._scope)
+        file_request = file_request_from(self._scope)
         names = {name.lower() for name, _ in self._headers}
-        if conditions[2:8] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
+        if file_request[2:8] == UNCONDITIONAL and b"accept-ranges" in names and names & _VALIDATORS:
             return None  # the plan would equal the app's response
-        return conditions
+        return file_request
 
     async def _send_plan(
         self, start: Message, plan: Plan, fd: int | None = None, path: str | None = None
@@ -303,9 +303,9 @@ class FileSender:
         name = coding.file_coding(start, segment.size)
         if name is None or segment.size > MAX_FILE_BYTES:
             return False
-        conditions = request_conditions(self._scope)
+        file_request = file_request_from(self._scope)
         file, headers = _NamedFile(path or ""), text_headers(start["headers"])
-        may_plan = start.get("status") == 200 and conditions.method in ("GET", "HEAD")
+        may_plan = start.get("status") == 200 and file_request.method in ("GET", "HEAD")
         if may_plan and not is_made_for_one_response(file, segment.fd, coding.began_ns):
             identity = identity_of(os.fstat(segment.fd))
             copy = COPIES.cached(copy_key(identity, segment.offset, segment.size, name))
@@ -315,7 +315,7 @@ class FileSender:
                 return False
             if copy is not None:
                 plan = plan_file_body(
-                    conditions, headers, file, segment, copy=copy, **self._options
+                    file_request, headers, file, segment, copy=copy, **self._options
                 )
                 if plan is None:
                     return False
@@ -323,7 +323,7 @@ class FileSender:
                 await self._send_plan(start, plan)
                 return True
         if may_plan:
-            requested = coding.conditions_for_app(conditions)._replace(range=None)
+            requested = coding.file_request_for_app(file_request)._replace(range=None)
             plan = plan_file_body(
                 requested, headers, file, segment, began_ns=coding.began_ns, **self._options
             )
@@ -333,7 +333,7 @@ class FileSender:
         coding.is_file = False
         note_sent_as(self._scope, "blocks")
         await self._forward_start()
-        if conditions.method == "HEAD":
+        if file_request.method == "HEAD":
             await self._send(response_body())
         else:
             await self.send_file(*segment)
@@ -435,7 +435,7 @@ _FIELDS = {
 } | {b"available-dictionary": "dictionary"}
 
 
-def request_conditions(scope: Scope) -> RequestFacts:
+def file_request_from(scope: Scope) -> RequestFacts:
     """Return the method, Range, preconditions and dictionary of an http scope.
 
     Headers of the same name are joined (RFC 9110, section 5.3).

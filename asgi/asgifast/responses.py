@@ -11,7 +11,7 @@ from wsgifast.hosts import STARLETTE
 from wsgifast.sockets.sending import NotAFile, open_regular
 
 from .file_blocks import SharedReceive
-from .files import FileSender, request_conditions
+from .files import FileSender, file_request_from
 from .loops import in_thread
 from .messages import Receive, Scope, Send, response_start, text_headers
 
@@ -61,7 +61,7 @@ class FileResponse(responses.FileResponse):
             return
         fd, stat_result = await _open(self.path)
         try:
-            plan = self._plan(request_conditions(scope), stat_result)
+            plan = self._plan(file_request_from(scope), stat_result)
             await send(response_start(plan.status, plan.raw_headers))
             segments = plan.segments
             del plan  # frees a kilobyte of headers before a slow client reads

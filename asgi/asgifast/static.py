@@ -7,7 +7,7 @@ import os
 from wsgifast.files.site import NOT_ALLOWED, Response, StaticFilesBase
 
 from .file_blocks import SharedReceive
-from .files import FileSender, request_conditions
+from .files import FileSender, file_request_from
 from .loops import in_thread
 from .messages import (
     ASGIApp,
@@ -49,12 +49,12 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
             path = _path_below_mount(scope)
             if type(scope["headers"]) is not list:
                 scope = with_listed_headers(scope)
-            conditions = request_conditions(scope)
-            response = self.answer_from_cache(conditions, path)
+            file_request = file_request_from(scope)
+            response = self.answer_from_cache(file_request, path)
             if response is None:
                 query = scope["query_string"].decode("latin-1")
                 mount = scope.get("root_path") or ""
-                response = await in_thread(self.look_up_or_miss, conditions, path, query, mount)
+                response = await in_thread(self.look_up_or_miss, file_request, path, query, mount)
             if response is not None:
                 await _send(response, scope, receive, send)
                 return

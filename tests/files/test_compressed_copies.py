@@ -62,7 +62,7 @@ def segments(tmp_path: Path) -> Iterator[list[FileSegment]]:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the inodes of the files that are compressed."""
     monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)
-    monkeypatch.setattr(compressed_copies, "_TURN_S", 60)
+    monkeypatch.setattr(compressed_copies, "_LOCK_TIMEOUT_S", 60)
     make, fds = compressed_copies._make, []
 
     def noted(segment: FileSegment, *args: object) -> CompressedCopy | None:
@@ -166,7 +166,7 @@ def test_first_requests_make_copies_one_at_a_time(
         return make(*args)
 
     monkeypatch.setattr(compressed_copies, "_make", slow)
-    monkeypatch.setattr(compressed_copies, "_TURN_S", patience_s)
+    monkeypatch.setattr(compressed_copies, "_LOCK_TIMEOUT_S", patience_s)
     copies = CompressedCopies()
     asking = [*segments, *segments]
     with ThreadPoolExecutor(len(asking)) as threads:
@@ -236,7 +236,7 @@ def test_copy_that_nobody_wants_is_given_up(
     copies.pace.is_behind = lambda: bool(made)
     assert copies.get(large, "gzip") is None
     wait_for(lambda: made, "it is begun")
-    monkeypatch.setattr(compressed_copies, "_MAX_UNWANTED_S", 0)
+    monkeypatch.setattr(compressed_copies, "_MAX_JOB_AGE_S", 0)
     copies.pace.is_behind = lambda: False
     wait_for(lambda: not copies._jobs, "it is given up")
     monkeypatch.undo()

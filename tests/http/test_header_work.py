@@ -13,7 +13,7 @@ import pytest
 from asgifast import ASGIFast, FileResponse
 from asgifast import StaticFiles as ASGIStaticFiles
 from asgifast.content_coding import ContentCoding as ASGICoding
-from asgifast.files import request_conditions as asgi_conditions
+from asgifast.files import file_request_from as asgi_conditions
 from asgifast.messages import Receive, Scope, Send
 from asgifast.request_bodies import declared
 
@@ -21,7 +21,7 @@ from tests.asgi.support import call, scope_of
 from tests.support.wsgi import Server, new_environ
 from wsgifast import Compression, StaticFiles, WSGIFast
 from wsgifast.bodies.content_coding import ContentCoding
-from wsgifast.bodies.files import request_conditions
+from wsgifast.bodies.files import file_request_from
 from wsgifast.bodies.requests import limit_request
 from wsgifast.compression.decoding import BodyLimits
 from wsgifast.compression.response import ResponseCoding
@@ -87,7 +87,7 @@ PARTS: dict[str, Callable[[Lines], object]] = {
     "check_host": lambda lines: check_host([value for _, value in lines], http11=True),
     "wants_to_persist": lambda lines: wants_to_persist([v for _, v in lines], http11=True),
     "list_members": lambda lines: [list_members(value) for _, value in lines],
-    "request_facts": lambda lines: request_conditions(environ_of(lines)),
+    "request_facts": lambda lines: file_request_from(environ_of(lines)),
     "ContentCoding": lambda lines: (
         ContentCoding(
             COMPRESSION, "GET", environ_of(lines).get("HTTP_ACCEPT_ENCODING"), [], environ_of(lines)

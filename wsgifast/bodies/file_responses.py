@@ -28,9 +28,9 @@ from .files import (
     SegmentedBody,
     corrects_length,
     file_body,
+    file_request_from,
     in_file_wrapper,
     known_size,
-    request_conditions,
     size_left,
 )
 from .start_response import AppResponse
@@ -53,8 +53,8 @@ class _Request:
         self.file = file
         self.segment = segment
         self.owner = owner
-        self.conditions = conditions = request_conditions(response.environ)
-        self.may_plan = response.code == 200 and conditions.method in ("GET", "HEAD")
+        self.file_request = file_request = file_request_from(response.environ)
+        self.may_plan = response.code == 200 and file_request.method in ("GET", "HEAD")
         self.is_part = type(file) is FileSlice
         self.decision: Decision | None = None
         self.coding: str | None = None
@@ -156,11 +156,11 @@ class FileResponses:
             return None
         coding = response.coding
         assert coding is not None
-        conditions = request.conditions._replace(
+        file_request = request.file_request._replace(
             if_none_match=coding.if_none_match, if_match=coding.if_match
         )
         plan = plan_file_body(
-            conditions, headers, request.file, segment, copy=copy, **self._options
+            file_request, headers, request.file, segment, copy=copy, **self._options
         )
         if plan is None:
             return None
@@ -175,7 +175,7 @@ class FileResponses:
         response = request.response
         headers = response.headers
         described = describe_file_body(
-            request.conditions,
+            request.file_request,
             headers,
             request.file,
             request.segment,
@@ -184,7 +184,7 @@ class FileResponses:
         )
         if described is None:
             return None
-        if described.conditions[2:8] != UNCONDITIONAL:
+        if described.file_request[2:8] != UNCONDITIONAL:
             plan = described.plan()
             # No range of a compressed body is sent.
             if plan.status in (304, 412) or (plan.status != 200 and request.coding is None):

@@ -350,7 +350,7 @@ def header_of(environ: WSGIEnvironment, name: str) -> str | None:
     return value
 
 
-def request_conditions(environ: WSGIEnvironment) -> RequestFacts:
+def file_request_from(environ: WSGIEnvironment) -> RequestFacts:
     """Return the request's values in an environ on which a response with a file depends."""
     get = environ.get
     available = get("HTTP_AVAILABLE_DICTIONARY")

@@ -23,7 +23,7 @@ from django.http import FileResponse, Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
 
-from ..bodies.files import file_body, request_conditions, suited_to
+from ..bodies.files import file_body, file_request_from, suited_to
 from ..errors import ConfigurationError
 from ..files import Plan, RequestFacts
 from ..files.app_files import FrontServer
@@ -131,9 +131,9 @@ class StaticFilesMiddleware:
         if self._is_async:
             return self._answer_async(request)
         for site in self._sites_for(request):
-            conditions = request_conditions(request.META)
-            planned = site.answer_from_cache(conditions, request.path_info) or site.look_up(
-                conditions, request.path_info, *_query_and_mount(request)
+            file_request = file_request_from(request.META)
+            planned = site.answer_from_cache(file_request, request.path_info) or site.look_up(
+                file_request, request.path_info, *_query_and_mount(request)
             )
             if planned is not None:
                 return response_to(request, planned)
@@ -141,11 +141,11 @@ class StaticFilesMiddleware:
 
     async def _answer_async(self, request: HttpRequest) -> HttpResponseBase:
         for site in self._sites_for(request):
-            conditions = request_conditions(request.META)
-            planned = site.answer_from_cache(conditions, request.path_info)
+            file_request = file_request_from(request.META)
+            planned = site.answer_from_cache(file_request, request.path_info)
             if planned is None:
                 look_up = sync_to_async(site.look_up, thread_sensitive=False)
-                planned = await look_up(conditions, request.path_info, *_query_and_mount(request))
+                planned = await look_up(file_request, request.path_info, *_query_and_mount(request))
             if planned is not None:
                 return response_to(request, planned)
         return await self.get_response(request)
@@ -288,8 +288,10 @@ def serve_media(
         delegated = _delegate(front_server, request, folder, path)
         if delegated is not None:
             return delegated
-    conditions = request_conditions(request.META)
-    planned = site.answer_from_cache(conditions, f"/{path}") or site.look_up(conditions, f"/{path}")
+    file_request = file_request_from(request.META)
+    planned = site.answer_from_cache(file_request, f"/{path}") or site.look_up(
+        file_request, f"/{path}"
+    )
     if planned is None or planned[0].status == 403:
         raise Http404(f"There is no {path}")
     return response_to(request, planned)

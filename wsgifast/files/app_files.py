@@ -1,4 +1,4 @@
-"""Apply Range and preconditions to an app's file response, or delegate it to the front server.
+"""Plan an app's response with a file: evaluate Range and preconditions, or delegate the file.
 
 :func:`describe_file_body` evaluates Range and preconditions for a 200 whose body is a file. nginx's
 range and not-modified filters do the same.
@@ -50,8 +50,8 @@ def _change_tick_ns(system: str, release: str) -> int:
 _CHANGE_TICK_NS = _change_tick_ns(platform.system(), platform.release())
 # Paths that stand for a descriptor number, and not for a file.
 _DESCRIPTOR = re.compile(rb"/dev/(?:fd/|std)|/proc/[^/]+/(?:task/[0-9]+/)?fd/")
-# A response with one of these headers is not delegated: the front server sends the whole file
-# without it. nginx drops Content-Encoding.
+# A response with one of these headers is not delegated. The front server would send the whole file
+# without this header. For example, nginx drops Content-Encoding.
 _NOT_DELEGATED = frozenset({"content-encoding", "content-range", "transfer-encoding"})
 # A percent-encoded URL path: only printable ASCII, since it becomes the value of a header.
 _LOCATION = re.compile(r"/[!-~]*")
@@ -60,7 +60,8 @@ _LOCATION = re.compile(r"/[!-~]*")
 class FileDescription(NamedTuple):
     """The file of an app's response, and the values that decide about the response.
 
-    :ivar conditions: the request's Range and preconditions, without those that are disabled.
+    :ivar file_request: the method, Range and preconditions of the request, without those that are
+        disabled.
     :ivar headers: the headers of a 200 with the whole file. Content-Length is among them only if
         the app has sent it.
     :ivar size: the size of the file, in bytes.
@@ -69,7 +70,7 @@ class FileDescription(NamedTuple):
     :ivar ranges: whether a Range header is applied.
     """
 
-    conditions: RequestFacts
+    file_request: RequestFacts
     headers: Headers
     size: int
     copy: CompressedCopy | None
@@ -79,14 +80,14 @@ class FileDescription(NamedTuple):
     def plan(self) -> Plan:
         """Return the plan of the response."""
         if self.copy is None:
-            return Representation(self.size, self.headers).plan(self.conditions)
+            return Representation(self.size, self.headers).plan(self.file_request)
         return self.copy.plan(
-            self.conditions, self.headers.with_vary(), self.etag, ranges=self.ranges
+            self.file_request, self.headers.with_vary(), self.etag, ranges=self.ranges
         )
 
 
 def describe_file_body(
-    conditions: RequestFacts,
+    file_request: RequestFacts,
     headers: Sequence[Header],
     file: object,
     segment: FileSegment,
@@ -108,8 +109,8 @@ def describe_file_body(
     Accept-Ranges is not added, since many clients download in parts without If-Range. Such a
     client would join parts of several responses.
 
-    :param conditions: the request's values. With `copy`, they must be unchanged, since the client's
-        tags may be those of copies.
+    :param file_request: the method and headers of the client's request. With `copy`, it must
+        contain the entity tags that the client sent. They may be tags of copies.
     :param headers: the app's headers. A Content-Length must be that of the whole body.
     :param file: the app's file object. Only its name is used.
     :param segment: the bytes of the file that the app sends. They are the representation.
@@ -117,10 +118,10 @@ def describe_file_body(
         takes precedence.
     :param conditional: evaluate the four preconditions.
     :param began_ns: the start of the request, in nanoseconds since 1970 (UTC). None if not known.
-    :param copy: a compressed copy to send in place of the file. Its body must not be None. The copy
-        has validators and ranges of its own.
-    :returns: None to send the response unchanged: the app has applied Range or sets the framing, or
-        there is no validator.
+    :param copy: a compressed copy to send in place of the file. Its body must not be None. The ETag
+        and the ranges are then those of the copy.
+    :returns: None to send the response unchanged. This is so if the app has applied Range or has
+        set Transfer-Encoding, or if there is no validator.
     """
     fields = Headers(headers).by_name()
     if not _FINAL_HEADERS.isdisjoint(fields):
@@ -135,16 +136,18 @@ def describe_file_body(
         fields["etag"] = etag
     accepted = fields.get("accept-ranges")
     if is_for_this_response:
-        ranges = ranges and '"' in (conditions.if_range or "")
+        ranges = ranges and '"' in (file_request.if_range or "")
         accepted = accepted or ""
     if accepted is not None:
         ranges = ranges and accepted.strip().lower() != "none"
     elif ranges:
         added.append(("Accept-Ranges", "bytes"))
     if not ranges:
-        conditions = conditions._replace(range=None)
+        file_request = file_request._replace(range=None)
     if not conditional:
-        conditions = RequestFacts(conditions.method, None, conditions.range, conditions.if_range)
+        file_request = RequestFacts(
+            file_request.method, None, file_request.range, file_request.if_range
+        )
     described = Headers(headers)
     described += added
     etag = None
@@ -152,11 +155,11 @@ def describe_file_body(
         etag = fields.get("etag", "").strip(" \t")
         if not is_etag(etag):
             etag = _file_etag(file, segment)
-    return FileDescription(conditions, described, segment.size, copy, etag, ranges)
+    return FileDescription(file_request, described, segment.size, copy, etag, ranges)
 
 
 def plan_file_body(
-    conditions: RequestFacts,
+    file_request: RequestFacts,
     headers: Sequence[Header],
     file: object,
     segment: FileSegment,
@@ -166,7 +169,7 @@ def plan_file_body(
 
     See :func:`describe_file_body` for the parameters.
     """
-    described = describe_file_body(conditions, headers, file, segment, **options)
+    described = describe_file_body(file_request, headers, file, segment, **options)
     return None if described is None else described.plan()
 
 
@@ -192,8 +195,7 @@ def is_made_for_one_response(
     tick_ns = _TICK_NS if stat_result.st_mtime_ns % 10**9 else _COARSE_TICK_NS
     # A file system may round times up, or use the clock of a file server.
     latest_ns = (time_ns() if now_ns is None else now_ns) + _COARSE_TICK_NS
-    # The change time (ctime) is for a file that was copied with the modification time of its
-    # original.
+    # A file that was copied with the modification time of its original has a new change time.
     return (
         began_ns - tick_ns <= stat_result.st_mtime_ns <= latest_ns
         or began_ns - _CHANGE_TICK_NS <= stat_result.st_ctime_ns <= latest_ns
@@ -206,7 +208,7 @@ def _file_etag(file: Any, segment: FileSegment) -> str | None:
     if etag is None:
         return None
     # A URL may return another file for each user or language. Files that were unpacked together may
-    # have the same size and time, so the tag contains the name. It is the same on each host.
+    # have the same size and time, so the tag contains the name. The name is the same on each host.
     name = getattr(file, "name", None)
     if not isinstance(name, (str, bytes)) or _DESCRIPTOR.match(os.fsencode(name)):
         # The name is a descriptor number, which changes with each request.
@@ -318,8 +320,8 @@ class FrontServer:
         if found is None or segment.offset or segment.size != opened.st_size:
             return None
         named = stat_or_none(path, follow_symlinks=False)
-        # The file was renamed or replaced after the app had opened it. Or the app had opened it
-        # relative to another working directory.
+        # The path leads elsewhere if the file was renamed or replaced after the app had opened it,
+        # or if the app had opened it relative to another working directory.
         if named is None or not os.path.samestat(named, opened):
             return None
         # All three servers decode percent-encoding. It also prevents line breaks in the header.

@@ -4,13 +4,13 @@ StaticFiles sends these files. The output is reproducible: it depends only on th
 A precompressed file gets the modification time of its original. So all copies of a directory tree
 have the same entity tags.
 
-A manifest in the directory lists the precompressed files that this module wrote. It replaces and
-removes only those. Another file is the user's: a `dump.sql.gz` may be the only copy of yesterday's
-`dump.sql`.
+A manifest in the directory lists the precompressed files that this module wrote. Only the listed
+files are replaced or removed. Any other file belongs to the user: a `dump.sql.gz` may be the only
+copy of yesterday's `dump.sql`.
 
-The manifest is untrusted, and other processes may change names and links at any time. So each path
-is walked name by name from the root, and no link is followed. Files are opened, created and removed
-relative to an open directory.
+The manifest is untrusted, and other processes may change names and links at any time. So the names
+of each path are opened one at a time from the root, and no link is followed. Files are opened,
+created and removed relative to an open directory.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def skipped_extensions(given: Iterable[str] | None) -> Collection[str]:
     names = list_of_text(given)
     if names is None:
         raise ConfigurationError(f"skip_extensions={given!r}: a list of strings, such as ['jpg']")
-    ours = {*PRECOMPRESSED_SUFFIXES.values(), DELTA_SUFFIX}
-    return {*(f".{name.lstrip('.').lower()}" for name in names), *ours}
+    own_extensions = {*PRECOMPRESSED_SUFFIXES.values(), DELTA_SUFFIX}
+    return {*(f".{name.lstrip('.').lower()}" for name in names), *own_extensions}
 
 
 @dataclass
@@ -200,9 +200,9 @@ class _Run:
             _write_manifest(self.root, self.made)
 
     def compress_one(self, path: str) -> tuple[int, int]:
-        """Compress a file. Return its size and that of its smallest precompressed file.
+        """Compress a file. Return its size and the size of its smallest precompressed file.
 
-        Both are 0 if it has no precompressed file.
+        Both sizes are 0 if the file has no precompressed file.
         """
         with _folder_of(self.root, path) as (folder, name):
             original = _read_file(folder, name)
@@ -230,9 +230,9 @@ class _Run:
                 with _folder_of(self.root, path) as (folder, name):
                     original = _stat_of(_PRECOMPRESSED.sub(r"\g<original>", name), dir_fd=folder)
                     is_orphan = original is None or not _is_regular(original)
-                    there = _stat_of(name, dir_fd=folder)
-                    if original and there and name.endswith(DELTA_SUFFIX):
-                        is_orphan |= not has_same_time(there, original)
+                    existing = _stat_of(name, dir_fd=folder)
+                    if original and existing and name.endswith(DELTA_SUFFIX):
+                        is_orphan |= not has_same_time(existing, original)
                     if is_orphan and self._is_ours(folder, path):
                         self._remove(folder, path)
             except OSError as error:
@@ -267,20 +267,20 @@ class _Run:
         :returns: None if there is no usable precompressed file now.
         """
         name = path.rpartition("/")[2]
-        there = _stat_of(name, dir_fd=folder)
-        ours = there is not None and self._is_ours(folder, path)
-        if there is not None and not ours and not self.overwrite:
-            if not _is_regular(there) or is_outdated(there, original.stat_result):
+        existing = _stat_of(name, dir_fd=folder)
+        is_ours = existing is not None and self._is_ours(folder, path)
+        if existing is not None and not is_ours and not self.overwrite:
+            if not _is_regular(existing) or is_outdated(existing, original.stat_result):
                 self.report.left_alone.append(path)
                 return None
             self.report.current.append(path)
-            return there.st_size
-        if there is not None and ours and has_same_time(there, original.stat_result):
+            return existing.st_size
+        if existing is not None and is_ours and has_same_time(existing, original.stat_result):
             self.report.current.append(path)
-            return there.st_size
+            return existing.st_size
         encoded = encode()
         if len(encoded) > max_bytes:
-            if ours:
+            if is_ours:
                 self._remove(folder, path)
             return None
         with self._writing:
@@ -296,10 +296,10 @@ class _Run:
         if digest is None:
             return False
         try:
-            there = _read_file(folder, path.rpartition("/")[2])
+            existing = _read_file(folder, path.rpartition("/")[2])
         except OSError:
             return False
-        return there is not None and _digest(there.content) == digest
+        return existing is not None and _digest(existing.content) == digest
 
     def _remove(self, folder: int, path: str) -> None:
         os.unlink(path.rpartition("/")[2], dir_fd=folder)
@@ -349,7 +349,7 @@ def _read_manifest(root: Path) -> dict[str, str]:
         pass
     raise ConfigurationError(
         f"{root / MANIFEST} is not a manifest of this version: delete it, and use overwrite to "
-        "replace the siblings that it listed"
+        "replace the precompressed files that it listed"
     )
 
 
@@ -414,7 +414,8 @@ def _write_file(folder: int, name: str, content: bytes, like: os.stat_result | N
         modification time. The owner changes only if this process may change it. None to use the
         owner of the folder, and permissions for the owner only.
     """
-    # 100 characters: the name with both suffixes must not exceed the longest name of file systems.
+    # At most 100 characters of the name: file systems limit the length of a name, and this one gets
+    # a dot and 17 more characters.
     temporary = f".{name[:100]}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=folder)
@@ -424,7 +425,7 @@ def _write_file(folder: int, name: str, content: bytes, like: os.stat_result | N
             file.flush()
             _change_owner(fd, os.fstat(folder) if like is None else like)
             if like is not None:
-                # After the change of owner: until then other users must not read the file.
+                # The owner is set before the permissions, which may allow other users to read.
                 os.fchmod(fd, _permissions(like, os.fstat(fd)))
                 os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

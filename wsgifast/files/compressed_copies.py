@@ -2,14 +2,14 @@
 
 - A file of up to 1 MiB: the first request makes the copy. Only one request at a time makes a copy.
 - A larger file: a background thread makes the copy, and no request waits for the thread. Until the
-  copy exists, requests get the uncompressed file. The thread has a low priority, and sleeps as long
-  as it works.
+  copy exists, requests get the uncompressed file. The thread has a low priority. It compresses the
+  file in pieces, and sleeps after each piece.
 
 No copy is made while requests wait for the process. The processor time for copies is bounded:
 copies that do not fit into the cache would otherwise be made again and again.
 
-If a copy no longer fits into memory, it is written to an unnamed temporary file. The cache also
-contains the deltas of deltas.py.
+If the memory for copies is used up, older copies are written to an unnamed temporary file. The
+cache also contains the deltas that deltas.py makes.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _FILE_BYTES = 256 * 1024 * 1024
 MAX_FILE_BYTES = 16 * 1024 * 1024
 # The largest file whose copy is made by the first request. That takes 20 ms at most.
 _FIRST_REQUEST_BYTES = 1024 * 1024
-# The longest time that a request waits until another request has made its copy.
-_TURN_S = 0.1
+# The longest time that a request waits while another request makes a copy.
+_LOCK_TIMEOUT_S = 0.1
 # Files of up to this size are compressed at these levels, in 10 ms at most. The levels are higher
 # than those of a single response, because a copy is sent often. Larger files use the default
 # levels.
@@ -57,9 +57,9 @@ _LEVELS = {"zstd": 9, "br": 6, "gzip": 6}
 _PIECE_BYTES = 128 * 1024
 # The maximum number of files in the thread's queue.
 _MAX_JOBS = 8
-# The thread makes no copy of a file that was not requested for this time. Its clients have their
-# responses by then, or have left.
-_MAX_UNWANTED_S = 5.0
+# If a file was not requested for this time, the thread does not make its copy. The clients that
+# requested the file have received it uncompressed by then, or have left.
+_MAX_JOB_AGE_S = 5.0
 # The limits of the processor time for copies: in one burst, and as a share of all time.
 _BURST_S = 5.0
 _SHARE = 0.1
@@ -83,7 +83,7 @@ class CompressedCopy(CacheEntry):
     :ivar uncompressed_bytes: the size of the file.
     """
 
-    __slots__ = ("_made", "body", "checksum", "coding", "uncompressed_bytes")
+    __slots__ = ("_latest", "body", "checksum", "coding", "uncompressed_bytes")
 
     def __init__(self, body: bytes | None, coding: str, uncompressed_bytes: int) -> None:
         super().__init__(_COPY_COST_BYTES + len(body or b""))
@@ -93,11 +93,11 @@ class CompressedCopy(CacheEntry):
         self.checksum = zlib.crc32(body or b"")
         # The headers of the last call of plan() and its representation. They are one tuple, so that
         # no thread sees one value without the other.
-        self._made: tuple[Sequence[Header], Representation] | None = None
+        self._latest: tuple[Sequence[Header], Representation] | None = None
 
     def plan(
         self,
-        conditions: RequestFacts,
+        file_request: RequestFacts,
         headers: Sequence[Header],
         etag: str | None,
         *,
@@ -111,12 +111,13 @@ class CompressedCopy(CacheEntry):
             it. None for a copy without a tag.
         :param ranges: whether parts may be requested.
         """
-        # A date in If-Range does not tell the copy from the uncompressed file.
-        if conditions.if_range is not None and '"' not in conditions.if_range:
-            conditions = conditions._replace(range=None)
+        # The copy and the uncompressed file have the same date. So a date in If-Range does not tell
+        # whose part the client has.
+        if file_request.if_range is not None and '"' not in file_request.if_range:
+            file_request = file_request._replace(range=None)
         assert self.body is not None
-        made = self._made
-        if made is None or made[0] is not headers:
+        latest = self._latest
+        if latest is None or latest[0] is not headers:
             copy_headers = Headers(headers).without(IDENTITY_HEADERS)
             copy_headers.append(("Content-Encoding", self.coding))
             tag = None if etag is None else compressed_tag(etag, self.coding, self.checksum)
@@ -127,8 +128,8 @@ class CompressedCopy(CacheEntry):
             representation = Representation(
                 len(self.body), copy_headers, body=self.body, ranges=ranges
             )
-            made = self._made = headers, representation
-        plan = made[1].plan(conditions)
+            latest = self._latest = headers, representation
+        plan = latest[1].plan(file_request)
         if plan.status == 200 and plan.segments:
             TOTALS.count(self.coding, self.uncompressed_bytes, len(self.body), 0)
         return plan
@@ -200,30 +201,30 @@ class _Job:
         self.stat_result = stat_result
         self.requested_at = monotonic()
 
-    def is_wanted(self) -> bool:
-        return monotonic() < self.requested_at + _MAX_UNWANTED_S
+    def is_recent(self) -> bool:
+        return monotonic() < self.requested_at + _MAX_JOB_AGE_S
 
 
 class _Pace:
     """Limits the processor time for copies, and decides when a copy may be made.
 
-    :ivar is_behind: returns whether requests wait for this process. Servers that know it replace
-        this function.
+    :ivar is_behind: returns whether requests wait for this process. FastWorker replaces this
+        function. The default returns False.
     """
 
     def __init__(self) -> None:
         self.is_behind: Callable[[], bool] = lambda: False
         # The time at which the processor time so far is no more than _SHARE of all time.
-        self._within_share_at = monotonic()
+        self._affordable_at = monotonic()
 
     def may_work(self) -> bool:
         """Return whether no request waits, and copies have not taken too much processor time."""
-        ahead_s = (self._within_share_at - monotonic()) * _SHARE
+        ahead_s = (self._affordable_at - monotonic()) * _SHARE
         return ahead_s < _BURST_S and not self.is_behind()
 
     def spend(self, cpu_s: float) -> None:
         """Count processor time. If two threads call this at once, one call may be lost."""
-        self._within_share_at = max(self._within_share_at, monotonic()) + cpu_s / _SHARE
+        self._affordable_at = max(self._affordable_at, monotonic()) + cpu_s / _SHARE
 
     def sleep_after(self, wall_s: float, cpu_s: float) -> None:
         """Sleep after a piece of work until the next piece may begin. Sleep longer on a busy host.
@@ -232,7 +233,7 @@ class _Pace:
         :param cpu_s: its processor time.
         """
         self.spend(cpu_s)
-        # As an attribute of the module: gevent may replace the function after the import.
+        # The function is read from its module for each call, since gevent may replace it.
         time.sleep(min(wall_s if wall_s < 2 * cpu_s else 4 * wall_s, _MAX_SLEEP_S))
         while not self.may_work():
             time.sleep(_CHECK_S)
@@ -256,7 +257,7 @@ class CompressedCopies:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._turn = threading.Lock()  # locked by a request while it makes a copy
+        self._compression_lock = threading.Lock()  # locked by a request while it makes a copy
         # The jobs by key, in the order of their execution.
         self._jobs: dict[str, _Job] = {}
         self._thread_runs = False
@@ -293,19 +294,19 @@ class CompressedCopies:
         if size > _FIRST_REQUEST_BYTES:
             self._enqueue(key, segment, coding, stat_result)
             return None
-        if not self.pace.may_work() or not self._turn.acquire(timeout=_TURN_S):
+        if not self.pace.may_work() or not self._compression_lock.acquire(timeout=_LOCK_TIMEOUT_S):
             return None
         try:
             # Another request may have made the copy meanwhile.
             copy = self.cached(key, on_disk=True)
             if copy is None and has_its_size(fd, stat_result):
                 began = thread_time()
-                copy = _make(segment, coding, stat_result, _whole(coding, size))
+                copy = _make(segment, coding, stat_result, _encoder(coding, size))
                 self.pace.spend(thread_time() - began)
                 if copy is not None:
                     self.store(key, copy)
         finally:
-            self._turn.release()
+            self._compression_lock.release()
         return copy
 
     def _enqueue(
@@ -323,8 +324,8 @@ class CompressedCopies:
             if self._thread_runs:
                 return
             self._thread_runs = True
-        # Without the lock: under gevent the thread is a greenlet, which may run during start(), and
-        # locks it.
+        # The lock is released before start(). Under gevent the thread is a greenlet, which may run
+        # during start() and acquire the lock.
         try:
             threading.Thread(target=self._work, name="wsgifast copies", daemon=True).start()
         except RuntimeError:  # the system allows no more threads
@@ -338,8 +339,8 @@ class CompressedCopies:
         os.close(self._jobs.pop(key).segment.fd)
 
     def _work(self) -> None:
-        # Only Linux has a priority per thread. A greenlet runs in the main thread, whose id is that
-        # of the process.
+        # Only Linux has a priority per thread. A greenlet runs in the main thread, whose priority
+        # must not change. The id of the main thread is that of the process.
         thread = threading.get_native_id()
         if sys.platform == "linux" and thread != os.getpid():
             with contextlib.suppress(OSError):
@@ -353,7 +354,7 @@ class CompressedCopies:
                 job = self._jobs[key]
             try:
                 self.pace.sleep_after(0, 0)
-                if job.is_wanted() and has_its_size(job.segment.fd, job.stat_result):
+                if job.is_recent() and has_its_size(job.segment.fd, job.stat_result):
                     encode = partial(_in_pieces, job, self.pace)
                     copy = _make(job.segment, job.coding, job.stat_result, encode)
                     if copy is not None:
@@ -390,19 +391,19 @@ def _make(
     return None if compressed is None else _copy(coding, content, compressed)
 
 
-def _whole(coding: str, size: int) -> Callable[[bytes], bytes]:
+def _encoder(coding: str, size: int) -> Callable[[bytes], bytes]:
     level = _LEVELS[coding] if size <= _SMALL_FILE_BYTES else None
     return partial(_counted, coding, compressor(coding, level=level, size=size).whole)
 
 
 def _in_pieces(job: _Job, pace: _Pace, content: bytes) -> bytes | None:
-    """Compress piece by piece, and sleep after each. Return None if requests have stopped."""
+    """Compress piece by piece, and sleep after each. Return None if the copy is not needed now."""
     # With a size, gzip uses libdeflate, which cannot compress in pieces.
     size = None if job.coding == "gzip" else len(content)
     pieces = compressor(job.coding, size=size)
     compressed: list[bytes] = []
     for at in range(0, len(content), _PIECE_BYTES):
-        if not job.is_wanted():
+        if not job.is_recent():
             return None
         began, cpu_began = monotonic(), thread_time()
         compressed.append(_counted(job.coding, pieces.add, content[at : at + _PIECE_BYTES]))

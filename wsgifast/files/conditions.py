@@ -14,7 +14,7 @@ from typing import Literal
 FIRST_KNOWN_SECOND = 2
 # The number of parsed dates in a cache. Clients send the Last-Modified that they received.
 _CACHED_DATES = 512
-# The longest of the three forms has 33 characters.
+# The longest of the three date formats has 33 characters.
 _MAX_DATE_CHARACTERS = 40
 _CONTENT_DIGEST_BYTES = 16
 
@@ -153,7 +153,7 @@ def _cached_date(value: str) -> int | None:
     if second > 60:
         return None
     weekday = match.groupdict().get("weekday")
-    # RFC 850's form has a year of two digits. The century is found by the weekday, which differs
+    # A date of RFC 850 has a year of two digits. The weekday tells the century, since it differs
     # between 19xx and 20xx. RFC 9110 uses the clock: a date is at most 50 years in the future.
     for century in (0,) if weekday is None else (1900, 2000):
         try:

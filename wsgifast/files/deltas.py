@@ -1,17 +1,18 @@
 """Send a file as a delta to an earlier release that the client has (RFC 9842).
 
-The earlier release is the dictionary. The client names it by its SHA-256. This module searches for
-it among the releases of the file. Their names differ only in the hash, and they are in the same
-folder below any of the site's directories. It also sends deltas that `wsgifast compress --against`
-has written next to the file.
+A release is one version of a file whose name contains a hash of its content. The releases of a file
+have names that differ only in the hash. They are in the same folder, below any of the site's
+directories. The earlier release is the dictionary of the delta. The client sends the SHA-256 of its
+dictionary. This module searches for the release with that digest. Deltas that `wsgifast compress
+--against` has written next to the file are sent too.
 
-Clients may send any digest, so unknown digests must be cheap. The names of a folder and the
-contents of the releases are read once, and again only after a change. A request for a file without
-other releases starts no thread and reads no file.
+A client may send any digest, so the search for an unknown digest must be cheap. Folders are listed
+and releases are read once, and again only after a change. A request for a file without other
+releases starts no thread and reads no file.
 
 Each delta is made once, by a new thread, and cached with the compressed copies. A request waits for
-its delta, up to a timeout. After the timeout it gets an ordinary content coding, and later requests
-get the delta.
+its delta, up to a timeout. After the timeout, the request gets an ordinary content coding. Later
+requests get the delta.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from .compressed_copies import COPIES, MAX_FILE_BYTES, CompressedCopy, delta_key
 from .directory import Directory, Identity, Opened, identity_of
 from .found import (
     CacheEntry,
+    HashedFile,
     MemoryCache,
-    ReleasesOf,
     is_outdated,
     is_settled,
     open_if_readable,
@@ -51,8 +52,8 @@ from .lookup import FoundFile
 
 log = logging.getLogger("wsgifast.files")
 
-# The longest wait of a request for a delta. A delta of 5 MB and the digests of two such files take
-# 50 ms.
+# The longest wait of a request for a delta. For a file of 5 MB, the delta and the digests of both
+# releases take 50 ms.
 _WAIT_S = 0.25
 # The maximum number of unfinished deltas. Each has a thread, but only one thread works at a time.
 _MAX_UNFINISHED = 32
@@ -63,15 +64,16 @@ _CACHE_BYTES = 16 * 1024 * 1024
 # The memory of a name in a listing, and of a release with its digest. Measured, and rounded up.
 _NAME_BYTES = 400
 _RELEASE_BYTES = 1000
-# A smaller file fits into the first packets in any content coding. It is also a poor dictionary.
+# The smallest file that is sent as a delta, or used as a dictionary. A smaller file fits into the
+# first packets of a connection in any content coding.
 MIN_FILE_BYTES = 500
 
 
-class _Wanted(NamedTuple):
+class _RequestedDelta(NamedTuple):
     """A requested delta: the file, and the SHA-256 of its dictionary."""
 
     file: FoundFile
-    releases: ReleasesOf
+    hashed_file: HashedFile
     identity: Identity
     digest: bytes
 
@@ -84,7 +86,7 @@ class _Release(NamedTuple):
 
 
 class _Listing(CacheEntry):
-    """The state of some folders at one time: their files that have two or more releases.
+    """The files with two or more releases in some folders, at the time of the listing.
 
     :ivar folders: the paths of the folders with their identities. None for a missing folder.
     :ivar releases: maps each name without its hash to two or more files with that name.
@@ -107,11 +109,11 @@ class _Listing(CacheEntry):
 
     def is_unchanged(self) -> bool:
         """Return whether no folder has changed since it was listed."""
-        return all(_identity_at(path) == seen for path, seen in self.folders)
+        return all(_identity_at(path) == identity for path, identity in self.folders)
 
 
 class _Releases(CacheEntry):
-    """The releases of a file by digest, in one state of their folders."""
+    """The releases of a file by digest. They are valid while `listing` is unchanged."""
 
     __slots__ = ("by_digest", "listing")
 
@@ -127,8 +129,8 @@ class _Releases(CacheEntry):
             for each in self.by_digest.values()
         )
 
-    def dictionary_for(self, names: Sequence[str], digest: bytes) -> _Release | None:
-        """Return the release with a digest. None if there is none, or if it is the file itself.
+    def find_dictionary(self, names: Sequence[str], digest: bytes) -> _Release | None:
+        """Return the release with a digest. None if it does not exist, or is the file itself.
 
         :param names: the path of the file itself.
         """
@@ -144,7 +146,7 @@ class Deltas:
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._turn = threading.Lock()
+        self._compression_lock = threading.Lock()
         # Maps the key of an unfinished delta to an event. The event is set when the delta is made,
         # or its creation has failed.
         self._unfinished: dict[str, threading.Event] = {}
@@ -157,48 +159,48 @@ class Deltas:
         :returns: None if the delta is not ready, or cannot be made.
         """
         opened = file.opened(file.path)
-        releases = file.releases
+        hashed_file = file.hashed_file
         size = opened.stat_result.st_size
-        if releases is None or size < MIN_FILE_BYTES or not is_settled(opened.stat_result):
+        if hashed_file is None or size < MIN_FILE_BYTES or not is_settled(opened.stat_result):
             return None
         identity = identity_of(opened.stat_result)
         key = delta_key(identity, digest)
         copy = COPIES.cached(key, on_disk=True)
         if copy is not None:
             return copy
-        written = file.open_precompressed(delta_suffix(digest))
-        if written is not None:
-            copy = _read_delta(written, opened, digest)
+        delta_file = file.open_precompressed(delta_suffix(digest))
+        if delta_file is not None:
+            copy = _read_delta(delta_file, opened, digest)
             if copy is not None:
                 COPIES.store(key, copy)
                 return copy
         if size > MAX_FILE_BYTES:
             return None
-        if self.is_known_missing(releases, digest):
+        if self.is_known_missing(hashed_file, digest):
             return None
-        finished = self._begin(_Wanted(file, releases, identity, digest), key)
+        finished = self._begin(_RequestedDelta(file, hashed_file, identity, digest), key)
         if finished is None or not finished.wait(_WAIT_S):
             return None
         return COPIES.cached(key)
 
-    def is_known_missing(self, file: ReleasesOf, digest: bytes) -> bool:
+    def is_known_missing(self, hashed_file: HashedFile, digest: bytes) -> bool:
         """Return whether the caches show that there is no dictionary or delta for this digest.
 
         This method reads no file, and calls stat() only for paths that the kernel has cached.
         """
-        listing = self._listings.get(file.folders_key)
+        listing = self._listings.get(hashed_file.folders_key)
         if listing is None or not listing.is_unchanged():
             return False
-        if file.names[-1] + delta_suffix(digest) in listing.deltas:
+        if hashed_file.names[-1] + delta_suffix(digest) in listing.deltas:
             return False
-        if file.hashless_name not in listing.releases:
+        if hashed_file.hashless_name not in listing.releases:
             return True
-        cached = self._releases.get(file.key)
+        cached = self._releases.get(hashed_file.key)
         if cached is None or not cached.are_unchanged():
             return False
-        return cached.dictionary_for(file.names, digest) is None
+        return cached.find_dictionary(hashed_file.names, digest) is None
 
-    def _begin(self, wanted: _Wanted, key: str) -> threading.Event | None:
+    def _begin(self, requested: _RequestedDelta, key: str) -> threading.Event | None:
         """Start a thread that makes a delta, unless a thread is already making it.
 
         :returns: an event that is set when the thread has finished. None if there are too many
@@ -212,12 +214,12 @@ class Deltas:
 
         def make() -> None:
             try:
-                with self._turn:
-                    # Another thread may have made it after this request had read the cache.
-                    if COPIES.cached(key) is None and (copy := self._make(wanted)) is not None:
+                with self._compression_lock:
+                    # Another thread may have made the delta since this request read the cache.
+                    if COPIES.cached(key) is None and (copy := self._make(requested)) is not None:
                         COPIES.store(key, copy)
             except OSError as error:
-                log.warning("%s: no delta could be made: %s", wanted.file.path, error)
+                log.warning("%s: no delta could be made: %s", requested.file.path, error)
             finally:
                 with self._lock:
                     self._unfinished.pop(key, None)
@@ -231,29 +233,29 @@ class Deltas:
             return None
         return finished
 
-    def _make(self, wanted: _Wanted) -> CompressedCopy | None:
-        release = self._read_releases(wanted.releases).dictionary_for(
-            wanted.file.names, wanted.digest
+    def _make(self, requested: _RequestedDelta) -> CompressedCopy | None:
+        release = self._read_releases(requested.hashed_file).find_dictionary(
+            requested.file.names, requested.digest
         )
         if release is None:
             return None
-        file = wanted.file
+        file = requested.file
         dictionary = content_of(release.root, release.names, release.identity)
-        content = content_of(file.directory, file.names, wanted.identity)
-        if dictionary is None or content is None or digest_of(dictionary) != wanted.digest:
+        content = content_of(file.directory, file.names, requested.identity)
+        if dictionary is None or content is None or digest_of(dictionary) != requested.digest:
             return None
         return made_copy(DCZ, content, partial(make_delta, dictionary=dictionary))
 
-    def _read_releases(self, file: ReleasesOf) -> _Releases:
+    def _read_releases(self, hashed_file: HashedFile) -> _Releases:
         """Return the releases of a file. Read only those that are not in the cache."""
-        cached = self._releases.get(file.key)
+        cached = self._releases.get(hashed_file.key)
         if cached is not None and cached.are_unchanged():
             return cached
         digests = {} if cached is None else {r: d for d, r in cached.by_digest.items()}
-        listing, settled = self._list(file)
-        names = listing.releases.get(file.hashless_name, ())
+        listing, settled = self._list(hashed_file)
+        names = listing.releases.get(hashed_file.hashless_name, ())
         by_digest: dict[bytes, _Release] = {}
-        for release in _newest(names, file.names[:-1], MAX_FILE_BYTES):
+        for release in _newest(names, hashed_file.names[:-1], MAX_FILE_BYTES):
             digest = digests.get(release)
             if digest is None:
                 content = content_of(release.root, release.names, release.identity)
@@ -263,27 +265,27 @@ class Deltas:
             by_digest[digest] = release
         releases = _Releases(listing, by_digest)
         if settled and names:
-            self._releases.put(file.key, releases)
+            self._releases.put(hashed_file.key, releases)
         return releases
 
-    def _list(self, file: ReleasesOf) -> tuple[_Listing, bool]:
+    def _list(self, hashed_file: HashedFile) -> tuple[_Listing, bool]:
         """Return the listing of a file's folders. List them only if a folder has changed.
 
-        :returns: the listing, and whether any later change of a folder changes its identity.
-            Otherwise the listing must not be cached.
+        :returns: the listing, and whether it may be cached. It may not be cached if a later change
+            could leave the identity of a folder unchanged (:func:`~.found.is_settled`).
         """
-        listing = self._listings.get(file.folders_key)
+        listing = self._listings.get(hashed_file.folders_key)
         if listing is not None and listing.is_unchanged():
             return listing, True
-        # stat() before the folders are listed: the next call then sees changes during the listing.
-        seen = [(path, stat_or_none(path)) for path in file.folders]
+        # stat() comes before the listing, so that the next call notices changes during the listing.
+        stat_results = [(path, stat_or_none(path)) for path in hashed_file.folders]
         folders = [
             (path, None if stat_result is None else identity_of(stat_result))
-            for path, stat_result in seen
+            for path, stat_result in stat_results
         ]
         found: dict[HashlessName, list[tuple[Directory, str]]] = {}
         deltas = set()
-        for root, name in _names_in(file.roots, file.names[:-1]):
+        for root, name in _names_in(hashed_file.roots, hashed_file.names[:-1]):
             if name.endswith(DELTA_SUFFIX):
                 deltas.add(name)
             elif (hashless := hashless_name(name)) is not None:
@@ -291,13 +293,16 @@ class Deltas:
         several = {hashless: names for hashless, names in found.items() if len(names) > 1}
         listing = _Listing(folders, several, frozenset(deltas))
         if listing.cost > _CACHE_BYTES:
-            log.warning("%s has too many releases: deltas to some of them only", seen[0][0])
+            folder = hashed_file.folders[0]
+            log.warning("%s has too many releases: deltas to some of them only", folder)
             while several and listing.cost > _CACHE_BYTES:
                 several = dict(islice(several.items(), len(several) // 2))
                 listing = _Listing(folders, several, listing.deltas)
-        settled = all(stat_result is None or is_settled(stat_result) for _, stat_result in seen)
+        settled = all(
+            stat_result is None or is_settled(stat_result) for _, stat_result in stat_results
+        )
         if settled:
-            self._listings.put(file.folders_key, listing)
+            self._listings.put(hashed_file.folders_key, listing)
         return listing, settled
 
 
@@ -360,16 +365,16 @@ def _identity_at(path: str) -> Identity | None:
     return None if stat_result is None else identity_of(stat_result)
 
 
-def _read_delta(written: Opened, original: Opened, digest: bytes) -> CompressedCopy | None:
+def _read_delta(delta_file: Opened, original: Opened, digest: bytes) -> CompressedCopy | None:
     """Read a file's delta file. Return None if it is outdated, too large or for other content."""
-    size = written.stat_result.st_size
+    size = delta_file.stat_result.st_size
     if (
-        not stat.S_ISREG(written.stat_result.st_mode)
+        not stat.S_ISREG(delta_file.stat_result.st_mode)
         or not HEADER_BYTES < size < min(original.stat_result.st_size, MAX_FILE_BYTES)
-        or is_outdated(written.stat_result, original.stat_result)
+        or is_outdated(delta_file.stat_result, original.stat_result)
     ):
         return None
-    body = os.pread(written.fd, size, 0)
+    body = os.pread(delta_file.fd, size, 0)
     if len(body) != size or not body.startswith(delta_header(digest)):
         return None
     return CompressedCopy(body, DCZ, original.stat_result.st_size)

@@ -2,8 +2,8 @@
 
 A URL path is split into plain names, or refused. The names are opened one at a time, each relative
 to the directory before it, and without following symbolic links. So no rename by another process
-can make the walk leave the directory. If a name is a link with a target inside the directory, the
-target is walked from the root. fstat() checks the descriptor of the file that will be sent.
+can lead out of the directory. If a name is a link with a target inside the directory, the names of
+the target are opened from the root. fstat() checks the descriptor of the file that is sent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def names_of(path: str, *, hidden_files: bool = False) -> list[str] | None:
     A hidden name begins with a dot. A leading `.well-known` is not hidden (RFC 8615).
 
     :param path: such as "css/site.css", without a leading slash. One trailing slash is ignored. The
-        caller has to check that such a path leads to a directory.
+        caller has to check that a path with a trailing slash leads to a directory.
     :param hidden_files: whether hidden names are served.
     :returns: None for a path that is not served. It is too long, or has an empty, `.` or `..`
         segment, a hidden name, a NUL, or a backslash (a separator on Windows and for some proxies).
@@ -154,8 +154,8 @@ class Directory:
             if self.follow_symlinks:
                 return open_checked(full_path, None, follow=True)
             # Most requests that pass through the middleware are not for files, and stat() is
-            # cheaper than the walk. stat() follows links out of the root. So only "no such file"
-            # counts: other errors would tell the client about files outside.
+            # cheaper than opening each name. stat() follows links out of the root. So only the
+            # error "no such file" counts: others would tell the client about files outside.
             if _is_absent(full_path):
                 return None
             return self._open_beneath(list(names))

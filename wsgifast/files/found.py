@@ -1,4 +1,8 @@
-"""The cache of files that were found for URL paths, and the checks whether they have changed."""
+"""The cache of files that were found for URL paths, and the checks that they are unchanged.
+
+- :class:`Found` describes the file of a URL path, in each of its content codings.
+- :class:`MemoryCache` stores these descriptions, up to a total size.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +51,15 @@ class CacheEntry:
         self.used = False
 
 
-K = TypeVar("K", bound=CacheEntry)
+EntryT = TypeVar("EntryT", bound=CacheEntry)
 
 
-class MemoryCache(Generic[K]):
+class MemoryCache(Generic[EntryT]):
     """A cache of recently used values, up to a total cost in bytes.
 
     Eviction uses the "clock" algorithm. Values are evicted in the order of insertion, and a value
-    that was used meanwhile is inserted again. This is close to least recently used. A hit needs no
-    lock, since it sets a flag. Files that are requested once do not evict files that are used
-    often.
+    that was used meanwhile is inserted again. This is close to least recently used. A hit only sets
+    a flag, and needs no lock. Files that are requested once do not evict files that are used often.
 
     :param max_bytes: the largest sum of all costs. 0 disables the cache.
     """
@@ -64,16 +67,16 @@ class MemoryCache(Generic[K]):
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.used_bytes = 0
-        self._entries: OrderedDict[str, K] = OrderedDict()
+        self._entries: OrderedDict[str, EntryT] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: str) -> K | None:
+    def get(self, key: str) -> EntryT | None:
         entry = self._entries.get(key)
         if entry is not None:
             entry.used = True
         return entry
 
-    def put(self, key: str, value: K) -> list[tuple[str, K]]:
+    def put(self, key: str, value: EntryT) -> list[tuple[str, EntryT]]:
         """Cache a value in place of the key's old value.
 
         A value whose cost is above `max_bytes` is not cached.
@@ -91,7 +94,7 @@ class MemoryCache(Generic[K]):
             self.used_bytes += value.cost
             return evicted
 
-    def _evict_one(self) -> tuple[str, K]:
+    def _evict_one(self) -> tuple[str, EntryT]:
         while True:
             key = next(iter(self._entries))
             oldest = self._entries[key]
@@ -133,7 +136,7 @@ class Source(NamedTuple):
         )
 
 
-class ReleasesOf(NamedTuple):
+class HashedFile(NamedTuple):
     """A file with a hash in its name, and the folders that may have other releases of the file.
 
     :ivar hashless_name: the name of the file without the hash.
@@ -170,10 +173,10 @@ class Found(CacheEntry):
     :param url: the key in the cache.
     :param settled: whether every later change of the files will change their identity. It is False
         shortly after a change (_SETTLED_NS). Files that are not settled must not be cached.
-    :ivar compressible_to: the content codings in which requests may get a compressed copy.
-    :ivar releases: the earlier releases for a delta. None to send no delta.
-    :ivar watched: paths with their identities. If one changes, other precompressed files may be
-        usable. They are the directory and precompressed files that are not sent, such as old ones.
+    :ivar copy_codings: the content codings in which requests may get a compressed copy.
+    :ivar hashed_file: where to look for earlier releases of the file. None to send no deltas.
+    :ivar watched: the paths of the directory and of unusable precompressed files, with their
+        identities. If one of them changes, another precompressed file may be usable.
     :ivar absent: paths without a file. A new file there would take precedence over the cached file.
     """
 
@@ -181,8 +184,8 @@ class Found(CacheEntry):
     encoded: Mapping[str, Source]
     url: InitVar[str]
     settled: InitVar[bool]
-    compressible_to: tuple[str, ...] = ()
-    releases: ReleasesOf | None = None
+    copy_codings: tuple[str, ...] = ()
+    hashed_file: HashedFile | None = None
     watched: Sequence[tuple[str, Identity]] = ()
     absent: Sequence[str] = ()
 
@@ -204,19 +207,21 @@ class Found(CacheEntry):
         coding = preferred_coding(accept_encoding, self._codings)
         return self.original if coding is None else self.encoded[coding]
 
-    def coding_to_compress_to(self, source: Source, accept_encoding: str | None) -> str | None:
-        """Return the content coding to compress the file to. Return None to send it unchanged.
+    def copy_coding(self, source: Source, accept_encoding: str | None) -> str | None:
+        """Return the content coding of the compressed copy to send. Return None to send no copy.
 
         :param source: the result of :meth:`select`.
         """
-        if source is not self.original or accept_encoding is None or not self.compressible_to:
+        if source is not self.original or accept_encoding is None or not self.copy_codings:
             return None
-        return preferred_coding(accept_encoding, self.compressible_to)
+        return preferred_coding(accept_encoding, self.copy_codings)
 
-    def wanted_dictionary(self, conditions: RequestFacts) -> bytes | None:
+    def dictionary_digest(self, file_request: RequestFacts) -> bytes | None:
         """Return the digest of the client's dictionary. Return None to send no delta."""
-        client = conditions.dictionary
-        if client is None or self.releases is None or not prefers_delta(conditions.accept_encoding):
+        client = file_request.dictionary
+        if client is None or self.hashed_file is None:
+            return None
+        if not prefers_delta(file_request.accept_encoding):
             return None
         allowed = Headers(self.original.representation.headers).get("access-control-allow-origin")
         return client.digest if client.may_be_used(allowed) else None

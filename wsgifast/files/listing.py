@@ -33,7 +33,9 @@ _HEADERS: tuple[Header, ...] = (
 def listing_plan(
     path: str, names: Sequence[str], roots: Sequence[Directory], *, hidden_files: bool
 ) -> Plan:
-    """Return the plan of a page that lists a directory. A root gets no link to a parent.
+    """Return the plan of a page that lists a directory.
+
+    The page of a root directory has no link to a parent directory.
 
     :param path: the decoded URL path, for the title.
     :param names: the path of the directory below each root. If several roots have an entry of the

@@ -1,7 +1,7 @@
 """Find the file of a URL path, and describe it.
 
 The size, the times and the bytes of a small file are read from one open descriptor. So if a file is
-replaced at the same time, the description is that of the old file or that of the new file.
+replaced at the same time, the description never mixes the old file and the new file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
 from .found import (
     Found,
-    ReleasesOf,
+    HashedFile,
     Source,
     is_outdated,
     is_settled,
@@ -68,10 +68,10 @@ class FoundFile:
         self._open = {self.path: opened}
 
     @property
-    def releases(self) -> ReleasesOf | None:
+    def hashed_file(self) -> HashedFile | None:
         """Return the places of other releases of the file. None if its name has no hash."""
         hashless = hashless_name(self.names[-1])
-        return None if hashless is None else ReleasesOf(hashless, self.roots, self.names)
+        return None if hashless is None else HashedFile(hashless, self.roots, self.names)
 
     def open_precompressed(self, suffix: str) -> Opened | None:
         """Open the file with an added suffix, such as ".gz". Return None if it cannot be read."""
@@ -109,10 +109,13 @@ class FoundDirectory(NamedTuple):
 
 
 class Unreadable(Exception):
-    """The error for a file that exists, but that this process cannot read. It logs the reason."""
+    """Raised for an existing file that this process cannot read. The constructor logs the reason.
 
-    def __init__(self, path: str, why: str) -> None:
-        log.warning("%s %s", path, why)
+    :param reason: the end of the log line, after the path.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        log.warning("%s %s", path, reason)
 
 
 @dataclass(frozen=True)
@@ -211,41 +214,41 @@ class Lookup:
         if not has_its_size(*file.opened(file.path)):
             # Such a file may have other bytes at each read, without a change of its times. So it is
             # not cached.
-            now = self._describe_one(file, None, headers, None, _read_unsized(file))
-            return Found(now, {}, url, settled=False)
+            source = self._describe_one(file, None, headers, None, _read_unsized(file))
+            return Found(source, {}, url, settled=False)
         folder = posixpath.dirname(file.path)
-        # stat() before the precompressed files are opened: a file that appears later changes the
-        # identity of the directory.
+        # stat() comes before the precompressed files are opened. If a file appears later, the
+        # identity of the directory changes.
         watched = {folder: stat_or_none(folder)}
         codings: dict[str, os.stat_result] = {}
         is_compressed = Headers(headers).get("content-encoding") is not None
         for coding, suffix in () if is_compressed else PRECOMPRESSED_SUFFIXES.items():
-            seen = stat_or_none(file.path + suffix)
-            if seen is None:
+            found = stat_or_none(file.path + suffix)
+            if found is None:
                 continue
             precompressed = file.open_precompressed(suffix)
             if precompressed is not None and _is_usable(precompressed, file.stat_result):
                 codings[coding] = precompressed.stat_result
             else:
-                watched[file.path + suffix] = seen
-        compressible_to = self._compressible_to(headers, file.stat_result.st_size)
-        # The final headers decide, since `add_headers` may have changed them.
+                watched[file.path + suffix] = found
+        copy_codings = self._copy_codings(headers, file.stat_result.st_size)
+        # The option `add_headers` may have changed these headers.
         cache_control = Headers(headers).get("cache-control") or ""
         has_deltas = (
             Headers(headers).get("use-as-dictionary") is not None
             and not is_compressed
             and "no-transform" not in cache_directives(cache_control)
         )
-        vary = VARY if has_deltas else "Accept-Encoding" if codings or compressible_to else None
+        vary = VARY if has_deltas else "Accept-Encoding" if codings or copy_codings else None
         return Found(
             self._describe_one(file, None, headers, vary),
             {
                 coding: self._describe_one(file, coding, headers, vary)
                 for coding in sorted(codings, key=lambda coding: codings[coding].st_size)
             },
-            compressible_to=compressible_to,
-            releases=file.releases if has_deltas else None,
-            watched=[(path, identity_of(seen)) for path, seen in watched.items() if seen],
+            copy_codings=copy_codings,
+            hashed_file=file.hashed_file if has_deltas else None,
+            watched=[(path, identity_of(found)) for path, found in watched.items() if found],
             absent=file.absent,
             url=url,
             settled=all(
@@ -254,7 +257,7 @@ class Lookup:
             ),
         )
 
-    def _compressible_to(self, headers: list[Header], size: int) -> tuple[str, ...]:
+    def _copy_codings(self, headers: list[Header], size: int) -> tuple[str, ...]:
         compression = self.compression
         if compression is None or size > MAX_FILE_BYTES:
             return ()
@@ -271,8 +274,8 @@ class Lookup:
     ) -> Source:
         """Describe a file, or its precompressed file in a content coding.
 
-        :param unsized: the current content of a file of /proc, /sys and the like. Its response has
-            no Last-Modified and no ETag of its time, and ranges of it cannot be requested.
+        :param unsized: the current content of a file of /proc, /sys and the like. The response with
+            it has no Last-Modified, no ETag of the modification time, and no ranges.
         """
         path = file.path if coding is None else file.path + PRECOMPRESSED_SUFFIXES[coding]
         fd, stat_result = opened = file.opened(path)

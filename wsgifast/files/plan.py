@@ -1,7 +1,8 @@
 """Plan the response to a request for a file, without I/O.
 
-A plan consists of the status, the headers and the segments of the body. Preconditions are evaluated
-before Range (RFC 9110, section 13.2.2). Sections without a number of an RFC are those of RFC 9110.
+A plan consists of the status, the headers and the segments of the body. A segment is bytes, or a
+range of the file. Preconditions are evaluated before Range (RFC 9110, section 13.2.2). Section
+numbers without an RFC refer to RFC 9110.
 """
 
 from __future__ import annotations
@@ -297,7 +298,7 @@ def describe(
     """Return the representation of a file on disk, with the headers of a file server.
 
     If the file's time is in the future, Last-Modified is the current time (section 8.8.2.1).
-    Preconditions use the time of the file, so that no date matches it.
+    Preconditions still use the file's time, so no date that a client has received matches.
 
     :param size: the size in bytes.
     :param mtime_ns: st_mtime_ns: nanoseconds since 1970 (UTC). Less than 2 s means unknown.

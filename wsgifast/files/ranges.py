@@ -34,9 +34,8 @@ class ByteRange(NamedTuple):
 def parse_range(header: str, size: int) -> list[ByteRange] | None:
     """Parse a Range header.
 
-    Ranges that overlap or touch are merged (section 15.3.7.2). A merged range has the position of
-    its first range in the list. Otherwise the order is the client's. Unsatisfiable ranges are
-    omitted.
+    Ranges that overlap or touch are merged (section 15.3.7.2). The order is that of the client. A
+    merged range has the position of its first range. Unsatisfiable ranges are omitted.
 
     :param size: the size of the whole representation, in bytes.
     :returns: the ranges of the representation. An empty list if no range can be satisfied: the

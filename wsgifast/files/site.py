@@ -72,37 +72,37 @@ class StaticFilesBase(Generic[AppT]):
         if app is not None and self.interface is not None:
             check_app(app, self.interface)
         self.app = app
-        given = checked_options(options)
-        if given["dictionaries"] and "zstd" not in available_codings():
+        values = checked_options(options)
+        if values["dictionaries"] and "zstd" not in available_codings():
             package = CODING_PACKAGES["zstd"]
             raise ConfigurationError(f"dictionaries=True needs {package}: pip install {package}")
-        compression = compression_for(given["compress"])
+        compression = compression_for(values["compress"])
         paths = _directories(directory)
-        fallback, cache_bytes = given["fallback"], given["cache_bytes"]
+        fallback, cache_bytes = values["fallback"], values["cache_bytes"]
         if fallback is not None and app is not None:
             raise ConfigurationError(
                 f"fallback={fallback!r} and app={app!r} exclude each other: the fallback would "
                 "answer the requests for the app. Set one of the two"
             )
-        prefix = given["prefix"].rstrip("/") + "/"
-        follow_symlinks = given["follow_symlinks"]
+        prefix = values["prefix"].rstrip("/") + "/"
+        follow_symlinks = values["follow_symlinks"]
         self._lookup = self.lookup_class(
             directories=[Directory(path, follow_symlinks=follow_symlinks) for path in paths],
             prefix=prefix,
-            index=given["index"],
-            hidden_files=given["hidden_files"],
+            index=values["index"],
+            hidden_files=values["hidden_files"],
             rules=HeaderRules(
-                max_age=given["max_age"],
-                immutable=given["immutable"],
-                mimetypes=given["mimetypes"],
-                charset=given["charset"],
-                add_headers=given["add_headers"],
-                allow_all_origins=given["allow_all_origins"],
-                dictionaries=(compression or Compression()) if given["dictionaries"] else None,
+                max_age=values["max_age"],
+                immutable=values["immutable"],
+                mimetypes=values["mimetypes"],
+                charset=values["charset"],
+                add_headers=values["add_headers"],
+                allow_all_origins=values["allow_all_origins"],
+                dictionaries=(compression or Compression()) if values["dictionaries"] else None,
             ),
-            etag=given["etag"],
+            etag=values["etag"],
             body_bytes=min(_MEMORY_FILE_BYTES, cache_bytes // _MEMORY_FILE_DIVISOR),
-            listing=given["listing"],
+            listing=values["listing"],
             has_bare_prefix=app is None,
             compression=compression,
         )
@@ -111,8 +111,8 @@ class StaticFilesBase(Generic[AppT]):
         self._fallback = None if fallback is None else prefix + fallback
         if self._fallback is not None:
             try:
-                # Not describe(), which calls `add_headers`: that function may need values that the
-                # program sets later.
+                # describe() is not called yet. It calls the option `add_headers`, a function that
+                # may need values that the program sets later.
                 found = self._lookup.locate(self._fallback)
             except Unreadable:
                 found = None
@@ -123,7 +123,7 @@ class StaticFilesBase(Generic[AppT]):
                 )
             found.close()
 
-    def answer_from_cache(self, conditions: RequestFacts, path: str) -> Response | None:
+    def answer_from_cache(self, file_request: RequestFacts, path: str) -> Response | None:
         """Answer a GET or HEAD from the cache. Return None if the cache is not enough.
 
         The caller then calls :meth:`look_up`. This method reads no file. It calls stat() and open()
@@ -134,11 +134,11 @@ class StaticFilesBase(Generic[AppT]):
             surrogates, like those of os.fsdecode().
         """
         cached = self._cache.get(path)
-        source = cached and cached.unchanged(conditions.accept_encoding)
-        return _answer(conditions, cached, source) if cached and source else None
+        source = cached and cached.unchanged(file_request.accept_encoding)
+        return _answer(file_request, cached, source) if cached and source else None
 
     def look_up(
-        self, conditions: RequestFacts, path: str, query: str = "", mount: str = ""
+        self, file_request: RequestFacts, path: str, query: str = "", mount: str = ""
     ) -> Response | None:
         """Answer a GET or HEAD from the disk. Return None if there is no such file.
 
@@ -151,53 +151,53 @@ class StaticFilesBase(Generic[AppT]):
         try:
             found = self._lookup.locate(path)
             if isinstance(found, FoundFile):
-                return self._answer_found(conditions, path, found, mount)
+                return self._answer_found(file_request, path, found, mount)
         except Unreadable:
-            return _in_memory(_FORBIDDEN, conditions)
+            return _in_memory(_FORBIDDEN, file_request)
         if found is None:
-            return self._answer_fallback(conditions, path, query, mount)
+            return self._answer_fallback(file_request, path, query, mount)
         if found.lacks_slash:
-            return _in_memory(_redirect(path or mount, query), conditions)
+            return _in_memory(_redirect(path or mount, query), file_request)
         hidden_files = self._lookup.hidden_files
         page = listing_plan(path, found.names, found.roots, hidden_files=hidden_files)
-        return _in_memory(page, conditions)
+        return _in_memory(page, file_request)
 
     def look_up_or_miss(
-        self, conditions: RequestFacts, path: str, query: str = "", mount: str = ""
+        self, file_request: RequestFacts, path: str, query: str = "", mount: str = ""
     ) -> Response | None:
         """Answer a GET or HEAD like :meth:`look_up`. Without an app, a missing file gets 404."""
-        response = self.look_up(conditions, path, query, mount)
+        response = self.look_up(file_request, path, query, mount)
         if response is None and self.app is None:
-            return self._answer_missing(conditions)
+            return self._answer_missing(file_request)
         return response
 
-    def _answer_missing(self, conditions: RequestFacts) -> Response:
+    def _answer_missing(self, file_request: RequestFacts) -> Response:
         """Answer a GET or HEAD with 404, and with the site's 404.html as the page if it exists."""
         # Range and preconditions are removed: they apply only to successful responses (RFC 9110,
         # sections 13.2.1 and 14.2).
-        requested = RequestFacts(conditions.method, conditions.accept_encoding)
+        page_request = RequestFacts(file_request.method, file_request.accept_encoding)
         page = self._missing_page
-        response = self.answer_from_cache(requested, page) or self.look_up(requested, page)
+        response = self.answer_from_cache(page_request, page) or self.look_up(page_request, page)
         if response is None or response[0].status != 200:
-            return _in_memory(_MISSING, conditions)
+            return _in_memory(_MISSING, file_request)
         plan, fd = response
         return plan.as_missing(), fd
 
     def _answer_found(
-        self, conditions: RequestFacts, path: str, file: FoundFile, mount: str
+        self, file_request: RequestFacts, path: str, file: FoundFile, mount: str
     ) -> Response | None:
         """Describe an open file, cache the description, and answer with this file."""
         try:
             found = self._lookup.describe(file, path, mount)
             if found.cost:
                 self._cache.put(path, found)
-            source = found.select(conditions.accept_encoding)
-            return _answer(conditions, found, source, file)
+            source = found.select(file_request.accept_encoding)
+            return _answer(file_request, found, source, file)
         finally:
             file.close()
 
     def _answer_fallback(
-        self, conditions: RequestFacts, path: str, query: str, mount: str
+        self, file_request: RequestFacts, path: str, query: str, mount: str
     ) -> Response | None:
         fallback = self._fallback
         if fallback is None or path == fallback:
@@ -206,11 +206,12 @@ class StaticFilesBase(Generic[AppT]):
             return _redirect(path or mount, query), None
         if not path.startswith(self._lookup.prefix) or "." in path.rpartition("/")[2]:
             return None
-        return self.answer_from_cache(conditions, fallback) or self.look_up(conditions, fallback)
+        cached = self.answer_from_cache(file_request, fallback)
+        return cached or self.look_up(file_request, fallback)
 
 
 class _ClassSignature:
-    """`__signature__` of the class, with all options. An instance has that of __call__()."""
+    """The `__signature__` of the class, with all options. Instances have no such attribute."""
 
     def __get__(self, instance: object, owner: type) -> Signature:
         if instance is not None:
@@ -223,16 +224,18 @@ StaticFilesBase.__signature__ = _ClassSignature()  # type: ignore[attr-defined]
 
 
 def _directories(
-    given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    directory: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
 ) -> Sequence[str | os.PathLike[str]]:
-    paths = [given] if isinstance(given, (str, os.PathLike)) else given
+    paths = [directory] if isinstance(directory, (str, os.PathLike)) else directory
     if not isinstance(paths, Sequence) or isinstance(paths, (bytes, bytearray)) or not paths:
-        raise ConfigurationError(f"directory={given!r}: a path, or a list with at least one path")
+        raise ConfigurationError(
+            f"directory={directory!r}: a path, or a list with at least one path"
+        )
     return paths
 
 
 def _answer(
-    conditions: RequestFacts, found: Found, source: Source, file: FoundFile | None = None
+    file_request: RequestFacts, found: Found, source: Source, file: FoundFile | None = None
 ) -> Response | None:
     """Answer with an open file, or with a cached file.
 
@@ -240,20 +243,20 @@ def _answer(
     :param file: the open file. None for a cached file.
     :returns: None if a cached file has changed, or if its compressed copy or delta is not cached.
     """
-    digest = None if conditions.dictionary is None else found.wanted_dictionary(conditions)
+    digest = None if file_request.dictionary is None else found.dictionary_digest(file_request)
     if digest is not None:
         if file is None:
             copy = COPIES.cached(delta_key(found.original.identity, digest))
-            assert found.releases is not None
-            if copy is None and not DELTAS.is_known_missing(found.releases, digest):
+            assert found.hashed_file is not None
+            if copy is None and not DELTAS.is_known_missing(found.hashed_file, digest):
                 return None
         else:
             copy = DELTAS.get(file, digest)
         if copy is not None and copy.body is not None:
             original = found.original.representation
-            return copy.plan(conditions, original.headers, original.etag), None
+            return copy.plan(file_request, original.headers, original.etag), None
     wanted = source.representation
-    coding = found.coding_to_compress_to(source, conditions.accept_encoding)
+    coding = found.copy_coding(source, file_request.accept_encoding)
     if coding is not None:
         if file is None:
             copy = COPIES.cached(copy_key(source.identity, 0, wanted.size, coding))
@@ -262,16 +265,16 @@ def _answer(
         else:
             copy = COPIES.get(FileSegment(file.opened(source.path).fd, 0, wanted.size), coding)
         if copy is not None and copy.body is not None:
-            return copy.plan(conditions, wanted.headers, wanted.etag), None
-    plan = wanted.plan(conditions)
+            return copy.plan(file_request, wanted.headers, wanted.etag), None
+    plan = wanted.plan(file_request)
     if plan.is_in_memory:
         return plan, None
     fd = source.reopen() if file is None else file.detach(source.path)
     return None if fd is None else (plan, fd)
 
 
-def _in_memory(plan: Plan, conditions: RequestFacts) -> Response:
-    return (plan if conditions.method == "GET" else Plan(plan.status, plan.headers)), None
+def _in_memory(plan: Plan, file_request: RequestFacts) -> Response:
+    return (plan if file_request.method == "GET" else Plan(plan.status, plan.headers)), None
 
 
 def _redirect(path: str, query: str) -> Plan:

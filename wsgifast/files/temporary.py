@@ -36,7 +36,7 @@ def no_room(error: OSError) -> RequestError:
 
 
 def _refusal(error: OSError) -> OSError:
-    """Return a RequestError if there is no room for a temporary file, else the same error."""
+    """Return a RequestError if there is no room for a temporary file. Otherwise return `error`."""
     return no_room(error) if error.errno in _NO_ROOM else error
 
 
@@ -194,7 +194,7 @@ class CountedBytes(io.BytesIO):
 
 
 class TemporaryFile(io.BufferedReader):
-    """An unnamed temporary file. Writes append to it without a buffer. Reads are buffered.
+    """An unnamed temporary file. Writes append to the file, without a buffer. Reads are buffered.
 
     :param disk: the budget for the bytes of the file. They count until the file is closed.
     :param min_free_bytes: a write fails if less than this would be free on the file system.
