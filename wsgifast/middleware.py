@@ -8,21 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .bodies.access_log import CHUNKS, SENT_AS
-from .bodies.body import (
-    Bare,
-    Body,
-    ClosedWith,
-    File,
-    Passed,
-    Refusal,
-    Segments,
-    Stream,
-    Whole,
-)
+from .bodies.body import Bare, Body, ClosedWith, File, Passed, Refusal, Stream, Whole
 from .bodies.chunks import excerpt, few_chunks
 from .bodies.classify import classify
 from .bodies.entity_tags import respond_by_tag
-from .bodies.file_responses import FileResponses, send_nothing, send_segments
+from .bodies.file_responses import FileResponses, send_nothing
 from .bodies.files import close_body
 from .bodies.request_ids import request_ids_stage
 from .bodies.requests import within_limits
@@ -225,7 +215,7 @@ class WSGIFast:
         """Send a body that has been classified."""
         if type(body) is Whole and response.status is not None and not response.forwarded:
             return self._send_wrapped(response, body)
-        if isinstance(body, Stream):
+        if type(body) is Stream:
             return self._send_stream(response, body.owner)
         if isinstance(body, Refusal):
             shown = f"{type(body.owner).__name__} as its body: {excerpt(body.owner)}"
@@ -234,22 +224,13 @@ class WSGIFast:
             raise response.not_started()
         if isinstance(body, File):
             return self._files.send(response, body)
-        if isinstance(body, Segments):
-            if response.forwarded and response.compression is not None:
-                return self._send_stream(response, body.content)
-            return send_segments(response, body.content)
-        if isinstance(body, Passed):
-            return self._pass_on(response, body)
         if isinstance(body, Bare):
             # A list, because the server would iterate text or bytes element by element.
             chunks = [response.convert(body.content)]
             if response.forwarded:  # the app called write(), which may have sent bytes
                 return self._send_stream(response, chunks)
             return self._send_whole(response, chunks, "rescued")
-        # The remaining case is a list or tuple after the app called write().
-        if response.length is None and not response.forwarded:
-            response.set_length(body.length)
-        return self._send_stream(response, ClosedWith(body.iterate(), body.owner))
+        return self._send_kind(response, body)
 
     def _send_whole(
         self,
@@ -282,10 +263,10 @@ class WSGIFast:
                 few = response.compress_whole(decision, few, size)
         if response.no_body:
             return send_nothing(response, chunks)
-        response.forward()
         environ = response.environ
         environ[SENT_AS] = sent_as
         environ[CHUNKS] = count
+        response.forward()
         return few
 
     def _send_wrapped(self, response: AppResponse, body: Whole) -> Iterable[bytes]:
@@ -304,31 +285,39 @@ class WSGIFast:
         sent = self._send_whole(response, chunks)
         return wrapped if sent is body.content else ClosedWith(sent, wrapped)
 
-    def _pass_on(self, response: AppResponse, body: Passed) -> Iterable[bytes]:
-        """Pass on an object that the server itself recognises, unless it is compressed."""
-        if response.coding is not None:
-            if not response.forwarded:
-                response.decision = response.coding.decide_page(response.code, response.headers)
-            if response.forwarded or (
-                response.decision is not None and response.decision.coding is not None
-            ):
-                return self._send_stream(response, body.owner)
-            if response.decision is not None:
-                response.headers = response.decision.apply(response.headers)
+    def _send_kind(self, response: AppResponse, body: Body) -> Iterable[bytes]:
+        """Send a body in the way of its kind, or as a stream if it is compressed."""
+        coding = response.coding
+        if response.forwarded:  # the app called write(), which may have sent bytes
+            if coding is not None or not isinstance(body, Passed):
+                return self._send_stream(response, body)
+        else:
+            size = body.length
+            if size is not None and response.length != size and (size or not response.no_body):
+                response.correct_length(size)
+            decision = None
+            if coding is not None:
+                decision = coding.decide_page(response.code, response.headers)
+            if decision is not None:
+                if decision.coding is not None:
+                    response.decision = decision
+                    return self._send_stream(response, body)
+                response.headers = decision.apply(response.headers)
         if response.no_body:
             return send_nothing(response, body)
+        response.environ[SENT_AS] = body.sent_as
         if not response.forwarded:
             response.forward()
-        response.environ[SENT_AS] = "file"
-        return body.iterate()
+        return body.for_server()
 
     def _send_stream(self, response: AppResponse, body: Iterable[Any]) -> Iterable[bytes]:
         """Pass each chunk to the server when the app yields it."""
+        stream = ConvertedStream(response, body, coalesce=self.coalesce)
         if not response.forwarded:
             response.codes_stream = response.compression is not None
             if response.status is not None:
                 response.forward()
-        return ConvertedStream(response, body, coalesce=self.coalesce)
+        return stream
 
     def _set_nodelay(self, environ: WSGIEnvironment) -> None:
         """Set TCP_NODELAY once for each connection."""
@@ -359,10 +348,12 @@ def _refuse(
     response.holds = True
     response.start(status, headers, exc_info)
     exc_info = None  # it refers to this frame
-    response.forward()
+    if response.no_body:
+        return send_nothing(response, None)
     response.environ[SENT_AS] = "as-is"
     response.environ[CHUNKS] = 1
-    return send_nothing(response, None) if response.no_body else [page]
+    response.forward()
+    return [page]
 
 
 def _with_dictionary(app: WSGIApplication, dictionary: PagesDictionary) -> WSGIApplication:

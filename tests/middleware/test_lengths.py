@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,7 +49,7 @@ class Repeated(Body):
     def length(self) -> int:
         return len(self.content) * 1000
 
-    def iterate(self, file_wrapper: object = None) -> Iterable[bytes]:
+    def __iter__(self) -> Iterator[bytes]:
         return (self.content for _ in range(1000))
 
 

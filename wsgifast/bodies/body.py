@@ -47,14 +47,19 @@ class ClosedWith:
         close_body(body)
 
 
-class Body:
-    """A body that has been classified.
+class Body(Sendable):
+    """A body that has been classified. Each subclass is a kind of body.
 
+    A new kind overrides :meth:`__iter__` and :meth:`send_to`, and :attr:`length` if it is known.
+
+    :cvar sent_as: the value of environ["wsgifast.sent_as"] if the body is sent uncompressed.
     :ivar content: the body inside any known wrapper.
     :ivar owner: the object that the app returned. Its close() ends the body.
     """
 
     __slots__ = ("content", "owner")
+
+    sent_as = "stream"
 
     def __init__(self, content: Any, owner: Any) -> None:
         self.content = content
@@ -65,20 +70,26 @@ class Body:
         """The number of bytes. None if it is not known before the body has been read."""
         return None
 
-    def iterate(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
-        """Return the object that a WSGI server iterates and closes.
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the chunks of the body."""
+        return iter(self.owner)
+
+    def for_server(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
+        """Return the object that WSGIFast returns to the server.
+
+        By default it is the body itself. The servers of wsgifast call :meth:`send_to`. Other
+        servers iterate over the body.
 
         :param file_wrapper: the server's `wsgi.file_wrapper`, if it has one.
         """
-        owner: Iterable[bytes] = self.owner
-        return owner
+        return self
 
     def send_to(self, writer: Any) -> None:
         """Send the body. The caller calls close().
 
         :param writer: a :class:`~.writer.ResponseWriter`.
         """
-        writer.write_stream(self.owner)
+        writer.write_stream(self)
 
     def close(self) -> None:
         """Close the object that the app returned."""
@@ -113,6 +124,8 @@ class File(Body):
 
     __slots__ = ("closed", "segment")
 
+    sent_as = "file"
+
     def __init__(self, content: Any, owner: Any, segment: FileSegment | None, closed: Any) -> None:
         self.content = content
         self.owner = owner
@@ -123,7 +136,7 @@ class File(Body):
     def length(self) -> int | None:
         return known_size(self.content) if self.segment is None else self.segment.size
 
-    def iterate(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
+    def for_server(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
         if self.segment is None:
             return in_file_wrapper(FileReader(self.content, None, bytes, self.closed), file_wrapper)
         return in_file_wrapper(FileSlice(self.segment, self.closed), file_wrapper)
@@ -137,6 +150,7 @@ class Segments(Body):
 
     __slots__ = ()
 
+    sent_as = "segments"
     content: SegmentedBody
 
     @property
@@ -144,7 +158,7 @@ class Segments(Body):
         segments = self.content.segments
         return sum(part.size if isinstance(part, FileSegment) else len(part) for part in segments)
 
-    def iterate(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
+    def for_server(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
         return self.content
 
     def send_to(self, writer: Any) -> None:
@@ -155,6 +169,12 @@ class Passed(Body):
     """An object of the server's own `wsgi.file_wrapper`."""
 
     __slots__ = ()
+
+    sent_as = "file"
+
+    def for_server(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
+        owner: Iterable[bytes] = self.owner
+        return owner
 
 
 class Stream(Body):

@@ -21,7 +21,7 @@ from ..files.plan import UNCONDITIONAL, Plan
 from ..http.headers import Headers
 from ..sockets.sending import FileSegment
 from .access_log import SENT_AS
-from .body import ClosedWith, File
+from .body import ClosedWith, File, Segments
 from .files import (
     FileReader,
     FileSlice,
@@ -113,7 +113,7 @@ class FileResponses:
             response.set_length(body.length)
         if response.no_body:
             return send_nothing(response, owner)
-        return body.iterate(_forwarded(response))
+        return body.for_server(_forwarded(response))
 
     def _by_front_server(self, request: _Request) -> Iterable[bytes] | None:
         """Return a response with a header that makes the front server send the file."""
@@ -208,21 +208,11 @@ class FileResponses:
 
 def send_nothing(response: AppResponse, body: Any, sent_as: str = "no-body") -> Iterable[bytes]:
     """Send only the headers, and close the app's body."""
+    response.environ[SENT_AS] = sent_as
     if not response.forwarded:  # write() does that
         response.forward()
-    response.environ[SENT_AS] = sent_as
     # With one empty chunk, servers send the headers without adding a Content-Length.
     return ClosedWith((b"",), body)
-
-
-def send_segments(response: AppResponse, body: SegmentedBody) -> Iterable[bytes]:
-    """Send byte strings and parts of files. Their headers are complete."""
-    if response.no_body:
-        return send_nothing(response, body)
-    if not response.forwarded:
-        response.forward()
-    response.environ[SENT_AS] = "segments"
-    return body
 
 
 def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
@@ -240,12 +230,14 @@ def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
     if not parts:
         return send_nothing(response, request.owner)
     if isinstance(parts[0], bytes) and len(parts) == 1:
-        response.forward()
         response.environ[SENT_AS] = "copy"
+        response.forward()
         return ClosedWith(parts, request.owner)  # type: ignore[arg-type]  # the copy is in memory
     body = file_body(parts, request.owner)
     if isinstance(body, SegmentedBody):
-        return send_segments(response, body)
+        response.environ[SENT_AS] = Segments.sent_as
+        response.forward()
+        return body
     return in_file_wrapper(body, _forwarded(response))
 
 
@@ -293,14 +285,14 @@ def _send_compressed(
         return send_nothing(response, reader)
     if blocks is reader:
         return in_file_wrapper(reader, _forwarded(response))
-    response.forward()
     response.environ[SENT_AS] = "blocks"
+    response.forward()
     return ClosedWith(blocks, reader)
 
 
 def _forwarded(response: AppResponse) -> Callable[..., Any] | None:
     """Forward the headers of a file. Return the server's `wsgi.file_wrapper`, if it has one."""
-    response.forward()
     wrapper: Callable[..., Any] | None = response.environ.get("wsgi.file_wrapper")
-    response.environ[SENT_AS] = "blocks" if wrapper is None else "file"
+    response.environ[SENT_AS] = "blocks" if wrapper is None else File.sent_as
+    response.forward()
     return wrapper

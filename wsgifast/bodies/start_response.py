@@ -19,7 +19,7 @@ from ..errors import BodyError
 from ..http.fields import ResponseStart, known_start, no_pairs, read_headers, status_code
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.headers import LOWER, Headers
-from .access_log import LENGTH_ERROR
+from .access_log import LENGTH_ERROR, SENT_AS
 from .chunks import charset_of, to_bytes
 from .content_coding import ContentCoding
 from .files import header_of
@@ -185,6 +185,7 @@ class AppResponse:
         """The write() that start_response returns: it passes each block to the server at once."""
         if not self.forwarded:
             self.codes_stream = self.compression is not None
+            self.environ[SENT_AS] = "no-body" if self.no_body else "stream"
             self.forward()
         chunk = self.convert(data)
         counter = self.counter()
@@ -227,14 +228,15 @@ class AppResponse:
         headers.append(("Content-Length", str(size)))
 
     def correct_length(self, size: int) -> None:
-        """Replace a wrong Content-Length, and log the correction."""
-        self.environ[LENGTH_ERROR] = "corrected"
-        logger.warning(
-            "%s declared a Content-Length of %d for a body of %d bytes; corrected",
-            self.app_name,
-            self.length,
-            size,
-        )
+        """Set the Content-Length of a body. If the app has set another one, log the correction."""
+        if self.length is not None:
+            self.environ[LENGTH_ERROR] = "corrected"
+            logger.warning(
+                "%s declared a Content-Length of %d for a body of %d bytes; corrected",
+                self.app_name,
+                self.length,
+                size,
+            )
         self.set_length(size)
 
     def forward(self) -> None:
