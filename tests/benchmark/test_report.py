@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.harness import machine as details
+from loadtests.harness.chart import Bar, ratio_chart
 from loadtests.harness.report import as_html, results_text, rows_figures
 from loadtests.harness.runner import measure
 from loadtests.harness.tables import REQUESTS, Client, Contender, Profile, Row, Table, Task
@@ -26,7 +27,6 @@ from wsgifast import WSGIFastError
 from wsgifast.commands.bench import report
 from wsgifast.commands.bench.loads import Load, Seen
 from wsgifast.commands.bench.report import as_json, now
-from wsgifast.commands.page import Bar, ratio_chart
 from wsgifast.commands.terminal import table
 
 
