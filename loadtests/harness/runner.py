@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wsgifast.commands.arguments import STATUS_INTERRUPTED, write_file
-from wsgifast.commands.bench.loads import Load, Seen
+from wsgifast.commands.bench.loads import FirstResponse, Load
 from wsgifast.commands.bench.processes import HOST, temporary_folder
 from wsgifast.commands.bench.report import as_json, now
-from wsgifast.commands.bench.runner import Servers, all_results, at, one_run, sized, take_turns
+from wsgifast.commands.bench.runner import (
+    Report,
+    Servers,
+    all_results,
+    at,
+    one_run,
+    sized,
+    take_turns,
+)
 from wsgifast.commands.terminal import Progress, output_width, show
 
 from .machine import machine
@@ -35,28 +41,31 @@ def run(
     :param host: the address that the servers listen on.
     :raises ServerFailed: if a server does not start, or ends. The message contains its log.
     """
-    with temporary_folder(table.name) as folder, contextlib.ExitStack() as stack:
+    with temporary_folder(table.name) as folder, Servers(host, folder) as servers:
         table.prepare(folder)
-        servers = Servers(host, folder, stack)
         for number, row in enumerate(table.rows):
 
             def report(step: str, title: str = row.title, number: int = number) -> None:
                 progress(number, len(table.rows), f"{title}: {step}")
 
-            report("starting")
-            tasks = {c.name: _task(servers, c, row, profile, folder) for c in row.contenders}
-            seen, changes = _look(servers, row, tasks)
-            if row.body_bytes is None and not changes:
-                tasks = sized(tasks, seen)
-            runs: dict[str, Callable[[], Load]] = {
-                c.name: partial(_measure, servers, c, row, tasks[c.name]) for c in row.contenders
-            }
-            base = row.ours or row.contenders[0].name
-            samples, again = take_turns(
-                runs, base, row.rounds or profile.rounds,
-                limit_s=profile.row_seconds, noise=profile.noise, report=report,
-            )  # fmt: skip
-            yield Result(row.title, samples, seen, changes, again, row=row)
+            yield _run_row(row, servers, profile, folder, report)
+
+
+def _run_row(row: Row, servers: Servers, profile: Profile, folder: Path, report: Report) -> Result:
+    report("starting")
+    tasks = {c.name: _task(servers, c, row, profile, folder) for c in row.contenders}
+    first, changes = _first_responses(servers, row, tasks)
+    if row.body_bytes is None and not changes:
+        tasks = sized(tasks, first)
+    runs: dict[str, Callable[[], Load]] = {
+        c.name: partial(_measure, servers, c, row, tasks[c.name]) for c in row.contenders
+    }
+    base = row.ours or row.contenders[0].name
+    samples, again = take_turns(
+        runs, base, row.rounds or profile.rounds,
+        limit_s=profile.row_seconds, noise=profile.noise, report=report,
+    )  # fmt: skip
+    return Result(row.title, samples, first, changes, again, row=row)
 
 
 def _task(servers: Servers, contender: Contender, row: Row, profile: Profile, folder: Path) -> Task:
@@ -76,14 +85,16 @@ def _task(servers: Servers, contender: Contender, row: Row, profile: Profile, fo
     return at(task, servers.get(contender.server, contender.name))
 
 
-def _look(servers: Servers, row: Row, tasks: Mapping[str, Task]) -> tuple[dict[str, Seen], bool]:
+def _first_responses(
+    servers: Servers, row: Row, tasks: Mapping[str, Task]
+) -> tuple[dict[str, FirstResponse], bool]:
     """Request each contender once, if it has a running server and the row's client."""
     requested = {
         c.name: c.server
         for c in row.contenders
         if c.server is not None and not c.fresh and c.client is None
     }
-    return servers.look(requested, tasks)
+    return servers.first_responses(requested, tasks)
 
 
 def _measure(servers: Servers, contender: Contender, row: Row, task: Task) -> Load:
@@ -124,17 +135,7 @@ def measure(
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         show(f"{table.title}; {facts['python']}, {facts['cores']} cores", error=True)
-        results: list[Result] = []
-
-        def from_row(
-            done: int, progress: Progress, table: Table = table, results: list[Result] = results
-        ) -> Iterator[Result]:
-            remaining = replace(table, rows=tuple(table.rows[done:]))
-            for result in run(remaining, profile, host=host, progress=progress):
-                results.append(result)
-                yield result
-
-        _, failed = all_results(table.title, [row.title for row in table.rows], from_row)
+        results, failed = _measured(table, profile, host)
         status = failed or status
         if results:
             notes = "".join(f"\n- {note}" for note in table.notes)
@@ -152,6 +153,17 @@ def measure(
         write_file(path, as_html(page_title or tables[0].title, parts))
         show(str(path))
     return [result for _, results in parts for result in results], status
+
+
+def _measured(table: Table, profile: Profile, host: str) -> tuple[list[Result], int]:
+    with temporary_folder(table.name) as folder, Servers(host, folder) as servers:
+
+        def measure_row(number: int, report: Report) -> Result:
+            if number == 0:
+                table.prepare(folder)
+            return _run_row(table.rows[number], servers, profile, folder, report)
+
+        return all_results(table.title, [row.title for row in table.rows], measure_row, servers)
 
 
 def _rows(report: Path) -> dict[str, Any]:

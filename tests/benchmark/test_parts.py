@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from loadtests.harness.locust import Locust
 from loadtests.harness.tables import Task
 from wsgifast import ConfigurationError
-from wsgifast.commands.bench.loads import Seen, cpu_seconds, look
+from wsgifast.commands.bench.loads import FirstResponse, cpu_seconds, request_once
 from wsgifast.commands.bench.locust_client import LocustFailed
 from wsgifast.commands.bench.processes import (
     HOST,
@@ -92,11 +92,11 @@ def test_process_left_open_ends_with_python() -> None:
     assert not psutil.pid_exists(int(ended.stdout))
 
 
-def test_look_reports_size_and_success(
+def test_first_response_has_size_and_success(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def at(path: str, *headers: str) -> tuple[int, bool]:
-        seen = look(Task(path, address=server.address, headers=headers))
+        seen = request_once(Task(path, address=server.address, headers=headers))
         return seen.body_bytes, seen.ok
 
     assert at("/") == (6, True)
@@ -104,10 +104,10 @@ def test_look_reports_size_and_success(
     assert at("/secret", "Cookie: a=b") == (6, True)
     assert at("/away") == (0, True)
     assert not at("/str")[1]
-    monkeypatch.setattr("wsgifast.commands.bench.loads.LOOK_S", 0.2)
+    monkeypatch.setattr("wsgifast.commands.bench.loads.MAX_RESPONSE_S", 0.2)
     with pytest.raises(ConfigurationError, match="/forever: the response did not end"):
         at("/forever")
-    assert not look(Task(address=(HOST, free_port()))).ok
+    assert not request_once(Task(address=(HOST, free_port()))).ok
 
 
 def test_locust_load_counts_responses_and_errors(server: RunningServer) -> None:
@@ -173,10 +173,10 @@ def test_cut_off_body_or_unknown_coding_is_not_decoded(coding: str) -> None:
     assert decoded(compressed, f"{coding}, aes128gcm") is None
 
 
-def test_look_digests_decoded_bodies(server: RunningServer) -> None:
-    def at(coding: str) -> Seen:
+def test_first_response_has_digest_of_decoded_body(server: RunningServer) -> None:
+    def at(coding: str) -> FirstResponse:
         task = Task("/coded", address=server.address, headers=(f"Accept-Encoding: {coding}",))
-        return look(task)
+        return request_once(task)
 
     plain, packed, again = at("identity"), at("gzip"), at("gzip;q=0.5")
     assert [one.coding for one in (plain, packed, again)] == ["", "gzip", "gzip"]

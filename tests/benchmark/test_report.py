@@ -25,7 +25,7 @@ from loadtests.harness.tables import REQUESTS, Client, Contender, Profile, Row, 
 from tests.benchmark.runs import client, compared, results
 from wsgifast import WSGIFastError
 from wsgifast.commands.bench import report
-from wsgifast.commands.bench.loads import Load, Seen
+from wsgifast.commands.bench.loads import FirstResponse, Load
 from wsgifast.commands.bench.report import as_json, now
 from wsgifast.commands.terminal import table
 
@@ -89,10 +89,14 @@ def test_column_is_shown_only_with_something_in_it() -> None:
 
 def test_bytes_of_bodies_show_coding_and_link_time() -> None:
     plain = compared({"a": (9, 9, 9), "b": (9, 9, 9)})
-    seen = {"a": Seen(800_000, "x", True, decoded_bytes=800_000)}
-    same = replace(plain, seen={**seen, "b": seen["a"]})
-    compressed = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, "zstd", 800_000)})
-    unknown = replace(plain, seen={**seen, "b": Seen(45_000, "x", True, "aes", None)})
+    seen = {"a": FirstResponse(800_000, "x", True, decoded_bytes=800_000)}
+    same = replace(plain, first_responses={**seen, "b": seen["a"]})
+    compressed = replace(
+        plain, first_responses={**seen, "b": FirstResponse(45_000, "x", True, "zstd", 800_000)}
+    )
+    unknown = replace(
+        plain, first_responses={**seen, "b": FirstResponse(45_000, "x", True, "aes", None)}
+    )
     assert "body bytes" not in results_text([plain])
     assert "body bytes" not in results_text([same])
     assert "800,000" in report.results_text([report.grid({"a.key": same.figures()})], [same])

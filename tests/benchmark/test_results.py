@@ -18,7 +18,7 @@ from loadtests.harness.tables import REQUESTS, Client, Contender, Profile, Row, 
 from tests.benchmark.runs import client, compared, results
 from wsgifast import ConfigurationError
 from wsgifast.commands.bench.budget import budget, over_budget
-from wsgifast.commands.bench.loads import Load, Seen
+from wsgifast.commands.bench.loads import FirstResponse, Load
 from wsgifast.commands.bench.report import as_json, now, problems, verdict
 from wsgifast.commands.bench.results import Ratio, interval
 
@@ -231,37 +231,37 @@ def test_problem_of_many_rows_stays_one_short_line() -> None:
 
 def test_bodies_that_differ_are_a_problem() -> None:
     result = compared({"a": (1,), "b": (1,)})
-    same = {name: Seen(3, "x", True) for name in "ab"}
-    assert replace(result, seen=same).is_good
-    other = replace(result, seen={**same, "b": Seen(4, "y", True)})
+    same = {name: FirstResponse(3, "x", True) for name in "ab"}
+    assert replace(result, first_responses=same).is_good
+    other = replace(result, first_responses={**same, "b": FirstResponse(4, "y", True)})
     assert other.differs
     assert not other.is_good
     assert "a <title>: the bodies differ (a 3 bytes, b 4 bytes)" in problems([other])
     changing = replace(other, changes=True)
     assert changing.is_good
     assert "the body changes with each request or start" in problems([changing])[0]
-    assert not replace(result, seen={**same, "b": Seen(4, "y", False)}).differs
+    assert not replace(result, first_responses={**same, "b": FirstResponse(4, "y", False)}).differs
 
 
 def test_lost_coding_is_another_body() -> None:
     """The body of gzip changes by itself: it contains a time."""
     result = compared({"a": (1,), "b": (1,)})
-    plain, packed = Seen(9, "x", True), Seen(3, "y", True, coding="gzip")
+    plain, packed = FirstResponse(9, "x", True), FirstResponse(3, "y", True, coding="gzip")
     for changes in (False, True):
-        lost = replace(result, seen={"a": packed, "b": plain}, changes=changes)
+        lost = replace(result, first_responses={"a": packed, "b": plain}, changes=changes)
         assert not lost.is_good
         assert problems([lost])[0] == (
             "a <title>: the bodies differ (a 3 bytes in gzip, b 9 bytes; why: wsgifast doctor "
             "--explain WF024)"
         )
-    gained = replace(result, seen={"a": plain, "b": replace(packed, digest="x")})
+    gained = replace(result, first_responses={"a": plain, "b": replace(packed, digest="x")})
     assert gained.is_good  # the decoded bytes are equal
     assert not any("bodies" in line for line in problems([gained]))
     assert "3 (gzip of unknown)" in results_text([gained])
-    other = replace(result, seen={"a": plain, "b": packed})
+    other = replace(result, first_responses={"a": plain, "b": packed})
     assert not other.is_good
     assert problems([other])[0] == "a <title>: the bodies differ (a 9 bytes, b 3 bytes in gzip)"
-    assert replace(result, seen={"a": packed, "b": packed}).is_good
+    assert replace(result, first_responses={"a": packed, "b": packed}).is_good
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from wsgifast import ConfigurationError
 from wsgifast.commands import cli
 from wsgifast.commands.client import NoResponse
 from wsgifast.commands.doctor import as_text
-from wsgifast.commands.doctor.live import look_at
+from wsgifast.commands.doctor.live import examine_server
 
 pytestmark = pytest.mark.long
 
@@ -126,7 +126,7 @@ FAULTS: dict[str, list[Response]] = {
 )
 def test_fault_of_a_server_is_found(expected: str, response: Response) -> None:
     with faulty(response) as url:
-        report = look_at(url, limit_s=5)
+        report = examine_server(url, limit_s=5)
     found = {finding.id: finding.fix for finding in report.findings}
     assert list(found) == [expected] * bool(expected), as_text(report)
     assert found.get("WF025") in (None, "compress it in the app, the server or a proxy")
@@ -134,21 +134,21 @@ def test_fault_of_a_server_is_found(expected: str, response: Response) -> None:
 
 def test_missing_keep_alive_names_a_server_that_has_it() -> None:
     with faulty(closing) as url:
-        (finding,) = look_at(url, limit_s=5).findings
+        (finding,) = examine_server(url, limit_s=5).findings
     assert finding.id == "WF041"
     assert finding.fix == "a server that keeps connections open: gunicorn's gthread or FastWorker"
 
 
 def test_cut_off_body_is_found() -> None:
     with faulty(cut_off) as url:
-        report = look_at(url, limit_s=5)
+        report = examine_server(url, limit_s=5)
     found = [finding for finding in report.findings if finding.id == "WF013"]
     assert [each.what for each in found] == ["Content-Length says 5 bytes, the body has 3"]
 
 
 def test_refusal_is_not_good() -> None:
     with faulty(lambda method, headers: [b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n"]) as url:
-        report = look_at(url)
+        report = examine_server(url)
     assert [left.reason for left in report.unreached] == ["404"]
     assert report.good == 0
 
@@ -156,13 +156,13 @@ def test_refusal_is_not_good() -> None:
 def test_slow_readers_that_block_gthread_are_found() -> None:
     paths = ["/small/100", "/chunks/100-100000"]
     with live_server(gunicorn("gthread", "tests.workers.app:app", "--threads=4")) as server:
-        report = look_at(server.url, paths, limit_s=2)
+        report = examine_server(server.url, paths, limit_s=2)
         assert [finding.id for finding in report.findings] == ["WF045"], as_text(report)
 
 
 def test_fastworker_has_no_finding() -> None:
     with fast_worker() as server:
-        report = look_at(server.url, ["/small/100", "/file"], limit_s=5)
+        report = examine_server(server.url, ["/small/100", "/file"], limit_s=5)
         assert not report.of("wrong", "slow"), as_text(report)
 
 
@@ -187,7 +187,7 @@ def test_endless_response_is_not_waited_for() -> None:
         return [b"HTTP/1.1 200 OK\r\n\r\n", *[b"data: more\n\n"] * 1000]
 
     with faulty(endless) as url, pytest.raises(NoResponse, match="no end of the response"):
-        look_at(url, limit_s=0.3)
+        examine_server(url, limit_s=0.3)
     gc.collect()  # a socket that stays open is an error
 
 
@@ -198,8 +198,8 @@ def events(method: str, headers: dict[str, str]) -> list[bytes]:
 
 def test_event_stream_needs_no_end() -> None:
     with faulty(events) as url:
-        report = look_at(url, limit_s=0.3)
-        silenced = look_at(url, limit_s=0.3, silence=["WF023"])
+        report = examine_server(url, limit_s=0.3)
+        silenced = examine_server(url, limit_s=0.3, silence=["WF023"])
     (finding,) = report.findings
     assert (finding.id, finding.what) == ("WF023", "an event stream without end")
     assert "1 endpoint: 1 good." in as_text(report)
@@ -218,7 +218,7 @@ def test_event_stream_is_not_tried_by_slow_readers() -> None:
         return [block if method == "HEAD" else block + large]
 
     with faulty(response) as url:
-        report = look_at(url, ["/events", "/large"], limit_s=2)
+        report = examine_server(url, ["/events", "/large"], limit_s=2)
     assert [finding.id for finding in report.findings] == ["WF023"], as_text(report)
     gc.collect()
 
@@ -233,14 +233,14 @@ def test_path_without_responses_is_counted_once() -> None:
         return [b"Connection: close\r\n"] if is_broken else good(method, headers)
 
     with faulty(breaks_off) as url:
-        report = look_at(url, ["/", "/more"])
+        report = examine_server(url, ["/", "/more"])
     assert [left.name for left in report.unreached] == ["/", "/more"]
     assert "2 endpoints: 0 good, 2 not reached." in as_text(report)
 
 
 def test_unreachable_server_is_an_error() -> None:
     with pytest.raises(NoResponse, match="refused"):
-        look_at(f"http://127.0.0.1:{free_port()}")
+        examine_server(f"http://127.0.0.1:{free_port()}")
     for url in ("ftp://host", "http://", "http://host:port"):
         with pytest.raises(ConfigurationError, match="expected a URL"):
-            look_at(url)
+            examine_server(url)

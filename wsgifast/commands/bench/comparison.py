@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ipaddress
 import shlex
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +17,14 @@ from ..arguments import check_path, check_writable, given_headers, write_file
 from ..client import BROWSER_ACCEPT_ENCODING
 from ..loading import absolute
 from ..loading.servers import Loaded
-from ..terminal import Progress, next_steps, output_width, show
+from ..terminal import next_steps, output_width, show
 from .budget import budget, over_budget
 from .loads import Client, Load, Task
 from .locust_client import Locust
-from .processes import HOST, Server, free_port, orderly_end, temporary_folder
+from .processes import HOST, Server, free_port, temporary_folder
 from .report import as_json, grid, machine, now, results_text
 from .results import Result
-from .runner import Servers, all_results, at, one_run, sized, take_turns
+from .runner import Report, Servers, all_results, at, one_run, sized, take_turns
 from .serving import FAST_WORKER, found_app, sides
 
 # Rounds of a path start for this time, or longer if the user wants long runs.
@@ -41,7 +41,7 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
     limits = budget(options.budget or "")
     report = Path(options.report)
     if not report.name:
-        raise ConfigurationError(f"--report {options.report!r}: name the files to write")
+        raise ConfigurationError(f"--report {options.report!r}: name the file to write")
     check_writable("--report", f"{report}.json")
     paths = list(dict.fromkeys(options.paths or ["/"]))
     for path in paths:
@@ -51,13 +51,13 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
     workers = (options.expect_workers or 1) if options.master else 0
     host = master[0] if options.master else HOST
     _check_host(host)
-    with orderly_end(), Locust(options.processes or 0, workers, master) as locust:
+    with (
+        temporary_folder("bench") as folder,
+        Locust(options.processes or 0, workers, master) as locust,
+        Servers(host, folder) as running,
+    ):
         servers, app = _servers(options)
-        fields = given_headers(options)
-        if Headers(fields).get("accept-encoding") is None:
-            fields.append(BROWSER_ACCEPT_ENCODING)
-        headers = tuple(f"{name}: {value}" for name, value in fields)
-        task, client = Task(seconds=options.seconds, headers=headers), locust.client(options.users)
+        task, client = _task(options), locust.client(options.users)
         if workers:
             show(
                 f"Waiting for {workers} of: wsgifast bench --worker --master-host {master[0]} "
@@ -68,10 +68,12 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
         title, facts, when = f"{options.app}, {app.interface}", machine(), now()
         show(f"{title}; {facts['python']}, {facts['cores']} cores", error=True)
 
-        def measured(done: int, progress: Progress) -> Iterator[Result]:
-            return _results(servers, task, client, options, paths[done:], host, progress)
+        def measured(number: int, report: Report) -> Result:
+            return _result(
+                running, servers, replace(task, path=paths[number]), client, options, report
+            )
 
-        results, status = all_results(title, paths, measured)
+        results, status = all_results(title, paths, measured, running)
     if results:
         run = {"measured": when, "seconds": options.seconds, "rounds": options.rounds}
         rows = {result.title: result.figures() for result in results}
@@ -129,41 +131,39 @@ def _notes(options: argparse.Namespace, app: Loaded) -> Iterator[str]:
         )
 
 
-def _results(
+def _task(options: argparse.Namespace) -> Task:
+    fields = given_headers(options)
+    if Headers(fields).get("accept-encoding") is None:
+        fields.append(BROWSER_ACCEPT_ENCODING)
+    headers = tuple(f"{name}: {value}" for name, value in fields)
+    return Task(seconds=options.seconds, headers=headers)
+
+
+def _result(
+    running: Servers,
     servers: Mapping[str, Server],
     task: Task,
     client: Client,
     options: argparse.Namespace,
-    paths: Sequence[str],
-    host: str,
-    progress: Progress,
-) -> Iterator[Result]:
-    """Start the servers, and yield a result for each path.
+    report: Report,
+) -> Result:
+    """Start the servers, and return the result for the path of the task.
 
     :param servers: by the contenders' names. The first one serves the unwrapped app.
-    :param task: the requests of each run, without path and server.
-    :param host: the address that the servers listen on.
     :raises ServerFailed: if a server does not start, or ends. The message has its log.
     """
+    report("starting")
+    tasks = {name: at(task, running.get(server, name)) for name, server in servers.items()}
+    first, changes = running.first_responses(servers, tasks)
+    if not changes:
+        tasks = sized(tasks, first)
+    runs: dict[str, Callable[[], Load]] = {
+        name: partial(one_run, client, tasks[name], running.get(server))
+        for name, server in servers.items()
+    }
     # If a server hangs, the rounds end after this time.
     limit_s = max(_MIN_PATH_S, float(10 * options.rounds * options.seconds))
-    with temporary_folder("bench") as folder, contextlib.ExitStack() as stack:
-        running = Servers(host, folder, stack)
-        for number, path in enumerate(paths):
-
-            def report(step: str, path: str = path, number: int = number) -> None:
-                progress(number, len(paths), f"{path}: {step}")
-
-            report("starting")
-            tasks = {n: at(task, running.get(s, n), path) for n, s in servers.items()}
-            seen, changes = running.look(servers, tasks)
-            if not changes:
-                tasks = sized(tasks, seen)
-            runs: dict[str, Callable[[], Load]] = {
-                name: partial(one_run, client, tasks[name], running.get(server))
-                for name, server in servers.items()
-            }
-            samples, again = take_turns(
-                runs, next(iter(runs)), options.rounds, limit_s=limit_s, noise=True, report=report
-            )
-            yield Result(path, samples, seen, changes, again, options.link)
+    samples, again = take_turns(
+        runs, next(iter(runs)), options.rounds, limit_s=limit_s, noise=True, report=report
+    )
+    return Result(task.path, samples, first, changes, again, options.link)

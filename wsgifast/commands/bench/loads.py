@@ -17,7 +17,7 @@ with needs("wsgifast bench", "psutil", "bench"):
     import psutil
 
 # The longest wait for the end of a response. Apps without wsgifast may take seconds.
-LOOK_S = 30.0
+MAX_RESPONSE_S = 30.0
 # A larger compressed body is compared as it was sent.
 _DECODED_BYTES = 64 * 1024 * 1024
 
@@ -82,7 +82,7 @@ Client = Callable[[Task], Load]
 
 
 @dataclass(frozen=True)
-class Seen:
+class FirstResponse:
     """The response to one plain request.
 
     :ivar body_bytes: the size of the body as it was sent.
@@ -99,10 +99,10 @@ class Seen:
     decoded_bytes: int | None = None
 
 
-def look(task: Task, *, tls: bool = False) -> Seen:
+def request_once(task: Task, *, tls: bool = False) -> FirstResponse:
     """Make one request, on a new connection.
 
-    :raises ConfigurationError: if the response does not end within LOOK_S.
+    :raises ConfigurationError: if the response does not end within MAX_RESPONSE_S.
     """
     digest, size, stored = hashlib.sha256(), 0, bytearray()
 
@@ -118,7 +118,10 @@ def look(task: Task, *, tls: bool = False) -> Seen:
     ok, coding = False, ""
     try:
         client = HTTPClient(
-            *task.address, tls=unverified_tls() if tls else None, headers=headers, limit_s=LOOK_S
+            *task.address,
+            tls=unverified_tls() if tls else None,
+            headers=headers,
+            limit_s=MAX_RESPONSE_S,
         )
         response = client.ask(task.path, take=take)
         ok = response.status < 400 and not response.missing
@@ -126,13 +129,13 @@ def look(task: Task, *, tls: bool = False) -> Seen:
     except NoResponse as error:
         if isinstance(error.__cause__, TimeoutError):
             raise ConfigurationError(
-                f"{task.path}: the response did not end within {LOOK_S:.0f} s. Name a path whose "
-                "responses end"
+                f"{task.path}: the response did not end within {MAX_RESPONSE_S:.0f} s. Name a path "
+                "whose responses end"
             ) from None
     # gzip stores a time, so compressed bodies may differ although the decoded bodies are equal.
     if coding and len(stored) == size and (body := decoded(bytes(stored), coding)) is not None:
-        return Seen(size, hashlib.sha256(body).hexdigest(), ok, coding, len(body))
-    return Seen(size, digest.hexdigest(), ok, coding, None if coding else size)
+        return FirstResponse(size, hashlib.sha256(body).hexdigest(), ok, coding, len(body))
+    return FirstResponse(size, digest.hexdigest(), ok, coding, None if coding else size)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from ..terminal import number_text
-from .loads import Load, Seen
+from .loads import FirstResponse, Load
 
 # A process that spends this share of a run on its CPU is the bottleneck.
 BUSY = 0.85
@@ -81,7 +81,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 class Result:
     """The runs of each contender on one path. Figures are medians over the rounds.
 
-    :ivar seen: each contender's response before the load.
+    :ivar first_responses: each contender's response before the load.
     :ivar changes: the first contender sent two different bodies, or two of its processes did.
     :ivar again: the base's second run in each round, which shows the noise of the machine.
     :ivar link_mbit: also compute the time of the bodies on a link of this rate.
@@ -89,7 +89,7 @@ class Result:
 
     title: str
     runs: Mapping[str, Sequence[Load]]
-    seen: Mapping[str, Seen] = field(default_factory=dict)
+    first_responses: Mapping[str, FirstResponse] = field(default_factory=dict)
     changes: bool = False
     again: Sequence[Load] = ()
     link_mbit: float | None = None
@@ -167,10 +167,12 @@ class Result:
         return ", ".join(p for p, share in shares.items() if (self.median(name, share) or 0) > BUSY)
 
     @property
-    def bodies(self) -> dict[str, Seen]:
+    def bodies(self) -> dict[str, FirstResponse]:
         """The first responses of the contenders that had a success under load."""
         good = {name for name, runs in self.runs.items() if any(load.requests for load in runs)}
-        return {name: seen for name, seen in self.seen.items() if seen.ok and name in good}
+        return {
+            name: seen for name, seen in self.first_responses.items() if seen.ok and name in good
+        }
 
     @property
     def loses_coding(self) -> bool:
@@ -214,7 +216,7 @@ class Result:
             "busy": self.busy(name),
             "runs": self.runs[name],
         }
-        if seen := self.seen.get(name):
+        if seen := self.first_responses.get(name):
             link = self.link_mbit
             figures["body"] = {
                 "bytes": seen.body_bytes,

@@ -11,81 +11,88 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from ..arguments import STATUS_INTERRUPTED, STATUS_NOT_STARTED, STATUS_USAGE
-from ..terminal import Progress, progress_line, show
-from .loads import Load, Seen, Task, cpu_seconds, look
+from ..terminal import progress_line, show
+from .loads import FirstResponse, Load, Task, cpu_seconds, request_once
 from .locust_client import LocustFailed
 from .processes import RunningServer, Server, ServerFailed, running_server
 from .results import Result
 
 _Task = TypeVar("_Task", bound=Task)
+_Result = TypeVar("_Result", bound=Result)
+# A function that is called with the name of each step.
+Report = Callable[[str], None]
 # The base's second run in a round.
 _AGAIN = "the first again, for the noise"
 
 
-class Servers:
-    """The servers of a comparison. Each starts when it is first needed.
+class Servers(contextlib.ExitStack):
+    """The servers of a comparison. Each starts when it is first needed, and ends with the block.
 
     :param folder: the files of the servers.
-    :param stack: ends the servers.
     """
 
-    def __init__(self, host: str, folder: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(self, host: str, folder: Path) -> None:
+        super().__init__()
         self._host = host
         self._folder = folder
-        self._stack = stack
         self._running: dict[Server, RunningServer] = {}
 
     def get(self, server: Server, name: str = "") -> RunningServer:
         if server not in self._running:
-            self._running[server] = self._stack.enter_context(self.started(server, name))
+            self._running[server] = self.enter_context(self.started(server, name))
         return self._running[server]
 
     def started(self, server: Server, name: str) -> AbstractContextManager[RunningServer]:
         """Start another process of a server, which ends with the block."""
         return running_server(server, name, folder=self._folder, host=self._host)
 
-    def look(
+    def stop(self) -> None:
+        """End all servers. They may start again."""
+        self._running.clear()
+        self.close()
+
+    def first_responses(
         self, servers: Mapping[str, Server], tasks: Mapping[str, Task]
-    ) -> tuple[dict[str, Seen], bool]:
+    ) -> tuple[dict[str, FirstResponse], bool]:
         """Request each contender once, and return whether the first one's body changes.
 
         :raises ServerFailed: if a server has ended.
         """
-        seen: dict[str, Seen] = {}
+        found: dict[str, FirstResponse] = {}
         for name, server in servers.items():
-            seen[name] = look(tasks[name], tls=server.tls)
+            found[name] = request_once(tasks[name], tls=server.tls)
             self.get(server).check()
         first = next(iter(servers), None)
-        if first is None or not seen[first].ok:
-            return seen, False
-        again = look(tasks[first], tls=servers[first].tls)
-        differ = len({one.digest for one in seen.values() if one.ok}) > 1
-        if differ and again.digest == seen[first].digest:
+        if first is None or not found[first].ok:
+            return found, False
+        again = request_once(tasks[first], tls=servers[first].tls)
+        differ = len({one.digest for one in found.values() if one.ok}) > 1
+        if differ and again.digest == found[first].digest:
             # Some apps put a token of their process into each page, so request another process.
             with self.started(servers[first], first) as other:
-                again = look(at(tasks[first], other), tls=servers[first].tls)
-        return seen, again.ok and again.digest != seen[first].digest
+                again = request_once(at(tasks[first], other), tls=servers[first].tls)
+        return found, again.ok and again.digest != found[first].digest
 
 
-def at(task: _Task, server: RunningServer, path: str | None = None) -> _Task:
-    """Return the task for this server, and for this path if it is given."""
-    return replace(task, path=path or task.path, address=server.address, pid=server.pid)
+def at(task: _Task, server: RunningServer) -> _Task:
+    """Return the task for this server."""
+    return replace(task, address=server.address, pid=server.pid)
 
 
-def sized(tasks: Mapping[str, _Task], seen: Mapping[str, Seen]) -> dict[str, _Task]:
+def sized(tasks: Mapping[str, _Task], first: Mapping[str, FirstResponse]) -> dict[str, _Task]:
     """Return the tasks with the size that each contender's body must have.
 
     Sizes may differ, since one contender may compress. A compressed body has no required size,
     because it may change each time.
     """
-    sizes = {n: one.body_bytes for n, one in seen.items() if one.ok and not one.coding}
+    sizes = {n: one.body_bytes for n, one in first.items() if one.ok and not one.coding}
     return {name: replace(task, body_bytes=sizes.get(name)) for name, task in tasks.items()}
 
 
@@ -108,13 +115,12 @@ def take_turns(
     *,
     limit_s: float,
     noise: bool,
-    report: Callable[[str], None],
+    report: Report,
 ) -> tuple[dict[str, list[Load]], list[Load]]:
     """Call the contenders in turn, and return their loads, and those of the base's second runs.
 
     :param limit_s: no round starts after this time, except the first.
     :param noise: the base runs twice in each round.
-    :param report: called with the name of each step.
     """
     turns = dict(runs)
     if noise and len(runs) > 1:
@@ -132,32 +138,36 @@ def take_turns(
 
 
 def all_results(
-    title: str, names: Sequence[str], run: Callable[[int, Progress], Iterable[Result]]
-) -> tuple[list[Result], int]:
+    title: str, names: Sequence[str], measure: Callable[[int, Report], _Result], servers: Servers
+) -> tuple[list[_Result], int]:
     """Return the results that could be measured, and an exit status.
 
     The status is 3 if a server or a client failed, and 130 after Ctrl-C. A failure of the first
     result ends the run, because the app itself may be the cause.
 
     :param names: of the results, for messages.
-    :param run: yields the results from this number on.
+    :param measure: returns the result of a number.
     """
-    results: list[Result] = []
-    status = done = 0
-    while done < len(names):
+    results: list[_Result] = []
+    status = 0
+    for number, name in enumerate(names):
         try:
             with progress_line() as progress:
-                for result in run(done, progress):
-                    results.append(result)
-                    done += 1
+
+                def report(step: str, number: int = number, name: str = name) -> None:
+                    progress(number, len(names), f"{name}: {step}")
+
+                results.append(measure(number, report))
         except KeyboardInterrupt:
+            servers.stop()
             show("Stopped. The servers have ended.", error=True)
             return results, STATUS_INTERRUPTED
-        except LocustFailed as error:
-            show(f"error: {title}, {names[done]}: {error}", error=True)
-            return results, STATUS_USAGE
         except (ServerFailed, RuntimeError, OSError, subprocess.SubprocessError) as error:
-            show(f"error: {title}, {names[done]}: {error}", error=True)
+            show(f"error: {title}, {name}: {error}", error=True)
+            if isinstance(error, LocustFailed):
+                return results, STATUS_USAGE
             status = STATUS_NOT_STARTED
-            done = done + 1 if results else len(names)
+            servers.stop()
+            if not results:
+                break
     return results, status

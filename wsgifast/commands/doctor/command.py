@@ -114,14 +114,14 @@ def _run(options: argparse.Namespace) -> int:
     if options.html is not None:
         check_writable("--html", options.html)
     if options.live is not None:
-        from .live import look_at
+        from .live import examine_server
 
         for name in _OF_APPS:
             if getattr(options, name):
                 shown = name.replace("_", "-")
                 raise ConfigurationError(f"--{shown} has no effect with --live. Name paths instead")
         paths = [each for each in (options.app, *options.paths) if each is not None]
-        report = look_at(
+        report = examine_server(
             options.live,
             paths or ["/"],
             headers=given_headers(options),

@@ -34,7 +34,7 @@ _BLOCKED_RATIO = 10.0
 _BLOCKED_S = 0.25
 
 
-def look_at(
+def examine_server(
     url: str,
     paths: Iterable[str] = ("/",),
     *,

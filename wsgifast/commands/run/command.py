@@ -35,7 +35,7 @@ from ..loading.servers import PROBE_PATHS, Loaded, load_as, load_for
 from ..terminal import show
 from .check import as_lines, check_deployment
 from .environment import check_environment
-from .gunicorn_plan import THREADS, THREADS_OF_CLIENTS, plan_gunicorn
+from .gunicorn_plan import THREADS, THREADS_IF_WAITING, plan_gunicorn
 from .plan import Plan, gunicorn_options, log_kind
 from .sizing import temporary_note
 from .uvicorn_plan import plan_uvicorn
@@ -77,7 +77,7 @@ def add_command(commands: Any) -> None:
     )
     option(server, "--workers", "N", workers, type=_workers)
     threads = (
-        f"threads of each process, for WSGI apps (default: {THREADS}, or {THREADS_OF_CLIENTS} for "
+        f"threads of each process, for WSGI apps (default: {THREADS}, or {THREADS_IF_WAITING} for "
         "an app that imports a database driver or an HTTP client)"
     )
     option(server, "--threads", "N", threads, type=count)

@@ -29,7 +29,7 @@ from .plan import (
 THREADS = 4
 # The number of threads if the app waits for databases or other servers. A waiting thread releases
 # the GIL.
-THREADS_OF_CLIENTS = 12
+THREADS_IF_WAITING = 12
 _FAST_WORKER = "wsgifast.workers.FastWorker"
 # The workers that are known to use threads.
 _WITH_THREADS = (_FAST_WORKER, "gthread")
@@ -74,7 +74,7 @@ def plan_gunicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[s
     if threads is None and worker != "sync":  # given threads, gunicorn replaces sync by gthread
         threads = THREADS
         if loaded.waits_for:
-            threads = THREADS_OF_CLIENTS
+            threads = THREADS_IF_WAITING
             notes.append(f"{threads} threads: the app waits for {', '.join(loaded.waits_for)}")
         command.insert(0, f"--threads={threads}")
     if "worker_class" not in found:
