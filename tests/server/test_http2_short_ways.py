@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import hpack
@@ -41,8 +43,8 @@ HEADERS: list[list[Field]] = [
 class OnlyH2(Frames):
     """Have all streams, and all headers and bodies of responses, go through h2."""
 
-    def _begin_plain(self, frame: Any) -> PlainRequest | None:
-        return None
+    def _parse_frames(self, data: bytes) -> list[Any]:
+        return self.receive_data(data)
 
     def _is_answerable(self, stream: Any, *, has_headers: bool) -> bool:
         return False
@@ -155,6 +157,27 @@ def pieces(chance: random.Random, encoder: hpack.Encoder) -> bytes:
     return raw_frame(kind, on, payload, flags=acks)
 
 
+def requests(chance: random.Random, encoder: hpack.Encoder, opened: Iterator[int]) -> bytes:
+    """Whole requests, mostly of one frame."""
+    data = b""
+    for _ in range(chance.choice([1, 1, 2, 5])):
+        block = encoder.encode(chance.choice(HEADERS[:3] * 5 + HEADERS))
+        number = next(opened) + (not chance.randrange(30))
+        ends = END_STREAM if chance.randrange(4) else 0
+        data += raw_frame(1, number, block, flags=END_HEADERS | ends)
+        if not ends:
+            for size in chance.choice([(5,), (2, 3), (0,), (9,), (), (5, 1)]):
+                flags = chance.choice([END_STREAM, END_STREAM, 0])
+                data += raw_frame(0, number, bytes(size), flags=flags)
+    return data
+
+
+def cut(chance: random.Random, data: bytes) -> list[bytes]:
+    """Cut bytes at random places, but mostly not at all."""
+    cuts = sorted(chance.choices(range(1, len(data)), k=chance.choice([0, 0, 0, 1, 3])))
+    return [data[start:end] for start, end in pairwise([0, *cuts, len(data)])]
+
+
 def compare(steps: list[Callable[[Side], Any]]) -> None:
     short, alone = Side(Frames), Side(OnlyH2)
     for number, step in enumerate(steps):
@@ -171,37 +194,67 @@ def test_any_frames_have_the_same_effect_as_on_h2(start: int) -> None:
     for case in range(effort(40)):
         seed = random.randrange(2**32) if LONG else start * 1000 + case
         chance, encoder = random.Random(seed), hpack.Encoder()
-        steps: list[Callable[[Side], Any]] = [lambda side: side.receive(PREFACE)]
-        opened = iter(range(1, 1000, 2))
+        data = PREFACE if chance.randrange(3) else PREFACE + pieces(chance, encoder)
+        steps: list[Callable[[Side], Any]] = [
+            partial(Side.receive, data=part) for part in cut(chance, data)
+        ]
+        opened = iter(range(1, 10_000, 2))
         for _ in range(chance.randrange(1, 40)):
-            which = chance.randrange(10)
-            if which < 4:  # a whole request, and perhaps others after it
-                data = b""
-                for _ in range(chance.choice([1, 1, 2, 5])):
-                    block = encoder.encode(chance.choice(HEADERS[:3] * 5 + HEADERS))
-                    number = next(opened) + (not chance.randrange(30))
-                    ends = END_STREAM if chance.randrange(4) else 0
-                    data += raw_frame(1, number, block, flags=END_HEADERS | ends)
-                    if not ends:
-                        for size in chance.choice([(5,), (2, 3), (0,), (9,), (), (5, 1)]):
-                            flags = chance.choice([END_STREAM, END_STREAM, 0])
-                            data += raw_frame(0, number, bytes(size), flags=flags)
-                steps.append(lambda side, data=data: side.receive(data))  # type: ignore[misc]
-            elif which < 6:
-                data = pieces(chance, encoder)
-                steps.append(lambda side, data=data: side.receive(data))  # type: ignore[misc]
+            if chance.random() < 0.6:
+                data = requests(chance, encoder, opened) if chance.random() < 0.7 else b""
+                if not data or not chance.randrange(6):
+                    data += pieces(chance, encoder) + requests(chance, encoder, opened)
+                steps += [partial(Side.receive, data=part) for part in cut(chance, data)]
             else:
                 stream = chance.randrange(1, 40, 2)
                 body = chance.choice([b"", b"body", bytes(20_000), None])
                 status = chance.choice([b"200", b"404", b"103", b"304"])
                 fields = [(b":status", status), (b"x-a", b"1"), (b"date", b"now")]
-                steps.append(
-                    lambda side, args=(stream, fields, body): side.response(*args)  # type: ignore[misc]
-                )
+                steps.append(partial(Side.response, number=stream, fields=fields, body=body))
         try:
             compare(steps)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
+
+
+def plain(
+    number: int, *, flags: int = END_HEADERS | END_STREAM, before: bytes = b"", cookie: int = 1
+) -> bytes:
+    fields = [*GET, (b"cookie", b"a" * cookie)]
+    block = hpack.Encoder().encode(fields, huffman=False)
+    return raw_frame(1, number, before + block, flags=flags)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [PREFACE + plain(1) + plain(3)],
+        [PREFACE[:20], PREFACE[20:] + plain(1), plain(3)],
+        [PREFACE[:20] + plain(1)],
+        [PREFACE + plain(1), plain(3, flags=0) + plain(5)],
+        [PREFACE + plain(1), plain(2**31 | 3), plain(2**31 | 5)],
+        [PREFACE + plain(1), plain(3, flags=END_HEADERS | PRIORITY, before=bytes(5))],
+        [PREFACE + plain(1), raw_frame(1, 3, b"\x82\x84", flags=END_HEADERS | PRIORITY)],
+        [PREFACE + plain(1), plain(3, cookie=16_000), plain(5, cookie=17_000)],
+        [PREFACE + plain(1), plain(3)[:30], plain(3)[30:] + plain(5)],
+    ],
+    ids=[
+        "after the preface", "after a part of it", "in its place", "in a header block",
+        "reserved bit", "priority", "short priority", "too long", "in two parts",
+    ],
+)  # fmt: skip
+def test_unusual_headers_frames_are_as_on_h2(parts: list[bytes]) -> None:
+    compare([partial(Side.receive, data=part) for part in parts])
+
+
+def test_requests_after_the_preface_take_a_short_way() -> None:
+    for parts in (
+        [PREFACE + plain(1) + plain(3)],
+        [PREFACE[:20], PREFACE[20:] + plain(1) + plain(3)],
+    ):
+        frames = Side(Frames).frames
+        events = [event for part in parts for event in frames.receive(part)]
+        assert [each.stream_id for each in events if isinstance(each, PlainRequest)] == [3]
 
 
 def test_response_after_short_ways_may_have_trailers() -> None:

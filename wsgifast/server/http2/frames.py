@@ -45,10 +45,12 @@ _NO_OLD_PRIORITIES = 0x9  # SETTINGS_NO_RFC7540_PRIORITIES
 # The maximum size of a DATA frame. Clients may accept more, but other streams' frames must not
 # wait.
 _FRAME_BYTES = 64 * 1024
+# A client's connection preface (RFC 9113 section 3.4).
+_PREFACE_BYTES = 24
 # A frame begins with its length (24 bits), type, flags and stream (RFC 9113 section 4.1).
 _FRAME_HEADER = struct.Struct(">BHBBI")
 _DATA, _HEADERS, _CONTINUATION = 0x0, 0x1, 0x9
-_END_STREAM, _END_HEADERS = 0x1, 0x4
+_END_STREAM, _END_HEADERS, _PRIORITY = 0x1, 0x4, 0x20
 
 _KNOWN_SETTINGS = frozenset(SettingCodes)
 
@@ -143,7 +145,7 @@ class Frames(H2Connection):
     For most streams, the headers of a plain request and its response do not pass through h2. h2's
     objects have the same state afterwards as if they had. All other frames pass through h2.
 
-    :param admit: called with each received frame before it is handled. It may raise an error.
+    :param admit: called with each frame before h2 handles it. It may raise an error.
     :ivar body_bytes: the number of body bytes framed since the last :meth:`data_to_send`.
     """
 
@@ -174,6 +176,7 @@ class Frames(H2Connection):
         self._smaller_window = window if window < _DEFAULT_WINDOW_BYTES else None
         self._max_streams = options.http2_streams
         self._framed: list[bytes | memoryview] = []  # frames that precede those in h2's buffer
+        self._preface_left = _PREFACE_BYTES  # the bytes of the preface that have not arrived
         self.body_bytes = 0
         self.local_settings = _OwnSettings(client=False, initial_values=values)
         self.remote_settings = _SmallSettings(client=True)
@@ -192,7 +195,7 @@ class Frames(H2Connection):
         :returns: events of h2 and of this module.
         :raises h2.exceptions.ProtocolError: for a connection error. A GOAWAY frame was made.
         """
-        events = self.receive_data(data)
+        events = self._parse_frames(data)
         # h2 checks frames and header blocks only when they are complete. Those that are too long
         # are refused here before they are complete.
         begun = self.incoming_buffer._data
@@ -203,6 +206,31 @@ class Frames(H2Connection):
         if limit and self.unfinished_header_bytes() > limit:
             self.end_flood()
             raise DenialOfServiceError("a header block is too long")
+        return events
+
+    def _parse_frames(self, data: bytes) -> list[Any]:
+        """Parse received bytes. h2 parses all frames except the headers of plain requests."""
+        if self.incoming_buffer._data:
+            return self.receive_data(data)  # it begins with the end of a frame
+        events: list[Any] = []
+        size = len(data)
+        at, passed = self._preface_left, 0  # the next frame, and the first byte for h2
+        self._preface_left = max(0, at - size)
+        while at + _FRAME_HEADER.size <= size:
+            high, low, kind, flags, number = _FRAME_HEADER.unpack_from(data, at)
+            begin = at + _FRAME_HEADER.size
+            end = begin + (high << 16 | low)
+            if end > size:
+                break
+            if kind == _HEADERS and flags & ~(_END_STREAM | _PRIORITY) == _END_HEADERS:
+                if passed < at:
+                    events += self.receive_data(data[passed:at])
+                event = self._begin_plain(number & ALL_STREAMS, flags, data[begin:end])
+                events += self.receive_data(data[at:end]) if event is None else [event]
+                passed = end
+            at = end
+        if passed < size:
+            events += self.receive_data(data[passed:])
         return events
 
     def unfinished_header_bytes(self) -> int:
@@ -322,35 +350,36 @@ class Frames(H2Connection):
 
     def _receive_frame(self, frame: Frame) -> list[Event]:
         self._admit(frame)
-        event: Event | None = None
-        if type(frame) is HeadersFrame:
-            event = self._begin_plain(frame)
-        elif type(frame) is ExtensionFrame and frame.type == _PRIORITY_UPDATE:
-            event = _priority_update(frame)
-        return super()._receive_frame(frame) if event is None else [event]
+        if type(frame) is ExtensionFrame and frame.type == _PRIORITY_UPDATE:
+            return [_priority_update(frame)]
+        return super()._receive_frame(frame)
 
-    def _begin_plain(self, frame: HeadersFrame) -> PlainRequest | None:
-        """Begin a stream with a plain request. Return None if h2 must handle the frame.
+    def _begin_plain(self, number: int, flags: int, block: bytes) -> PlainRequest | None:
+        """Begin a stream with a plain request. Return None if h2 must handle the HEADERS frame.
 
-        h2 has joined the frame with its CONTINUATION frames, so the header block is complete.
+        :param block: the payload of the frame. It has no padding.
         """
-        number, flags = frame.stream_id, frame.flags
         if (
             number <= self.highest_inbound_stream_id
             or not number & 1
             or len(self.streams) >= self._max_streams
+            or len(block) > self.max_inbound_frame_size
             or self.state_machine.state is not ConnectionState.SERVER_OPEN
-            or ("PRIORITY" in flags and frame.depends_on == number)
+            or self.incoming_buffer._headers_buffer
         ):
             return None
+        if flags & _PRIORITY:
+            if len(block) < 5 or int.from_bytes(block[:4], "big") & ALL_STREAMS == number:
+                return None
+            block = block[5:]
         decoder = self.decoder
         try:
-            fields = decoder.fields(frame.data)
+            fields = decoder.fields(block)
         except Exception as error:  # noqa: BLE001 - h2 gets the error when it decodes the frame
             decoder.keep(error)
             return None
         plain = plain_headers(fields)
-        ends = "END_STREAM" in flags
+        ends = bool(flags & _END_STREAM)
         if plain is None or (ends and plain.length):
             decoder.keep(fields)
             return None
