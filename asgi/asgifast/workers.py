@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import os
+import signal
 import warnings
 from functools import cache, wraps
 from typing import Any
@@ -114,6 +116,17 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
         if self._wanted is not None:
             begin(self._wanted, self.ppid, asyncio.get_running_loop())
         await super()._serve()
+
+    async def callback_notify(self) -> None:
+        """Tell the arbiter that this worker is alive. End the worker if the arbiter has ended.
+
+        uvicorn calls this method at half of gunicorn's timeout. Other workers of gunicorn end too
+        after their arbiter was killed. Otherwise, they would serve the old code on its port.
+        """
+        await super().callback_notify()
+        if os.getppid() != self.ppid:
+            self.log.info("Parent changed, shutting down: %s", self)
+            signal.raise_signal(signal.SIGTERM)
 
     def run(self) -> None:
         # uvloop closes the descriptor of each listening socket, and marks a socket.socket as

@@ -114,6 +114,19 @@ def test_drain_fails_readiness_and_serves_on(stack: str) -> None:
         server.process.wait(20)
 
 
+def test_gunicorn_worker_ends_after_a_killed_arbiter() -> None:
+    with serving(GUNICORN, "--timeout=2") as server:
+        assert server.get("/").status == 200
+        [worker] = psutil.Process(server.pid).children()
+        try:
+            server.stop(signal.SIGKILL)
+            server.wait_for_log("Parent changed, shutting down")
+            wait_for(lambda: not worker.is_running(), "the worker has ended")
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+
 @pytest.mark.parametrize("command", SUPERVISORS.values(), ids=list(SUPERVISORS))
 def test_drain_ends_with_the_server(command: str) -> None:
     with serving(command, drain_delay_s=0.3, **PROBES) as server:
