@@ -194,8 +194,8 @@ _ROWS = (
     ),
     Option(
         "bodies_on_disk_bytes", 16 * 2**30, BYTES, "requests",
-        "Limit for all temporary files of a worker with request bodies. If a body would exceed "
-        "the limit, or if the disk is full, the client gets 503.",
+        "Limit for the total size of the temporary files in which a worker stores request bodies. "
+        "If a body would exceed the limit, or if the disk is full, the client gets 503.",
         at_limit=_refused(503, _NOT_SERVED),
     ),
     Option(
@@ -210,9 +210,10 @@ _ROWS = (
     ),
     Option(
         "input_memory_bytes", 64 * 2**20, BYTES, "requests",
-        "Limit for the memory of all requests of a worker that are incomplete or wait for a "
-        "thread. Beyond the limit, FastWorker writes bodies to temporary files. If the headers of "
-        "a request have more than 4 KiB and would exceed the limit, the client gets 503.",
+        "Limit for the memory in which a worker stores incomplete requests, and requests that wait "
+        "for a thread. Beyond the limit, FastWorker writes bodies to temporary files. If the "
+        "headers of a request have more than 4 KiB and would exceed the limit, the client gets "
+        "503.",
         at_limit=_refused(503, _NOT_SERVED),
     ),
     Option(
@@ -259,8 +260,8 @@ _ROWS = (
     ),
     Option(
         "output_memory_bytes", 64 * 2**20, BYTES, "responses",
-        "Limit for the memory in which output of a worker waits for slow clients. Output beyond "
-        "the limit waits in temporary files.",
+        "Limit for the memory in which output of a worker waits for slow clients. When it is used "
+        "up, further output waits in temporary files.",
         at_limit=AtLimit(
             "the whole response", "Slow clients leave more than ... bytes waiting in memory",
             "wsgifast_output_spooled_bytes",
@@ -268,8 +269,8 @@ _ROWS = (
     ),
     Option(
         "responses_on_disk_bytes", 16 * 2**30, BYTES, "responses",
-        "Limit for the temporary files in which output of a worker waits for slow clients. Output "
-        "beyond the limit waits in memory.",
+        "Limit for the temporary files in which output of a worker waits for slow clients. When it "
+        "is used up, further output waits in memory, even beyond `output_memory_bytes`.",
         at_limit=AtLimit(
             "the whole response", "Output stays in memory", "wsgifast_output_spooled_bytes"
         ),
@@ -301,8 +302,8 @@ _ROWS = (
     ),
     Option(
         "max_lifetime_s", math.inf, SECONDS, "workers",
-        "Replace a worker after this time, or up to a tenth of the time earlier. So not all "
-        "workers are replaced at once.",
+        "Replace a worker after this time. FastWorker shortens the time of each worker by a random "
+        "part of up to a tenth, so that not all workers are replaced at once.",
         at_limit=AtLimit(
             "the whole response", _REPLACED, 'wsgifast_worker_ends_total{reason="max_lifetime_s"}'
         ),

@@ -59,10 +59,10 @@ LINES: Sequence[tuple[str, str]] = (
 _FIGURE = re.compile(r"\{([^{}|]+)\|([^{}|]+)(?:\|([^{}|]+))?\}")
 # The path of the benchmarks page is inserted.
 _INTRODUCTION = (
-    "*As deployed* means that each server writes an access log, and records metrics if it supports "
-    "them. ASGI servers that are written in Python run on uvloop. The requests have a browser's "
-    "headers. gthread is gunicorn's own threaded worker. [Benchmarks]({}) has "
-    "the command, machine and date of each figure."
+    "Some figures are measured *as deployed*: each compared server writes an access log, and "
+    "records metrics if it supports them. ASGI servers that are written in Python run on uvloop. "
+    "The requests have a browser's headers. gthread is gunicorn's own threaded worker. "
+    "[Benchmarks]({}) has the command, machine and date of each figure."
 )
 
 

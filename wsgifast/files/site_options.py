@@ -190,7 +190,7 @@ _ROWS = (
         None,
         "regular expression, function or None",
         "headers",
-        "Selects the files that never change under their name. Caches may store them for a year. "
+        "Selects the files whose content never changes. Caches may store them for a year. "
         "A regular expression is searched for in the URL path. A function is called with "
         "`(path, url)`, and returns whether the file never changes.",
         whitenoise="IMMUTABLE_FILE_TEST",
