@@ -70,13 +70,10 @@ def _of_file(path: str, target: str) -> ModuleType:
         _import_from_stdlib(parts[0])
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    first = folder / parts[0] / "__init__.py" if file.parent != folder else file
-    if "." not in file.stem and _is_found(parts[0], first):
-        return _imported(".".join(parts), target)
-    package = ".".join(parts[:-1])
-    if package:
-        _imported(package, target)
-    name = ".".join(filter(None, [package, re.sub(r"\W", "_", parts[-1])]))
+    *packages, last = parts
+    if packages:
+        _imported(".".join(packages), target)
+    name = ".".join([*packages, re.sub(r"\W", "_", last)])
     while name in sys.modules and not _is_of(sys.modules[name], file):
         name += "_"
     return _imported(name, target, file)
@@ -95,30 +92,15 @@ def _import_from_stdlib(name: str) -> None:
         sys.path[:] = before
 
 
-def _is_found(name: str, file: Path) -> bool:
-    """Return whether the import of a name without dots finds this file."""
-    if name in sys.modules:
-        return _is_of(sys.modules[name], file)
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and _is_same(spec.origin, file)
-
-
 def _is_of(module: ModuleType, file: Path) -> bool:
-    return _is_same(getattr(module, "__file__", None), file)
-
-
-def _is_same(origin: str | None, file: Path) -> bool:
     try:
-        return origin is not None and os.path.samefile(origin, file)
+        return os.path.samefile(getattr(module, "__file__", None) or "", file)
     except OSError:
         return False
 
 
 def _imported(name: str, target: str, file: Path | None = None) -> ModuleType:
-    """:param file: the module's file, if an import of its name finds another one."""
+    """:param file: the module's file. None to find the module by its name."""
     try:
         return importlib.import_module(name) if file is None else _executed(name, file)
     except KeyboardInterrupt:
@@ -148,6 +130,9 @@ def _executed(name: str, file: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    package, _, last = name.rpartition(".")
+    if package:  # like an import
+        setattr(sys.modules[package], last, module)
     return module
 
 
