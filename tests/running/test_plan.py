@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -393,53 +392,20 @@ def test_no_worker_at_all_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("configuration", "arguments", "expected", "said"),
-    [
-        (
-            "bind = ':8123'\nworkers = 3\nkeepalive = 9\ngraceful_timeout = 7\nmax_requests = 50",
-            "",
-            ["--host=0.0.0.0", "--port=8123", "--workers=3", "--timeout-keep-alive=9",
-             "--timeout-graceful-shutdown=7", "--limit-max-requests=50"],
-            "bind, workers, keepalive, graceful_timeout, max_requests are used",
-        ),
-        ("bind = 'unix:a.sock'", "", ["--uds=a.sock"], "bind is used"),
-        ("bind = '[::1]:8123'", "", ["--host=::1", "--port=8123"], "bind is used"),
-        ("bind = ['a:1', 'b:2']", "", ["--host=a", "--port=1"], "bind to b:2 is ignored"),
-        ("bind = ':1'", " --bind=127.0.0.1:2", ["--host=127.0.0.1", "--port=2"], ""),
-        ("workers = 3", " --workers=2", ["--workers=2"], ""),
-        ("workers = 3", " -- --workers=4", ["--workers=4"], ""),
-        ("threads = 3\ndef post_fork(a, b): ...", "", [], "post_fork, threads are ignored"),
-        ("worker_class = 'uvicorn.workers.UvicornWorker'\naccesslog = '-'", "", [], ""),
-        ("workers = (", "", [], "all of it is ignored"),
-    ],
-)  # fmt: skip
-def test_asgi_app_has_gunicorns_bind_and_workers(
-    configuration: str, arguments: str, expected: list[str], said: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    (tmp_path / "gunicorn.conf.py").write_text(configuration + "\n")
-    (tmp_path / "own.py").write_text("async def app(scope, receive, send): ...\n")
-    monkeypatch.chdir(tmp_path)
-    found = plan(f"own:app{arguments}")
-    options = {word.partition("=")[0] for word in expected}
-    assert [each for each in found.command if each.partition("=")[0] in options] == expected
-    notes = [note for note in found.notes if note.startswith("gunicorn.conf.py: ")]
-    assert len(notes) == bool(said)
-    assert said in "".join(notes)
-
-
-def test_gunicorn_conf_is_named_without_gunicorn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ("variable", "named"), [("", ""), ("--workers=3", " and GUNICORN_CMD_ARGS")]
+)
+def test_asgi_app_ignores_gunicorns_configuration(
+    variable: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gunicorn.conf.py").write_text("bind = ':8123'\n")
     (tmp_path / "own.py").write_text("async def app(scope, receive, send): ...\n")
     monkeypatch.chdir(tmp_path)
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "gunicorn" else found(name)
-    )
-    notes = "\n".join(plan("own:app").notes)
-    assert "gunicorn.conf.py: all of it is ignored. gunicorn is not installed" in notes
+    monkeypatch.setenv("GUNICORN_CMD_ARGS", variable)
+    found = plan("own:app")
+    assert "--port=8000" in found.command
+    notes = "\n".join(found.notes)
+    assert f"gunicorn.conf.py{named}: ignored. own:app is an ASGI app" in notes
+    assert "asgifast.workers.FastUvicornWorker" in notes
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ...metrics.health import resident_bytes
 from ...sockets.options import Address
 from . import AppNotLoaded, AwaitedApp, ServerName, described, django_settings, load_app, unwrapped
 from .frameworks import configured_static, debug_setting, free_paths
-from .servers import NO_APP, PROBE_PATHS, Loaded
+from .servers import PROBE_PATHS, Loaded
 
 # The part of the log that may name the reason of an end.
 _LOG_BYTES = 4000
@@ -54,7 +54,7 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
         except ConfigurationError as error:
             return Loaded(refusal=str(error))
         target = target or before["named_app"]
-        if target in ("", NO_APP):
+        if not target:
             return Loaded(**before)
     try:
         loaded = load_app(target, cast("ServerName | None", server or None))

@@ -29,8 +29,6 @@ START = (
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 _PROCESS = "wsgifast.commands.loading.as_server"
-# The target if only the configuration is to be read.
-NO_APP = ":"
 # Where `wsgifast run` has the health checks, by the names of FastWorker's options.
 PROBE_PATHS = {"health_path": "/livez", "ready_path": "/readyz"}
 # Importing a large app takes seconds on a busy machine. An import that takes longer hangs.
@@ -103,7 +101,7 @@ def load_as(
     """Load an app in a process of its own.
 
     :param server: None to find the app without the rules of a server.
-    :param target: "" for the app that the arguments or the configuration name. NO_APP for none.
+    :param target: "" for the app that the arguments or the configuration name.
     :param arguments: of the server's command, without the target.
     :param environment: variables to add to those of this process.
     :raises AppNotLoaded: if the import ends Python, or takes too long.

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 from ...errors import ConfigurationError
 from ...server_options import SHARED
 from ..arguments import address_of, unix_path
-from ..loading import AppNotLoaded
-from ..loading.servers import NO_APP, Loaded, check_installed, load_as
+from ..loading.servers import Loaded, check_installed
 from . import ARGUMENTS
 from .environment import default_bind, has_sockets
 from .plan import KEEP_ALIVE_S, Plan, given, graceful_s, log_kind, sizing, wrapper_arguments
@@ -24,21 +20,6 @@ from .plan import KEEP_ALIVE_S, Plan, given, graceful_s, log_kind, sizing, wrapp
 _FIRST_SOCKET = 3
 # The file and the variable that gunicorn reads if no other configuration is named.
 _GUNICORN_FILE, _GUNICORN_ARGUMENTS = "gunicorn.conf.py", "GUNICORN_CMD_ARGS"
-# gunicorn's settings that uvicorn does not need. No note says that they are ignored.
-_NOT_NEEDED = ("worker_class", "accesslog", "errorlog", "default_proc_name")
-# gunicorn's settings, and the corresponding settings and options of uvicorn.
-_COUNTERPARTS = (
-    ("workers", "workers", "--workers"),
-    ("keepalive", "timeout_keep_alive", "--timeout-keep-alive"),
-    ("graceful_timeout", "timeout_graceful_shutdown", "--timeout-graceful-shutdown"),
-    ("forwarded_allow_ips", "forwarded_allow_ips", "--forwarded-allow-ips"),
-    ("certfile", "ssl_certfile", "--ssl-certfile"),
-    ("keyfile", "ssl_keyfile", "--ssl-keyfile"),
-    ("max_requests", "limit_max_requests", "--limit-max-requests"),
-    ("max_requests_jitter", "limit_max_requests_jitter", "--limit-max-requests-jitter"),
-    ("backlog", "backlog", "--backlog"),
-    ("loglevel", "log_level", "--log-level"),
-)
 _ADDRESSES = {"host", "port", "uds", "fd"}
 
 
@@ -61,8 +42,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
         raise ConfigurationError(
             f"--interface {interface}: {loaded.target} is an ASGI app: remove the option"
         )
-    settings, bind, converted_options, gunicorn_notes = _from_gunicorn(options, loaded)
-    loaded = replace(loaded, settings={**settings, **loaded.settings})
+    bind: str | None = options.bind
     address_options: list[str] = []
     if bind is None and not _ADDRESSES & set(loaded.settings):
         if has_sockets():
@@ -78,7 +58,6 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
         "--http=asgifast.uvicorn:HttpToolsProtocol",
         *address_options,
         *given(options, "--ssl-", "certfile", "keyfile"),
-        *converted_options,
     ]
     workers, notes = sizing(options, loaded, spare=0)
     if workers is not None:
@@ -111,54 +90,20 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
     if bind is None and (path := loaded.settings.get("uds")):
         bind = f"unix:{path}"
     environment = {ARGUMENTS: json.dumps(arguments)}
-    return Plan(command, decided, environment, bind, [*gunicorn_notes, *notes], logs_json)
+    notes[:0] = _gunicorn_note(loaded.target)
+    return Plan(command, decided, environment, bind, notes, logs_json)
 
 
-def _from_gunicorn(
-    options: argparse.Namespace, loaded: Loaded
-) -> tuple[dict[str, Any], str | None, list[str], list[str]]:
-    """Convert gunicorn's configuration to settings of uvicorn, as far as possible.
-
-    :returns: uvicorn's settings, the address to listen on or None, uvicorn's options, and notes for
-        the user.
-    """
+def _gunicorn_note(target: str) -> list[str]:
+    """Return a note about gunicorn's configuration, which uvicorn does not read."""
     sources = [_GUNICORN_FILE] if os.path.exists(_GUNICORN_FILE) else []
     sources += [_GUNICORN_ARGUMENTS] if os.environ.get(_GUNICORN_ARGUMENTS) else []
-    bind: str | None = options.bind
     if not sources:
-        return {}, bind, [], []
-    name, reason = " and ".join(sources), "gunicorn is not installed"
-    configured: Mapping[str, Any] | None = None
-    if importlib.util.find_spec("gunicorn") is not None:
-        try:
-            found = load_as("gunicorn", NO_APP)
-            reason, configured = found.refusal, None if found.refusal else found.settings
-        except AppNotLoaded as error:
-            reason = str(error)
-    reason_for_uvicorn = f"{loaded.target} is an ASGI app, which uvicorn serves"
-    if configured is None:
-        return {}, bind, [], [f"{name}: all of it is ignored. {reason}. {reason_for_uvicorn}"]
-    settings, words, used, ignored = {}, [], [], dict(sorted(configured.items()))
-    for setting, of_uvicorn, word in _COUNTERPARTS:
-        value = ignored.pop(setting, None)
-        is_given = of_uvicorn in loaded.settings or getattr(options, setting, None) is not None
-        if value and not is_given:
-            value = ",".join(value) if isinstance(value, list) else value
-            settings[of_uvicorn] = value
-            words.append(f"{word}={value}")
-            used.append(setting)
-    addresses = ignored.pop("bind", None)
-    if addresses and bind is None and not _ADDRESSES & set(loaded.settings):
-        bind = next((each for each in addresses if not each.startswith("fd://")), None)
-        used[:0] = ["bind"] if bind is not None else []
-        ignored |= {f"bind to {each}": each for each in addresses if each != bind}
-    for setting in _NOT_NEEDED:
-        ignored.pop(setting, None)
-    parts = [f"{', '.join(used)} {'is' if len(used) == 1 else 'are'} used"] if used else []
-    if ignored:
-        parts.append(f"{', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} ignored")
-    notes = [f"{name}: {', and '.join(parts)}. {reason_for_uvicorn}"] if parts else []
-    return settings, bind, words, notes
+        return []
+    return [
+        f"{' and '.join(sources)}: ignored. {target} is an ASGI app, which uvicorn serves. To use "
+        "this configuration, run gunicorn -k asgifast.workers.FastUvicornWorker"
+    ]
 
 
 def _address_options(bind: str) -> list[str]:
