@@ -22,7 +22,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.httpsredirect import HTTPSRedirectMiddleware
 from starlette.middleware.sessions import SessionMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import FileResponse, JSONResponse
 from starlette.routing import Route
 
@@ -270,29 +269,6 @@ def test_random_padding_is_no_growth() -> None:
 
     report = examine(app, ["/"])
     assert [finding.id for finding in report.findings] == []
-
-
-def refusing(body: bytes) -> Any:
-    def app(environ: Any, start_response: Any) -> list[bytes]:
-        start_response("400 Bad Request", [("Content-Length", str(len(body)))])
-        return [body]
-
-    return app
-
-
-@pytest.mark.parametrize(
-    ("app", "is_hinted"),
-    [
-        (lambda: starlette_app(status_code=400), False),
-        (lambda: refusing(b""), False),
-        (lambda: refusing(b'{"errors": [{"message": "Must provide query string."}]}'), False),
-        (lambda: refusing(b'{"host": ["This field is required."]}'), False),
-        (lambda: starlette_app(Middleware(TrustedHostMiddleware, allowed_hosts=["a.b"])), True),
-    ],
-)
-def test_hint_about_host_is_for_a_refused_host(app: Callable[[], Any], is_hinted: bool) -> None:
-    (left,) = examine(app(), ["/"]).unreached
-    assert ("Host" in left.reason) is is_hinted
 
 
 @pytest.mark.parametrize("half", ["WSGI", "ASGI"])

@@ -294,7 +294,11 @@ def test_busy_machine_is_no_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> Non
         ("301 Moved Permanently", "/moved", "301 to /moved"),
         *((f"{code} Elsewhere", "/elsewhere", f"{code} to /elsewhere") for code in (300, 303, 307)),
         ("308 Elsewhere", "https://shop/", "308 to https://shop/; --https may help"),
-        ("400 Bad Request", None, "400"),
+        (
+            "400 Bad Request",
+            None,
+            "400; if the app checks the host, --header 'Host: its.name' may help",
+        ),
         ("403 Forbidden", None, "403; --cookie or --header may help"),
         ("404 Not Found", None, "404"),
         ("500 Internal Server Error", None, None),

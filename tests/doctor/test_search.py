@@ -67,42 +67,6 @@ def test_view_is_not_requested_by_default() -> None:
     )
 
 
-def test_fastapi_own_pages_are_requested_views_are_not() -> None:
-    from fastapi import FastAPI
-
-    app, calls = FastAPI(), Counter[str]()
-
-    @app.get("/createUser")
-    def create() -> str:
-        calls["create"] += 1
-        return "x"
-
-    own = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
-    outer = FastAPI(openapi_url=None)
-    outer.mount("/v1", app)
-    assert reached(examine(app)) == own
-    assert reached(examine(outer)) == {f"/v1{path}" for path in own}
-    assert not calls
-
-
-def test_fastapi_own_openapi_function_is_not_requested() -> None:
-    from fastapi import FastAPI
-
-    class Counting(FastAPI):
-        def openapi(self) -> dict[str, Any]:
-            raise AssertionError("it may change something")
-
-    replaced = FastAPI()
-    replaced.openapi = Counting().openapi  # type: ignore[method-assign]
-
-    @replaced.get("/mine", name="openapi")
-    def openapi() -> str:
-        raise AssertionError("a view of the same name")
-
-    for app in (Counting(), replaced):
-        assert reached(examine(app)) == {"/docs", "/docs/oauth2-redirect", "/redoc"}
-
-
 def test_all_endpoints_requests_the_rest() -> None:
     app, calls = counted_app(*NAMES)
     report = examine(app, all_endpoints=True)

@@ -31,7 +31,7 @@ from . import examine
 from .catalogue import explain
 from .endpoints import Fetch, from_access_log, from_openapi, from_paths
 from .formats import FORMATS, as_html, as_text, baseline_of, by_reason
-from .model import OF_A_FILE, OF_FASTAPI, SEVERITIES, Endpoint, Found, Report
+from .model import OF_A_FILE, SEVERITIES, Endpoint, Found, Report
 from .search import Allow
 
 # The maximum number of paths in the suggested command. `wsgifast bench` needs about 15 seconds for
@@ -238,8 +238,8 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
     if report.reaches(options.fail_level):
         return STATUS_PART_FAILED
     evidence = {seen.endpoint.evidence for seen in report.observations}
-    if evidence <= {OF_A_FILE, OF_FASTAPI} and (report.unreached or not evidence):
-        reached = "no view, only files and generated pages," if evidence else "nothing"
+    if evidence <= {OF_A_FILE} and (report.unreached or not evidence):
+        reached = "no view, only files," if evidence else "nothing"
         reasons = "; ".join(reason for reason, _ in by_reason(report.unreached)[:_MAX_REASONS])
         hint = "name paths to which the app responds with 200"
         show(f"wsgifast: {reached} was reached ({reasons}): {hint}", error=True)

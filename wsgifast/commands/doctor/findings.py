@@ -11,9 +11,7 @@ from ...bodies.entity_rules import may_have_tag
 from ...bodies.slow_shapes import BodyKind, BodySeen, is_many_and_small, slow_shape
 from ...checks import size_text
 from ...http.framing import list_members
-from ...http.headers import Headers
 from .catalogue import CATALOGUE
-from .frameworks import django_refuses_host
 from .model import (
     LARGE_BYTES,
     MAX_STORED_BYTES,
@@ -49,12 +47,6 @@ _FIXED = "nothing: the app's wrapper fixes it"
 # If a wrapper makes at least this many times the sends of coalesce=True, it does not coalesce.
 _MANY_MORE = 2
 
-# The text of Starlette, Werkzeug and Django (with DEBUG) for an unknown Host.
-_REFUSES_HOST = re.compile(
-    rb"(?:invalid|disallowed) ?(?:http_)?host|host .{1,300} is not trusted", re.I
-)
-# Django's page for any bad request without DEBUG.
-_DJANGOS_400 = re.compile(rb"<title>Bad Request \(400\)|<h1>Bad Request \(400\)")
 _MAY_HELP = "; --cookie or --header may help"
 _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
@@ -143,20 +135,11 @@ def _why_not_reached(seen: Observation) -> str | None:
         else:
             may_help = _MAY_HELP if is_login else ""
         return f"{status} to {where}{may_help}"
-    if status == 400 and _refuses_host(seen):
-        return f"{status}; --header 'Host: its.name' may help"
+    if status == 400:
+        return "400; if the app checks the host, --header 'Host: its.name' may help"
     if 400 <= status < 500:
         return f"{status}{_MAY_HELP if status in (401, 403) else ''}"
     return None
-
-
-def _refuses_host(seen: Observation) -> bool:
-    """Return whether a response with 400 is about the request's Host, and not from the view."""
-    body = bytes(seen.raw.body[:4096])
-    if _DJANGOS_400.search(body):
-        host = Headers(seen.endpoint.headers).get("host") or "localhost"
-        return django_refuses_host(host) is not False
-    return _REFUSES_HOST.search(body) is not None
 
 
 def _finding(

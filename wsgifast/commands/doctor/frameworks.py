@@ -14,21 +14,19 @@ from urllib.parse import quote
 from ...files.site import StaticFilesBase
 from ..loading.frameworks import is_a
 from .endpoints import filled
-from .model import OF_A_FILE, OF_FASTAPI, Endpoint, Found, Unreached
+from .model import OF_A_FILE, Endpoint, Found, Unreached
 
 
 class _Route(NamedTuple):
     """A URL pattern and its methods.
 
     :ivar files: the files that the route serves. None if it calls a view.
-    :ivar evidence: the reason why a GET changes no data. "" if it may change data.
     :ivar unlimited: the methods that accept request bodies of any size. None for all `methods`.
     """
 
     pattern: str
     methods: Iterable[str]
     files: Files | None = None
-    evidence: str = ""
     unlimited: Iterable[str] | None = None
 
 
@@ -74,14 +72,14 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
     }
     found: dict[tuple[str, str], Endpoint | Unreached] = {}
     source = name or "static files"
-    for pattern, methods, files, evidence, _ in routes:
+    for pattern, methods, files, _ in routes:
         for url in sample(files or {}):
             found["GET", url] = Endpoint(url, url, source, evidence=OF_A_FILE)
         methods = sorted(set(methods) - {"OPTIONS"})
         if not methods or files is not None:
             continue
         method = "GET" if "GET" in methods else methods[0]
-        endpoint = filled(pattern, values, source, method, evidence)
+        endpoint = filled(pattern, values, source, method)
         url = endpoint.url if isinstance(endpoint, Endpoint) else pattern
         found.setdefault((method, url), endpoint)
     return Listed(name, list(found.values()), list(unlimited))
@@ -192,20 +190,6 @@ _DJANGO_STATIC = frozenset(
 _DJANGO_VIEWS = ("django.views.static", "django.contrib.staticfiles.views")
 
 
-def django_refuses_host(host: str) -> bool | None:
-    """Return whether Django refuses a Host. None if this process has not imported Django."""
-    requests = sys.modules.get("django.http.request")
-    if requests is None:
-        return None
-    request = requests.HttpRequest()
-    request.META["HTTP_HOST"] = host
-    try:
-        request.get_host()
-    except requests.DisallowedHost:
-        return True
-    return False
-
-
 def _django_routes(resolver: Any, prefix: str) -> _Routes:
     from django.conf import settings
 
@@ -244,24 +228,6 @@ def _starlette(app: Any) -> _Routes | None:
     return (route._replace(unlimited=()) for route in routes)
 
 
-# The functions that FastAPI makes for its pages of documentation. They only read the routes.
-_FASTAPI_PAGES = {
-    f"FastAPI.setup.<locals>.{name}"
-    for name in ("redoc_html", "swagger_ui_html", "swagger_ui_redirect")
-}
-
-
-def _is_fastapi_page(route: Any) -> bool:
-    view: Any = getattr(route, "endpoint", None)
-    if getattr(view, "__module__", "") != "fastapi.applications":
-        return False
-    if not view.__qualname__.endswith(".openapi"):
-        return view.__qualname__ in _FASTAPI_PAGES
-    # The page of the OpenAPI document calls app.openapi(), which the app may have overridden.
-    (app,) = (cell.cell_contents for cell in view.__closure__)
-    return bool(app.openapi.__module__ == view.__module__)
-
-
 def _with_paths(routes: Sequence[Any]) -> list[Any]:
     """Return the routes that have a path. Starlette's Host has none.
 
@@ -280,8 +246,7 @@ def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
         if inner:
             yield from _path_routes(inner, path)
         elif hasattr(original, "methods"):
-            evidence = OF_FASTAPI if _is_fastapi_page(original) else ""
-            yield _Route(path, route.methods or ("GET",), evidence=evidence)
+            yield _Route(path, route.methods or ("GET",))
         elif hasattr(original, "app") and not hasattr(original, "endpoint"):
             name, mounted = _routes_of(original.app, path)
             yield from mounted

@@ -40,9 +40,8 @@ class Endpoint:
     scheme: str = "http"
 
 
-# Evidence of endpoints that are not views of the app.
+# The evidence of an endpoint that is not a view of the app.
 OF_A_FILE = "a file of a folder that the app serves"
-OF_FASTAPI = "FastAPI's own page of the app's routes"
 
 
 @dataclass(frozen=True)
