@@ -33,8 +33,6 @@ from wsgifast.commands.doctor.endpoints import (
     from_openapi,
     from_paths,
 )
-from wsgifast.commands.doctor.model import Recording
-from wsgifast.commands.doctor.search import loaded_with
 
 NAMES = ("/logout", "/createUser", "/startScan", "/list", "/", "/item/<int:id>", "/item/<id>/edit")
 
@@ -167,40 +165,6 @@ def test_files_of_static_folders_are_requested(make: Any, folder: Path) -> None:
     assert reached(report) == {f"{prefix}js/app%20one.js", f"{prefix}style.css"}, as_text(report)
     assert all(seen.raw.status == 200 for seen in report.observations)
     assert all(seen.endpoint.evidence for seen in report.observations)
-
-
-PAGE = """<!doctype html><base href="/shop/"><link rel=stylesheet href="app.css?v=1">
-<link rel="canonical" href="/canonical"><img src="/image.png">
-<script src="https://localhost/script.js"></script><script src="//cdn.example/x.js"></script>
-<a href="/logout">out</a><a href="/item/7">item</a><form action="/delete"></form>
-<iframe src="/frame"></iframe><img src="data:image/png;base64,x"><a href="mailto:a@b">"""
-
-
-def test_page_files_are_those_that_a_browser_loads() -> None:
-    response = Recording(200, [("Content-Type", "text/html; charset=utf-8")])
-    response.body += PAGE.encode()
-    loaded = ["/shop/app.css?v=1", "/image.png", "/script.js"]
-    assert loaded_with(response, "/page", "localhost") == loaded
-    assert loaded_with(response, "/page", "shop.example") == loaded[:2]
-
-
-@given(st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
-def test_file_in_any_page_can_be_requested(body: bytes) -> None:
-    for kind in ("text/html", "application/json"):
-        for before in (b"", b"<img src='", b'["/', b"<![", b"<base href='//["):
-            response = Recording(302, [("Content-Type", kind), ("Location", "http://[")])
-            response.body += before + body
-            from_paths(loaded_with(response, "/a", "localhost"))
-
-
-def test_named_page_has_its_files_requested_no_links() -> None:
-    app, calls = counted_app(
-        "/page", "/logout", "/item/<int:id>", "/image.png", "/shop/app.css", pages={"/page": PAGE}
-    )
-    app.after_request(lambda response: response)
-    report = examine(app, found=lambda fetch: from_paths(["/page"]))
-    assert set(calls) == {"/page", "/image.png", "/shop/app.css"}
-    assert {"/page", "/image.png", "/shop/app.css?v=1"} <= reached(report)
 
 
 def test_all_option_requests_no_guessed_value() -> None:

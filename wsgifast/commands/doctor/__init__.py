@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from ...checks import checked_interface
 from ...errors import ConfigurationError
-from ...http.headers import Headers
 from ..loading import adds_asgifast, unwrapped
 from .catalogue import CATALOGUE, explain, known_ids
 from .endpoints import NAMED, Fetch, from_paths
@@ -26,7 +25,7 @@ from .findings import add_to, findings_of, unlimited_uploads
 from .formats import as_text
 from .frameworks import from_framework
 from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
-from .search import Allow, Search
+from .search import Allow, chosen
 
 __all__ = [
     "CATALOGUE",
@@ -110,25 +109,22 @@ def examine(
             listed = [*named, *(listed if all_endpoints is True else ())]
         elif all_endpoints and not listed:
             listed = [Endpoint("/", "/", "the root")]
-        search = Search(
+        requested, unreached = chosen(
             listed,
-            Headers(headers).get("host") or "localhost",
             unsafe=unsafe,
             allow=all_endpoints if callable(all_endpoints) else lambda *_: bool(all_endpoints),
-            follows=found is not None,
         )
-        if not search.total and not search.unreached:
+        if not requested and not unreached:
             raise ConfigurationError(_NO_ENDPOINTS.format(report.app, report.app))
-        for endpoint in search:
+        for number, endpoint in enumerate(requested):
             if progress is not None:
-                progress(search.done, search.total + 1, endpoint)
+                progress(number, len(requested), endpoint)
             seen = observe(replace(endpoint, headers=(*endpoint.headers, *headers), scheme=scheme))
-            search.learn(endpoint, seen.raw)
             add_to(report, seen, findings_of(seen, was_wrapped=was_wrapped))
             for each in (seen.raw, seen.wrapped, seen.compressed, seen.wrapped_compressed):
                 if each is not None:
                     each.body.clear()  # frees the memory
-        report.unreached += search.unreached
+        report.unreached += unreached
         reached = {(seen.endpoint.method, seen.endpoint.name) for seen in report.observations}
         report.unreached = [
             left

@@ -64,10 +64,7 @@ def add_command(commands: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    which = (
-        "a path to examine (default: all routes of the framework). Files that a browser loads with "
-        "the page are also examined"
-    )
+    which = "a path to examine (default: all routes of the framework)"
     parser.add_argument("paths", nargs="*", metavar="/PATH", help=which)
     option(parser, "--live", "URL", "examine a running server from outside")
     explained = "explain a finding. Without ID, list all findings"
