@@ -1,7 +1,8 @@
-"""uvicorn's access log lines, written without a :class:`logging.LogRecord` where possible.
+"""Write uvicorn's access log lines, without a :class:`logging.LogRecord` where possible.
 
-uvicorn logs a response when it starts. A line of JSON contains the size, the duration and the
-route. So :class:`RequestLine` logs it when the response has ended.
+uvicorn writes the line of a response when the response starts. A line of JSON contains the size,
+the duration and the route, which are not known then. So :class:`RequestLine` writes the line of
+JSON when the response has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from wsgifast.bodies.access_log import (
 )
 from wsgifast.bodies.line_log import LineLog, is_defined_in
 
-from .json_log import LINE, JSONFormatter, access_fields, more_fields
+from .json_log import LINE, JSONFormatter, access_fields, additional_fields
 from .messages import Scope, Send
 
 # A function that makes a line of uvicorn's five arguments: client, method, target, version, status.
@@ -73,54 +74,62 @@ class AccessLogger:
 class RequestLine:
     """Logs a request in JSON when its response has ended.
 
-    It replaces the access logger of uvicorn's cycle for one request. uvicorn calls :meth:`info`
-    when the response starts. The line is logged after :meth:`info` and :meth:`end`.
+    A RequestLine replaces the access logger of uvicorn's cycle for one request. uvicorn calls
+    :meth:`info` when the response starts, and asgifast calls :meth:`end`. The second of these calls
+    writes the line.
     """
 
     __slots__ = (
-        "_args", "_context", "_cycle", "_ended", "_headers", "_logger", "_more", "_peer",
+        "_additional_fields",
+        "_args",
+        "_context",
+        "_cycle",
+        "_headers",
+        "_logger",
+        "_peer",
         "_request",
+        "_result",
     )  # fmt: skip
 
     def __init__(self, cycle: Any, scope: Scope) -> None:
         self._cycle = cycle
         self._logger: AccessLogger = cycle.access_logger
         self._peer = scope["client"]
-        self._headers = scope["headers"]  # the app may replace those of the scope
+        self._headers = scope["headers"]  # the app may replace scope["headers"]
         self._args: tuple[Any, ...] | None = None
-        self._ended: tuple[Any, ...] | None = None
+        self._result: tuple[Any, ...] | None = None
 
     def info(self, _message: str, *args: Any) -> None:
         """Note uvicorn's arguments when the response starts."""
         self._args = args
         self._context = copy_context()
-        self._more = more_fields()
-        if self._ended is not None:
+        self._additional_fields = additional_fields()
+        if self._result is not None:
             self._write()
 
     def note_request(self, scope: Scope, pattern: str | None) -> None:
-        """Note the fields of the request. The scope is no longer needed then.
+        """Note the fields of the request, so that the scope can be released.
 
         :param scope: the server's scope. uvicorn's middleware may have replaced its `client`.
         :param pattern: the URL pattern of the route.
         """
-        more = ""
+        fields = ""
         headers = dict(self._headers)  # a line shows the last one of repeated headers
         del self._headers
         if agent := headers.get(b"user-agent"):
-            more += f',"user_agent.original":{_quoted_header(agent)}'
+            fields += f',"user_agent.original":{_quoted_header(agent)}'
         if referer := headers.get(b"referer"):
             # OpenTelemetry requires a list for any header.
-            more += f',"http.request.header.referer":[{_quoted_header(referer)}]'
+            fields += f',"http.request.header.referer":[{_quoted_header(referer)}]'
         authorization = headers.get(b"authorization")
         if authorization and (user := basic_user(authorization.decode("latin-1"))):
-            more += f',"user.name":{quoted[user]}'
+            fields += f',"user.name":{quoted[user]}'
         if pattern:
-            more += f',"http.route":{json_value(pattern)}'
+            fields += f',"http.route":{json_value(pattern)}'
         peer = self._peer
         if peer and peer[0] and scope["client"] and scope["client"][0] != peer[0]:
-            more += f',"network.peer.address":{quoted[peer[0]]}'
-        self._request = scope["scheme"], more
+            fields += f',"network.peer.address":{quoted[peer[0]]}'
+        self._request = scope["scheme"], fields
 
     def end(
         self,
@@ -156,38 +165,38 @@ class RequestLine:
             outcome, sent = SENT, None  # an error response of asgifast
         else:
             outcome = CUT_OFF
-        self._ended = sent, chunks if sent_as != "file" else 0, sent_as, seconds, outcome
+        self._result = sent, chunks if sent_as != "file" else 0, sent_as, seconds, outcome
         if self._args is not None:
             self._write()
 
     def _write(self) -> None:
         assert self._args is not None
-        assert self._ended is not None
+        assert self._result is not None
         client, method, target, version, status = self._args
-        size, chunks, sent_as, seconds, outcome = self._ended
-        scheme, more = self._request
+        size, chunks, sent_as, seconds, outcome = self._result
+        scheme, fields = self._request
         address = client.rpartition(":")[0]
         path, _, query = target.partition("?")
         if address:
-            more = f',"client.address":{quoted[address]}{more}'
+            fields = f',"client.address":{quoted[address]}{fields}'
         if query:
-            more += f',"url.query":{quoted[query]}'
+            fields += f',"url.query":{quoted[query]}'
         if size is not None:
-            more += f',"http.response.body.size":{size}'
+            fields += f',"http.response.body.size":{size}'
         if chunks:
-            more += f',"{CHUNKS}":{chunks}'
-        if self._more:
-            more += json_fields(self._more, self._more.values())
+            fields += f',"{CHUNKS}":{chunks}'
+        if self._additional_fields:
+            fields += json_fields(self._additional_fields, self._additional_fields.values())
         usual = common_fields(method, scheme, f"HTTP/{version}", status, sent_as, None, outcome)
         line = (
-            f'{access_line_start()},"url.path":{quoted[path]}{more}'
+            f'{access_line_start()},"url.path":{quoted[path]}{fields}'
             f',"wsgifast.duration_us":{round(seconds * 1e6)}{usual}}}'
         )
         self._logger.log_line(line, self._args, self._context)
 
 
 def begin_line(scope: Scope, send: Send) -> RequestLine | None:
-    """Return the line of a request of asgifast's protocols, or None if it is not logged.
+    """Return the line of a request of asgifast's protocols, or None if the request is not logged.
 
     :param send: the send() of an Exchange.
     """
@@ -209,9 +218,11 @@ def _line_maker(formatter: logging.Formatter) -> LineMaker | None:
     module: Any = sys.modules.get("uvicorn.logging")
     if module is None:
         return None
-    own, base = module.AccessFormatter, module.ColourizedFormatter
-    functions = (own.formatMessage, base.formatMessage, own.get_status_code)
-    if type(formatter) is not own or not all(is_defined_in(module, each) for each in functions):
+    access_class, base_class = module.AccessFormatter, module.ColourizedFormatter
+    functions = (access_class.formatMessage, base_class.formatMessage, access_class.get_status_code)
+    if type(formatter) is not access_class or not all(
+        is_defined_in(module, each) for each in functions
+    ):
         return None
     style: Any = formatter._style
     if type(style) is not logging.PercentStyle:

@@ -1,4 +1,4 @@
-"""Coalesce the small body messages of one event loop iteration, or of a few, into one message."""
+"""Coalesce small body messages: those of one event loop iteration become one message."""
 
 from __future__ import annotations
 
@@ -91,16 +91,17 @@ class DelayedMessages:
 class Coalescer:
     """Coalesces the small body messages of one response, for a ServerWire or a QueueWire.
 
-    With a ServerWire, a task sends the delayed messages, even if the app sends no more. The app's
-    next send() awaits that task. This preserves the order and the back-pressure, and an error of
-    the server's send() is raised in the app. A QueueWire needs no task.
+    With a ServerWire, a task sends the delayed messages when the iteration ends. The app's next
+    send() awaits that task. So the messages remain in order, a slow client slows down the app, and
+    an error of the server's send() is raised in the app. A QueueWire needs no task.
 
-    :param order: the order of the app's send() calls. Each caller must have acquired it, except for
+    :param order: the order of the app's send() calls. A caller must have acquired it, except for
         :meth:`try_delay`, :meth:`end_iteration`, :meth:`release`, :meth:`send_in_task` and
         :meth:`cancel`.
     :param may_delay: whether small messages are delayed. If False, all messages are sent at once.
     :ivar remaining_bytes: the remaining bytes of the Content-Length. A longer message is sent
-        separately, after the delayed ones. So these are sent even if the server refuses it.
+        separately, after the delayed messages. So the delayed messages are sent even if the server
+        refuses the longer one.
     """
 
     __slots__ = ("_delayed", "_order", "_task", "_wire", "may_delay", "remaining_bytes")
@@ -160,13 +161,13 @@ class Coalescer:
     async def end(self, message: Message, body: bytes) -> None:
         """Send the last body message. If it is small, it is joined with the delayed messages.
 
-        The app's own task sends it. After the last message, the server may send http.disconnect.
-        A framework may then cancel all waiting tasks, such as a task that still sends.
+        The last message is sent in the app's own task. After that message, the server may send
+        http.disconnect, and a framework may then cancel all other tasks of the request.
 
         :param body: the body of the message.
         """
         size = len(body)
-        # If the send() may wait, it may be cancelled. The delayed messages must not be lost then.
+        # A send() that waits may be cancelled. Then the delayed messages would be lost with it.
         may_wait = self._wire.has_to_wait() is not False
         if (
             may_wait
@@ -176,7 +177,8 @@ class Coalescer:
         ):
             await self.flush()
         else:
-            # If a task is about to send the delayed messages, it finds none, and sends nothing.
+            # A task that was about to send the delayed messages then finds no message, and sends
+            # nothing.
             message = {**message, "body": self._delayed.pop_joined(body)}
         await self._wire.send(message)
 

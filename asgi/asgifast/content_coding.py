@@ -1,4 +1,4 @@
-"""Compress the body of an ASGI response: as a whole, or message by message."""
+"""Compress the body of an ASGI response, as a whole or message by message."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from .messages import (
 )
 
 # Bodies of at least this size are compressed in a thread. At the default levels, a smaller body
-# takes at most a millisecond, and would take up to twice the processor time in a thread. At higher
-# levels, every body is compressed in a thread: br at level 11 takes 0.2 s for 100 kB.
+# takes at most a millisecond. A thread would use up to twice the processor time. At higher levels,
+# every body is compressed in a thread: br at level 11 takes 0.2 s for 100 kB.
 _THREAD_BYTES = {DCZ: 1024 * 1024, "zstd": 1024 * 1024, "br": 192 * 1024, "gzip": 192 * 1024}
 # Compression may block one event loop iteration for this long before it counts as overload.
 _LONG_ITERATION_S = 0.005
-# A longer iteration is ignored: its event loop has ended before the end of the iteration.
+# An iteration that seems to be longer is ignored: its event loop has ended in the middle.
 _LONGEST_ITERATION_S = 1.0
 _PROCESSORS = os.cpu_count() or 1
 
@@ -76,9 +76,9 @@ _load = _CompressionLoad()
 class ContentCoding(ResponseCoding):
     """Compresses the response to one request.
 
-    A body in one message is compressed by :meth:`whole`. A body in several messages passes through
-    the send() of :meth:`stream`, which flushes the compressor after each message. Before that, the
-    messages of one event loop iteration have been joined.
+    A body in one message is compressed by :meth:`compress_whole`. A body in several messages passes
+    through the send() of :meth:`stream`. That send() flushes the compressor after each message. An
+    Exchange joins the messages of one event loop iteration before it calls this send().
 
     :param scope: the scope of the request.
     :ivar app_headers: the request headers for the app, with the app's own entity tags in the
@@ -90,7 +90,7 @@ class ContentCoding(ResponseCoding):
 
     app_headers: RawHeaders | None = None
     # The decision for a body in one message, when it is made.
-    _whole_decision: Decision | None = None
+    _page_decision: Decision | None = None
     _app_preconditions: tuple[str | None, str | None] | None = None
     is_file = False
     # The decision for a body that is a file, when it is made.
@@ -125,7 +125,7 @@ class ContentCoding(ResponseCoding):
     def uncompressed_start(self, start: Message, message: Message) -> Message | None:
         """Return the start message of an uncompressed response, or None if it may be compressed.
 
-        The decision is stored for :meth:`whole`.
+        The decision is stored for :meth:`compress_whole`.
 
         :param start: the app's start message.
         :param message: the app's first body message.
@@ -133,7 +133,7 @@ class ContentCoding(ResponseCoding):
         body = message.get("body")
         if type(body) is not bytes or message.get("more_body", False) or self.method == "HEAD":
             return None
-        decision = self._decide_whole(start, len(body))
+        decision = self._decide_page(start, len(body))
         if decision is None:
             return start
         if decision.coding is not None:
@@ -141,7 +141,7 @@ class ContentCoding(ResponseCoding):
         headers = decision.apply(Headers.from_raw(start["headers"]))
         return {**start, "headers": headers.raw()}
 
-    async def whole(self, start: Message, message: Message) -> tuple[Message, Message]:
+    async def compress_whole(self, start: Message, message: Message) -> tuple[Message, Message]:
         """Return the start message and the only body message to send, compressed if possible."""
         body = whole_body(message)
         assert body is not None
@@ -154,7 +154,7 @@ class ContentCoding(ResponseCoding):
             size = None
         elif is_head and not body:  # some frameworks send an empty body for HEAD
             size = None
-        decision = self._whole_decision or self._decide_whole(start, size)
+        decision = self._page_decision or self._decide_page(start, size)
         if decision is None:
             return start, message
         headers = Headers.from_raw(start["headers"])
@@ -169,10 +169,10 @@ class ContentCoding(ResponseCoding):
                 message = {**message, "body": compressed}
         return {**start, "headers": changed.raw()}, message
 
-    def _decide_whole(self, start: Message, size: int | None) -> Decision | None:
+    def _decide_page(self, start: Message, size: int | None) -> Decision | None:
         headers = Headers.from_raw(start["headers"])
-        self._whole_decision = self.decide_page(start["status"], headers, size)
-        return self._whole_decision
+        self._page_decision = self.decide_page(start["status"], headers, size)
+        return self._page_decision
 
     def stream(self, send: Send) -> Send:
         """Return a send() that compresses messages and passes them on to `send`."""
@@ -212,8 +212,8 @@ class ContentCoding(ResponseCoding):
     async def end(self) -> None:
         """End a compressed body that is complete by its Content-Length.
 
-        This is called when the app has returned without a last message. Without compression, the
-        client would have the complete body.
+        This is called when the app has returned without a last message. An uncompressed body would
+        then be complete, but a compressed body needs its end.
         """
         if self._is_finished and self.compressor is not None:
             self.compressor = None
@@ -268,7 +268,7 @@ class ContentCoding(ResponseCoding):
             if self.compressor is not None:
                 self._remaining_bytes = declared_length(start["headers"])
         else:
-            # A file may get a 304 here. Its ETag must be the one that the client sent.
+            # The response with a file may be a 304. Its ETag must be the one that the client sent.
             decision = self.decide(304, headers) if code == 304 else self._decide_file(start)
             if decision is None:
                 return start

@@ -1,6 +1,6 @@
 """Counters for the connections of a process with asgifast's protocols.
 
-The counters are plain integers. They are read when metrics are collected.
+The counters are plain integers. The metrics are computed from them when they are collected.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Check whether the dispatch function of a BaseHTTPMiddleware accesses the response's body.
 
 If an app sends a file by pathsend, Starlette puts the message into `response.body_iterator`, where
-a dispatch function may expect bytes. So the source of the function is examined. Each use of the
-response must be one that is known not to access the body. Any other use counts as an access. A
-function without source counts as one too, as does one whose source has changed.
+a dispatch function may expect bytes. So the source of the function is examined. Only some uses of
+the response are known not to access the body, and all other uses count as an access. A function
+counts as accessing the body if its source is missing, or has changed since the import.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_FUNCTIONS = 200
 
 @lru_cache(maxsize=256)
 def never_accesses_body(function: FunctionType, *, is_method: bool) -> bool:
-    """Return whether a dispatch function is known not to access the body. This reads its source.
+    """Read the source of a dispatch function. Return whether it is known not to access the body.
 
     :param is_method: whether the function's first parameter is the middleware.
     """
@@ -47,13 +47,13 @@ def never_accesses_body(function: FunctionType, *, is_method: bool) -> bool:
 
 
 def may_wrap_send(function: Any) -> bool:
-    """Return whether an endpoint may call an ASGI app, such as a response, with its own send().
+    """Return whether an endpoint may call an ASGI app, such as a response, with another send().
 
     Such an endpoint uses the request's scope, and names or defines a receive() or send(). The
     functions that it calls by name and the functions that its decorators wrap are examined too.
     """
     to_examine = [function]
-    seen: dict[int, Any] = {}
+    examined: dict[int, Any] = {}
     packages: set[str] = set()
     while to_examine:
         found = to_examine.pop()
@@ -62,16 +62,16 @@ def may_wrap_send(function: Any) -> bool:
         if not isinstance(found, (FunctionType, MethodType)) and callable(found):
             found = type(found).__call__
         found = getattr(found, "__func__", found)
-        if not isinstance(found, FunctionType) or id(found) in seen:
+        if not isinstance(found, FunctionType) or id(found) in examined:
             continue
         package = str(found.__globals__.get("__name__")).partition(".")[0]
-        if not seen:  # __module__ may be that of a decorated function (functools.wraps())
+        if not examined:  # __module__ may be that of a decorated function (functools.wraps())
             packages |= {package, found.__module__.partition(".")[0]}
         if package not in packages:
             continue
-        if len(seen) == _MAX_FUNCTIONS:
+        if len(examined) == _MAX_FUNCTIONS:
             return True
-        seen[id(found)] = found
+        examined[id(found)] = found
         codes = list(code_objects(found.__code__))
         names = {name for code in codes for name in (*code.co_names, *code.co_varnames)}
         if "scope" in names and (
@@ -174,7 +174,7 @@ class _ResponseUses:
                 and node.value.id == self._middleware
             )
             return node.attr not in _FORBIDDEN_ATTRIBUTES and not is_app
-        if isinstance(node, ast.Call):  # perhaps of an app, with another send()
+        if isinstance(node, ast.Call):  # this may call an app with another send()
             called = node.func
             return isinstance(called, ast.Name) or (
                 isinstance(called, ast.Attribute) and called.attr != "app"
@@ -187,7 +187,7 @@ class _ResponseUses:
         if isinstance(parent, ast.Attribute):
             return parent.attr in _ALLOWED_ATTRIBUTES
         if targets := _targets(parent):
-            is_renamed = isinstance(node, ast.Name)  # it may be used in earlier lines
+            is_renamed = isinstance(node, ast.Name)  # earlier lines may use the new name
             return not is_renamed and all(isinstance(each, ast.Name) for each in targets)
         if isinstance(parent, ast.Return):
             return self._function_of(node) is self._node

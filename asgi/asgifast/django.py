@@ -1,8 +1,8 @@
 """Django's ASGI application with faster files and synchronous iterators.
 
-Django's handler collects all blocks of a synchronous iterator in a list before it sends the first
-block, also for a FileResponse. It also logs a warning. Here ASGIFast sends files, with ranges and
-conditions. Other iterators run in a thread while earlier blocks are sent.
+Django's handler logs a warning for a synchronous iterator, and collects all of its blocks before it
+sends the first block. It does this for a FileResponse too. Here ASGIFast sends files, with ranges
+and preconditions. Other iterators run in a thread while earlier blocks are sent.
 
 ASGIHandler is not documented by Django. Its `send_response` is overridden because it is the only
 method that gets both the response and the send() of a request.
@@ -55,7 +55,7 @@ def get_asgi_application(
     traces: bool = False,
     compress: bool | Compression | None = None,
 ) -> ASGIFast:
-    """Return an ASGI application. This replaces the function of this name in django.core.asgi.
+    """Return Django's ASGI application, wrapped in ASGIFast. Use this in place of django.core.asgi.
 
     :param coalesce: see :class:`asgifast.ASGIFast`, which wraps Django.
     :param ranges: handle Range for a FileResponse, like ASGIFast for files.
@@ -179,7 +179,7 @@ class _ThreadedIterator:
     sent together, and a block never waits for the next one. When _AHEAD_BYTES are in the list, the
     function in the thread returns. It is called again after the loop has sent the blocks. The
     thread is that of synchronous views (asgiref's thread-sensitive thread), since database
-    connections belong to a thread. The iterator's close() runs in it too.
+    connections belong to a thread. The iterator's close() runs in this thread too.
     """
 
     def __init__(self, iterator: Iterator[bytes]) -> None:
@@ -230,5 +230,5 @@ class _ThreadedIterator:
 
     def _pop_blocks(self) -> bytes:
         with self._lock:
-            taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        return taken[0] if len(taken) == 1 else b"".join(taken)
+            blocks, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)

@@ -62,14 +62,14 @@ class Exchange:
     repairs. If an ASGIFast is called with the send() of an existing Exchange, it adds its repairs
     to that Exchange.
 
-    Most responses are a start message and one body message of bytes, and need no change. The start
-    message is delayed until the body message, and both are sent together. For any other
-    response, each message is examined, except for the small parts of a stream.
+    Most responses consist of a start message and one body message of bytes, and need no change.
+    Both messages are sent together. For any other response, each message is examined, except for
+    the small parts of a stream.
 
-    The start message is delayed, because a file that is sent next may need another status or other
-    headers. Servers delay it too (ASGI, "Response Start"). If the start message has no
-    Content-Length, a stream may follow. The delay then ends with the event loop iteration. If
-    there are no repairs either, there is no delay.
+    The start message is delayed until the next message, because a file may need another status or
+    other headers. Servers delay it too (ASGI, "Response Start"). Without a Content-Length, a stream
+    may follow. The delay of such a start message ends with the event loop iteration. Without
+    repairs, such a start message is not delayed.
 
     `order` serializes the messages that may have to wait for the server. While one of them waits,
     no body message is delayed to join it with others.
@@ -139,11 +139,11 @@ class Exchange:
         return True
 
     def receive(self) -> Awaitable[Message]:
-        """The receive() that the app is given."""
+        """Receive a message. The app gets this method as its receive()."""
         return self._get_shared_receive().receive()
 
     async def send(self, message: Message) -> None:
-        """The send() that the app is given."""
+        """Send a message. The app gets this method as its send()."""
         start = self.start
         if start is not None:
             if not self.is_examined and message["type"] == "http.response.body":
@@ -249,9 +249,9 @@ class Exchange:
             await self._send_next(message)
             return
         assert self.coding is not None
-        self.start = None  # keep it from being sent while a thread compresses
+        self.start = None  # nothing else may send it while a thread compresses
         began = perf_counter() if TIMES in self.scope else 0.0
-        start, message = await self.coding.whole(start, message)
+        start, message = await self.coding.compress_whole(start, message)
         if began and any(name.lower() == b"content-encoding" for name, _ in start["headers"]):
             self.scope[TIMES].compressed(began)
         if not self.wire.send_whole(start, message):
@@ -346,7 +346,7 @@ class Exchange:
         if self.start is not None:
             await self._forward_start()
         if not message.get("more_body"):
-            # The server handles messages after the end.
+            # If the app sends more messages, the server refuses or ignores them.
             coalescer.may_delay = False
             self._try_delay = None
             await coalescer.end(message, body)
@@ -386,7 +386,7 @@ class Exchange:
         if self.order is None or not self.order.is_acquired:
             await self._in_order(self._send_delayed)
 
-    async def failed(self, error: BaseException) -> None:
+    async def handle_error(self, error: BaseException) -> None:
         """End the response of an app that raised an error.
 
         The delayed start message is discarded. Delayed body messages are sent, unless the app was
@@ -422,7 +422,7 @@ class Exchange:
 
     def _on_iteration_end(self) -> None:
         if self.order is not None and self.order.is_acquired:
-            return  # the message that is being sent sends the start message first
+            return  # _send_next() sends the start message before the message that is being sent
         if self.start is not None and not self.is_examined:
             self._examine()
         start, self.start = self.start, None

@@ -1,4 +1,7 @@
-"""WSGIFAST_METRICS for ASGI servers: each worker counts, and one exporter serves all metrics."""
+"""Implement WSGIFAST_METRICS for ASGI servers.
+
+Each worker counts, and one process serves all metrics.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ from .messages import ASGIApp
 
 # The interval of the event loop's heartbeat.
 _BEAT_S = 1.0
-# Without a heartbeat for this long, a worker is reported as lost. ASGI servers replace a worker
-# with a blocked event loop sooner.
+# Without a heartbeat for this long, a worker is reported as lost. Servers usually replace a worker
+# with a blocked event loop before this time.
 _LOST_AFTER_S = 60.0
 
 _recorder: Recorder | None = None
@@ -111,13 +114,13 @@ def begin(wanted: Wanted, server_pid: int, loop: Any) -> None:
 
     from wsgifast.metrics.prometheus import recorder
 
-    process_collectors.append(_of_the_worker)
+    process_collectors.append(_worker_points)
     _recorder = recorder()
     start_exporting(wanted, server_pid, state)
     loop.call_soon(beat)
 
 
-def _of_the_worker() -> Iterator[Point]:
+def _worker_points() -> Iterator[Point]:
     yield point("wsgifast_workers", 1)
     yield point("wsgifast_worker_starts_total", 1)
     yield point("wsgifast_worker_memory_bytes", resident_bytes())

@@ -14,8 +14,9 @@ from wsgifast.sockets.sending import BLOCK_BYTES, read_cached
 from .loops import in_thread, next_iteration
 from .messages import Message, Receive, Send, response_body
 
-# The most bytes of a request body that are stored while a file is sent. After them, a disconnect is
-# not noticed. To notice it, a large upload would have to be received into memory.
+# The most bytes of a request body that are stored while a file is sent. If the client sends more,
+# its disconnect is not noticed. To notice it, all of the upload would have to be received into
+# memory.
 _STORED_BYTES = 64 * 1024
 _STORED_MESSAGES = 64
 
@@ -23,7 +24,8 @@ _STORED_MESSAGES = 64
 class SharedReceive:
     """Shares a request's receive() between the app and the sender of a file.
 
-    The sender receives messages to notice a disconnect. They are stored for the app.
+    The sender of a file receives messages to notice a disconnect. These messages are stored for the
+    app.
 
     :ivar is_awaited: whether the app is waiting for a message. The sender must not wait too.
     """
@@ -96,8 +98,8 @@ async def send_segment(
         offset += len(block)
         await send(response_body(block, more_body=more_body or offset < end))
         if offset < end:
-            # Perhaps neither the read nor the server's send() has suspended this task. Let other
-            # requests run, and the listener for the disconnect.
+            # This task may not have been suspended since the last block. Let other requests run,
+            # and the task that listens for a disconnect.
             await next_iteration()
     if size == 0 and not more_body:
         await send(response_body())

@@ -1,6 +1,7 @@
 """Send files of apps and of StaticFiles on any server.
 
-A whole file of an app gets ranges and preconditions here, or is sent as its compressed copy.
+For a whole file of an app, this module also handles Range and preconditions, or sends the
+compressed copy of the file.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("uvicorn.error")
 
-# A path that cannot be opened. If a message had the real path, a server that does not know PLANNED
-# would send the whole file in place of a range.
+# A path that cannot be opened, for messages with PLANNED. With the real path, a server that does
+# not know PLANNED would send the whole file in place of a range.
 _NO_PATH = "/dev/null/asgifast.planned"
 # While a file of at least this size is read and sent, asgifast listens for a disconnect.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
@@ -59,9 +60,10 @@ _VALIDATORS = frozenset({b"etag", b"last-modified"})
 class FileSender:
     """Sends the body of one response, or a part of it, from a file, as fast as the server can.
 
-    A FileSender uses the output queue of asgifast's protocols if possible. Otherwise it uses
-    asgifast's own extension (PLANNED), or the server's pathsend or zerocopysend. If the server has
-    none of them, it sends blocks of the file as body messages. The caller closes descriptors.
+    A FileSender uses the output queue of asgifast's protocols if possible. Otherwise it uses an
+    extension: asgifast's PLANNED, or the server's pathsend or zerocopysend. With a server that has
+    no extension for files, it sends blocks of the file as body messages. The caller closes
+    descriptors.
 
     For an app's pathsend and zerocopysend messages, use :meth:`send_message`. If the app sends a
     whole file with status 200, Range and the preconditions are handled (RFC 9110, sections 13 and
@@ -71,7 +73,8 @@ class FileSender:
         a disconnect, servers ignore messages, so the remaining bytes are not read. None if this
         FileSender reads no file.
     :param coding: the content coding of the response, if it may be compressed.
-    :param queue: the wire of asgifast's protocols, if the app's send() leads to it directly.
+    :param queue: the wire of asgifast's protocols. None if middleware or another server receives
+        the messages.
     :param ranges: ASGIFast's option of this name, like `conditional`.
     """
 
@@ -100,7 +103,7 @@ class FileSender:
         self._shared_receive = shared_receive
         self._send = send
         self._coding = coding
-        # Sends the file, unless the response is compressed.
+        # If the response is compressed, the file is not sent by this queue.
         self._direct_queue = queue
         self._options: dict[str, Any] = {"ranges": ranges, "conditional": conditional}
 
@@ -138,8 +141,8 @@ class FileSender:
             return
         queue = self._queue
         if fd is not None and queue is not None:
-            own = os.dup(fd)
-            await queue.send_file(own, segments, close=partial(os.close, own))
+            duplicate = os.dup(fd)
+            await queue.send_file(duplicate, segments, close=partial(os.close, duplicate))
             return
         if fd is not None and self.offers(PLANNED):
             planned = PlannedBody(io.FileIO(os.dup(fd)), segments, path)
@@ -190,9 +193,9 @@ class FileSender:
             await send_segment(send, segment, more_body=more_body)
             return
         listener = running_loop().create_task(shared_receive.listen_for_disconnect())
-        left = shared_receive.has_disconnected
+        is_disconnected = shared_receive.has_disconnected
         try:
-            await send_segment(send, segment, more_body=more_body, is_disconnected=left)
+            await send_segment(send, segment, more_body=more_body, is_disconnected=is_disconnected)
             if listener.done():
                 await listener  # raises an error of receive()
         finally:
@@ -272,8 +275,8 @@ class FileSender:
 
     def _file_request_to_plan(self, start: Message) -> RequestFacts | None:
         """Return the request's conditions and Range, or None if they cannot change the response."""
-        is_read = self._scope["method"] in ("GET", "HEAD") and start.get("status") == 200
-        if not is_read or not any(self._options.values()):
+        may_plan = self._scope["method"] in ("GET", "HEAD") and start.get("status") == 200
+        if not may_plan or not any(self._options.values()):
             return None
         file_request = file_request_from(self._scope)
         names = {name.lower() for name, _ in self._headers}
@@ -344,7 +347,8 @@ class FileSender:
         is_head = self._scope["method"] == "HEAD"
         if self.offers(PATHSEND) if requested.is_whole else self.offers_ranges():
             if not self.offers(PLANNED) and not is_head:
-                # Raise an error now. Other servers send the headers before they open the file.
+                # Open the file to raise an error now. Other servers send the headers before they
+                # open the file.
                 os.close(open_for_pathsend(requested.path)[0])
             await self._forward_start()
             await self.send_path(requested.path, requested.offset, requested.count)
@@ -365,8 +369,9 @@ class FileSender:
             if queue is not None:
                 if byte_range.offset + byte_range.size > size:
                     _log_shrunk(requested.path, size, byte_range)
-                own, fd = fd, -1
-                await queue.send_file(own, [byte_range], close=partial(os.close, own))
+                queued_fd, fd = fd, -1  # the queue closes it
+                close = partial(os.close, queued_fd)
+                await queue.send_file(queued_fd, [byte_range], close=close)
                 return
             note_sent_as(self._scope, "blocks")
             await self.send_file(fd, byte_range.offset, byte_range.size)
@@ -385,8 +390,8 @@ class FileSender:
                     return
             await self._forward_start()
             if (queue := self._queue) is not None:
-                own, file = file, None
-                await queue.send_file(own.fileno(), segments, close=own.close)
+                queued_file, file = file, None  # the queue closes it
+                await queue.send_file(queued_file.fileno(), segments, close=queued_file.close)
             elif self.offers(PLANNED):
                 await self._send(message)
                 file = None  # the receiver closes the file
@@ -451,7 +456,8 @@ def file_request_from(scope: Scope) -> RequestFacts:
             else:
                 found[field] = text
     for field, values in repeated.items():
-        found[field] = ", ".join(values)  # joined once: to append each would take quadratic time
+        # Joined once, because repeated concatenation takes quadratic time.
+        found[field] = ", ".join(values)
     available = found.pop("dictionary", None)
     if available is None:
         return RequestFacts(scope["method"], **found)

@@ -1,4 +1,4 @@
-"""Wrappers of an ASGI app that record requests, and that examine the shapes of responses."""
+"""Wrap an ASGI app to record its requests, or to examine the shapes of its responses."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ class Instrumented:
     :param recorder: records the requests. The first error that it raises is logged.
     :param spans: sets attributes on the span that is current when a request arrives.
     :param begin_line: returns the access log line of a request, or None. Only the server has this.
-    :param is_server: whether this is the server, whose scope is changed in place. uvicorn's
-        middleware for proxies then changes the scope that uvicorn's access log uses.
+    :param is_server: whether asgifast's server has made this wrapper. Then the scope is changed in
+        place, so that uvicorn's middleware for proxies changes the scope that uvicorn's access log
+        uses.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Instrumented:
         self._is_server = is_server
         self._spans = spans
         self._recording = Recording(recorder, spans, logger)
-        # Only sets attributes of the span, if a request is already recorded elsewhere.
+        # For a request that is recorded elsewhere: only the attributes of the span are set.
         self._tracing = Recording(None, spans, logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +140,7 @@ class Instrumented:
 
 
 class Request:
-    """Observes the messages of a request between the app and the server.
+    """The record of a request. Observes its messages between the app and the server.
 
     :ivar app_scope: the scope in which the app's framework stores the route.
     :ivar status: the status of the response, or 500 until it starts.
@@ -293,7 +294,8 @@ class Request:
     def _length_error(self) -> LengthError | None:
         """Return how the length of the body differs from its Content-Length.
 
-        Return None if it does not differ, or if the client left before the end."""
+        Return None if the length does not differ, or if the client left before the end.
+        """
         if not self.is_complete or self.client_left or not has_body(self.labels[0], self.status):
             return None
         declared = declared_length(self.headers)
@@ -339,7 +341,7 @@ class Examined:
             elif message["type"] == "http.response.start":
                 headers[:] = text_headers(message.get("headers", ()))
             await send(message)
-            before = perf_counter()  # the time of the server's send() does not count
+            before = perf_counter()  # the time in which the server's send() runs is not the app's
 
         try:
             return await self._app(scope, receive, watched)
@@ -363,7 +365,8 @@ def asgi_pattern(scope: Mapping[str, Any], root_path: str) -> str | None:
     if route is None:
         return None
     fastapi_data = scope.get("fastapi")
-    if fastapi_data is not None and isinstance(fastapi_data, Mapping):  # isinstance() alone is slow
+    # `is not None` is faster than isinstance().
+    if fastapi_data is not None and isinstance(fastapi_data, Mapping):
         # In newer versions of FastAPI, scope["route"] lacks the prefixes of include_router(). The
         # effective route context has them.
         included = fastapi_data.get("effective_route_context")

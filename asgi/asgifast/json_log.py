@@ -10,28 +10,29 @@ from pathlib import Path
 
 from wsgifast.bodies.access_log import ErrorLogFormatter, json_line
 
-# The path of uvicorn's default log configuration with this formatter, for `uvicorn --log-config`.
+# The path of a file for `uvicorn --log-config`: uvicorn's default configuration, with this
+# formatter.
 CONFIGURATION = str(Path(__file__).with_suffix(".json"))
 
 # The attribute of a record with the line that asgifast's protocols have made.
 LINE = "asgifast_line"
 
-# Additional fields of the current request. None until an option of ASGIFast adds some.
-_more: ContextVar[Mapping[str, str]] | None = None
+# The additional fields of the current request. None until an option of ASGIFast adds fields.
+_additional_fields: ContextVar[Mapping[str, str]] | None = None
 
 
-def add_fields(more: ContextVar[Mapping[str, str]]) -> None:
+def add_fields(fields: ContextVar[Mapping[str, str]]) -> None:
     """Add the fields in a context variable to the access log lines of each request."""
-    global _more
-    _more = more
+    global _additional_fields
+    _additional_fields = fields
 
 
 class JSONFormatter(ErrorLogFormatter):
     """A formatter for the loggers uvicorn.access and uvicorn.
 
-    In a logging configuration (``uvicorn --log-config FILE``): ``"()":
-    "asgifast.json_log.JSONFormatter"``. asgifast's protocols add the values that uvicorn does not
-    log, such as bytes and times.
+    A logging configuration (``uvicorn --log-config FILE``) names it with ``"()":
+    "asgifast.json_log.JSONFormatter"``. With asgifast's protocols, the lines also contain values
+    that uvicorn does not log, such as bytes and times.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -58,12 +59,12 @@ def access_fields(
         "network.protocol.version": version,
         "http.response.status_code": status,
     }
-    return {**fields, **more_fields()}
+    return {**fields, **additional_fields()}
 
 
-def more_fields() -> Mapping[str, str]:
+def additional_fields() -> Mapping[str, str]:
     """Return the additional fields of the current request."""
-    return {} if _more is None else _more.get({})
+    return {} if _additional_fields is None else _additional_fields.get({})
 
 
 def is_json(logger: logging.Logger) -> bool:

@@ -1,8 +1,8 @@
 """The functions of an event loop that asgifast needs, for asyncio and for trio.
 
-They make a call at the end of an iteration, start a task, pause for one iteration, and make a call
-in a thread. An asyncio event loop has methods for the first two. `_TrioLoop` implements these
-methods for trio.
+They call a function at the end of an iteration, start a task, pause for one iteration, and call a
+function in a thread. An asyncio event loop has methods for the first two, call_soon() and
+create_task(). `_TrioLoop` implements these methods for trio.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class BackgroundTask(Protocol):
-    """A task besides the app's task. To await it raises its error."""
+    """A task in addition to the app's task. An await of the task raises its error."""
 
     def done(self) -> bool: ...
 
@@ -110,7 +110,7 @@ async def in_thread(function: Callable[..., T], *args: Any) -> T:
         del future  # a traceback would refer to this frame, and so to the result
 
 
-async def within(seconds: float, function: Callable[[], Awaitable[T]]) -> T | None:
+async def call_with_timeout(seconds: float, function: Callable[[], Awaitable[T]]) -> T | None:
     """Call and await a function. Return None if that takes longer than `seconds`."""
     loop = running_loop()
     if isinstance(loop, _TrioLoop):

@@ -38,13 +38,14 @@ _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 PATHSEND = "http.response.pathsend"
 ZEROCOPYSEND = "http.response.zerocopysend"
 EARLY_HINT = "http.response.early_hint"
-# A key in the scope of asgifast's uvicorn protocols, which coalesce small messages themselves.
+# A key in the scopes of asgifast's uvicorn protocols. With it, ASGIFast does not coalesce small
+# messages, because the protocol does.
 COALESCING = "asgifast.coalescing"
-# The name of asgifast's own extension. In a pathsend message, this key has a PlannedBody, which
-# takes precedence over the path. It is not sent by zerocopysend: Starlette's
-# BaseHTTPMiddleware fails on such a message, and its GZipMiddleware drops it.
+# The name of asgifast's own extension. A pathsend message may contain a PlannedBody under this key,
+# which takes precedence over the path. zerocopysend messages are not used, because Starlette's
+# BaseHTTPMiddleware fails on them, and its GZipMiddleware drops them.
 PLANNED = "asgifast.planned"
-# Advice for error messages about an app whose middleware breaks its files.
+# A part of error messages about files that a middleware has broken.
 PATHSEND_ADVICE = (
     "a middleware does not support http.response.pathsend. If that middleware changes bodies, "
     "wrap the app in ASGIFast(app, pathsend=False), so that files are sent as bytes"
@@ -116,7 +117,7 @@ def without_framing(headers: RawHeaders) -> RawHeaders:
 
 
 def whole_body(message: Message) -> bytes | None:
-    """Return the body if the message contains all of it as bytes, or None."""
+    """Return the body if this message contains the whole body as bytes, or None."""
     if message["type"] == "http.response.body" and not message.get("more_body"):
         body = message["body"] if "body" in message else b""  # noqa: SIM401 - quicker than get()
         if type(body) is bytes:
@@ -156,7 +157,7 @@ class RequestedFile(NamedTuple):
 
 
 def parse_zerocopysend(message: Message) -> RequestedFile:
-    """Return the range of an open file that a zerocopysend message names.
+    """Return the range of the open file of a zerocopysend message.
 
     `file` is a descriptor, or an object with fileno(). Without `offset`, the range begins at the
     file's current position, which is advanced. Without `count`, it extends to the end of the file.
@@ -204,7 +205,10 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
 
 @dataclass(frozen=True, slots=True)
 class RequestedPath:
-    """The file that a pathsend message names. Offset 0 and count None mean the whole file."""
+    """The file that a pathsend message names.
+
+    With offset 0 and count None, it is the whole file.
+    """
 
     # Absolute.
     path: str
@@ -218,8 +222,8 @@ class RequestedPath:
     def byte_range(self, size: int, declared: int | None) -> ByteRange:
         """Return the range to send of a file that has `size` bytes.
 
-        :param declared: the response's Content-Length. It determines the number of bytes, since the
-            file may have grown or shrunk after the app read its size.
+        :param declared: the response's Content-Length. If it is not None, at most this many bytes
+            are sent, since the file may have grown or shrunk after the app had read its size.
         """
         count = declared if self.count is None else self.count
         if count is None:
@@ -258,7 +262,8 @@ def _check_range(kind: str, offset: object, count: object) -> None:
 
 def open_for_pathsend(path: str) -> tuple[int, int]:
     """Open the file of a pathsend message. Return its descriptor and its size."""
-    # This may run on the event loop: the app has just read the size, so the inode is in memory.
+    # This may run on the event loop. The app has just read the size of the file, so the kernel has
+    # its inode in memory, and open() does not read the disk.
     fd, status = open_regular(path)
     return fd, status.st_size
 

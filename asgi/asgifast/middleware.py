@@ -47,17 +47,17 @@ class ASGIFast:
     :param coalesce: coalesce small body messages, as above. This is the default, unlike in
         WSGIFast, because a message is delayed for a few milliseconds at most.
     :param ranges: handle Range and If-Range if the app responds to a GET with 200 and a file. For
-        the conditions and the ETag see :func:`wsgifast.files.app_files.plan_file_body`. The
-        responses of an app that handles them itself are not changed. Starlette's FileResponse does,
-        and reads the range in Python. asgifast's FileResponse sends it by sendfile.
+        the conditions and the ETag see :func:`wsgifast.files.app_files.plan_file_body`. If an app
+        handles Range itself, its responses are not changed. Starlette's FileResponse handles Range,
+        and reads the range in Python. asgifast's FileResponse sends the range by sendfile.
     :param conditional: handle If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
     :param pathsend: whether the app is offered http.response.pathsend. By default it is offered if
-        all layers of the app are known to support it. Known are the middleware and routes of
-        Starlette and FastAPI, and Django. An unknown class may change, count or compress bodies,
-        and could fail on the message or not compress the file. The decision is logged. True: every
-        app is offered it. False: the app is offered no extension for files, even if the server has
-        one, and sends files as bytes.
+        all layers of the app are known to support it. Known layers are the middleware and routes of
+        Starlette and FastAPI, and Django. An unknown layer may change, count or compress bodies. It
+        could fail on a pathsend message, or not compress the file. The decision is logged. True:
+        offer it without a check of the layers. False: offer no extension for files, even if the
+        server has one. The app then sends files as bytes.
     :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and bodies
         (docs/reference/metrics.md), or your own :class:`wsgifast.metrics.Recorder`.
     :param traces: set attributes about each body on OpenTelemetry's current span.
@@ -161,7 +161,8 @@ class ASGIFast:
         elif PLANNED in offered:  # an asgifast server or an outer ASGIFast
             if len(extensions) != len(FILE_EXTENSIONS):
                 inner = {**scope, "extensions": {**without_files(offered), **extensions}}
-        elif extensions or self._is_hidden:  # otherwise the app gets the server's extensions
+        # Otherwise the app gets the server's extensions unchanged.
+        elif extensions or self._is_hidden:
             remaining = without_files(offered) if self._is_hidden else offered
             inner = {**scope, "extensions": {**remaining, **extensions}}
         coding = None
@@ -174,13 +175,13 @@ class ASGIFast:
         if INSTRUMENTED in scope:
             scope[INSTRUMENTED].app_scope = inner
         exchange = exchange_for(scope, receive, send, self._repairs, coding)
-        app = self._call  # in two steps, which is faster than self._call(...)
+        app = self._call  # this is faster than self._call(...)
         try:
             # Returned because servers report apps that return another value than None.
             result = await app(inner, exchange.receive, exchange.send)  # type: ignore[func-returns-value]
         except BaseException as error:
             if exchange.start is not None or exchange.is_examined:
-                await exchange.failed(error)
+                await exchange.handle_error(error)
             raise
         if exchange.start is not None or exchange.is_examined:
             await exchange.finish()

@@ -3,10 +3,10 @@
 Starlette's FileResponse uses the extension if it is offered. Then middleware of the app gets a
 pathsend message in place of bytes. A middleware may fail on this message, drop it, or not compress
 the file. So the layers of an app are examined: its middleware, routes and mounted apps. A layer is
-known if it has exactly a known class, since a subclass may behave differently. If a layer is
-unknown, the extension is not offered, and the app sends files as bytes.
+known if its class is a known class. A subclass of a known class is unknown, since it may behave
+differently. If a layer is unknown, the extension is not offered, and the app sends files as bytes.
 
-If one of the layers is an ASGIFast, it decides for its own inner layers.
+If one of the layers is an ASGIFast, that ASGIFast decides for its inner layers.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class PathsendDecision(NamedTuple):
     offered: bool
     zerocopy: bool
     reason: str
-    # Parts of paths, of routes and mounts with unknown layers. If a request's path contains one,
-    # the extensions are not offered.
+    # The beginnings of the paths of routes and mounts with unknown layers. If a request's path
+    # contains one of them, the extensions are not offered.
     withheld: tuple[str, ...] = ()
 
 
@@ -169,7 +169,7 @@ class Offer:
 
 
 def _log(decision: PathsendDecision) -> None:
-    """Log the reason of a decision. With uvicorn, its log is used, because people read that one."""
+    """Log the reason of a decision, in the log of uvicorn if it is configured."""
     logger = logging.getLogger("uvicorn.error")
     if not logger.hasHandlers():
         logger = logging.getLogger("wsgifast")
@@ -197,13 +197,15 @@ class _Layers:
             self._examine(app)
             self._examine_responses()
         except Exception as error:  # noqa: BLE001 - another version may raise any error
-            why = str(error)
+            cause = str(error)
             if not isinstance(error, _Unknown):
-                why = f"the app could not be examined ({type(error).__name__}: {why}). {_ADVICE}"
-            return PathsendDecision(False, False, f"Files are sent as bytes, because {why}")
+                cause = (
+                    f"the app could not be examined ({type(error).__name__}: {cause}). {_ADVICE}"
+                )
+            return PathsendDecision(False, False, f"Files are sent as bytes, because {cause}")
         reason = "The server sends the app's files (http.response.pathsend). "
-        for path, why in sorted(self._withheld.items()):
-            reason += f"Files below {path} are sent as bytes, because {why}. "
+        for path, cause in sorted(self._withheld.items()):
+            reason += f"Files below {path} are sent as bytes, because {cause}. "
         reason += "To send all files as bytes, use ASGIFast(app, pathsend=False)"
         return PathsendDecision(
             True, self._supports_zerocopy, reason, tuple(sorted(self._withheld))
@@ -251,7 +253,7 @@ class _Layers:
             self._examine_endpoint(endpoint)
             return [inner]
         if name == _ROUTE_GROUP:
-            return self._noted(layer.routes)
+            return self._watched(layer.routes)
         if name in _WITHOUT_INNER_LAYERS:
             return ()
         if _is_base_middleware(type(layer)):
@@ -267,7 +269,7 @@ class _Layers:
             self._examine(app)
         except _Unknown as unknown:
             self._withheld[path] = str(unknown)
-            self._examined = examined  # it may also be part of another route
+            self._examined = examined  # another route may contain the same app
 
     def _examine_endpoint(self, endpoint: Any) -> None:
         functions = vars(endpoint).values() if isinstance(endpoint, type) else [endpoint]
@@ -275,7 +277,7 @@ class _Layers:
             name = getattr(endpoint, "__qualname__", endpoint)
             raise _Unknown(f"the endpoint {name} may call apps with another send(). {_ADVICE}")
 
-    def _noted(self, known: list[Any]) -> list[Any]:
+    def _watched(self, known: list[Any]) -> list[Any]:
         self.lists.append((known, len(known)))
         return known
 
@@ -299,7 +301,7 @@ class _Layers:
 
     def _routes_of(self, router: Any) -> Iterator[Any]:
         for name in ("routes", "_low_priority_routes"):
-            yield from self._noted(getattr(router, name, []))
+            yield from self._watched(getattr(router, name, []))
         yield router.default
 
     def _layers_of_app(self, app: Any, name: str) -> Iterable[Any]:
@@ -313,7 +315,7 @@ class _Layers:
             type(app), "build_middleware_stack"
         ):
             raise _unknown(f"{name}.build_middleware_stack()")
-        for each in self._noted(app.user_middleware):
+        for each in self._watched(app.user_middleware):
             cls: Any = each.cls
             class_name = f"{getattr(cls, '__module__', '?')}.{getattr(cls, '__qualname__', '?')}"
             if class_name == _ASGIFAST:
@@ -379,21 +381,21 @@ def _package_of(function: Any) -> str:
     return str(getattr(function, "__globals__", {}).get("__name__", "")).partition(".")[0]
 
 
-def _is_original(of: type, name: str) -> bool:
+def _is_original(cls: type, name: str) -> bool:
     """Return whether a method of a known class is the original, and not replaced."""
-    method = getattr(of, name, None)
+    method = getattr(cls, name, None)
     return method is None or _package_of(method) in _PACKAGES
 
 
-def _is_base_middleware(of: type) -> bool:
+def _is_base_middleware(cls: type) -> bool:
     """Return whether a class is BaseHTTPMiddleware, or a subclass with its __call__()."""
     module = sys.modules.get("starlette.middleware.base")
     base: Any = None if module is None else module.BaseHTTPMiddleware
-    if base is None or not issubclass(of, base) or not _is_original(base, "__call__"):
+    if base is None or not issubclass(cls, base) or not _is_original(base, "__call__"):
         return False
     # Old versions of Starlette do not support pathsend.
     codes = code_objects(base.__call__.__code__)
-    return of.__call__ is base.__call__ and any(PATHSEND in code.co_consts for code in codes)
+    return cls.__call__ is base.__call__ and any(PATHSEND in code.co_consts for code in codes)
 
 
 def _uses_files(function: Any) -> bool:
@@ -409,9 +411,9 @@ def _sends_files(value: object) -> bool:
     return not names.isdisjoint(_SEND_FILES)
 
 
-def _passes_dispatch(of: Any) -> bool:
+def _passes_dispatch(cls: Any) -> bool:
     """Return whether a subclass of BaseHTTPMiddleware may choose its own dispatch function."""
-    code = getattr(of.__init__, "__code__", None)
+    code = getattr(cls.__init__, "__code__", None)
     if code is None:
         return True
     names = {*code.co_names, *code.co_varnames}
@@ -420,17 +422,17 @@ def _passes_dispatch(of: Any) -> bool:
     return not names.isdisjoint({"dispatch", "dispatch_func", "dispatch_function"})
 
 
-def _is_endpoint(of: FunctionType | type) -> bool:
-    """Return whether `of` is the function or the class of an endpoint that returns responses."""
-    if isinstance(of, FunctionType):
-        return (of.__globals__.get("__name__"), of.__qualname__) in _ENDPOINTS
+def _is_endpoint(endpoint: FunctionType | type) -> bool:
+    """Return whether this is the function or the class of an endpoint that returns responses."""
+    if isinstance(endpoint, FunctionType):
+        return (endpoint.__globals__.get("__name__"), endpoint.__qualname__) in _ENDPOINTS
     module = sys.modules.get("starlette.endpoints")
     if module is None:
         return False
     for base in (module.HTTPEndpoint, module.WebSocketEndpoint):
-        if issubclass(of, base):
+        if issubclass(endpoint, base):
             return all(
-                getattr(of, name) is getattr(base, name)
+                getattr(endpoint, name) is getattr(base, name)
                 for name in ("__init__", "__await__", "dispatch")
             )
     return False

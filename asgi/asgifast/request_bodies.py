@@ -1,22 +1,23 @@
 """Limit, decode and buffer request bodies before the app gets them (RFC 9110 15.5.14).
 
-If a Content-Length is within the limit, the body is too, because the server passes no more bytes to
-the app. The bytes of any other body are counted. If a body is too long, receive() raises an error.
-An app's response after that is replaced by the 413, because most apps respond to an error with 500.
+If a Content-Length is within the limit, the body is within it too, because the server passes no
+more bytes to the app. The bytes of any other body are counted. If a body is too long, receive()
+raises an error. Most apps respond to an error with 500, so the app's response is then replaced by a
+413.
 
-A compressed body is decoded before the app is called, so that its headers contain the decoded
-length. Without a Content-Length, Django and its REST framework see no body.
+A compressed body is decoded before the app is called, so that its Content-Length is the decoded
+length. Without a Content-Length, Django and its REST framework assume an empty body.
 
 Over HTTP/1, a server closes the connection if the body has not been read. If the client is still
 sending, the close makes it lose the response (:mod:`wsgifast.sockets.closing`). Most servers do not
-wait for the client. So the response ends after the request body has arrived. asgifast's protocols
-wait themselves.
+wait for the client. So the error response is not ended before the request body has arrived.
+asgifast's protocols wait themselves, so this is not needed for them.
 
 With buffering, a body is received before the app is called. While a client is slow, it occupies no
 task, database session or lock of the app. The bytes are in memory, up to a limit for the whole
-process. More bytes are in an unnamed temporary file. If the file cannot be written, the app is
-called with the bytes so far, and receives the remaining bytes itself. So no request fails because
-the disk is full. For a decoded body, which must fit, the response is then 503.
+process. Bytes above the limit are in an unnamed temporary file. If the file cannot be written, the
+app is called, and receives the remaining bytes directly. So a full disk does not fail a request. A
+decoded body must fit into memory or the file. Otherwise the response is 503.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from wsgifast.sockets.closing import Lingering
 from wsgifast.sockets.sending import BLOCK_BYTES
 
 from .file_blocks import read_block
-from .loops import in_thread, within
+from .loops import call_with_timeout, in_thread
 from .messages import (
     COALESCING,
     ASGIApp,
@@ -74,7 +75,7 @@ async def send_refusal(send: Send, error: RequestError) -> None:
 
 
 class Declared(NamedTuple):
-    """The properties of a request body, by the headers of the request.
+    """The properties that the headers of a request declare for its body.
 
     :param length: the Content-Length. None if it is missing or invalid, or if the body is chunked,
         because Content-Length is then ignored (RFC 9112 section 6.3).
@@ -88,7 +89,7 @@ class Declared(NamedTuple):
 
 
 def declared(scope: Scope) -> Declared:
-    """Return the properties of a request body, by the headers of the request."""
+    """Return the properties that the headers of a request declare for its body."""
     length = None
     may_have_body = scope["http_version"] not in ("1.0", "1.1")
     is_chunked = False
@@ -317,7 +318,9 @@ class _LimitedBody:
             await self._send_error([])
         if self._must_linger():
             lingering = Lingering(time.monotonic())
-            while message := await within(lingering.deadline - time.monotonic(), self._receive):
+            while message := await call_with_timeout(
+                lingering.deadline - time.monotonic(), self._receive
+            ):
                 size = len(message.get("body", b""))
                 now = time.monotonic()
                 if not message.get("more_body") or not lingering.should_continue(size, now):

@@ -47,7 +47,7 @@ class RequestIds:
 
         token = _logged.set(logged)
         try:
-            # Servers report an app that returns anything but None. So the app's value is returned.
+            # Returned because servers report apps that return another value than None.
             return await self._app(inner, receive, send_with_id)
         finally:
             _logged.reset(token)

@@ -26,7 +26,7 @@ STARLETTE.check(
 _opened: dict[str, float] = {}
 _REMEMBERED_PATHS = 4096
 _REMEMBERED_S = 60.0
-# Headers that depend on the size of the opened file. The file may have changed since the response
+# Headers that are computed again from the opened file, which may have changed since the response
 # was made.
 _SIZE_HEADERS = frozenset({b"content-length", b"accept-ranges"})
 
@@ -97,7 +97,7 @@ async def _open(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
             found = await in_thread(open_regular, key)
             if len(_opened) >= _REMEMBERED_PATHS:
                 _opened.clear()
-    except FileNotFoundError:  # both errors are Starlette's
+    except FileNotFoundError:  # Starlette raises the same two errors
         raise RuntimeError(f"File at path {path} does not exist.") from None
     except NotAFile:
         raise RuntimeError(f"File at path {path} is not a file.") from None

@@ -30,12 +30,12 @@ class StaticFiles(StaticFilesBase[ASGIApp]):
     recently is checked on the event loop, because stat() and open() do not read a disk for it. New
     paths and changed files are looked up in a thread.
 
-    Starlette's StaticFiles has other options and hooks. In place of `html` use `index` and
-    `fallback`. In place of `follow_symlink` use `follow_symlinks`. In place of `packages`, name
-    their directories. `check_dir=False` has no equivalent, and there are no methods to override.
-    For a missing file, the response is 404 or 405, and no HTTPException is raised, so handlers of
-    the outer app are not called. To handle missing files in an app, use `StaticFiles(app,
-    directory=...)`.
+    Starlette's StaticFiles has other options and hooks. In place of `html`, use `index` and
+    `fallback`. In place of `follow_symlink`, use `follow_symlinks`. In place of `packages`, name
+    the directories of the packages. `check_dir=False` has no equivalent, and there are no methods
+    to override. For a missing file, the response is 404, and no HTTPException is raised. So
+    exception handlers of the outer app are not called. To handle missing files in an app, use
+    `StaticFiles(app, directory=...)`.
     """
 
     interface = "ASGI"

@@ -3,12 +3,12 @@
 For a small response, uvicorn's send() needs two coroutines and two writes, and checks and encodes
 every header. :func:`send_whole` sends headers and body at once, and caches headers that it has
 checked. The bytes, the access log and the state of uvicorn's RequestResponseCycle are the same as
-with uvicorn's send(). All other responses are sent or refused by uvicorn's send(). If the end of a
-body is a separate message, as with Starlette's BaseHTTPMiddleware, uvicorn sends that message too.
+with uvicorn's send(). All other responses are sent or refused by uvicorn's send(). Starlette's
+BaseHTTPMiddleware sends the end of a body as a separate message, which uvicorn's send() handles.
 
 The send() of another version of uvicorn might differ. So this module checks the source of uvicorn's
-send() and of its helpers. It replaces only sources with which tests/asgi/test_whole_responses.py
-compares it. The version number does not matter.
+send() and of its helpers. It replaces only a send() whose source it knows, whatever the version
+number is. tests/asgi/test_whole_responses.py compares both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from .messages import COALESCED_BYTES, Message, Send
 SendWhole = Callable[[Any, Message, Message], bool]
 
 _MODULE = "uvicorn.protocols.http.httptools_impl"
-# The digests of the sources that send_whole() replaces, with uvicorn's versions that have them.
+# The digests of the sources that send_whole() can replace, each with the versions of uvicorn that
+# have this source.
 KNOWN_SENDS = {"de5bad0dc369ad90": ("0.53.0", "0.54.0")}
 # The parts of uvicorn's source that are checked: methods of the cycle, functions and patterns.
 _METHODS = "__init__", "send"
@@ -39,12 +40,12 @@ _FUNCTIONS = "get_client_addr", "get_path_with_query_string"
 _PATTERNS = "HEADER_RE", "HEADER_VALUE_RE"
 # uvicorn's module. None until a send() of uvicorn is found, because uvicorn may not be installed.
 _httptools_impl: Any = None
-# The known classes of servers, each with its send() function and the replacement or None.
+# The classes of servers so far, each with its send() function and the replacement or None.
 _known_senders: dict[type, tuple[object, SendWhole | None]] = {}
 _UNKNOWN = None, None
 _MAX_KNOWN_SENDERS = 64
 
-# Headers for which uvicorn's send() does more than to write a line.
+# Headers that uvicorn's send() does not only write, but also evaluates.
 _SPECIAL_HEADERS = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 # Cached lines of checked headers, by name and value. Long values are not cached. Cookies are not
 # cached either, because they may be secrets.
@@ -238,7 +239,7 @@ def _cache_line(header: tuple[bytes, bytes], line: bytes) -> None:
         _lines[name, value] = line
 
 
-# Compute the digest at import if possible, because it reads a file. Otherwise it is computed on the
-# event loop.
+# Compute the digest at import if possible, because this reads a file. Otherwise it is computed on
+# the event loop.
 if _MODULE in sys.modules:
     digest_of_send(sys.modules[_MODULE])

@@ -1,7 +1,7 @@
-"""The wires: the two interfaces through which an Exchange sends a response.
+"""The two wires. A wire is the interface through which an Exchange sends a response.
 
-:class:`ServerWire` sends ASGI messages to any server. The QueueWire of asgifast's uvicorn protocols
-    (protocols/queue_wire.py) writes into the output queue of the connection.
+:class:`ServerWire` sends ASGI messages to any server. QueueWire (protocols/queue_wire.py) belongs
+to asgifast's uvicorn protocols, and writes into the output queue of the connection.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .whole_responses import whole_sender_for
 class DelayedOutput(Protocol):
     """Output that waits for the end of an event loop iteration.
 
-    end_iteration() returns whether the output should wait for one more iteration. release() sends
-    it.
+    end_iteration() returns whether the output should wait for one more iteration. If not, release()
+    sends the output.
     """
 
     def end_iteration(self) -> bool: ...
@@ -27,14 +27,14 @@ class DelayedOutput(Protocol):
 
 
 class Wire:
-    """The interface to the server for one response. The caller makes its calls one by one.
+    """The interface to the server for one response. Only one call may be in progress at a time.
 
     :ivar send: sends a message, and waits while the client reads slowly.
     """
 
     __slots__ = ()
 
-    # Whether it is a QueueWire. A QueueWire also sends files, and coalesces messages without a
+    # Whether this is a QueueWire. A QueueWire also sends files, and coalesces messages without a
     # task.
     is_queue: ClassVar[bool] = False
     send: Send
@@ -44,8 +44,8 @@ class Wire:
     def send_whole(self, start: Message, message: Message) -> bool:
         """Send a start message and a body message at once, if they need no special treatment.
 
-        The Exchange calls this first, for the first body message after a delayed start message.
-        Return False if they were not sent.
+        The Exchange calls this for the first body message after a delayed start message. Return
+        False if neither message was sent.
         """
         raise NotImplementedError
 
@@ -76,11 +76,14 @@ class Wire:
         return False
 
     def delay(self, output: DelayedOutput) -> None:
-        """Have the methods of an output called when the event loop iteration ends."""
+        """Call the methods of an output when the event loop iteration ends."""
         raise NotImplementedError
 
     def write(self, pop_body: Callable[[], bytes]) -> BackgroundTask | None:
-        """Send the bytes that a function returns. Return the sending task, if there is one."""
+        """Send the bytes that a function returns.
+
+        Return the task that sends them, if there is one.
+        """
         raise NotImplementedError
 
 
@@ -89,7 +92,7 @@ class ServerWire(Wire):
 
     __slots__ = ("_delayed", "_loop", "send")
 
-    # The running loop, for callbacks and tasks. Set by the first delay().
+    # The running loop, for callbacks and tasks. The first delay() sets this attribute.
     _loop: Loop
 
     def __init__(self, send: Send) -> None:
@@ -135,5 +138,5 @@ class ServerWire(Wire):
 
     async def _send_popped(self, pop_body: Callable[[], bytes]) -> None:
         body = pop_body()
-        if body:  # another message may have sent them meanwhile
+        if body:  # another message may have sent the bytes meanwhile
             await self.send(response_body(body, more_body=True))

@@ -27,8 +27,8 @@ try:
     from uvicorn_worker import UvicornWorker  # type: ignore[import-not-found, import-untyped, unused-ignore]
 except ImportError:
     with warnings.catch_warnings():
-        # uvicorn's own module is deprecated in favor of the uvicorn-worker package. It is used if
-        # that package is not installed.
+        # The module in uvicorn itself is deprecated in favor of the uvicorn-worker package. It is
+        # only used if that package is not installed.
         warnings.simplefilter("ignore", DeprecationWarning)
         with needs("asgifast.workers", "uvicorn", "gunicorn,asgi"):
             from uvicorn.workers import UvicornWorker
@@ -39,22 +39,22 @@ from .uvicorn.httptools import HttpToolsProtocol
 
 __all__ = ["FastUvicornWorker"]
 
-# A byte that the arbiter shares with its workers. It is 1 if the whole server ends, and 0 if a
-# reload replaces the workers.
-_ends = mmap.mmap(-1, 1)
+# A byte that the arbiter shares with its workers. The byte is 1 if the whole server ends, and 0 if
+# a reload replaces the workers.
+_server_ends = mmap.mmap(-1, 1)
 
 
 @cache
-def _note_the_end() -> None:
+def _note_server_end() -> None:
     """Have the arbiter set the byte before it sends SIGTERM to its workers."""
     stop = Arbiter.stop
 
     @wraps(stop)
-    def noting(arbiter: Any, graceful: bool = True) -> None:
-        _ends[0] = graceful and not (arbiter.master_pid or arbiter.reexec_pid)
+    def stop_and_note(arbiter: Any, graceful: bool = True) -> None:
+        _server_ends[0] = graceful and not (arbiter.master_pid or arbiter.reexec_pid)
         stop(arbiter, graceful)
 
-    Arbiter.stop = noting
+    Arbiter.stop = stop_and_note
 
 
 class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
@@ -80,7 +80,7 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
             cls.__name__, "FastUvicornWorker",
             way_out="install a tested gunicorn, or start it with `-k uvicorn_worker.UvicornWorker`",
         )  # fmt: skip
-        _note_the_end()
+        _note_server_end()
 
     def load_wsgi(self) -> None:
         """Check the options, choose where metrics are served, and load the app.
@@ -90,8 +90,8 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
         """
         configured = configuration_names(self.cfg.config).get("metrics_bind")
         try:
-            own = getattr(self.config.http, "drain_delay_s", 0)
-            delay_s = options_of_environment().get("drain_delay_s", own)
+            default_s = getattr(self.config.http, "drain_delay_s", 0)
+            delay_s = options_of_environment().get("drain_delay_s", default_s)
             if delay_s >= self.cfg.graceful_timeout:
                 raise ConfigurationError(
                     f"drain_delay_s={delay_s:g}: gunicorn ends a worker after "
@@ -112,7 +112,7 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
         super().load_wsgi()
 
     async def _serve(self) -> None:
-        counters.drains = lambda: bool(_ends[0])
+        counters.drains = lambda: bool(_server_ends[0])
         if self._wanted is not None:
             begin(self._wanted, self.ppid, asyncio.get_running_loop())
         await super()._serve()
@@ -129,7 +129,8 @@ class FastUvicornWorker(UvicornWorker):  # type: ignore[misc, unused-ignore]
             signal.raise_signal(signal.SIGTERM)
 
     def run(self) -> None:
-        # uvloop closes the descriptor of each listening socket, and marks a socket.socket as
-        # closed. gunicorn's wrapper would close the same number again, which may be another file's.
+        # uvloop closes the descriptor of each listening socket. It marks a socket.socket as closed,
+        # but not gunicorn's wrapper. The wrapper would later close the same descriptor number,
+        # which may then belong to another file.
         self.sockets = [getattr(listener, "sock", listener) for listener in self.sockets]
         super().run()

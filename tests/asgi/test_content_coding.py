@@ -73,8 +73,10 @@ def test_uncompressed_headers_are_of_whole_response(
     message = {"type": "http.response.body", "body": body}
     start_message = coding.uncompressed_start(start, message)
     if start_message is not None:
-        assert start["headers"] == headers, "the app's own head has been changed"
-        assert sent(start_message, message) == sent(*asyncio.run(coding.whole(start, message)))
+        assert start["headers"] == headers, "the app's headers have been changed"
+        assert sent(start_message, message) == sent(
+            *asyncio.run(coding.compress_whole(start, message))
+        )
 
 
 def test_uncompressed_headers_of_streams_are_undecided() -> None:

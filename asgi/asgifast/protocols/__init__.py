@@ -1,1 +1,1 @@
-"""Parts that asgifast's uvicorn protocols share: output, sendfile, responses, request bodies."""
+"""Parts that asgifast's uvicorn protocols share: output, files, responses and request bodies."""

@@ -6,15 +6,15 @@ caller keeps the file's descriptor open until the transfer has ended.
 - :meth:`FileTransfer.begin` makes one sendfile call of at most WINDOW_BYTES, so that other
   connections are served too. When the socket is full, the event loop watches it. Each time the
   socket is writable, a callback makes the next call.
-- A thread, which may wait for the disk, sends bytes that may not be in the page cache. It uses a
-  duplicate of the socket's descriptor. If the connection ends while the thread runs, a new
-  connection could otherwise get the same descriptor number.
+- A thread, which may wait for the disk, sends bytes that may not be in the page cache. The thread
+  uses a duplicate of the socket's descriptor. Otherwise, if the connection ended while the thread
+  runs, a new connection could get the same descriptor number.
 - sendfile bypasses the write buffer of the loop's transport. So a file waits until that buffer is
   empty.
 - The socket's send buffer is small at first, and grows if the client reads quickly. Unsent bytes of
   slow clients count against the memory that the kernel has for all TCP connections. When this
-  memory is exhausted, a socket is reported as writable but accepts no bytes. Then a timer waits,
-  because waiting for writability would use all of the processor.
+  memory is exhausted, a socket is reported as writable but accepts no bytes. Then a timer delays
+  the next attempt, because callbacks for writable sockets would use all of the processor.
 - Over TLS, and if the kernel cannot send the file, a :class:`FileReader` writes blocks of the file
   to the loop's transport. It waits while the transport has called its protocol's pause_writing().
 """
@@ -45,22 +45,22 @@ from wsgifast.sockets.sending import (
 from ..counters import counters
 
 T = TypeVar("T")
-# A function that gets the number of unsent bytes, and the error because of which they are unsent.
+# A function that is called when a range has been sent, or cannot be sent. Its arguments are the
+# number of unsent bytes, and the error or None.
 OnSent = Callable[[int, "Exception | None"], object]
 
-# The most bytes of one sendfile call. It takes less than a millisecond, even if the send buffer has
-# grown to megabytes.
+# The most bytes of one sendfile call, which takes less than a millisecond.
 WINDOW_BYTES = 1024 * 1024
-# The time between two attempts while the kernel has no memory for TCP. No event tells when there is
-# memory again.
+# The time between two attempts while the kernel has no memory for TCP. No event tells when the
+# kernel has memory again.
 _MEMORY_RETRY_S = 0.1
 
-# Without epoll, files are read and written.
+# Without epoll, FileReader sends the files.
 HAS_EPOLL = hasattr(select, "epoll")
 # The time for callbacks in one event loop iteration: many times the cost of an iteration.
 ITERATION_S = 0.001
-# The number of callbacks between two readings of the clock. Even if each sends a whole window to a
-# fast client, they should not take longer than ITERATION_S.
+# The number of callbacks between two readings of the clock. These callbacks should not take longer
+# than ITERATION_S, even if each of them sends WINDOW_BYTES.
 EVENTS_PER_POLL = 8
 
 
@@ -84,7 +84,7 @@ class FileOwner(asyncio.Transport):
         raise NotImplementedError
 
     def file_ended(self, error: Exception | None) -> None:
-        """End the file whose begin() returned False."""
+        """Handle the end of the file whose begin() has returned False."""
         raise NotImplementedError
 
 
@@ -136,7 +136,7 @@ class FileOutput:
         """Continue after the loop's transport has called its protocol's resume_writing()."""
 
     def fail(self, error: Exception) -> None:
-        """Stop using the socket. The file may be closed when file_ended() is called."""
+        """Stop, and report the error to file_ended(). Until then the file must remain open."""
         self._stop_waiting()
         if self._error is None:
             self._error = error
@@ -191,7 +191,7 @@ class FileOutput:
         if self._error is None:
             self._attempt(partial(callback, call.result))
         else:
-            call.exception()  # otherwise it would be logged
+            call.exception()  # an exception that is not read would be logged
             self._owner.file_ended(self._error)
 
 
@@ -292,9 +292,9 @@ class FileTransfer(FileOutput):
         known = self._cached_until
         if known <= start or not cached_bytes(self._fd, start, 1):
             known = start
-        left = self._end - start
-        if known - start < min(left, WINDOW_BYTES // 4):
-            known += cached_bytes(self._fd, known, min(left, WINDOW_BYTES) - (known - start))
+        remaining = self._end - start
+        if known - start < min(remaining, WINDOW_BYTES // 4):
+            known += cached_bytes(self._fd, known, min(remaining, WINDOW_BYTES) - (known - start))
         self._cached_until = known
         return known - start
 
@@ -328,7 +328,8 @@ class FileTransfer(FileOutput):
         if self._owner.may_grow:
             now = time.monotonic()
             was_quick, self._was_quick = self._was_quick, now - self._waiting_since < QUICK_S
-            # Quick twice in a row, because the first receive of a slow client is quick too.
+            # Only after two quick events in a row, because the first receive of a slow client is
+            # quick too.
             if was_quick and self._was_quick:
                 self._owner.may_grow = False
                 with contextlib.suppress(OSError):  # the client has left: the next send raises
@@ -379,15 +380,14 @@ class FileReader(FileOutput):
         pass
 
 
-# Watching for writable sockets. An event loop refuses to watch the descriptor of a transport's
-# socket. A duplicate of the descriptor would count against the process's limit while the client
-# reads. So one epoll object watches all such sockets of a loop, and the loop watches the epoll
-# object. The epoll object is closed when it watches no socket.
-#
+# The functions below watch for writable sockets. An event loop refuses to watch the descriptor of a
+# transport's socket. A duplicate of the descriptor would count against the process's limit while
+# the client reads. So one epoll object watches all such sockets of a loop, and the loop watches the
+# epoll object. The epoll object is closed when it watches no socket.
 # Thousands of sockets may become writable at once, such as when a network link recovers. To serve
 # all of them in one event loop iteration would delay all other work. So an iteration serves them
 # for ITERATION_S. The next iteration begins with the sockets that were not served, because epoll
-# reports them before those that it has reported.
+# reports them first.
 
 
 def call_while_writable(

@@ -1,9 +1,10 @@
 """Send large bodies of bytes to slow clients.
 
-Theory of operation. The bytes are written to the transport in blocks, as the client reads. When the
-app has returned, only this module refers to the bytes. All waiting bodies together may use
-MEMORY_BYTES. If a body exceeds this limit, a thread writes its remaining bytes to an unnamed file,
-and blocks are read from that file. If the file cannot be written, the bytes remain in memory.
+Theory of operation. The bytes are written to the transport in blocks, as fast as the client reads.
+When the app has returned, only this module refers to the bytes. All waiting bodies together may use
+MEMORY_BYTES. If a new body would exceed this limit, a thread writes its remaining bytes to an
+unnamed file, and blocks are read from that file. If the file cannot be written, the bytes remain in
+memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ logger = logging.getLogger("uvicorn.error")
 MEMORY_BYTES = 64 * 2**20
 DISK_BYTES = 16 * 2**30
 memory, disk = Budget(MEMORY_BYTES), Budget(DISK_BYTES)
-# Free space on the file system of temporary files that is not used
+# The free space that must remain on the file system of temporary files
 _MIN_FREE_BYTES = 256 * 2**20
 
 
@@ -93,8 +94,8 @@ class BytesWriter(FileReader):
         data = self._data
         if data is None:
             return super()._send_now()
-        # A slice of a memoryview: with TLS the block is encrypted at once, and the transport does
-        # not refer to the bytes.
+        # A slice of the memoryview makes no copy. With TLS, the transport encrypts the block at
+        # once, and does not refer to the bytes afterwards.
         return self._write(lambda: data[self._offset :][:BLOCK_BYTES])
 
     def _stop_waiting(self) -> None:

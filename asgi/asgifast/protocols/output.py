@@ -5,20 +5,23 @@ protocol and the event loop's transport, which owns the socket. The queue does n
 response is. The sender of a file closes its descriptor.
 
 - Coalescing: write() delays small data until the event loop iteration ends, until there are
-  COALESCED_BYTES, or until flush(). So headers and body are sent in one packet. A sender that will
-  call flush() sets `flush_follows`, so that no callback is scheduled for the end of the iteration.
-- Delayed messages: a response that delays small messages calls delay(). When the iteration ends,
-  the queue calls it, and it writes the messages or delays them for one more iteration. They are
-  also sent by close(), and before another write that is flushed when an iteration ends. flush()
-  does not send them, because over HTTP/2 other responses write to the same queue.
-- Files: while a file is being sent (`_file` is set), later writes wait until it has been sent. The
-  same applies while write_bytes() writes a large body to the transport in blocks.
+  COALESCED_BYTES, or until flush(). So headers and body are sent in one packet. A caller of write()
+  that will call flush() sets `flush_follows`. Then no callback is scheduled for the end of the
+  iteration.
+- Delayed messages: a response that delays small messages passes itself to delay(). When the
+  iteration ends, the queue calls the response, which writes its messages or delays them for one
+  more iteration. The messages are also written by close(), and before coalesced data that is
+  flushed when an iteration ends. flush() does not write them, because over HTTP/2 other responses
+  use the same queue.
+- Files: while a file is being sent (`_file` is set), later writes wait until the file has been
+  sent. They also wait while write_bytes() writes a large body to the transport in blocks.
 - write_file() and write_bytes() send as much as the socket accepts at once. If bytes remain,
   `on_sent` is called after the last byte, or after one of these failures. Each failure closes the
   connection, because the response cannot reach its declared length:
 
   - the file ends too early (FileTruncated)
-  - the connection is lost (ConnectionResetError). After abort() this is in the next iteration.
+  - the connection is lost (ConnectionResetError). After abort(), `on_sent` is called in the next
+    iteration.
   - close() is called (ConnectionResetError)
 """
 
@@ -40,7 +43,8 @@ from .file_transfer import HAS_EPOLL, FileOutput, FileOwner, FileReader, FileTra
 from .large_bodies import BytesWriter
 from .receiving import linger
 
-# The first bytes of a large write that are joined to coalesced data, to be sent in one packet.
+# This many bytes of a large write are joined to the coalesced data before them, to be sent in one
+# packet.
 _JOINED_BYTES = 16 * 1024
 # If a client reads this many bytes within QUICK_S, its send buffer is enlarged again.
 _QUICK_BYTES = 512 * 1024
@@ -81,7 +85,7 @@ class OutputQueue(FileOwner):
         self._size = 0
         self._is_scheduled = False
         self.flush_follows = False
-        # With HTTP/1, at most one.
+        # The outputs to call when the iteration ends. Over HTTP/1 there is at most one.
         self._delayed: tuple[DelayedOutput, ...] = ()
         self._file: FileOutput | None = None
         self.is_paused = False
@@ -93,7 +97,7 @@ class OutputQueue(FileOwner):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if type(data) is not bytes and not isinstance(data, (bytes, bytearray, memoryview)):
-            data = bytes(memoryview(data))  # now, while write() can raise the error
+            data = bytes(memoryview(data))  # an invalid type raises the error here, in write()
         size = len(data)
         if not size or self.is_closing is _is_lingering:
             return
@@ -188,7 +192,7 @@ class OutputQueue(FileOwner):
     # kernel has for all TCP connections.
 
     def _limit_send_buffer(self) -> None:
-        """Limit the send buffer, once, when a connection has written more than most do."""
+        """Limit the send buffer. This is called once, when a connection has written many bytes."""
         self._bytes_before_limit = sys.maxsize
         if self.may_grow is None:
             sock = self.real.get_extra_info("socket")
@@ -308,7 +312,7 @@ class OutputQueue(FileOwner):
             self.real.resume_reading()
 
     def _must_linger(self) -> bool:
-        """Return whether the client may still send. A close would reset the connection then."""
+        """Return whether the client may still send. If so, a close would reset the connection."""
         if self._file is not None:
             return False
         if not self.real.is_reading():
@@ -328,8 +332,8 @@ class OutputQueue(FileOwner):
     def get_write_buffer_size(self) -> int:
         return self._size + self.real.get_write_buffer_size()
 
-    # The other methods that uvicorn uses are the real transport's. __getattr__() would slow down
-    # every attribute.
+    # The other methods that uvicorn uses call those of the real transport. A __getattr__() would
+    # slow down every attribute.
 
     def abort(self) -> None:
         self.real.abort()

@@ -51,25 +51,26 @@ class QueueWire(Wire):
     FileSending sets the attributes.
 
     :ivar cycle: uvicorn's RequestResponseCycle.
-    :ivar body: a future for the end of a body with remaining bytes. Later messages wait for it.
-    :ivar recording: the recorded request to which the next file belongs, if any.
+    :ivar body_sent: a future that is done when the remaining bytes of a body are sent. Later
+        messages wait for it. None if no bytes remain.
+    :ivar recording: the record of the request, if the next file must report its end to it. Or None.
     """
 
     # Slots, because each download has this object, and thousands may be slow.
-    __slots__ = ("body", "cycle", "forbids_body", "recording")
+    __slots__ = ("body_sent", "cycle", "forbids_body", "recording")
 
     is_queue = True
     _body_class: ClassVar[type[FileBody]]
     # With HTTP/2, uvicorn sends early hints itself.
     _is_http1: ClassVar[bool] = True
 
-    body: asyncio.Future[None] | None
+    body_sent: asyncio.Future[None] | None
     recording: Request | None
     # Whether the status forbids a body.
     forbids_body: bool
 
     async def send(self, message: Message) -> None:
-        if self.body is not None:
+        if self.body_sent is not None:
             await self._wait_for_body()
         kind = message["type"]
         if kind == "http.response.body":
@@ -153,7 +154,7 @@ class QueueWire(Wire):
     def can_write_body(self) -> bool:
         cycle = self.cycle
         return (
-            self.body is None
+            self.body_sent is None
             and cycle.response_started
             and not cycle.response_complete
             and not cycle.flow.write_paused
@@ -170,9 +171,9 @@ class QueueWire(Wire):
             try:
                 self.cycle.transport.write(self.frame(body))
             except Exception as error:  # noqa: BLE001 - the next send() raises it
-                failed = asyncio.get_running_loop().create_future()
-                failed.set_exception(error)
-                return failed
+                future = asyncio.get_running_loop().create_future()
+                future.set_exception(error)
+                return future
         return None
 
     def write_body_now(self, body: bytes) -> bool:
@@ -185,8 +186,8 @@ class QueueWire(Wire):
     def _needs_blocks(self, message: Message) -> bool:
         """Return whether a large body is written in blocks, as its client reads.
 
-        Otherwise the transport or zttp would copy all of it at once. If the body has the wrong
-        length, uvicorn's send() gets it, and raises an error.
+        Otherwise the transport or zttp would copy the whole body at once. A body with a wrong
+        length is passed to uvicorn's send(), which raises an error.
         """
         cycle = self.cycle
         if cycle.transport.can_sendfile and self._is_http1:  # no TLS: no copy is made
@@ -202,11 +203,11 @@ class QueueWire(Wire):
         body = self._body_class(self, -1, is_whole=not more_body)
         segments = [data]
         del data
-        end = await body.send(segments)
+        body_sent = await body.send(segments)
         segments.clear()  # an iterator refers to the list, and would keep the bytes
         if not more_body:
-            self.body = end
-        elif end is not None:
+            self.body_sent = body_sent
+        elif body_sent is not None:
             await body.wait_until_sent()
 
     # Files
@@ -231,12 +232,12 @@ class QueueWire(Wire):
         recording, self.recording = self.recording, None
         cycle = self.cycle
         try:
-            if self.body is not None:
+            if self.body_sent is not None:
                 await self._wait_for_body()
             if self.has_ended() or not cycle.response_started:
                 if recording is not None:
                     recording.file_ended(None)
-                # uvicorn raises an error, or ignores the message
+                # uvicorn's send() raises an error, or ignores the message
                 await cycle.send({"type": PATHSEND if close is not None else ZEROCOPYSEND})
                 return
             if self.has_no_body():
@@ -244,14 +245,14 @@ class QueueWire(Wire):
             is_whole = close is not None
             body = self._body_class(self, fd, close, recording, is_whole=is_whole)
             close = None
-            end = await body.send(segments)
+            body_sent = await body.send(segments)
         finally:
             if close is not None:
                 close()
         if is_whole:
-            self.body = end
+            self.body_sent = body_sent
             return
-        if end is not None:
+        if body_sent is not None:
             await body.wait_until_sent()
         elif cycle.flow.write_paused:
             await cycle.flow.drain()
@@ -260,20 +261,20 @@ class QueueWire(Wire):
 
     async def wait_until_sent(self) -> None:
         """Wait until the remaining bytes of a body are sent."""
-        if self.body is not None:
+        if self.body_sent is not None:
             await self._wait_for_body()
 
     async def _wait_for_body(self) -> None:
-        assert self.body is not None
-        body = self.body
+        assert self.body_sent is not None
+        body = self.body_sent
         try:
             await asyncio.shield(body)  # the app may cancel this send()
         finally:
             if body.done():
-                self.body = None
+                self.body_sent = None
 
-    # Framing and end of a body, with httptools and zttp, where uvicorn's cycle counts the bytes and
-    # adds the chunked framing.
+    # The framing and the end of a body. These methods are for httptools and zttp, with which
+    # uvicorn's cycle counts the bytes and adds the chunked framing.
 
     def declared(self) -> int | None:
         """Return the remaining bytes of the Content-Length, or None for a chunked body."""
@@ -293,20 +294,20 @@ class QueueWire(Wire):
     def cut_off(self) -> None:
         """Close the connection, and have uvicorn ignore later messages of the app.
 
-        The client would treat later bytes as the missing bytes or as the end of the body.
+        Otherwise, later bytes would look to the client like the missing bytes of the body.
         """
         self.cycle.transport.close()
         self.cycle.disconnected = True
 
     def frame(self, data: bytes) -> bytes:
-        """Have uvicorn count body bytes. Return the bytes with their framing."""
+        """Count body bytes in uvicorn's cycle. Return the bytes with their framing."""
         if self.cycle.chunked_encoding:
             return chunk(data)
         count(self.cycle, len(data))
         return data
 
     def framing_for(self, size: int) -> tuple[bytes, bytes]:
-        """Have uvicorn count body bytes. Return the framing before and after them."""
+        """Count body bytes in uvicorn's cycle. Return the framing before and after them."""
         if self.cycle.chunked_encoding:
             return chunk_size_line(size), b"\r\n"
         count(self.cycle, size)
@@ -325,15 +326,16 @@ def count(cycle: Any, size: int) -> None:
 class FileBody:
     """Sends a body, or a part of it, that consists of bytes and of ranges of one open file.
 
-    As many bytes as the socket accepts are sent at once. The output queue sends the remaining
-    bytes, so that the app can return and free its memory long before the client has the last byte.
+    :meth:`send` sends as many bytes as the socket accepts. The output queue sends the remaining
+    bytes later. So the app can return, and free its memory, long before the client has the last
+    byte.
 
     :param wire: frames the bytes, and sends the end of the body.
     :param close: called once, when the file is no longer needed.
     :param recording: the recorded request. Its file_ended() gets the number of unsent bytes.
     :param is_whole: whether this is the whole body, so that the end of the body is sent after it.
-    :ivar end: a future that is done when the remaining bytes are sent, with an error if they were
-        not. None if no bytes remain.
+    :ivar body_sent: a future that is done when the remaining bytes are sent. It gets an error if
+        they cannot be sent. None if no bytes remain.
     """
 
     # Slots, because each download has this object, and thousands may be slow.
@@ -346,7 +348,7 @@ class FileBody:
         "_segments",
         "_unsent",
         "_wire",
-        "end",
+        "body_sent",
     )  # fmt: skip
 
     def __init__(
@@ -368,13 +370,13 @@ class FileBody:
         # The framing after the current range, and the number of unsent bytes of that range.
         self._framing_after = b""
         self._unsent = 0
-        self.end: asyncio.Future[None] | None = None
+        self.body_sent: asyncio.Future[None] | None = None
 
     async def send(self, segments: Sequence[bytes | ByteRange]) -> asyncio.Future[None] | None:
-        """Send as much as the socket accepts now. Return `end`, or None if no bytes remain."""
+        """Send as much as the socket accepts now. Return `body_sent`."""
         self._segments = iter(segments)
-        is_one = self._is_whole and len(segments) == 1
-        data = self._read_small(segments[0]) if is_one else None
+        is_single = self._is_whole and len(segments) == 1
+        data = self._read_small(segments[0]) if is_single else None
         try:
             if data is not None:
                 next(self._segments)
@@ -390,25 +392,28 @@ class FileBody:
             self._wire.cut_off()
             raise
         finally:
-            if self.end is None:
+            if self.body_sent is None:
                 self._close_file()
-        return self.end
+        return self.body_sent
 
     async def wait_until_sent(self) -> None:
-        """Wait until all bytes are sent. If the caller is cancelled, stop the file first."""
-        assert self.end is not None
+        """Wait until all bytes are sent.
+
+        If the caller is cancelled, cut off the body and wait for the end of its file.
+        """
+        assert self.body_sent is not None
         try:
-            await asyncio.shield(self.end)
+            await asyncio.shield(self.body_sent)
         except asyncio.CancelledError:
             self._wire.cut_off()
-            await wait_until_done(self.end)
+            await wait_until_done(self.body_sent)
             raise
 
     async def _begin(self) -> bool:
-        """Begin to send the segments. Return whether all are sent. If not, set `end`."""
+        """Begin to send the segments. Return whether all are sent. If not, set `body_sent`."""
         if self._write_segments():
             return True
-        self.end = asyncio.get_running_loop().create_future()
+        self.body_sent = asyncio.get_running_loop().create_future()
         return False
 
     def _write_segments(self) -> bool:
@@ -443,31 +448,31 @@ class FileBody:
             try:
                 if not self._write_segments():
                     return
-            except Exception as failure:  # noqa: BLE001 - raised where `end` is awaited
+            except Exception as failure:  # noqa: BLE001 - raised where `body_sent` is awaited
                 error = failure
         self._close_file()
-        end = self.end
-        assert end is not None
+        body_sent = self.body_sent
+        assert body_sent is not None
         if error is not None:
             self._wire.cut_off()
             is_whole = False
-        if end.done():  # cancelled
+        if body_sent.done():  # cancelled
             return
         if error is not None and not isinstance(error, ConnectionError):
-            end.set_exception(error)
+            body_sent.set_exception(error)
         elif is_whole:
-            asyncio.get_running_loop().create_task(self._finish(end))
+            asyncio.get_running_loop().create_task(self._finish(body_sent))
         else:
-            end.set_result(None)
+            body_sent.set_result(None)
 
-    async def _finish(self, end: asyncio.Future[None]) -> None:
+    async def _finish(self, body_sent: asyncio.Future[None]) -> None:
         error = None
         try:
             await self._wire.finish()
-        except Exception as failure:  # noqa: BLE001 - raised where `end` is awaited
+        except Exception as failure:  # noqa: BLE001 - raised where `body_sent` is awaited
             error = failure
-        if not end.done():
-            end.set_exception(error) if error is not None else end.set_result(None)
+        if not body_sent.done():
+            body_sent.set_exception(error) if error is not None else body_sent.set_result(None)
 
     def _read_small(self, segment: bytes | ByteRange) -> bytes | None:
         """Return the bytes of a small segment if they are in memory or cached, or None."""

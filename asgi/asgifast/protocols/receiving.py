@@ -12,7 +12,7 @@ the cycle's receive().
 - The streams of an HTTP/2 connection share the bytes that are read ahead. zttp, the
   HTTP/2 parser, reopens a stream's window as soon as it has read the stream's bytes. So clients are
   slowed down by TCP, like with HTTP/1.1.
-- If a client sends faster than the app receives, its bytes are read into one buffer that all
+- If a client sends faster than the app receives, its bytes are first read into one buffer that all
   connections share. A lingering close, which discards bytes, uses that buffer too.
 - When the app returns, bytes that it has not received are discarded, because the connection may
   stay open for a long time.
@@ -63,10 +63,10 @@ _thread_local = threading.local()
 class ReceivedBody:
     """Replaces the bytearray to which uvicorn appends body bytes for the app.
 
-    uvicorn uses `+=`, len() and bytes() of it.
+    uvicorn only uses `+=`, len() and bytes() of its `body`.
 
-    :param requests: the requests in progress on the connection. They share the bytes that are read
-        ahead. If it is empty, this request is the only one.
+    :param requests: the requests in progress on the connection. They share the limit of bytes that
+        are read ahead. With an empty sequence, this request is the only one.
     :param pace: measures how fast the client sends, if there is a limit.
     :ivar size: the number of buffered bytes.
     :ivar received: the number of body bytes that have been received so far.
@@ -120,12 +120,13 @@ class ConnectionLoop:
     """Replaces the event loop in one of uvicorn's protocols. It sets one timer for a connection.
 
     uvicorn sets a keep-alive timer after every response, and the next request cancels it. For an
-    event loop, a timer is more work than everything else about a small response. This class does
-    not cancel its timer. When the timer fires, it checks how long the connection has been idle. It
-    also checks whether the client is late with headers, or with a body for which an app waits.
+    event loop, a timer is more work than everything else about a small response. So this class sets
+    a timer once, and no request cancels it. When the timer fires, this class checks how long the
+    connection has been idle. It also checks whether the client is late with headers, or with a body
+    for which an app waits.
 
-    The return value of :meth:`call_later` is this object, since uvicorn only calls cancel() of a
-    timer. All other methods are those of the real loop.
+    :meth:`call_later` returns this object in place of a timer, since uvicorn only calls cancel() of
+    a timer. All other methods are those of the real loop.
 
     :param check: ends late requests. Returns the seconds until the next check.
     :param head_timeout_s: the time limit for headers. An idle connection is checked at least this
@@ -136,7 +137,7 @@ class ConnectionLoop:
     """
 
     __slots__ = (
-        "_callback", "_check", "_due", "_fires_at", "_headers_timeout_s", "_timer", "_uploads",
+        "_callback", "_check", "_due", "_fires_at", "_head_timeout_s", "_timer", "_uploads",
         "create_task", "pace", "real", "since", "time",
     )  # fmt: skip
 
@@ -149,12 +150,12 @@ class ConnectionLoop:
     ) -> None:
         self.real = loop
         self.create_task = loop.create_task
-        # asyncio's time() only calls time.monotonic(). Use that directly: it is called twice for
-        # every request.
+        # asyncio's time() only calls time.monotonic(). A direct call is faster, and two are made
+        # for every request.
         is_asyncio = type(loop).time is asyncio.BaseEventLoop.time
         self.time = time.monotonic if is_asyncio else loop.time
         self._check = check
-        self._headers_timeout_s = head_timeout_s
+        self._head_timeout_s = head_timeout_s
         # The function to call at `_due`, by the loop's clock, or None.
         self._callback: Callable[[], object] | None = None
         self._due = 0.0
@@ -177,7 +178,7 @@ class ConnectionLoop:
         self._due = due = self.time() + delay
         self._callback = callback
         if self._timer is None or self._fires_at > due:
-            self.check_in(min(delay, self._headers_timeout_s))
+            self.check_in(min(delay, self._head_timeout_s))
         return self
 
     def cancel(self) -> None:
@@ -206,15 +207,15 @@ class ConnectionLoop:
     def _on_timer(self) -> None:
         self._timer = None
         callback = self._callback
-        left_s = math.inf
+        remaining_s = math.inf
         if callback is not None:
-            left_s = self._due - self.time()
-            if left_s <= 0:
+            remaining_s = self._due - self.time()
+            if remaining_s <= 0:
                 self._callback = None
                 callback()
                 return
-            left_s = min(left_s, self._headers_timeout_s)
-        self.check_in(min(left_s, self._check()))
+            remaining_s = min(remaining_s, self._head_timeout_s)
+        self.check_in(min(remaining_s, self._check()))
 
     # Uploads
 
@@ -226,9 +227,9 @@ class ConnectionLoop:
         self._uploads = tuple(each for each in self._uploads if each is not upload)
 
     def check_uploads(self) -> float:
-        """Refuse late uploads. Return the seconds until another upload may be late."""
+        """Refuse late uploads. Return the seconds until the next upload may be late."""
         now = time.monotonic()
-        left_s = math.inf
+        remaining_s = math.inf
         for upload in self._uploads:
             deadline = upload.deadline()
             if deadline is None:
@@ -237,8 +238,8 @@ class ConnectionLoop:
                 counters.timeouts["body"] += 1
                 upload.refuse_late_body()
             else:
-                left_s = min(left_s, deadline - now)
-        return left_s
+                remaining_s = min(remaining_s, deadline - now)
+        return remaining_s
 
 
 def count_connection(protocol: Any, by_address: ConnectionsByAddress | None) -> None:
@@ -254,23 +255,25 @@ def uncount_connection(protocol: Any, by_address: ConnectionsByAddress | None) -
         by_address.close(protocol.client)
 
 
-def counted_by_address(most: float, proxies: str | list[str]) -> ConnectionsByAddress | None:
+def counted_by_address(
+    max_connections: float, proxies: str | list[str]
+) -> ConnectionsByAddress | None:
     """Return the counter that all connections of a process with these options share.
 
-    :param most: the most connections of one address.
+    :param max_connections: the maximum number of connections of one address.
     :param proxies: uvicorn's `forwarded_allow_ips`. Their connections are not limited.
     :returns: None if there is no limit.
     """
-    if most == math.inf:
+    if max_connections == math.inf:
         return None
-    return _counter(most, proxies if isinstance(proxies, str) else ",".join(proxies))
+    return _counter(max_connections, proxies if isinstance(proxies, str) else ",".join(proxies))
 
 
 @lru_cache(maxsize=64)
-def _counter(most: float, proxies: str) -> ConnectionsByAddress:
+def _counter(max_connections: float, proxies: str) -> ConnectionsByAddress:
     trusted: Any = ProxyHeadersMiddleware(cast("Any", None), proxies)
     return ConnectionsByAddress(
-        most,
+        max_connections,
         lambda address: address in trusted.trusted_hosts,
         logging.getLogger("uvicorn.error").warning,
     )
@@ -280,7 +283,7 @@ class Upload:
     """A request whose body has unread bytes. An app gets :meth:`receive` as its receive().
 
     :param cycle: uvicorn's RequestResponseCycle.
-    :param resume_reading: resumes reading, unless another request of the connection prevents it.
+    :param resume_reading: resumes reading from the socket.
     :param refuse: sends an error response in place of the app.
     :param requests: see :class:`ReceivedBody`.
     :param limit_bytes: the length of the longest body, or None.
@@ -352,7 +355,7 @@ class Upload:
     def deadline(self) -> float | None:
         """Return the monotonic time from which the client is too slow, or None.
 
-        It is None if the app does not wait, or has begun its response.
+        There is no such time if the app does not wait for the body, or has begun its response.
         """
         pace = self._connection.pace
         if pace is None or self._cycle.response_started or not self._waiting_since:
@@ -364,13 +367,16 @@ class Upload:
         self.error = RequestError(408, "The request body did not arrive in time")
         self._cycle.message_event.set()
 
-    def end(self) -> None:
+    def discard(self) -> None:
         """Discard the buffered bytes after the app has returned or was cancelled."""
         self._received.drop()
 
 
-class _Buffered(asyncio.BufferedProtocol):
-    """Reads into a shared buffer for a Protocol. Its data_received() must not retain the bytes."""
+class _SharedBufferProtocol(asyncio.BufferedProtocol):
+    """Reads into a shared buffer, and passes the bytes to a Protocol.
+
+    That Protocol's data_received() must not retain the bytes.
+    """
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self.protocol = protocol
@@ -397,7 +403,7 @@ class _Buffered(asyncio.BufferedProtocol):
         self.protocol.resume_writing()
 
 
-class _Discarding(_Buffered):
+class _DiscardingProtocol(_SharedBufferProtocol):
     """Lingering close: discards received bytes until the client closes, or a limit is reached."""
 
     def __init__(
@@ -430,26 +436,26 @@ class _Discarding(_Buffered):
 def read_into_buffer(transport: asyncio.Transport) -> None:
     """Make a transport whose reading is paused read into the shared buffer."""
     protocol = transport.get_protocol()
-    if not isinstance(protocol, _Buffered):
-        transport.set_protocol(_Buffered(cast("asyncio.Protocol", protocol)))
+    if not isinstance(protocol, _SharedBufferProtocol):
+        transport.set_protocol(_SharedBufferProtocol(cast("asyncio.Protocol", protocol)))
 
 
 def read_plainly(transport: asyncio.Transport) -> None:
-    """Undo :func:`read_into_buffer`. This precedes a change of the transport's protocol."""
+    """Undo :func:`read_into_buffer`, before the transport gets another protocol."""
     protocol = transport.get_protocol()
-    if isinstance(protocol, _Buffered):
+    if isinstance(protocol, _SharedBufferProtocol):
         transport.pause_reading()  # uvloop checks the type of a protocol when reading begins
         transport.set_protocol(protocol.protocol)
         transport.resume_reading()
 
 
 def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-    """Close a transport after a lingering close. A second call no longer extends its deadline."""
+    """Start a lingering close of a transport. A second call shortens it."""
     protocol = transport.get_protocol()
-    if isinstance(protocol, _Discarding):
+    if isinstance(protocol, _DiscardingProtocol):
         protocol.limits.hurry()
         return
-    if isinstance(protocol, _Buffered):
+    if isinstance(protocol, _SharedBufferProtocol):
         protocol = protocol.protocol
     if transport.can_write_eof():  # TLS has no half-closed connections
         try:
@@ -458,5 +464,5 @@ def linger(transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> Non
             transport.abort()
             return
     transport.pause_reading()  # uvloop checks the type of a protocol when reading begins
-    transport.set_protocol(_Discarding(cast("asyncio.Protocol", protocol), transport, loop))
+    transport.set_protocol(_DiscardingProtocol(cast("asyncio.Protocol", protocol), transport, loop))
     transport.resume_reading()

@@ -4,16 +4,18 @@
     uvicorn --http asgifast.uvicorn:AutoZttpProtocol module:app      (HTTP/2 too: uvicorn 0.54)
     uvicorn.run(app, http=H11Protocol)
 
-uvicorn's parsing, limits, logging, keep-alive and flow control do not change. Two parts differ:
+uvicorn's parsing, limits, logging, keep-alive and flow control do not change. Two objects are
+replaced:
 
-- The transport is an OutputQueue.
-- The app gets the send() of an Exchange. It coalesces small body messages, implements
-  http.response.pathsend and http.response.zerocopysend, and passes all other messages to uvicorn's
-  send().
+- The transport is replaced by an OutputQueue.
+- The send() of the app is replaced by that of an Exchange. It coalesces small body messages,
+  implements http.response.pathsend and http.response.zerocopysend, and passes all other messages to
+  uvicorn's send().
 
 For a pathsend of more than 64 KiB, send() returns when the file is open. While the client reads,
 the app continues, for example with background tasks, or to return a database connection to the
-pool. The file may then be removed or replaced. If its content is overwritten, the response changes.
+pool. The file may be removed or replaced after send() has returned. If its content is overwritten,
+the response changes.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from .protocol import UnsupportedUvicorn
     from .zttp import AutoZttpProtocol, ZttpH2Protocol, ZttpProtocol
 else:
-    # Imported on demand, because each protocol needs another parser.
+    # Each protocol is imported on demand, because each needs another parser.
     _exported = exports_on_demand(
         __name__,
         {

@@ -30,7 +30,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
         return self.scope is not None and "method" not in self.scope
 
     def _parse(self, data: bytes) -> None:
-        """Parse bytes like uvicorn, but keep the bytes that follow a request with Upgrade."""
+        """Parse bytes like uvicorn, but do not discard the bytes after a request with Upgrade."""
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
@@ -64,7 +64,7 @@ class HttpToolsProtocol(FileSending, httptools_impl.HttpToolsProtocol):
 
         httptools assumes that such a request has no body, and would parse its body as the next
         request. A server may ignore Upgrade (RFC 9110, section 7.8). So a new parser gets the
-        headers without it.
+        headers without Upgrade.
 
         :returns: the bytes of the headers, to be parsed before the next bytes.
         """

@@ -1,11 +1,11 @@
 """Options for operators: health checks, a drain before the stop, and timeouts of requests.
 
-If one of these options is set, :class:`OperatedApp` wraps the app. Otherwise the app is not
-wrapped, so there is no cost. A request passes through these steps:
+If one of these options is set, :class:`OperatedApp` wraps the app. Without these options the app is
+not wrapped, so they cost nothing. A request passes through these steps:
 
-1. To a health check, OperatedApp responds itself.
-2. A request is refused if it has waited too long since its last byte arrived. If its client has
-   closed the connection meanwhile, the connection is closed.
+1. OperatedApp responds to health checks itself.
+2. A request is refused if too much time has passed since its last byte arrived. If the client has
+   closed the connection in that time, the connection is closed without a response.
 3. The app is called. Until it returns, the request is in `running`.
 
 While requests are running, a timer checks their deadlines. When a deadline has passed, the client
@@ -52,8 +52,8 @@ logger = logging.getLogger("uvicorn.error")
 
 # The methods of health checks. The app gets requests with other methods.
 _PROBE_METHODS = frozenset({"GET", "HEAD"})
-# A client that has closed its side of the connection for this long counts as disconnected. Some
-# clients close it when they have sent the request, and still read the response.
+# A client that has ended its sending direction this long ago counts as disconnected. Some clients
+# end it when they have sent the request, and still read the response.
 _DISCONNECTED_AFTER_S = 0.1
 # The number of checks within a deadline, and the longest time between two checks.
 _CHECKS_PER_DEADLINE = 10
@@ -86,7 +86,8 @@ _NO_OPTIONS = OperatorOptions(None, None, (), 0, math.inf, math.inf)
 class Running:
     """A request whose app is running. OperatedApp sets the attributes.
 
-    :ivar scope: the scope. Its `state`, which copies of the scope share, may contain a timeout.
+    :ivar scope: the scope. Its `state` may contain a timeout. Copies of the scope share this
+        `state`.
     :ivar since: the time when the app was called, plus the time in which it waited for the client.
     :ivar checked_at: the time of the last check.
     :ivar is_timed_out: whether the deadline has passed and the task is cancelled.
@@ -101,7 +102,7 @@ class Running:
     is_timed_out: bool
 
 
-# The request of the caller, in the context of its task and of the task's threads.
+# The request that the current task or thread handles.
 _current: ContextVar[tuple[OperatedApp, Running] | None] = ContextVar(
     "asgifast.running", default=None
 )
@@ -117,7 +118,9 @@ def operated_app(config: uvicorn.Config, options: OperatorOptions) -> OperatedAp
 
 
 class OperatedApp:
-    """Wraps the app of a server that has options for operators. Its send() must be an Exchange's.
+    """Wraps the app of a server that has options for operators.
+
+    It must get the send() of an Exchange.
 
     :param config: the configuration of the server, with the loaded app.
     :ivar running: the requests with deadlines, by their wires. The protocol removes them.
@@ -140,8 +143,8 @@ class OperatedApp:
         self._timer: asyncio.TimerHandle | None = None
         self._ending_tasks: set[asyncio.Task[None]] = set()
         self._server: Any = None
-        # uvicorn's limit_concurrency. It is checked here, so that it does not apply to health
-        # checks.
+        # The value of uvicorn's limit_concurrency. This class checks it, so that it does not apply
+        # to health checks.
         self._limit: int | None = None
 
     def attach(self, server: uvicorn.Server) -> None:
@@ -155,10 +158,10 @@ class OperatedApp:
             server.main_loop = partial(self._serve_and_drain, serve)  # type: ignore[method-assign]
 
     def tcp_socket(self, transport: asyncio.Transport) -> Any:
-        """Return the socket of a connection. The kernel knows when its last bytes arrived.
+        """Return the socket of a connection, to ask the kernel when its last bytes arrived.
 
         :returns: None without `queue_timeout_s`, and for a Unix socket, for which the kernel does
-            not know this.
+            not record the time.
         """
         if not self._limits_wait or not isinstance(transport.get_extra_info("peername"), tuple):
             return None
@@ -186,14 +189,14 @@ class OperatedApp:
             return awaited
         if self._limits_wait:
             # The wait begins when the connection's last bytes arrive in the kernel, or at the
-            # X-Request-Start of a trusted proxy. The delay of the event loop would not show the
+            # X-Request-Start of a trusted proxy. The delay of the event loop is only a part of the
             # wait: requests also wait in the queue of new connections, and uvloop accepts one
             # connection at a time.
             protocol = cycle.on_response.__self__  # a method of the protocol
             received = protocol.tcp_socket and last_received(protocol.tcp_socket)
             if received:
-                waited_s, is_end = received
-                if is_end and waited_s >= _DISCONNECTED_AFTER_S:
+                waited_s, has_closed = received
+                if has_closed and waited_s >= _DISCONNECTED_AFTER_S:
                     return self._drop(wire)
             else:
                 loop = protocol.loop
@@ -326,7 +329,7 @@ class OperatedApp:
                 left_s = min(left_s, remaining_s, seconds / _CHECKS_PER_DEADLINE)
                 continue
             running.is_timed_out = True
-            ending = asyncio.get_running_loop().create_task(_end(wire, running, seconds))
+            ending = asyncio.get_running_loop().create_task(_end_timed_out(wire, running, seconds))
             self._ending_tasks.add(ending)
             ending.add_done_callback(self._ending_tasks.discard)
         if self.running:
@@ -348,12 +351,15 @@ def _end_when_idle(protocol: Any) -> bool:
 
 
 def _end_connection(cycle: Any) -> None:
-    """End the connection of a request after its response, and tell the client."""
+    """End the connection of a request after its response.
+
+    The response announces this to the client.
+    """
     if not _end_when_idle(_protocol_of(cycle)):
         cycle.default_headers = [*cycle.default_headers, (b"connection", b"close")]
 
 
-async def _end(wire: Any, running: Running, seconds: float) -> None:
+async def _end_timed_out(wire: Any, running: Running, seconds: float) -> None:
     """End a request whose deadline has passed."""
     cycle, scope = wire.cycle, running.scope
     stack = _stack_of(running.task)

@@ -54,7 +54,7 @@ class UnsupportedUvicorn(WSGIFastError, ImportError):
 
 
 def check(parser: str) -> None:
-    """Check that uvicorn has every name that asgifast uses. Without one, bytes could be wrong.
+    """Check that uvicorn has every name that asgifast uses. A missing name could corrupt responses.
 
     :param parser: "h11", "httptools" or "zttp".
     :raises UnsupportedUvicorn: if a name is missing.
@@ -76,16 +76,16 @@ class FileSending(ServerOptions, asyncio.Protocol):
     """The base class of asgifast's protocols, in addition to one of uvicorn's protocols.
 
     :ivar _header_bytes: the number of received bytes of incomplete headers.
-    :ivar app: the app that uvicorn calls: :meth:`_call_app`. It calls the real app with the send()
-        of an Exchange and the receive() of an Upload.
+    :ivar app: the app that uvicorn calls: :meth:`_call_app`. :meth:`_call_app` calls the real app
+        with the send() of an Exchange and the receive() of an Upload.
     :ivar transport: an OutputQueue, or the event loop's transport when the connection has become a
         WebSocket.
     :ivar loop: a ConnectionLoop.
     :ivar tcp_socket: see OperatedApp.tcp_socket().
     """
 
-    # These are slots because CPython shares the keys of the dictionaries of all protocols. With two
-    # more attributes in the dictionary, it could no longer share them.
+    # These attributes are slots, to save memory: with two more attributes in their dictionaries,
+    # CPython could no longer share the keys between the dictionaries of all protocols.
     __slots__ = ("_header_bytes", "_responding_cycle", "_served", "tcp_socket")
 
     _wire_class: Callable[[], QueueWire]
@@ -170,7 +170,10 @@ class FileSending(ServerOptions, asyncio.Protocol):
         return False
 
     def _refuse_headers(self, error: RequestError) -> None:
-        """Send an error response for long headers. During a response, only close after it."""
+        """Send an error response for headers that are too long.
+
+        During a response, close the connection after that response.
+        """
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             self._refuse_with(error)
@@ -206,7 +209,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
         # The attributes are set here. A constructor would cost one more call for every request.
         wire = self._wire_class()
         wire.cycle = cycle
-        wire.body = wire.recording = None
+        wire.body_sent = wire.recording = None
         wire.forbids_body = False
         upload = result = None
         operated = served.operated
@@ -223,15 +226,16 @@ class FileSending(ServerOptions, asyncio.Protocol):
         exchange.is_examined = False
         exchange.start = exchange.order = exchange.shared_receive = None
         try:
-            # Returned because uvicorn reports apps that return another value than None.
+            # The result is returned because uvicorn reports apps that return another value than
+            # None.
             result = await served.app(scope, receive, exchange.send)  # type: ignore[func-returns-value]
             if exchange.start is not None or exchange.order is not None:
                 await exchange.finish()
         except Exception as error:
-            await exchange.failed(error)
+            await exchange.handle_error(error)
             await wire.wait_until_sent()
             if upload is not None and upload.error is not None:
-                return None  # the client has the error response
+                return None  # the error response has been sent
             raise
         except asyncio.CancelledError:
             if operated is None or not operated.has_timed_out(wire):
@@ -240,20 +244,20 @@ class FileSending(ServerOptions, asyncio.Protocol):
             if operated is not None:
                 operated.running.pop(wire, None)
             if upload is not None:
-                upload.end()
+                upload.discard()
         if not cycle.response_started and not cycle.disconnected:
-            # uvicorn then logs that no response was started.
+            # After this, uvicorn logs that no response was started.
             logger.error("The app has sent nothing. If it sends a file, %s", PATHSEND_ADVICE)
-        if wire.body is not None:
+        if wire.body_sent is not None:
             path = scope["path"]
             if is_http1:
                 _forget_request(self, cycle, scope)
             del scope, receive, send, exchange
             try:
-                await wire.body
+                await wire.body_sent
             except asyncio.CancelledError:
-                # uvicorn's shutdown has cancelled this task. If the error were raised, uvicorn
-                # would log it as an error of the app, although the app has returned.
+                # uvicorn's shutdown has cancelled this task. The error is not raised: the app has
+                # returned, and uvicorn would log an error of the app.
                 logger.warning(
                     "The response for %r was cut off, because the server shuts down", path
                 )
@@ -289,16 +293,16 @@ class FileSending(ServerOptions, asyncio.Protocol):
         if self.timeout_keep_alive_task is not None or self.transport.is_closing():
             return math.inf
         if cycle is not None and not cycle.response_complete:
-            left_s: float = self.loop.check_uploads()
-            return left_s
+            remaining_s: float = self.loop.check_uploads()
+            return remaining_s
         # The client sends headers, or the remaining bytes of a body after the response. In the
         # second case `more_body` is still True, because uvicorn does not reset it.
         has_begun_headers = self._has_begun_headers()
         is_body = cycle is not None and cycle.more_body and not has_begun_headers
-        left_s = self.loop.since - self.loop.time()
-        left_s += self._served.body_timeout_s if is_body else self._served.head_timeout_s
-        if left_s > 0:
-            return left_s
+        remaining_s = self.loop.since - self.loop.time()
+        remaining_s += self._served.body_timeout_s if is_body else self._served.head_timeout_s
+        if remaining_s > 0:
+            return remaining_s
         counters.timeouts["body" if is_body else "head"] += 1
         if has_begun_headers:
             self._refuse_with(RequestError(408, "The request did not arrive in time"))
@@ -307,8 +311,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
 
     def _has_begun_headers(self) -> bool:
         """Return whether incomplete headers have arrived."""
-        # This is called when no keep-alive timer runs. uvicorn stops that timer when the first
-        # bytes of the next request arrive.
+        # This is only called when no keep-alive timer runs, since uvicorn stops that timer when the
+        # first bytes of the next request arrive.
         return self.cycle is not None and not self.cycle.more_body
 
     def _refuse_with(self, error: RequestError) -> None:
@@ -350,9 +354,9 @@ class FileSending(ServerOptions, asyncio.Protocol):
     def eof_received(self) -> Any:  # uvicorn's protocols return None
         """Handle the end of the client's bytes. The client may still read.
 
-        uvicorn closes the connection at once, and unwritten bytes are lost. So while a file is
-        being sent, the connection is closed after the file. If the client has really left, a reset
-        ends the file earlier.
+        uvicorn closes the connection at once, and unwritten bytes are lost. So a file that is being
+        sent is completed before the connection is closed. If the client does not read either, its
+        reset ends the file.
         """
         if not self.transport.sends_file:
             return super().eof_received()
@@ -362,8 +366,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
     def send_400_response(self, msg: str) -> None:
         """Send 400 for bytes that are not a request, or for a malformed body.
 
-        uvicorn sends the 400 at once, even in the middle of a response. If the app then sends more,
-        it may get an error of the closed transport. This method avoids that.
+        uvicorn sends the 400 at once, even in the middle of a response, and closes the transport.
+        If the app sends more, it may get an error of the closed transport. This method avoids both.
         """
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
@@ -402,7 +406,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
     def handle_websocket_upgrade(self, *args: Any, remaining: bytes = b"") -> None:
         """Pass the connection to uvicorn's WebSocket protocol, with the event loop's transport.
 
-        :param remaining: the bytes after the request. They are frames, which uvicorn would discard.
+        :param remaining: the bytes after the request, which are WebSocket frames. uvicorn would
+            discard them.
         """
         self.transport.flush()
         self._detach()
@@ -413,8 +418,8 @@ class FileSending(ServerOptions, asyncio.Protocol):
         super().handle_websocket_upgrade(*args)  # type: ignore[misc]
 
 
-# Thousands of clients may each read a download for minutes. So the objects of the request are
-# released. uvicorn's empty deques remain: two of 760 bytes, and a third during a request.
+# Thousands of clients may each read a download for minutes. So the functions below save memory for
+# each of them. uvicorn's empty deques remain: two of 760 bytes, and a third during a request.
 
 
 @lru_cache(maxsize=64)
@@ -436,7 +441,7 @@ def _forget_request(protocol: Any, cycle: Any, scope: Scope) -> None:
     :param cycle: uvicorn's RequestResponseCycle. From now on it uses only the scope's method.
     """
     cycle.scope = _scope_of(scope["method"])
-    if protocol.scope is scope:  # it may be that of the next request
+    if protocol.scope is scope:  # the attribute may contain the scope of the next request
         protocol.scope = protocol.headers = None
 
 

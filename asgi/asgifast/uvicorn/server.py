@@ -1,7 +1,7 @@
 """Resolve the options, the app and the metrics of a uvicorn server when it starts.
 
-uvicorn does not call a protocol before the first connection. So :meth:`uvicorn.Server.startup` is
-wrapped. It always runs in the worker process, after the app has been loaded.
+uvicorn does not call a protocol before the first connection. So this module wraps
+:meth:`uvicorn.Server.startup`, which runs in the worker process after the app has been loaded.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .operators import OperatedApp, OperatorOptions, operated_app
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
 
-# uvicorn's exit status for a failed startup. With it, uvicorn's supervisor does not restart the
-# worker.
+# uvicorn's exit status for a failed startup. uvicorn's supervisor does not restart a worker with
+# this status.
 _STARTUP_FAILURE = 3
 
 
@@ -38,7 +38,7 @@ class Served(NamedTuple):
     """The values that all connections of a server share.
 
     :ivar app: the app. If metrics are enabled, its requests are counted.
-    :ivar operated: the app if options for operators are set, or None.
+    :ivar operated: the wrapper of the app, if options for operators are set. Otherwise None.
     :ivar offer: the extensions that the app is offered.
     :ivar by_address: counts the connections of each address. None if there is no limit.
     """
@@ -111,20 +111,23 @@ for _name, _option in SHARED.items():
 
 @lru_cache(maxsize=64)
 def _served(config: Any, options: Any) -> Served:
-    """Return the values for a configuration, which is hashable, unlike some apps."""
+    """Return the values for a configuration.
+
+    The cache needs hashable arguments, and some apps are not.
+    """
     variables = options_of_environment()
     limits: dict[str, Any] = {name: variables.get(name, getattr(options, name)) for name in SHARED}
     begin_under_uvicorn()
     app = config.loaded_app
-    most = limits.pop("connections_per_address")
+    max_connections = limits.pop("connections_per_address")
     limits["access_log_skip"] = tuple(limits["access_log_skip"])
-    own = {name: limits.pop(name) for name in OperatorOptions._fields}
-    operated = operated_app(config, OperatorOptions(**own))
+    operator_values = {name: limits.pop(name) for name in OperatorOptions._fields}
+    operated = operated_app(config, OperatorOptions(**operator_values))
     return Served(
         operated or instrumented(app),
         operated,
         Offer(app, options.pathsend),
-        counted_by_address(most, config.forwarded_allow_ips),
+        counted_by_address(max_connections, config.forwarded_allow_ips),
         **limits,
     )
 

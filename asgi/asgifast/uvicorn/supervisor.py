@@ -4,8 +4,8 @@
 
 uvicorn's own supervisor runs only for two or more workers. Without a supervisor, SIGHUP ends the
 server, and `--host ::` does not listen on IPv4. If the startup fails, uvicorn's supervisor exits
-with status 0. Older versions of uvicorn lack names that this supervisor uses. With them, uvicorn's
-own command runs, and a warning is logged.
+with status 0. With an older version of uvicorn, which lacks names that this supervisor uses,
+uvicorn's own supervisor runs, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class _Worker(multiprocess.Process):
     drains = False
 
     def terminate(self) -> None:
-        """End the worker. If the server goes on with other workers, SIGINT skips the drain."""
+        """End the worker.
+
+        If the server continues with other workers, a SIGINT makes this worker skip the drain.
+        """
         if not self.drains and self.process.exitcode is None and self.process.pid is not None:
             os.kill(self.process.pid, signal.SIGINT)
         super().terminate()
@@ -66,17 +69,20 @@ class _Worker(multiprocess.Process):
 
 
 class _Supervisor(multiprocess.Multiprocess):
-    """uvicorn's supervisor, which also ends if a worker cannot start, and notifies systemd."""
+    """uvicorn's supervisor.
+
+    In addition, it ends if a worker cannot start, and it notifies systemd.
+    """
 
     _is_ready = False
 
     @property
-    def failed(self) -> bool:
-        """Whether a worker could not start. A new worker in its place could not start either."""
+    def startup_failed(self) -> bool:
+        """Whether a worker could not start. A new worker could not start for the same reason."""
         return any(each.process.exitcode == _STARTUP_FAILURE for each in self.processes)
 
     def keep_subprocess_alive(self) -> None:
-        if self.failed and not self.should_exit.is_set():
+        if self.startup_failed and not self.should_exit.is_set():
             logger.error("A worker could not start: the server ends")
             self.should_exit.set()
         super().keep_subprocess_alive()
@@ -124,7 +130,7 @@ def _serve(app: str, *, app_dir: str | None = None, **options: Any) -> None:
     finally:
         if config.uds:
             _remove_socket(config.uds)
-    if supervisor.failed:
+    if supervisor.startup_failed:
         sys.exit(_STARTUP_FAILURE)
 
 
@@ -137,18 +143,18 @@ def _listeners(config: Config) -> list[socket.socket]:
     if config.uds is not None or config.fd is not None or config.host != "::":
         return [config.bind_socket()]
     config.host = "0.0.0.0"
-    both = [config.bind_socket()]
-    config.host, config.port = "::", both[0].getsockname()[1]
-    both.append(socket.socket(socket.AF_INET6))
-    both[1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    both[1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    sockets = [config.bind_socket()]
+    config.host, config.port = "::", sockets[0].getsockname()[1]
+    sockets.append(socket.socket(socket.AF_INET6))
+    sockets[1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sockets[1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
-        both[1].bind((config.host, config.port))
+        sockets[1].bind((config.host, config.port))
     except OSError as error:
         logger.error("Cannot listen on [::]:%d: %s", config.port, error.strerror)
         sys.exit(1)
-    both[1].set_inheritable(True)
-    return both
+    sockets[1].set_inheritable(True)
+    return sockets
 
 
 def _remove_socket(path: str) -> None:

@@ -2,9 +2,9 @@
 
 Over HTTP/1.1, files are sent by sendfile. For HTTP/2 see zttp_responses.py.
 
-zttp ends a connection at its 4,097th request or 256th reset, and requests in progress fail. So the
-HTTP/2 protocol ends the connection gracefully before that (RFC 9113, section 6.8). It sends a
-GOAWAY with the highest possible stream id. Streams that the client opens in the next second are
+zttp ends a connection at its 4,097th request or 256th reset, and requests in progress fail. So
+ZttpH2Protocol ends the connection gracefully before these limits (RFC 9113, section 6.8). It sends
+a GOAWAY with the highest possible stream id. Streams that the client opens in the next second are
 served. After that second, the connection is closed when the last response has been sent.
 """
 
@@ -49,7 +49,7 @@ _CLOSE_AFTER_GOAWAY_S = 1.0
 # The entry ENABLE_CONNECT_PROTOCOL of a SETTINGS frame (RFC 9113, section 6.5.1).
 _CONNECT_SETTING = b"\x00\x08\x00\x00\x00\x01"
 _FRAME_HEADER_BYTES = 9
-# The message of zttp's error for headers that exceed its own limit. The error has no class.
+# The message of zttp's error for headers that exceed zttp's limit. zttp has no error class for it.
 _SIZE_LIMIT_MESSAGE = "message exceeded configured size limit"
 
 
@@ -84,7 +84,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
     _requests = _resets = _last_stream_id = 0
     # The last request event, until :meth:`_correct_cycle` has corrected uvicorn's objects.
     _request_event: Any = None
-    # The timer between the first GOAWAY and the close, and whether its time has passed.
+    # The timer between the first GOAWAY and the close, and whether this timer has fired.
     _closing_timer: asyncio.TimerHandle | None = None
     _may_close = False
 
@@ -121,14 +121,14 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         if self.cycles:
             uploads_s: float = self.loop.check_uploads()
             return uploads_s
-        # Frames that begin no request do not change this deadline.
-        left_s: float = self.loop.since + self._served.head_timeout_s - self.loop.time()
-        if left_s <= 0 and not self.transport.is_closing():
+        # Only a new request extends this deadline. Other frames do not.
+        remaining_s: float = self.loop.since + self._served.head_timeout_s - self.loop.time()
+        if remaining_s <= 0 and not self.transport.is_closing():
             counters.timeouts["head"] += 1
             self.conn.close()
             self.flush()
             self.transport.close()
-        return left_s if left_s > 0 else math.inf
+        return remaining_s if remaining_s > 0 else math.inf
 
     def on_stream_closed(self) -> None:
         super().on_stream_closed()
@@ -140,7 +140,8 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.conn.initiate_connection()
-        settings = self.conn.data_to_send()  # removed here, so that uvicorn sends nothing
+        # Removed from the connection, so that uvicorn does not send the unchanged frame.
+        settings = self.conn.data_to_send()
         super().connection_made(transport)
         self.transport.write(_without_connect(settings))
 
@@ -157,7 +158,8 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         if self._requests == _MAX_REQUESTS:
             self._end_gracefully()
         if event.protocol is not None:
-            # Malformed, because the server has not enabled the protocol (RFC 8441, section 3).
+            # The request is malformed, because the server has not enabled the protocol (RFC 8441,
+            # section 3).
             self.conn.stream(stream_id).reset(zttp.H2ErrorCode.PROTOCOL_ERROR)
             return
         self._request_event = event
@@ -166,7 +168,8 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             self._correct_cycle(self.cycles[stream_id])
 
     def _call_app(self, scope: Scope, receive: Receive, send: Send) -> Any:
-        if self._request_event is not None:  # eager tasks begin in handle_request()
+        # An eager task begins before handle_request() has returned.
+        if self._request_event is not None:
             self._correct_cycle(send.__self__)  # type: ignore[attr-defined]
         return super()._call_app(scope, receive, send)
 
@@ -202,7 +205,8 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
         if not self.cycles and not self.transport.is_closing():
             self.conn.close(zttp.H2ErrorCode.NO_ERROR, self._last_stream_id)
             self.flush()
-            # Linger: if the client's last frames caused a TCP reset, it would lose responses.
+            # Close with a lingering close: a TCP reset, caused by the client's last frames, could
+            # lose responses.
             self.transport.is_receiving = lambda: True
             self.transport.close()
 
@@ -230,7 +234,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
 class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
     """Chooses HTTP/1.1 or HTTP/2 like uvicorn's --http2: by ALPN or by the client's preface.
 
-    The options that a subclass sets apply to both.
+    The options that a subclass sets apply to both versions of HTTP.
     """
 
     http1: ClassVar[type[ZttpProtocol]] = ZttpProtocol
@@ -241,9 +245,9 @@ class AutoZttpProtocol(ServerOptions, auto_zttp_impl.AutoZttpProtocol):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = {name: value for name, value in vars(cls).items() if name in _OPTIONS}
-        cls.http1 = type(cls.__name__, (cls.http1,), own)
-        cls.http2 = type(cls.__name__, (cls.http2,), own)
+        class_options = {name: value for name, value in vars(cls).items() if name in _OPTIONS}
+        cls.http1 = type(cls.__name__, (cls.http1,), class_options)
+        cls.http2 = type(cls.__name__, (cls.http2,), class_options)
 
     @classmethod
     def served_by(cls, config: uvicorn.Config) -> Served:

@@ -1,8 +1,9 @@
 """The wires of asgifast's zttp protocols. zttp frames the bodies.
 
-Over HTTP/2, zttp puts all bytes into frames. So files are read, in a thread if they are not in the
-page cache. Bytes that exceed the client's flow-control window would wait in zttp's memory. So files
-and large bodies are not read or written faster than the client opens its window.
+Over HTTP/2, zttp puts all bytes into frames, so sendfile cannot be used. Files are read, in a
+thread if they are not in the page cache. Bytes that exceed the client's flow-control window would
+wait in zttp's memory. So files and large bodies are not read or written faster than the client
+opens its window.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _FRAMING, _LENGTH = {b"content-length", b"transfer-encoding"}, [b"content-length
 
 
 class _UncountedBody:
-    """Replaces the zttp connection while a response is sent whose body bypasses zttp.
+    """Replaces the connection object of zttp during a response whose body bypasses zttp.
 
     zttp counts the bytes of a body with a Content-Length, but does not see the bytes that sendfile
-    sends. So zttp gets the headers of a chunked body. The encoded headers are then changed back.
-    uvicorn still counts the bytes.
+    sends. So zttp is given the headers of a chunked body, and in the encoded headers Content-Length
+    is restored. uvicorn still counts the bytes.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -107,13 +108,15 @@ class _WindowedBody(FileBody):
         if self._unsent <= SMALL_FILE_BYTES:
             await self._read(segments)
             return True
-        self.end = asyncio.get_running_loop().create_task(self._read(segments, self._is_whole))
-        self.end.add_done_callback(self._on_read)
+        self.body_sent = asyncio.get_running_loop().create_task(
+            self._read(segments, self._is_whole)
+        )
+        self.body_sent.add_done_callback(self._on_read)
         return False
 
     async def wait_until_sent(self) -> None:
-        assert self.end is not None
-        await self.end
+        assert self.body_sent is not None
+        await self.body_sent
 
     async def _read(self, segments: list[bytes | ByteRange], is_whole: bool = False) -> None:
         is_disconnected = partial(getattr, self._wire.cycle, "disconnected")
@@ -157,11 +160,11 @@ class _WindowedBody(FileBody):
                     await self._send_range(segment, is_disconnected)
                 return
         try:
-            left = memoryview(data)
-            while left and not is_disconnected():
+            remaining = memoryview(data)
+            while remaining and not is_disconnected():
                 size = min(await self._wait_for_room(), BLOCK_BYTES)
-                await self._send_block(response_body(bytes(left[:size]), more_body=True))
-                left = left[size:]
+                await self._send_block(response_body(bytes(remaining[:size]), more_body=True))
+                remaining = remaining[size:]
         finally:
             reserved.release()
 
