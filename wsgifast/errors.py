@@ -30,6 +30,8 @@ def without_frames(error: _Error) -> _Error:
 
     A traceback refers to frames, and these refer to their callers and to all local objects.
     """
+    if error.__traceback__ is None and error.__cause__ is None and error.__context__ is None:
+        return error
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:

@@ -284,7 +284,8 @@ class Frames(H2Connection):
     @property
     def has_output(self) -> bool:
         """Whether frames were made since the last :meth:`data_to_send`."""
-        self._append([])
+        if not self._framed:
+            self._append([])
         return bool(self._framed)
 
     def send_headers_frame(
