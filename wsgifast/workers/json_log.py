@@ -89,15 +89,8 @@ class JSONLogger(Logger):  # type: ignore[misc]
         self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
     ) -> dict[str, Any]:
         if type(self).fields is JSONLogger.fields:
-            return {"json": self._line(resp, environ, _microseconds(request_time))}
+            return {"json": self.line(resp, req, environ, _seconds(request_time))}
         return {"json": json_line(self.fields(resp, req, environ, request_time))}
-
-    def line(self, resp: Any, req: Any, environ: dict[str, Any], seconds: float) -> str:
-        """Return the line of a request. :meth:`fields` is not called.
-
-        :param seconds: the duration of the request.
-        """
-        return self._line(resp, environ, round(seconds * 1e6))
 
     def fields(
         self, resp: Any, req: Any, environ: dict[str, Any], request_time: timedelta
@@ -106,14 +99,16 @@ class JSONLogger(Logger):  # type: ignore[misc]
 
         Most names are HTTP attributes of OpenTelemetry's semantic conventions.
         """
-        fields: dict[str, Any] = json.loads(self._line(resp, environ, _microseconds(request_time)))
+        fields: dict[str, Any] = json.loads(self.line(resp, req, environ, _seconds(request_time)))
         del fields["time"]
         return fields
 
-    def _line(self, resp: Any, environ: dict[str, Any], duration_us: int) -> str:
-        """Return the line of a request. Only this method lists the fields.
+    def line(self, resp: Any, req: Any, environ: dict[str, Any], seconds: float) -> str:
+        """Return the line of a request. :meth:`fields` is not called. Only `line` lists the fields.
 
         It makes the text directly, because a dictionary of the fields would take twice the time.
+
+        :param seconds: the duration of the request.
         """
         get = environ.get
         peer = client = get("REMOTE_ADDR")
@@ -159,7 +154,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
         size = "" if sent is None else f',"http.response.body.size":{sent}'
         return (
             f"{access_line_start()}{address}{url}{size}{more}"
-            f',"wsgifast.duration_us":{duration_us}{usual}}}'
+            f',"wsgifast.duration_us":{round(seconds * 1e6)}{usual}}}'
         )
 
     def _client(self, peer: str, forwarded: str) -> str:
@@ -213,7 +208,7 @@ def _without_port(text: str) -> str:
     return text.partition(":")[0] if text.count(":") == 1 else text
 
 
-def _microseconds(time: Any) -> int:
-    """Return the microseconds of a timedelta. The ASGI worker's type has no attribute `days`."""
-    seconds = getattr(time, "days", 0) * 86_400 + time.seconds
-    return int(seconds * 1_000_000 + time.microseconds)
+def _seconds(time: Any) -> float:
+    """Return the seconds of a timedelta. The ASGI worker's type has no attribute `days`."""
+    seconds: float = getattr(time, "days", 0) * 86_400 + time.seconds + time.microseconds / 1e6
+    return seconds
