@@ -1,4 +1,4 @@
-"""WSGIFast: call the app, repair the body it returns, and hand it to the server the fastest way."""
+"""WSGIFast: call the app, repair its body, and return the body in the server's fastest form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .bodies.access_log import CHUNKS, SENT_AS
-from .bodies.body import Bare, Body, ClosedWith, File, Passed, Refusal, Stream, Whole
+from .bodies.body import Bare, Body, ClosedWith, File, Refusal, ServerFile, Stream, Whole
 from .bodies.chunks import excerpt, few_chunks
 from .bodies.classify import classify
 from .bodies.entity_tags import respond_by_tag
@@ -17,7 +17,7 @@ from .bodies.files import close_body
 from .bodies.request_ids import request_ids_stage
 from .bodies.requests import within_limits
 from .bodies.server_timing import server_timing_stage
-from .bodies.slow_shapes import Examined, Reports, check_rate
+from .bodies.slow_shapes import ExaminedApp, Reports, check_rate
 from .bodies.start_response import AppResponse, Respond, Stage
 from .bodies.stream import ConvertedStream
 from .checks import check_app, check_switches
@@ -42,7 +42,7 @@ WholeStep = Callable[[AppResponse, Iterable[bytes], int], Iterable[bytes] | None
 
 
 class WSGIFast:
-    """WSGI middleware that repairs response bodies, and sends them in the server's fastest way.
+    """WSGI middleware that repairs response bodies, and passes them to the server in a fast form.
 
     ======================================  =====================================  =================
     the app returns                         the server gets                        sent_as
@@ -50,64 +50,69 @@ class WSGIFast:
     a list or tuple of few large bytes      the same object                        ``as-is``
     str, bytes, bytearray, memoryview       one chunk of bytes                     ``rescued``
     a list or tuple of small chunks         few large chunks                       ``joined``
-    a file, or a known wrapper around one   in the server's ``wsgi.file_wrapper``  ``file``
-    the same where the server has none      blocks of 256 KiB                      ``blocks``
-    any of these in a framework's wrapper   the same, and the wrapper is closed    the same
-    a file, requested in several ranges     its runs, as a :class:`SegmentedBody`  ``segments``
-    a file for the front server to send     no body                                ``accel``
+    a file, or a known wrapper of a file    in the server's ``wsgi.file_wrapper``  ``file``
+    a file, if the server has no wrapper    blocks of 256 KiB                      ``blocks``
+    a body above in a framework's wrapper   as above; the wrapper is closed, too   as above
+    a file, requested in several ranges     a ``SegmentedBody`` of the ranges      ``segments``
+    a file that the front server may send   no body                                ``accel``
     a file that `compress` applies to       its compressed copy, from memory       ``copy``
     any other iterable                      its chunks, one by one                 ``stream``
-    the same, of small chunks               the same                               ``stream-small``
-    the same, of chunks of one round size   the same                               ``stream-blocks``
-    any of them with `coalesce`             its chunks, joined if they are         ``coalesced``
+    an iterable of small chunks             its chunks, one by one                 ``stream-small``
+    an iterable of chunks of a round size   its chunks, one by one                 ``stream-blocks``
+    an iterable, with `coalesce`            its chunks, joined if they are         ``coalesced``
                                             yielded quickly
-    anything to HEAD, or with 204/205/304   no body                                ``no-body``
+    any body to HEAD, or with 204/205/304   no body                                ``no-body``
     ======================================  =====================================  =================
 
-    Afterwards ``environ["wsgifast.sent_as"]`` has the value of the last column, and
-    ``environ["wsgifast.chunks"]`` has the number of chunks in the app's body. A Content-Length is
-    added if the length is known, and corrected if the whole body is in memory. A stream that ends
-    before its Content-Length raises an error. So the server closes the connection, and the client
-    does not wait for missing bytes. If no body may be sent, an iterator still runs up to its first
-    byte, so that the app can fail or replace its headers as for a GET.
+    ``environ["wsgifast.sent_as"]`` has the value of the last column, and
+    ``environ["wsgifast.chunks"]`` has the number of chunks in the app's body. For a stream, both
+    are final when its iterator has ended.
+
+    - If the length of the body is known, a Content-Length is added. A wrong one is corrected if the
+      whole body is in memory.
+    - If a stream ends before its Content-Length, an error is raised. So the server closes the
+      connection, and the client does not wait for missing bytes.
+    - If the response must not have a body, an iterator still runs up to its first byte. So the app
+      can fail or replace its headers, as for a GET.
 
     :param app: any WSGI application (PEP 3333).
-    :param coalesce: also join the small chunks of iterators. For apps that yield them quickly, not
-        for event streams. :func:`wsgifast.bodies.chunks.coalesced` describes the delays.
-    :param nodelay: set TCP_NODELAY on each connection with a socket in the environ.
-    :param ranges: answer Range and If-Range where the app answers a GET with 200 and a file. See
-        :func:`wsgifast.files.app_files.plan_file_body` for which files, and for their ETag. The
-        app's own 206 does not change. The file ranges that Werkzeug, WhiteNoise, ServeStatic and
-        Falcon return with one are sent as files.
-    :param conditional: answer If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
+    :param coalesce: join small chunks that an iterator yields quickly. Chunks of event streams are
+        not joined. :func:`wsgifast.bodies.chunks.coalesced` describes the delays.
+    :param nodelay: set TCP_NODELAY on each connection whose socket is in the environ.
+    :param ranges: apply Range and If-Range if the app responds to a GET with 200 and a file. See
+        :func:`wsgifast.files.app_files.plan_file_body` for the conditions, and for the ETag. A 206
+        of the app is not changed. If it contains a file range of Werkzeug, WhiteNoise, ServeStatic
+        or Falcon, this range is sent as a file.
+    :param conditional: evaluate If-None-Match, If-Modified-Since, If-Match and If-Unmodified-Since
         for the same files.
-    :param accel_redirect: maps folders to nginx's internal locations, such as
-        ``{"/srv/files": "/protected/"}``: nginx sends the files in them. See
+    :param accel_redirect: maps folders to internal locations of nginx, such as
+        ``{"/srv/files": "/protected/"}``. nginx sends the files in these folders. See
         :func:`wsgifast.files.app_files.front_server_of`, also for the headers that nginx drops.
-    :param x_sendfile: folders of files that Apache or lighttpd sends.
-    :param metrics: "prometheus" or "opentelemetry", to record requests, their durations and their
-        bodies (docs/reference/metrics.md), or a :class:`wsgifast.metrics.Recorder` of your own.
-    :param traces: set how the body was sent, its chunks and its size as attributes of
-        OpenTelemetry's current span, which the instrumentation around this app has started.
-    :param compress: compress responses of the app where the client accepts it: True, or a
-        :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
-    :param body_limit_bytes: respond with 413 to longer request bodies. If their Content-Length is
-        too large, the app is not called. Otherwise a read beyond the limit raises BodyTooLarge, an
-        OSError, and the app's response is replaced, unless it has begun.
-    :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd before the
-        app is called. `body_limit_bytes` limits the bytes that were sent and the decoded bytes.
-        Without it, the limit is 32 MiB of decoded bytes. A larger body, or one that grows more than
-        200 times, gets 413. A malformed body gets 400, another content coding 415.
-    :param etag: add a weak ETag to a 200 for GET or HEAD whose whole body is in memory, up to 1
-        MiB, and answer If-None-Match with 304. See :mod:`wsgifast.bodies.entity_rules`.
-    :param request_id: give each request an id: a valid X-Request-ID, on FastWorker only that of a
-        trusted proxy, or a new one. It is in the environ and in the headers of the response, with
-        the trace id of traceparent in the environ. See :mod:`wsgifast.bodies.request_ids`.
-    :param server_timing: add a Server-Timing header with how long the request has waited for the
-        app, and how long its response has taken. See :mod:`wsgifast.bodies.server_timing`.
-    :param report_slow_shapes: the share of responses whose shape is examined, such as 0.01. For a
-        slow shape the id of the doctor's finding is logged, at most once an hour for each URL
-        pattern of the framework. 0 examines none, at no cost.
+    :param x_sendfile: folders whose files Apache or lighttpd sends.
+    :param metrics: record requests, their durations and their bodies (docs/reference/metrics.md).
+        The value is "prometheus", "opentelemetry" or a :class:`wsgifast.metrics.Recorder`.
+    :param traces: add attributes to the current span of OpenTelemetry: how the body was sent, its
+        chunks and its size. The instrumentation around this app must have started the span.
+    :param compress: compress responses if the client accepts a content coding. The value is True,
+        or a :class:`wsgifast.Compression` with options. See docs/how-to/compress.md.
+    :param body_limit_bytes: respond with 413 to longer request bodies. If the Content-Length is too
+        large, the app is not called. Otherwise a read beyond the limit raises BodyTooLarge, an
+        OSError. The app's response is then replaced, unless it has begun.
+    :param decompress: decode request bodies with a Content-Encoding of gzip, br or zstd.
+        `body_limit_bytes` limits the received bytes and the decoded bytes. Without this option, the
+        limit is 32 MiB of decoded bytes. A larger body, or a body that grows more than 200 times,
+        gets 413. A malformed body gets 400, and a body in another content coding gets 415.
+    :param etag: add a weak ETag to a 200 for GET or HEAD, if its whole body is in memory and has up
+        to 1 MiB. Respond to If-None-Match with 304. See :mod:`wsgifast.bodies.entity_rules`.
+    :param request_id: store an id of the request in the environ, and add it to the headers of the
+        response. It is a valid X-Request-ID of the client, or a new id. FastWorker accepts an
+        X-Request-ID only from a trusted proxy. The environ also gets the trace id of traceparent.
+        See :mod:`wsgifast.bodies.request_ids`.
+    :param server_timing: add a Server-Timing header. It contains the times of the queue, the app,
+        compression and the first byte. See :mod:`wsgifast.bodies.server_timing`.
+    :param report_slow_shapes: the share of responses to examine, such as 0.01. If a body has a slow
+        shape, the id of the doctor's finding is logged, at most once an hour for each URL pattern
+        of the framework. 0 disables this, and costs nothing.
     :raises ConfigurationError: if `app` cannot be called as a WSGI app, or an option has an invalid
         value.
     :raises MissingExtra: if a package for `metrics` or `traces` is not installed.
@@ -162,7 +167,7 @@ class WSGIFast:
         check_rate(report_slow_shapes)
         if report_slow_shapes:
             fixed = {"WF001", "WF003"} if coalesce else {"WF001"}
-            self._call = Examined(
+            self._call = ExaminedApp(
                 app, Reports(report_slow_shapes, fixed=frozenset(fixed)), call_noting_pattern
             )
         if self.compression is not None and self.compression.dictionary is not None:
@@ -289,7 +294,7 @@ class WSGIFast:
         """Send a body in the way of its kind, or as a stream if it is compressed."""
         coding = response.coding
         if response.forwarded:  # the app called write(), which may have sent bytes
-            if coding is not None or not isinstance(body, Passed):
+            if coding is not None or not isinstance(body, ServerFile):
                 return self._send_stream(response, body)
         else:
             size = body.length

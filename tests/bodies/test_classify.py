@@ -22,7 +22,7 @@ from gunicorn.http.wsgi import FileWrapper as GunicornWrapper
 from tests.support.wsgi import classified
 from wsgifast import ConfigurationError, register_file_wrapper
 from wsgifast.bodies import wrappers as module
-from wsgifast.bodies.body import Bare, Body, File, Passed, Refusal, Segments, Stream, Whole
+from wsgifast.bodies.body import Bare, Body, File, Refusal, Segments, ServerFile, Stream, Whole
 from wsgifast.bodies.files import FileSlice, SegmentedBody
 from wsgifast.bodies.wrappers import iterated, known_file
 
@@ -109,7 +109,7 @@ def generator() -> Iterator[bytes]:
         (io.BytesIO(b"x"), File),
         (io.StringIO("x"), File),
         (gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(b"x"))), File),
-        (UnknownFileWrapper(), Passed),
+        (UnknownFileWrapper(), ServerFile),
         (SEGMENTED, Segments),
         (generator(), Stream),
         (iter([b"x"]), Stream),

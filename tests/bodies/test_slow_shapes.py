@@ -213,12 +213,14 @@ def test_chunks_of_an_examined_body_are_not_delayed() -> None:
 def test_endless_body_is_examined_up_to_a_limit() -> None:
     seen: list[BodySeen] = []
     reports: Any = SimpleNamespace(picks=lambda: True, report=lambda *args: seen.append(args[3]))
-    app = module.Examined(bare(lambda: (CRUMB for _ in range(5000))), reports, call_noting_pattern)
+    app = module.ExaminedApp(
+        bare(lambda: (CRUMB for _ in range(5000))), reports, call_noting_pattern
+    )
     body: Any = Server(app).result
     assert sum(map(len, body)) == 50_000
     body.close()
     (found,) = seen
-    assert found.chunks.passed == 5000
+    assert found.chunks.all_count == 5000
     assert found.chunks.count == len(found.chunks.waits_s) == module.EXAMINED_CHUNKS
 
 

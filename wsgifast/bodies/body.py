@@ -29,8 +29,7 @@ class Sendable:
 class ClosedWith:
     """Blocks to send in place of the app's body, with the close() of that body.
 
-    :param blocks: a list if there is one, so that FastWorker finds it by
-        :func:`~.wrappers.unwrapped_body`.
+    :param blocks: if this is a list, :func:`~.wrappers.unwrapped_body` returns it to FastWorker.
     :param body: the object that the app returned.
     """
 
@@ -42,7 +41,7 @@ class ClosedWith:
         return iter(self.blocks)
 
     def close(self) -> None:
-        """Close the app's own iterable, once."""
+        """Close the object that the app returned. A second call has no effect."""
         body, self._body = self._body, None
         close_body(body)
 
@@ -102,7 +101,7 @@ class Whole(Body):
     __slots__ = ()
 
     def send_to(self, writer: Any) -> None:
-        # Iterate the wrappers, since they may encode or count each chunk.
+        # Iterate over the wrappers, because they may encode or count each chunk.
         writer.write_all(self.content if self.owner is self.content else list(self.owner))
 
 
@@ -119,18 +118,21 @@ class File(Body):
     """A file whose read() returns the same bytes as its iteration, or that cannot be iterated.
 
     :param segment: the part of the file that sendfile can send. None if it has to be read.
-    :param closed: closed when the file has been sent: the owner, or the file if it has no close().
+    :param to_close: the object to close after the file has been sent: the owner, or the file if the
+        owner has no close().
     """
 
-    __slots__ = ("closed", "segment")
+    __slots__ = ("segment", "to_close")
 
     sent_as = "file"
 
-    def __init__(self, content: Any, owner: Any, segment: FileSegment | None, closed: Any) -> None:
+    def __init__(
+        self, content: Any, owner: Any, segment: FileSegment | None, to_close: Any
+    ) -> None:
         self.content = content
         self.owner = owner
         self.segment = segment
-        self.closed = closed
+        self.to_close = to_close
 
     @property
     def length(self) -> int | None:
@@ -138,8 +140,10 @@ class File(Body):
 
     def for_server(self, file_wrapper: Callable[..., Any] | None = None) -> Iterable[bytes]:
         if self.segment is None:
-            return in_file_wrapper(FileReader(self.content, None, bytes, self.closed), file_wrapper)
-        return in_file_wrapper(FileSlice(self.segment, self.closed), file_wrapper)
+            return in_file_wrapper(
+                FileReader(self.content, None, bytes, self.to_close), file_wrapper
+            )
+        return in_file_wrapper(FileSlice(self.segment, self.to_close), file_wrapper)
 
     def send_to(self, writer: Any) -> None:
         writer.write_file(self.content, self.segment, self.owner)
@@ -165,7 +169,7 @@ class Segments(Body):
         writer.write_segments(self.content.segments)
 
 
-class Passed(Body):
+class ServerFile(Body):
     """An object of the server's own `wsgi.file_wrapper`."""
 
     __slots__ = ()
@@ -178,7 +182,7 @@ class Passed(Body):
 
 
 class Stream(Body):
-    """Any other iterable. The app makes its chunks while the server iterates it."""
+    """An iterable of another kind. The app makes its chunks while the server iterates over it."""
 
     __slots__ = ()
 

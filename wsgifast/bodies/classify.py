@@ -10,9 +10,9 @@ from collections import OrderedDict
 from functools import partial
 from typing import Any
 
-from .body import Bare, Body, File, Passed, Refusal, Segments, Stream, Whole
+from .body import Bare, Body, File, Refusal, Segments, ServerFile, Stream, Whole
 from .files import FileSlice, SegmentedBody, close_body, segment_of
-from .wrappers import FILE_WRAPPERS, examined_file, is_whole, name_of, unwrapped_body
+from .wrappers import FILE_WRAPPERS, find_file, is_whole, name_of, unwrapped_body
 
 _BARE = (str, bytes, bytearray, memoryview)
 _UNORDERED = (OrderedDict, dict, set, frozenset)
@@ -36,14 +36,14 @@ def classify(body: Any, server_wrapper: object = None) -> Body:
             inner = SegmentedBody(inner.segments, partial(close_body, body))
         return Segments(inner, body)
     # A server never iterates its own file wrapper. It calls read(), or uses fileno().
-    found = examined_file(inner, iterated=type(inner) is not server_wrapper)
+    found = find_file(inner, iterated=type(inner) is not server_wrapper)
     if found is not None:
         file, segment = found
         # A Werkzeug range has no close() for its file.
         is_range = inner is body and type(file) is FileSlice
         return File(file, body, segment, file if is_range or not hasattr(body, "close") else body)
     if kind is server_wrapper and name_of(kind) not in FILE_WRAPPERS:
-        return Passed(body, body)  # for a wrapper in FILE_WRAPPERS, the file inside is sent
+        return ServerFile(body, body)  # for a wrapper in FILE_WRAPPERS, the file inside is sent
     if getattr(kind, "__iter__", None) is None and not can_be_iterated(kind):
         if callable(getattr(body, "read", None)):
             return File(body, body, segment_of(body), body)
@@ -58,12 +58,12 @@ def classify(body: Any, server_wrapper: object = None) -> Body:
 
 
 def can_be_iterated(kind: type) -> bool:
-    # isinstance(body, Iterable) is slow, and ignores classes that have only __getitem__.
+    # isinstance(body, Iterable) is slow, and returns False for a class with __getitem__() alone.
     return getattr(kind, "__iter__", None) is not None or hasattr(kind, "__getitem__")
 
 
 def _iterates_as(kind: type, bases: tuple[type, ...]) -> bool:
-    """Return whether a class inherits the __iter__() of the first of the bases that it has."""
+    """Return whether a class has the same __iter__() as its base class in `bases`."""
     base = next((base for base in bases if issubclass(kind, base)), None)
     return getattr(kind, "__iter__", None) is getattr(base, "__iter__", None)
 

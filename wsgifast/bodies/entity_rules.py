@@ -1,7 +1,7 @@
-"""Entity tags for responses of an app: which ones get a tag, and how it is made.
+"""Rules for the option `etag`: which responses get an entity tag, and how the tag is computed.
 
-As Rack::ETag does for Ruby's apps: a client that has the same bytes already gets 304 in place of
-them. The app runs as before, so only the transfer is saved.
+If the client has cached the body, it gets a 304 without a body. The app still makes the body, so
+only the transfer is saved. Rack::ETag does the same for Ruby's apps.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Final
 
 from ..compression.policy import cache_directives
 
-#: Larger bodies are left alone: hashing 1 MiB takes about a millisecond.
+#: The size of the largest body that gets a tag. Hashing 1 MiB takes about a millisecond.
 MOST_BYTES: Final = 2**20
-# A response that has one of them is left alone: it has a tag already, or is for one client.
-_LEFT_ALONE = frozenset({"etag", "set-cookie"})
+# A response with one of these headers gets no tag. The app has set a tag, or the response is for
+# one client.
+_EXCLUDING_HEADERS = frozenset({"etag", "set-cookie"})
 _DIGEST_BYTES = 16
-# Headers that a 304 lacks and its 200 has (RFC 9110, section 15.4.5).
+# Headers of the 200 that its 304 does not have (RFC 9110, section 15.4.5).
 NOT_IN_304: Final = frozenset(
     {"content-encoding", "content-length", "content-range", "content-type", "transfer-encoding"}
 )
@@ -26,15 +27,15 @@ NOT_IN_304: Final = frozenset(
 def may_have_tag(code: int, size: int, headers: Iterable[tuple[str, str]]) -> bool:
     """Return whether a response gets an entity tag.
 
-    :param code: of its status.
-    :param size: of its body, in bytes.
-    :param headers: the app's.
+    :param code: the status code of the response.
+    :param size: the size of the body in bytes.
+    :param headers: the headers of the app.
     """
     if code != 200 or not 0 < size <= MOST_BYTES:
         return False
     for name, value in headers:
         lower = name.lower()
-        if lower in _LEFT_ALONE:
+        if lower in _EXCLUDING_HEADERS:
             return False
         if lower == "cache-control" and "no-store" in cache_directives(value):
             return False
@@ -44,7 +45,8 @@ def may_have_tag(code: int, size: int, headers: Iterable[tuple[str, str]]) -> bo
 def weak_tag(blocks: Sequence[bytes] | Iterable[bytes]) -> str:
     """Return a weak entity tag of a body (RFC 9110, section 8.8.1).
 
-    It is weak, since other middleware may still change the bytes without changing their meaning.
+    A strong tag would be wrong: another middleware may later change the bytes, for example by
+    compression.
     """
     digest = blake2b(digest_size=_DIGEST_BYTES)
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Entity tags for responses of a WSGI app: a weak ETag, and 304 for a client that has it."""
+"""The option `etag` for WSGI: add a weak ETag, and respond with 304 to a matching If-None-Match."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .start_response import AppResponse
 def respond_by_tag(
     response: AppResponse, blocks: Iterable[bytes], size: int
 ) -> Iterable[bytes] | None:
-    """Give a whole body its tag. Return the body of a 304 if the client has it already.
+    """Add an ETag to a response with a body in memory. Change the response to a 304 if it matches.
 
-    A step of :class:`wsgifast.WSGIFast`: None means that the response is sent.
+    :param size: the size of the body in bytes.
+    :returns: the body of the 304. None to send the app's response.
     """
     environ = response.environ
     if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):

@@ -1,7 +1,7 @@
-"""The responses with a file: its Range and preconditions, its content coding, and its sender.
+"""Responses of an app with a file: Range, preconditions, compression, and the front server.
 
-The steps of :class:`FileResponses` are called in their order. The first step that returns an
-iterable decides the response. If every step returns None, the file is sent unchanged.
+:class:`FileResponses` calls its steps in order. The first step that returns an iterable decides the
+response. If every step returns None, the file is sent unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .files import (
     file_request_from,
     in_file_wrapper,
     known_size,
-    size_left,
+    remaining_size,
 )
 from .start_response import AppResponse
 from .wrappers import closes_no_more_than
@@ -40,10 +40,11 @@ from .wrappers import closes_no_more_than
 class _Request:
     """A response with a file that sendfile can send.
 
-    :ivar owner: closed when the file has been sent.
-    :ivar may_plan: whether the app has answered GET or HEAD with 200.
-    :ivar is_part: whether the app has chosen a part of the file: an inner StaticFiles or
-        WSGIFast, or an app that has applied Range.
+    :ivar owner: the object to close after the file has been sent.
+    :ivar may_plan: whether the app has responded to GET or HEAD with 200. Only such a response may
+        be changed by Range and the preconditions.
+    :ivar is_part: whether the app has already chosen a part of the file. The app may be a
+        StaticFiles or a WSGIFast, or may apply Range.
     :ivar decision: the decision about compression. None to send the file uncompressed.
     :ivar coding: the content coding of the response. None to send the file uncompressed.
     """
@@ -67,7 +68,7 @@ class _Request:
 class FileResponses:
     """Sends the files that an app returns. See :class:`wsgifast.WSGIFast` for the options.
 
-    :ivar steps: called in their order with a request. The first that returns an iterable answers.
+    :ivar steps: functions that are called in order for each response with a file.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class FileResponses:
         self.steps.append(self._compressed)
 
     def send(self, response: AppResponse, body: File) -> Iterable[bytes]:
-        """Send a file from its position: by its descriptor, or by reading it."""
-        file, owner, segment = body.content, body.closed, body.segment
+        """Return the iterable that sends a file from its current position to its end."""
+        file, owner, segment = body.content, body.to_close, body.segment
         if response.forwarded and not response.no_body:
-            # write() was used. The server counts these bytes towards the Content-Length. Its
-            # sendfile may not, so the remaining bytes are sent in blocks too.
+            # The app has called write(). The server counts the written bytes, but may ignore them
+            # when it sends a file. So the file is sent in blocks, up to the Content-Length.
             response.environ[SENT_AS] = "blocks"
             size = None if response.length is None else response.counter().missing
             rest = FileReader(file, size, response.convert, owner)
@@ -96,7 +97,7 @@ class FileResponses:
             )
         if segment is None or (response.length is not None and response.length > segment.size):
             if response.length is not None and corrects_length(owner):
-                size = size_left(file)
+                size = remaining_size(file)
                 if size and size < response.length:
                     response.correct_length(size)
             if segment is None or (response.length is not None and response.length > segment.size):
@@ -116,7 +117,7 @@ class FileResponses:
         return body.for_server(_forwarded(response))
 
     def _by_front_server(self, request: _Request) -> Iterable[bytes] | None:
-        """Return a response with a header that makes the front server send the file."""
+        """Add the header that makes the front server send the file, if it may send it."""
         response, file, owner = request.response, request.file, request.owner
         assert self._front_server is not None
         if (
@@ -133,7 +134,7 @@ class FileResponses:
         return send_nothing(response, owner, "accel")
 
     def _copy(self, request: _Request) -> Iterable[bytes] | None:
-        """Decide about compression, and send the compressed copy of the file if there is one."""
+        """Decide about compression. Send the compressed copy of the file if one is cached."""
         response, segment = request.response, request.segment
         request.decision = decision = response.decide_whole(segment.size, pages=False)
         if decision is None:
@@ -169,7 +170,7 @@ class FileResponses:
         return _send_plan(request, plan)
 
     def _conditional(self, request: _Request) -> Iterable[bytes] | None:
-        """Apply Range and the preconditions, or add the headers that offer them."""
+        """Apply Range and the preconditions. Add an ETag and Accept-Ranges to a 200."""
         if not request.may_plan or request.is_part:
             return None
         response = request.response
@@ -186,7 +187,7 @@ class FileResponses:
             return None
         if described.file_request[2:8] != UNCONDITIONAL:
             plan = described.plan()
-            # No range of a compressed body is sent.
+            # A body that is compressed while it is sent has no ranges.
             if plan.status in (304, 412) or (plan.status != 200 and request.coding is None):
                 return _send_plan(request, plan)
         if request.coding is None:
@@ -207,7 +208,7 @@ class FileResponses:
 
 
 def send_nothing(response: AppResponse, body: Any, sent_as: str = "no-body") -> Iterable[bytes]:
-    """Send only the headers, and close the app's body."""
+    """Send only the headers. The server then closes the app's body."""
     response.environ[SENT_AS] = sent_as
     if not response.forwarded:  # write() does that
         response.forward()
@@ -216,7 +217,7 @@ def send_nothing(response: AppResponse, body: Any, sent_as: str = "no-body") -> 
 
 
 def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
-    """Send a plan in place of the app's response."""
+    """Send the planned response in place of the app's response."""
     response = request.response
     if plan.status != 200:  # a 200 keeps the app's reason phrase
         response.status = plan.status_line
@@ -242,16 +243,17 @@ def _send_plan(request: _Request, plan: Plan) -> Iterable[bytes]:
 
 
 def _send_read(response: AppResponse, body: File) -> Iterable[bytes]:
-    """Send a file that sendfile cannot send, by reading it."""
-    file, owner = body.content, body.closed
+    """Send a file that has to be read, because sendfile cannot send it."""
+    file, owner = body.content, body.to_close
     in_memory = known_size(file)
     if response.length is None:
         response.set_length(in_memory)
     reader = FileReader(file, response.length, response.convert, owner)
     if response.compression is not None:
-        # One that is too short fails after its headers, as it does uncompressed.
-        is_all_there = in_memory is not None and in_memory >= (response.length or 0)
-        if is_all_there and response.length is not None:
+        # If the file is shorter than its Content-Length, it must not be compressed as a whole:
+        # reading would fail before the headers are sent.
+        is_complete = in_memory is not None and in_memory >= (response.length or 0)
+        if is_complete and response.length is not None:
             return _send_compressed(
                 response, reader, response.length, response.decide_whole(response.length)
             )
@@ -267,9 +269,11 @@ def _send_compressed(
     size: int | None,
     decision: Decision | None,
 ) -> Iterable[bytes]:
-    """Send a body that has to be read compressed, if its headers allow it.
+    """Send a file that is read, compressed if its headers allow that.
 
-    :param size: None for a body that may wait. No decision about it has been made yet.
+    :param size: the size of the file in bytes. None if the file is not in memory, or if it is
+        shorter than its Content-Length. This function decides about compression then.
+    :param decision: the decision about compression. It is ignored if `size` is None.
     """
     blocks: Iterable[bytes] = reader
     if size is not None:
@@ -291,7 +295,7 @@ def _send_compressed(
 
 
 def _forwarded(response: AppResponse) -> Callable[..., Any] | None:
-    """Forward the headers of a file. Return the server's `wsgi.file_wrapper`, if it has one."""
+    """Forward the headers of a file. Return the server's `wsgi.file_wrapper`, or None."""
     wrapper: Callable[..., Any] | None = response.environ.get("wsgi.file_wrapper")
     response.environ[SENT_AS] = "blocks" if wrapper is None else File.sent_as
     response.forward()

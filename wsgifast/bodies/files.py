@@ -1,8 +1,9 @@
-"""Files as bodies: a part of one, one that is read, and byte strings with parts of files.
+"""Bodies with files: a part of a file, a file to read, and byte strings with parts of files.
 
-A server that has a `wsgi.file_wrapper` (PEP 3333) is given a :class:`FileSlice` in it and may use
-sendfile. FastWorker and wsgifast.devservers recognise :class:`SegmentedBody` and send the parts of
-files by sendfile. For any other server it is an iterable of large blocks.
+If a server has a `wsgi.file_wrapper` (PEP 3333), WSGIFast returns a :class:`FileSlice` in this
+wrapper, and the server may use sendfile. FastWorker and wsgifast.devservers know
+:class:`SegmentedBody`, and send its parts of files by sendfile. Other servers iterate over a
+SegmentedBody, and get large blocks.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from ..sockets.sending import (
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIEnvironment
 
-# Packages with file wrappers that follow PEP 3333 ("Optional Platform-Specific File Handling").
-# They send a file from its position, and stop at the Content-Length. uWSGI's and bjoern's wrappers
-# send the whole file. meinheld's sends everything after the position.
+# Packages whose file wrappers follow PEP 3333 ("Optional Platform-Specific File Handling"). They
+# send a file from its position, and stop at the Content-Length. The wrappers of uWSGI and bjoern
+# send the whole file. The wrapper of meinheld sends all bytes after the position.
 _EXACT_WRAPPERS = frozenset({"gunicorn", "mod_wsgi", "waitress", "werkzeug", "wsgifast", "wsgiref"})
-# Further classes of files with the same bytes in read() and iteration. Compared by name, so that
-# none is imported.
+# Further classes of files whose read() returns the bytes of their iteration. They are compared by
+# name, so that their modules are not imported.
 _OTHER_STANDARD = frozenset(
     {"_io.StringIO", "_io.TextIOWrapper"}
     | {"bz2.BZ2File", "gzip.GzipFile", "lzma.LZMAFile", "zipfile.ZipExtFile"}
 )
 Segment = bytes | FileSegment
-# The keys of RequestFacts' fields, in their order, between the method and the dictionary.
+# The keys of the environ for the fields of RequestFacts, in order. The fields `method` and
+# `dictionary` have no key here.
 _CONDITIONS = (
     "HTTP_ACCEPT_ENCODING", "HTTP_RANGE", "HTTP_IF_RANGE", "HTTP_IF_MATCH",
     "HTTP_IF_UNMODIFIED_SINCE", "HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE",
@@ -52,7 +54,7 @@ _CONDITIONS = (
 
 
 class Closeable(Protocol):
-    """An object with close(). Files that are read by descriptor need nothing else."""
+    """A file that is read by its descriptor. Only its close() is called."""
 
     def close(self) -> object: ...
 
@@ -60,15 +62,17 @@ class Closeable(Protocol):
 class FileSlice:
     """A part of a regular file, as a file object for `wsgi.file_wrapper`.
 
-    Positions are those in the whole file, because servers that use sendfile (gunicorn) take the
-    start from the descriptor's offset and pass it to seek() afterwards. For servers that read
-    (waitress, wsgiref) the file ends where the slice ends. The descriptor's offset is moved once,
-    to the start of the slice. read() uses pread() and leaves it there.
+    tell() and seek() use positions in the whole file. A server that uses sendfile, such as
+    gunicorn, gets the start from the offset of the descriptor, and later passes it to seek(). For a
+    server that reads, such as waitress and wsgiref, the file ends at the end of the slice.
 
-    :param segment: the bytes to send. The descriptor belongs to `file`.
-    :param file: closed with the slice.
+    The constructor sets the offset of the descriptor to the start of the slice. read() calls
+    pread(), which does not change this offset.
+
+    :param segment: the bytes to send. The descriptor is that of `file`.
+    :param file: the file to close when the slice is closed.
     :raises FileTruncated: (from read and close) if the file has become shorter than the slice. The
-        server then closes the connection, since the client would wait for the missing bytes.
+        server then closes the connection. Otherwise the client would wait for the missing bytes.
     """
 
     mode = "rb"
@@ -110,7 +114,7 @@ class FileSlice:
         return self._position
 
     def rest(self) -> FileSegment:
-        """Return the unread part, for a server that uses sendfile."""
+        """Return the part that has not been read, for a server that uses sendfile."""
         self._check_open()
         return FileSegment(self._fd, self._position, self._end - self._position)
 
@@ -119,20 +123,20 @@ class FileSlice:
 
     @property
     def owner(self) -> Closeable | None:
-        """The object that is closed with the slice. None once it is closed."""
+        """The file to close when the slice is closed. None after the slice has been closed."""
         return self._file
 
     def is_whole_file(self) -> bool:
-        """Whether the slice begins and ends where the file does."""
+        """Return whether the slice contains the whole file."""
         return self._start == 0 and self._end == os.fstat(self._fd).st_size
 
     def after_close(self, call: Callable[[], object]) -> None:
-        """Call a function after the file has been closed."""
+        """Have close() call a function after it has closed the file."""
         if self._file is not None:
-            self._file = ClosedThen(self._file, call)
+            self._file = CloseAndCall(self._file, call)
 
     def close(self) -> None:
-        """Close the file. A second call does nothing."""
+        """Close the file. A second call has no effect."""
         if self._file is None:
             return
         file, self._file = self._file, None
@@ -159,18 +163,18 @@ def segment_of(file: object) -> FileSegment | None:
 
 
 def is_standard(file: object) -> bool:
-    """Return whether read() of a file gives the bytes of its iteration. See :func:`examined`."""
-    return examined(file)[0]
+    """Return whether read() returns the bytes of a file's iteration. See :func:`inspect_file`."""
+    return inspect_file(file)[0]
 
 
-def examined(file: Any, *, iterated: bool = True) -> tuple[bool, FileSegment | None]:
-    """Return whether read() gives the bytes of a file's iteration, and the part for sendfile.
+def inspect_file(file: Any, *, iterated: bool = True) -> tuple[bool, FileSegment | None]:
+    """Return whether read() returns the bytes of a file's iteration, and the part for sendfile.
 
-    It does for Python's own classes, with any sizes. A subclass or an instance may override either
-    method. See :func:`~..sockets.sending.reads_as`.
+    The first result is True for Python's own classes of files. A subclass or an instance may
+    override a method. Then :func:`~..sockets.sending.reads_as` decides.
 
-    :param iterated: False for a file that is only read by its read().
-    :returns: False and None for any other file. None for a file that has to be read.
+    :param iterated: False for a file that is never iterated. Its iteration may then differ.
+    :returns: the second result is None if sendfile cannot send the file.
     """
     kind: Any = type(file)
     if kind is FileSlice:
@@ -181,7 +185,7 @@ def examined(file: Any, *, iterated: bool = True) -> tuple[bool, FileSegment | N
         return False, None
     inner: Any = unwrapped(file)
     if inner is file and kind in TEMPORARY:
-        return False, None  # with a read() of its own
+        return False, None  # the instance overrides a method of reading
     if reads_as(inner, io.BufferedReader, io.BufferedRandom, iterated=iterated):
         is_file = reads_as(inner.raw, io.FileIO)
         return is_file, regular_segment(inner) if is_file else None
@@ -192,7 +196,7 @@ def examined(file: Any, *, iterated: bool = True) -> tuple[bool, FileSegment | N
     return _is_of_other_standard_class(type(inner)) and not has_reading_of_its_own(inner), None
 
 
-@lru_cache(500)  # an app may make classes for as long as it runs
+@lru_cache(500)  # limited, because an app may make new classes at each request
 def _may_be_standard(kind: Any) -> bool:
     if kind in TEMPORARY or _is_of_other_standard_class(kind):
         return True
@@ -206,12 +210,13 @@ def _is_of_other_standard_class(kind: type) -> bool:
 class FileReader:
     """An object with read(), as a file object for `wsgi.file_wrapper` and as an iterable.
 
-    It has no fileno(), because the descriptor of a gzip or text file has other bytes than read().
+    This class has no fileno(). The descriptor of a gzip or text file has other bytes than its
+    read() returns.
 
-    :param file: its read() may return text.
-    :param size: the bytes to read. None to read to the end.
-    :param convert: converts a block to bytes.
-    :param owner: closed with the reader. By default the file.
+    :param file: the object to read. Its read() may return text.
+    :param size: the number of bytes to read. None to read to the end.
+    :param convert: a function that converts a block to bytes.
+    :param owner: the object to close when the reader is closed. By default this is the file.
     :raises BodyTooShort: (from reading) if the file ends before `size` bytes were read.
     """
 
@@ -226,8 +231,8 @@ class FileReader:
         self._owner = file if owner is None else owner
         self._counter = BodyCounter(Framing(True, size, chunked=False))
         self._convert = convert
-        # A file that is not seekable may be a pipe or a socket. Its read() waits for a whole block,
-        # and its read1() returns available bytes.
+        # A file that is not seekable may be a pipe or a socket. Its read() waits until it has a
+        # whole block. Its read1() returns as soon as some bytes are available.
         seekable = getattr(file, "seekable", None)
         waits = callable(seekable) and not seekable() and _has_read1(file)
         self._read = file.read1 if waits else file.read
@@ -241,22 +246,22 @@ class FileReader:
         data = self._convert(self._read(-1 if size is None else size))
         if not data and counter.missing:
             raise BodyTooShort(counter.missing)
-        return data[: counter.admit(len(data))]  # `size` characters may be more bytes
+        return data[: counter.admit(len(data))]  # `size` characters of text may be more bytes
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(lambda: self.read(BLOCK_BYTES), b"")
 
     @property
     def sent(self) -> int:
-        """The number of bytes read so far."""
+        """The number of bytes that have been read."""
         return self._counter.sent
 
     def after_close(self, call: Callable[[], object]) -> None:
-        """Call a function after the owner has been closed."""
-        self._owner = ClosedThen(self._owner, call)
+        """Have close() call a function after it has closed the owner."""
+        self._owner = CloseAndCall(self._owner, call)
 
     def close(self) -> None:
-        """Close the owner. A second call does nothing."""
+        """Close the owner. A second call has no effect."""
         owner, self._owner = self._owner, None
         close_body(owner)
 
@@ -264,18 +269,21 @@ class FileReader:
 def in_file_wrapper(
     file: FileSlice | FileReader, file_wrapper: Callable[..., Any] | None
 ) -> Iterable[bytes]:
-    """Return a file in the server's `wsgi.file_wrapper`, or as it is where the server has none."""
+    """Return a file in the server's `wsgi.file_wrapper`.
+
+    :param file_wrapper: None if the server has no wrapper. Then the result is the file itself.
+    """
     if file_wrapper is None:
         return file
-    wrapped: Iterable[bytes] = file_wrapper(suited_to(file_wrapper, file), BLOCK_BYTES)
+    wrapped: Iterable[bytes] = file_wrapper(file_for_wrapper(file_wrapper, file), BLOCK_BYTES)
     return wrapped
 
 
-def suited_to(file_wrapper: object, file: Any) -> Any:
+def file_for_wrapper(file_wrapper: object, file: Any) -> Any:
     """Return the file object to put into a server's `wsgi.file_wrapper`.
 
-    It is the file itself, except for a part of a file on a server that is not known to stop at the
-    part's end. That server gets a :class:`FileReader`, which hides the descriptor.
+    This is usually `file`. If `file` is a part of a file, a server outside _EXACT_WRAPPERS could
+    send too many bytes. It gets a :class:`FileReader`, which hides the descriptor.
     """
     if type(file) is not FileSlice or file_wrapper is None:
         return file
@@ -292,33 +300,33 @@ def close_body(body: object) -> None:
         close()
 
 
-class ClosedThen:
-    """Closes a body or a file, and calls a function then."""
+class CloseAndCall:
+    """An object whose close() closes a body or a file, and then calls a function."""
 
-    def __init__(self, body: object, then: Callable[[], object]) -> None:
+    def __init__(self, body: object, call: Callable[[], object]) -> None:
         self._body = body
-        self._then = then
+        self._call = call
 
     def close(self) -> None:
         try:
             close_body(self._body)
         finally:
-            self._then()
+            self._call()
 
 
 def _has_read1(file: object) -> bool:
-    """Whether a file has a working read1(): io.BufferedIOBase's only raises."""
+    """Return whether a file has a read1() other than io.BufferedIOBase's, which only raises."""
     own = getattr(type(file), "read1", None)
     return callable(getattr(file, "read1", None)) and own is not io.BufferedIOBase.read1
 
 
 def is_in_memory(file: object) -> bool:
-    """Whether the rest of a file is in memory, so that it can be read at once."""
+    """Return whether all unread bytes of a file are in memory, so that read() never waits."""
     return known_size(file._file if type(file) is FileReader else file) is not None
 
 
 def known_size(file: object) -> int | None:
-    """Return how many bytes are left to read from a file in memory. None for any other."""
+    """Return the number of unread bytes of a file in memory. None if the file is not in memory."""
     memory = unwrapped(file)
     if isinstance(memory, io.BytesIO) and reads_as(memory, io.BytesIO, iterated=False):
         return max(0, memory.getbuffer().nbytes - memory.tell())
@@ -326,15 +334,15 @@ def known_size(file: object) -> int | None:
 
 
 def corrects_length(wrapper: object) -> bool:
-    """Whether this is a server's file wrapper that replaces a Content-Length beyond the file.
+    """Return whether a server's file wrapper lowers a Content-Length that is too large.
 
-    waitress does that for files that can seek. It sends the file whole.
+    waitress does this for files that can seek. It then sends the whole file.
     """
     return type(wrapper).__module__ == "waitress.buffers"
 
 
-def size_left(file: Any) -> int | None:
-    """Return how many bytes follow the position of a file. None if it cannot seek."""
+def remaining_size(file: Any) -> int | None:
+    """Return the number of bytes after a file's position. None if the file cannot seek."""
     seekable = getattr(file, "seekable", None)
     if not callable(seekable) or not seekable():
         return None
@@ -345,34 +353,34 @@ def size_left(file: Any) -> int | None:
 
 
 def header_of(environ: WSGIEnvironment, name: str) -> str | None:
-    """Return a request's header by its name. None without one."""
+    """Return a header of the request by its name. None if the request does not have it."""
     value: str | None = environ.get(header_key(name.upper()))
     return value
 
 
 def file_request_from(environ: WSGIEnvironment) -> RequestFacts:
-    """Return the request's values in an environ on which a response with a file depends."""
+    """Return the values of a request that decide about a response with a file."""
     get = environ.get
     available = get("HTTP_AVAILABLE_DICTIONARY")
     dictionary = None
     if available is not None:
         dictionary = client_dictionary(available, partial(header_of, environ))
-    # As RequestFacts(...), without the call of a Python function.
+    # This is RequestFacts(...) without the call of a Python function.
     return tuple.__new__(
         RequestFacts, (get("REQUEST_METHOD", "GET"), *map(get, _CONDITIONS), dictionary)
     )
 
 
 class SegmentedBody:
-    """A WSGI body made of byte strings and parts of files.
+    """A WSGI body of byte strings and parts of files.
 
-    A server that knows this class sends `segments` in order, those of files by sendfile, and then
-    calls close(). For any other server it is an iterable, which reads files in blocks of at most
-    BLOCK_BYTES.
+    A server that knows this class sends the segments in order, and those of files by sendfile. Then
+    it calls close(). Other servers iterate over the body. The iterator reads files in blocks of at
+    most BLOCK_BYTES.
 
-    :param segments: in the order in which they are sent.
-    :param close: called once, when the server is done with the body.
-    :raises FileTruncated: (while iterated) if a file is shorter than its segment.
+    :param segments: the byte strings and parts of files, in order.
+    :param close: a function that is called once, by the first close().
+    :raises FileTruncated: (during iteration) if a file is shorter than its segment.
     """
 
     def __init__(self, segments: Sequence[Segment], close: Callable[[], object]) -> None:
@@ -389,9 +397,12 @@ class SegmentedBody:
 
 
 class SegmentedBlocks:
-    """The iterator of a SegmentedBody, which leads to the body where a framework keeps iter() only.
+    """The iterator of a SegmentedBody.
 
-    :ivar body: None once the first block has been requested.
+    Some frameworks call iter(body), and return only this iterator to the server. Then
+    :func:`~.wrappers.unwrapped_body` finds the SegmentedBody.
+
+    :ivar body: the SegmentedBody. None after the first block has been requested.
     """
 
     def __init__(self, body: SegmentedBody) -> None:
@@ -422,9 +433,9 @@ def _blocks_of(segments: Sequence[Segment]) -> Iterator[bytes]:
 
 
 def read_whole(segment: FileSegment) -> bytes:
-    """Read a short part of a file in one pread().
+    """Read a short part of a file by one pread().
 
-    :raises FileTruncated: if the file ends before the segment does.
+    :raises FileTruncated: if the file ends before the end of the segment.
     """
     fd, offset, size = segment
     data = os.pread(fd, size, offset)
@@ -434,15 +445,15 @@ def read_whole(segment: FileSegment) -> bytes:
 
 
 def file_body(segments: Sequence[Segment], file: Closeable) -> FileSlice | SegmentedBody:
-    """Return bytes and parts of one file as a body.
+    """Return a body of byte strings and parts of one file.
 
-    :param segments: at least one of them is a part of `file`.
-    :param file: closed with the body.
+    :param segments: the byte strings and parts. There is at least one part of `file`.
+    :param file: the file to close when the body is closed.
     """
     parts = [segment for segment in segments if isinstance(segment, FileSegment)]
     if len(segments) == 1:
         return FileSlice(parts[0], file)
-    # A slice of all of them, since its close() raises if the file has become shorter.
+    # The close() of a slice of all parts raises FileTruncated if the file has become shorter.
     start = min(part.offset for part in parts)
     end = max(part.offset + part.size for part in parts)
     whole = FileSlice(FileSegment(parts[0].fd, start, end - start), file)

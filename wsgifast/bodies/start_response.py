@@ -1,6 +1,6 @@
-"""WSGIFast's start_response(): delays the headers until the body is known, then forwards them.
+"""WSGIFast's start_response(). It delays the headers until the body is known, and forwards them.
 
-A second call is allowed with exc_info alone (PEP 3333).
+A second call must have exc_info (PEP 3333).
 """
 
 from __future__ import annotations
@@ -38,44 +38,50 @@ Stage = Callable[[Respond], Respond]
 
 
 class AppResponse:
-    """The app's status and headers, delayed until its body is known.
+    """The status and headers of an app, which are delayed until the body is known.
 
-    They are forwarded to the server when the app has returned and its body was classified, at the
-    first write(), or at once if a lazy app calls start_response from inside its iterator (`holds`
-    is False by then). wsgifast's own servers check the headers that they send. For these servers,
-    start() checks the headers in the same way, and passes them on as a
-    :class:`~..http.fields.ResponseStart`. The server does not check it again.
+    forward() passes them to the server at one of these events:
 
-    :param app: its name, for error messages.
-    :param environ: the environ of the request. SENT_AS is added to it.
-    :param compression: how bodies are compressed, if the request, the response and the app allow
-        it. None if WSGIFast does not compress.
-    :ivar method: the request's method. With `accept_encoding`, `wish` and :meth:`header`, this
-        object is a :class:`~..compression.response.CompressionRequest`.
+    - The app has returned, and its body was classified.
+    - The app calls write() for the first time.
+    - A lazy app calls start_response from inside its iterator. `holds` is False then.
+
+    wsgifast's own servers check the headers that they send. For these servers, start() makes the
+    same checks, and forward() passes a :class:`~..http.fields.ResponseStart`. The server does not
+    check it again.
+
+    This class is also a :class:`~..compression.response.CompressionRequest`.
+
+    :param app: the app, whose name is part of error messages.
+    :param environ: the environ of the request. SENT_AS is added to it before the headers are
+        forwarded.
+    :param compression: the options of compression. None if WSGIFast does not compress.
+    :ivar method: the method of the request.
     :ivar status: None until the app has called start_response.
     :ivar headers: a copy of the app's list.
-    :ivar length: the value of their Content-Length. None if there is none.
-    :ivar no_body: whether the response may have no body.
-    :ivar edits: called with this object before the headers are forwarded, to change them.
-    :ivar codes_stream: whether the body is compressed block by block. The coding is then chosen
-        when the headers are forwarded.
-    :ivar decision: the earlier decision about such a body. None if there is none.
-    :ivar exc_info: the exc_info of the app's last call. None after the server got it.
+    :ivar length: the value of Content-Length. None if this header is missing.
+    :ivar no_body: whether the response must not have a body.
+    :ivar edits: functions that may change the headers. They are called with this object before the
+        headers are forwarded.
+    :ivar codes_stream: whether the body is compressed block by block, if it is compressed. Then
+        forward() chooses the content coding.
+    :ivar decision: a decision that forward() uses if `codes_stream` is True. None to decide then.
+    :ivar exc_info: the exc_info of the app's last call. None after it was passed to the server.
     :ivar began_ns: the start of the request, in nanoseconds since 1970 (UTC).
     """
 
-    # These are class attributes, so that most responses need not set them. __init__() sets the
-    # attributes that all responses read, because CPython reads attributes of an instance faster.
+    # Most responses do not set these attributes. __init__() sets the attributes that all responses
+    # read, because CPython reads attributes of an instance faster than those of a class.
     code = 0
     length: int | None = None
     no_body = False
     decision: Decision | None = None
-    # The headers that the app passed to start(), until `headers` is read.
+    # The headers that the app passed to start(). They are current while `_headers` is None.
     _given: list[tuple[str, str]] = []  # noqa: RUF012 - replaced by start(), and changed after that
     _coding: ContentCoding | None = None
     accept_encoding: str | None
     wish: Wish
-    # The Content-Type of a 200 to GET, if no other header decides about compression.
+    # The Content-Type of a 200 for GET. None if another header may decide about compression.
     _deciding_type: str | None = None
     _has_text = False
     _counter: BodyCounter | None = None
@@ -102,7 +108,7 @@ class AppResponse:
         self._checked: ResponseStart | None = None
         self.began_ns = time_ns()
         self.compression = compression
-        if compression is not None:  # the app may change the environ
+        if compression is not None:  # before the app can change the environ
             self.accept_encoding = environ.get("HTTP_ACCEPT_ENCODING")
             self.wish = environ[WISH] = []
             if (
@@ -111,7 +117,7 @@ class AppResponse:
                 or "HTTP_IF_MATCH" in environ
                 or "HTTP_IF" in environ
             ):
-                self._made_coding(compression)  # it reads and changes the app's environ
+                self._made_coding(compression)  # this changes headers in the environ
 
     @property
     def headers(self) -> Headers:
@@ -175,14 +181,14 @@ class AppResponse:
                 # A 304 may have a Content-Length, but gevent's pywsgi responds to it with 500.
                 self.set_length(None)
         if forwards:
-            # The server raises the error again if it has sent the headers (PEP 3333, "Error
+            # If the headers were sent, the server raises the error of exc_info (PEP 3333, "Error
             # Handling").
             self.forward()
             self._counter = None
         return self.write
 
     def write(self, data: bytes) -> None:
-        """The write() that start_response returns: it passes each block to the server at once."""
+        """The write() that start_response returns. It passes each block to the server at once."""
         if not self.forwarded:
             self.codes_stream = self.compression is not None
             self.environ[SENT_AS] = "no-body" if self.no_body else "stream"
@@ -194,7 +200,7 @@ class AppResponse:
             if not self.no_body and counter.dropped == len(chunk) - admitted:
                 self.note_surplus()
             chunk = chunk[:admitted]
-        if self._server_write is None:  # such as Granian and uvicorn
+        if self._server_write is None:  # for example on Granian and uvicorn
             raise BodyError(
                 f"{self.app_name} calls write(), which this server does not have although PEP 3333 "
                 "requires it: yield the data"
@@ -262,7 +268,7 @@ class AppResponse:
                 sent = checked.changed(self.status, self.code, headers)
             self._server_write = self.server_start(self.status, sent)
             return
-        # Middleware around WSGIFast, such as an error reporter, gets the error from exc_info.
+        # exc_info is passed on for middleware around WSGIFast, such as an error reporter.
         exc_info: OptExcInfo | None = self.exc_info
         self.exc_info = None  # its traceback refers to the app's frame
         coding = self.coding if self.codes_stream else None
@@ -271,7 +277,7 @@ class AppResponse:
             sent = list(self._to_send())
             self._server_write = self.server_start(self.status, sent, exc_info)
         except BaseException:
-            if coding is not None:  # the headers were sent before, so the body continues
+            if coding is not None:  # the first headers remain, and so does their compressor
                 coding.compressor = compressor
             raise
         finally:
@@ -285,7 +291,7 @@ class AppResponse:
 
     @property
     def coding(self) -> ContentCoding | None:
-        """The coding of the body. None if WSGIFast does not compress."""
+        """The content coding of the body. None if WSGIFast does not compress."""
         if self._coding is None and self.compression is not None:
             return self._made_coding(self.compression)
         return self._coding
@@ -297,11 +303,13 @@ class AppResponse:
         return self._coding
 
     def decide_whole(self, size: int, pages: bool = True) -> Decision | None:
-        """Decide whether to compress a body in memory. Return None to send it unchanged.
+        """Decide whether to compress a body in memory.
 
-        If only a Vary is missing in the headers, it is usually added here.
+        If the headers only need a Vary, this method adds it.
 
-        :param pages: whether the dictionary of pages may be used.
+        :param size: the size of the body in bytes.
+        :param pages: whether the dictionary for pages may be used.
+        :returns: None to send the response with the current headers.
         """
         compression = self.compression
         if compression is None:
@@ -309,8 +317,7 @@ class AppResponse:
         content_type = self._deciding_type
         is_compressible: str | bool | None = True
         if content_type is not None and not self.wish:
-            # This is a short form of decide(). It recognises most responses that are not
-            # compressed.
+            # This is a short form of decide() for most responses that are not compressed.
             if size < compression.min_bytes or not compression.shrinks[content_type]:
                 return None
             is_compressible = self.accept_encoding
@@ -325,7 +332,7 @@ class AppResponse:
         return None
 
     def _decide(self, size: int, pages: bool) -> Decision | None:
-        # Frameworks drop the body of a response to HEAD.
+        # Frameworks drop the body of a response to HEAD. Then its size is not known.
         known_size = size if size or self.method != "HEAD" else None
         coding = self._coding
         if coding is not None:
@@ -342,7 +349,7 @@ class AppResponse:
     def compress_whole(
         self, decision: Decision, blocks: Iterable[bytes], size: int
     ) -> Iterable[bytes]:
-        """Return the blocks to send for a body in memory. Change the headers to match."""
+        """Return the blocks to send for a body in memory, and change the headers to match."""
         if decision.coding is None or not size:
             self.headers = decision.apply(self.headers)
             return blocks
@@ -367,20 +374,24 @@ class AppResponse:
         )
 
     def is_over(self) -> bool:
-        """Return whether an error that the app has just raised is only logged.
+        """Log the current error if it cannot change the response. Return whether it was logged.
 
-        This is so if a body that is compressed block by block has all bytes of its Content-Length.
-        Without compression, the client would have the whole body. So the compressed body is not cut
-        off either.
+        If a body is compressed block by block, its last compressed bytes follow the last byte of
+        the app. An error after the last byte of the Content-Length must not cut them off.
         """
         coding = self.coding if self.codes_stream and self.forwarded else None
         if coding is None or coding.compressor is None or not self.counter().complete:
             return False
-        logger.exception("%s failed behind its body, which is sent whole", self.app_name)
+        logger.exception(
+            "%s failed after the last byte of its body, so the response is complete", self.app_name
+        )
         return True
 
     def convert(self, chunk: object) -> bytes:
-        """:raises BodyError: for a chunk that cannot be converted to bytes."""
+        """Convert a chunk to bytes.
+
+        :raises BodyError: if the chunk is neither text nor bytes-like.
+        """
         if type(chunk) is bytes:
             return chunk
         data = to_bytes(

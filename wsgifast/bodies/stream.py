@@ -1,4 +1,4 @@
-"""The iterables that WSGIFast returns to the server. They convert and count an app's chunks."""
+"""The iterable that WSGIFast returns for a stream. It converts and counts the app's chunks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from .writer import ResponseWriter
 
 
 class ConvertedStream(Sendable):
-    """An app's iterable. Each chunk is converted to bytes and counted when the app yields it.
+    """The stream of an app. It converts each chunk to bytes, and counts it, when the app yields it.
 
-    This class has no len(), since gevent's pywsgi would iterate a body with len() twice.
+    This class has no len(), because gevent's pywsgi iterates twice over a body with len().
 
-    :param response: may change while the body is iterated: a lazy app calls start_response from
-        inside its iterator, and may call write() between two chunks. Its environ gets how the body
-        is sent, and at the end the number of chunks.
-    :param coalesce: join small chunks, unless the headers say that it is an event stream.
+    :param response: the response. It may change during the iteration: a lazy app calls
+        start_response from inside its iterator, and may call write() between two chunks. SENT_AS is
+        stored in its environ now, and CHUNKS at the end.
+    :param body: the iterable of the app.
+    :param coalesce: whether to join small chunks. Chunks of event streams are not joined.
     """
 
     def __init__(self, response: AppResponse, body: Iterable[Any], *, coalesce: bool) -> None:
@@ -41,16 +42,19 @@ class ConvertedStream(Sendable):
 
     @property
     def coding(self) -> ContentCoding | None:
-        """The coding of the blocks. The first block decides whether the coding compresses."""
+        """The content coding of the stream. None if WSGIFast does not compress.
+
+        A lazy app sets its headers at the first block. They decide whether to compress.
+        """
         return self._response.coding if self._response.codes_stream else None
 
     def uncompressed(self) -> Iterator[bytes]:
-        """Return an iterator of the uncompressed blocks, for servers that compress them."""
+        """Return an iterator of the uncompressed blocks."""
         return self._coalesced() if self._coalesce else self._chunks()
 
     def send_to(self, writer: ResponseWriter) -> None:
         coding = self.coding
-        if coding is None or writer.headers_sent:  # by write()
+        if coding is None or writer.headers_sent:  # the app may have called write()
             writer.write_stream(self)
         else:
             writer.write_compressed(self.uncompressed(), coding)
@@ -70,8 +74,9 @@ class ConvertedStream(Sendable):
         convert = response.convert
         chunks = iter(iterated(self._body))
         first = b""
-        # A lazy app calls start_response at the first chunk. Every app may replace the headers
-        # (with exc_info) until the first byte is sent. Until then, HEAD runs the same code as GET.
+        # A lazy app calls start_response before it yields its first chunk. Until the first byte is
+        # sent, an app may replace the headers by a call with exc_info. So HEAD iterates up to the
+        # first byte, like GET.
         try:
             for chunk in chunks:
                 first = convert(chunk)
@@ -85,7 +90,7 @@ class ConvertedStream(Sendable):
             if not response.is_over():
                 raise
         if response.status is None:
-            # If an iterable fails before it has called start_response, cheroot sends nothing.
+            # If an iterable raises before start_response was called, cheroot sends no response.
             response.codes_stream = False
             response.start(
                 "500 Internal Server Error",
@@ -95,7 +100,7 @@ class ConvertedStream(Sendable):
                 response.forward()
             raise response.not_started()
         if response.no_body:
-            yield b""  # so that the server sends the headers, without adding a Content-Length
+            yield b""  # makes the server send the headers, without adding a Content-Length
             return
         counter = None if response.length is None else response.counter()
         count = total = 0
@@ -135,6 +140,6 @@ class ConvertedStream(Sendable):
                 environ[SENT_AS] = stream_kind(measured, len(first), total)
 
     def close(self) -> None:
-        """Close the app's iterable. A second call has no effect."""
+        """Close the iterable of the app. A second call has no effect."""
         body, self._body = self._body, None
         close_body(body)

@@ -1,7 +1,7 @@
 """The wrappers that frameworks and servers put around bodies, and the bodies inside them.
 
-Wrappers are recognised by their exact type. Types are compared by name, so that no framework is
-imported. Subclasses are left alone, since they may iterate in another way.
+wsgifast recognizes a wrapper by the name of its class, so it imports no framework. It does not
+unwrap a subclass of such a class, because a subclass may iterate in another way.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..sockets.sending import READING, FileSegment, has_reading_of_its_own
-from .files import FileSlice, examined, is_standard, segment_of
+from .files import FileSlice, inspect_file, is_standard, segment_of
 
 logger = logging.getLogger("wsgifast")
 
-# Wrappers around a file: the attribute with the file.
+# Classes that wrap a file, and the attribute with the file.
 FILE_WRAPPERS = {
     "bottle.WSGIFileWrapper": "fp",
     "cherrypy.lib.file_generator": "input",
@@ -42,15 +42,15 @@ FILE_WRAPPERS = {
     "wsgifast.commands.doctor.recording.FileWrapper": "filelike",
     "wsgiref.util.FileWrapper": "filelike",
 }
-# File objects that end before the file that they read, for a framework's own response to Range: the
-# attribute with the file. Their `remaining` is the number of bytes left.
+# Classes of frameworks that read a range of a file, and the attribute with the file. Their
+# attribute `remaining` is the number of unread bytes of the range.
 _FILE_RANGES = {
     "falcon.routing.static._BoundedFile": "fh",
     "servestatic.responders.SlicedFile": "fileobj",
     "whitenoise.responders.SlicedFile": "fileobj",
 }
 _WERKZEUG_RANGE = "werkzeug.wsgi._RangeWrapper"
-# Wrappers around any iterable that add a close() of their own, with a function for the iterable.
+# Classes that wrap an iterable and add a close(), and a function that returns the iterable.
 _WRAPPERS: dict[str, Callable[[Any], object]] = {
     "cherrypy._cpwsgi.AppResponse": attrgetter("iter_response"),
     "cherrypy._cpwsgi._TrappedResponse": attrgetter("iter_response"),
@@ -59,32 +59,34 @@ _WRAPPERS: dict[str, Callable[[Any], object]] = {
     "wsgifast.bodies.files.SegmentedBlocks": attrgetter("body"),
     "wsgifast.bodies.body.ClosedWith": attrgetter("blocks"),
 }
-# Generators that encode text and pass bytes on: their module, and the argument that they iterate.
+# Generators that encode text and yield bytes unchanged: their module, and the name of the argument
+# over which they iterate.
 _ENCODERS = {
     "ResponseEncoder.encode_stream.<locals>.encoder": ("cherrypy.lib.encoding", "body"),
     "_iter_encoded": ("werkzeug.wrappers.response", "iterable"),
 }
-# Wrappers with a close() that only closes the inner body.
+# Classes whose close() only closes the inner body, and the attribute with the body.
 _TRANSPARENT = {"sentry_sdk.integrations.wsgi._ScopedResponse": "_response"}
 _FILES = (io.BufferedRandom, io.BufferedReader, io.FileIO)
-# Methods that a wrapper of a file may call on itself while it is iterated.
+# Methods that the wrapper of a file may call during its own iteration.
 _ITERATING = READING | {"chunks"}
 _WHOLE: tuple[type, ...] = (list, tuple, type(iter([])), type(iter(())))
-# Wrappers that users have registered.
+# The classes that were passed to register_file_wrapper(), and their functions.
 _registered: dict[type, Callable[[Any], object]] = {}
-# For each class seen so far, the function that unwraps an instance. None for no wrapper.
+# A cache of the functions that unwrap instances of a class. None if the class is not a wrapper.
 _getters: dict[type, Callable[[Any], object] | None] = {}
-# An app may make classes for as long as it runs. Beyond so many they are looked up each time.
+# The most classes in a cache. An app may make new classes at each request.
 _MOST_CLASSES = 500
 
 
 def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> None:
     """Register a class that wraps a file, so that the file itself is sent.
 
-    :param wrapper: the class. Its subclasses are not included, since they may iterate differently.
-    :param get_file: a function that returns the file of an instance. The body is the file from its
-        current position. When the body has been sent, the instance's close() is called, or the
-        file's close() if the instance has none.
+    :param wrapper: the class. Its subclasses are not registered, because they may iterate in
+        another way.
+    :param get_file: a function that returns the file of an instance. The file is sent from its
+        current position. Then the close() of the instance is called. If the instance has no
+        close(), the close() of the file is called.
     :raises ConfigurationError: if `wrapper` is not a class or `get_file` cannot be called.
     """
     if not isinstance(wrapper, type):
@@ -95,9 +97,9 @@ def register_file_wrapper(wrapper: type, get_file: Callable[[Any], object]) -> N
 
 
 def unwrapped_body(body: object) -> object:
-    """Return the iterable inside a body's known wrappers, or the body itself.
+    """Return the iterable inside the known wrappers of a body. Return the body if there are none.
 
-    The caller still has to call the body's close().
+    The caller still has to call the close() of the body.
     """
     try:
         while True:
@@ -107,20 +109,20 @@ def unwrapped_body(body: object) -> object:
             if inner is None:
                 return body
             body = inner
-    except Exception:  # noqa: BLE001 - a release has another attribute: the body can be iterated
+    except Exception:  # noqa: BLE001 - a release of the framework has another attribute
         return body
 
 
 def is_whole(inner: object) -> bool:
-    """Whether every chunk exists already, so that iterating the body does not wait."""
+    """Return whether all chunks of a body exist, so that iteration never waits for the app."""
     return type(inner) in _WHOLE
 
 
 def iterated(body: Any) -> Iterable[Any]:
-    """Return an iterable of a body's chunks without the work that its framework repeats for each.
+    """Return an iterable of the chunks of a body that is faster than the framework's own.
 
-    Django looks the charset up for every chunk of text, which takes longer than encoding it. The
-    caller still has to call the body's close().
+    For example, Django looks up the charset for each chunk of text, which takes longer than
+    encoding the chunk. The caller still has to call the close() of the body.
     """
     if _getter_for(type(body)) is _streamed_by_django:
         chunks = getattr(body, "_iterator", None)
@@ -135,20 +137,17 @@ def iterated(body: Any) -> Iterable[Any]:
 
 
 def known_file(inner: object) -> object | None:
-    """Return the file from which an object of a known class yields. None for any other object."""
-    found = examined_file(inner)
+    """Return the file whose bytes an object of a known class yields. None for other objects."""
+    found = find_file(inner)
     return None if found is None else found[0]
 
 
-def examined_file(
-    inner: object, *, iterated: bool = True
-) -> tuple[object, FileSegment | None] | None:
-    """Return the file from which an object of a known class yields, and the part of it to send.
+def find_file(inner: object, *, iterated: bool = True) -> tuple[object, FileSegment | None] | None:
+    """Return the file whose bytes an object of a known class yields, and its part for sendfile.
 
-    :param iterated: False if the object only calls its file's read().
-    :returns: None for any other object, and if the file is not of a standard class: then the object
-        is iterated, so that read() is called as its author expects. The part is None if the file
-        has to be read.
+    :param iterated: False if the object reads the file by read() alone.
+    :returns: None for other objects, and if the file is not of a standard class. Such an object has
+        to be iterated. The part is None if sendfile cannot send the file.
     """
     kind: Any = type(inner)
     try:
@@ -164,16 +163,16 @@ def examined_file(
                 return None if found is None else (found, segment_of(found))
             if kind in _registered and callable(file.read):
                 return file, segment_of(file)
-        is_standard_file, segment = examined(file, iterated=iterated)
+        is_standard_file, segment = inspect_file(file, iterated=iterated)
         return (file, segment) if is_standard_file else None
-    except Exception:  # noqa: BLE001 - a closed file, or a release with other attributes
+    except Exception:  # noqa: BLE001 - the file is closed, or a release has other attributes
         return None
 
 
 def closes_no_more_than(body: object, file: object) -> bool:
-    """Whether a body's close() is known to close only the file.
+    """Return whether the close() of a body only closes its file.
 
-    Otherwise it may run the app's code, which may remove the file.
+    Any other close() may run code of the app, which may remove the file.
     """
     close = getattr(body, "close", None)
     return close is None or _closes_no_more(close, file)
@@ -191,13 +190,13 @@ def _closes_no_more(close: Any, file: Any) -> bool:
             _closes_no_more(closer, file) for closer in owner._resource_closers
         )
     if module == "django.http.request":
-        return True  # it closes uploads
+        return True  # this close() closes uploads
     attribute = FILE_WRAPPERS.get(name_of(type(owner))) or _TRANSPARENT.get(name_of(type(owner)))
     return attribute is not None and closes_no_more_than(getattr(owner, attribute), file)
 
 
 def closes_file_alone(close: Any) -> bool:
-    """Whether a body's close() closes a file of Python's own, and runs nothing of the app's."""
+    """Return whether the close() of a body closes a file of Python's own classes, and no more."""
     slice_ = getattr(close, "__self__", None)
     if type(slice_) is FileSlice:
         return closes_file_alone(getattr(slice_.owner, "close", None))
@@ -206,7 +205,7 @@ def closes_file_alone(close: Any) -> bool:
 
 def _is_of_pythons_file(close: Any) -> bool:
     file = getattr(close, "__self__", None)
-    if type(file) not in _FILES:  # no method of the app's own objects is called
+    if type(file) not in _FILES:  # so a method of the app is not called below
         return False
     raw = getattr(file, "raw", file)
     return type(raw) is io.FileIO and "close" not in vars(raw) and close.__name__ == "close"
@@ -225,7 +224,10 @@ def _getter_for(kind: type) -> Callable[[Any], object] | None:
 
 
 def _encoded_by(generator: Any) -> object | None:
-    """Return the iterable that a framework's generator encodes, if it has not been started."""
+    """Return the iterable that a generator of _ENCODERS encodes. None if the generator has started.
+
+    For other generators the result is None, too.
+    """
     encoder = _ENCODERS.get(generator.__qualname__)
     if encoder is None or inspect.getgeneratorstate(generator) != inspect.GEN_CREATED:
         return None
@@ -255,7 +257,10 @@ def _django_getter(kind: type) -> Callable[[Any], object] | None:
 
 @cache
 def fits_django() -> bool:
-    """Return whether Django has the names by which its responses are unwrapped. Log if not."""
+    """Return whether Django has all names that are used to unwrap its responses.
+
+    If a name is missing, log a warning.
+    """
     from ..hosts import DJANGO
 
     missing = DJANGO.missing("WSGIFast")
@@ -270,7 +275,7 @@ def fits_django() -> bool:
 
 
 def _closing_iterators(body: Any) -> Any | None:
-    """Return the iterable in Werkzeug's ClosingIterator. None if another takes the next item."""
+    """Return the iterable in Werkzeug's ClosingIterator. None if its `_next` is not next()."""
     following = getattr(body, "_next", None)
     if type(following) is partial and following.func is next and len(following.args) == 1:
         return following.args[0]
@@ -287,7 +292,10 @@ def _streamed_by_django(response: Any) -> object | None:
 
 
 def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[bytes]:
-    """Encode as make_bytes() does. The charset cannot change once the headers have been sent."""
+    """Encode chunks like make_bytes(), but look up the charset only once.
+
+    The charset cannot change after the headers were sent.
+    """
     charset = response.charset
     for value in chunks:
         if type(value) is bytes:
@@ -299,7 +307,10 @@ def _encoded_as_by_django(response: Any, chunks: Iterable[Any]) -> Iterator[byte
 
 
 def _unwrapped(body: object) -> object | None:
-    """Return the file in a wrapper, or in nested ones (Django's FieldFile). None for no wrapper."""
+    """Return the file in a wrapper, or in nested wrappers such as Django's FieldFile.
+
+    :returns: None if the object is not a wrapper, or if it has to be iterated.
+    """
     file = None
     while True:
         get_file = _registered.get(type(body))
@@ -312,14 +323,17 @@ def _unwrapped(body: object) -> object | None:
             if not _iterates_as_its_class(body, file):
                 return None
             if name.startswith("django.") and file.tell() != 0:
-                return None  # iterating one of Django's begins at the file's start
+                return None  # the iterators of Django begin at the start of the file
         else:
             file = get_file(body)
         body = file
 
 
 def _iterates_as_its_class(wrapper: object, file: object) -> bool:
-    """Whether a wrapper has no method on the instance but its file's own ones."""
+    """Return whether an instance of a wrapper overrides no method that iteration may call.
+
+    Methods of its file are not overridden methods.
+    """
     own = getattr(wrapper, "__dict__", {})
     return all(own[name] == getattr(file, name, None) for name in _ITERATING & own.keys())
 
@@ -328,21 +342,22 @@ def _qualified_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# The module and the name of a class. Its type says Any since mypy takes classes for unhashable.
+# A function that returns the module and the name of a class. Its parameter is Any, because mypy
+# considers classes unhashable.
 name_of: Callable[[Any], str] = lru_cache(_MOST_CLASSES)(_qualified_name)
 
 
 @lru_cache(_MOST_CLASSES)
 def _is_known(kind: Any) -> bool:
-    """Return whether a class may wrap a file, by its name."""
+    """Return whether instances of a class may wrap a file. The name of the class decides."""
     name = name_of(kind)
     return name == _WERKZEUG_RANGE or name in FILE_WRAPPERS or name in _FILE_RANGES
 
 
 def _file_range(body: Any, attribute: str) -> object | None:
-    """Return the unread part of a range as a slice of its file.
+    """Return the unread part of a framework's range as a slice of its file.
 
-    The result is the body itself if it has to be read, and None if it has to be iterated.
+    :returns: the body itself if it has to be read. None if it has to be iterated.
     """
     file: Any = getattr(body, attribute)
     if not is_standard(file) or has_reading_of_its_own(body):
@@ -357,10 +372,11 @@ def _file_range(body: Any, attribute: str) -> object | None:
 
 
 def _werkzeug_range(body: Any) -> FileSlice | None:
-    """Return Werkzeug's range as a slice of its file. None if it has to be iterated."""
+    """Return a range of Werkzeug as a slice of its file. None if the range has to be iterated."""
     wrapper = body.iterable
     if type(wrapper) is type(iter(_Indexed())):
-        # Python's own iterator over a wrapper with __getitem__ alone, such as gunicorn's.
+        # This is Python's iterator over a class that has only __getitem__(). gunicorn's file
+        # wrapper is such a class.
         wrapper = wrapper.__reduce__()[1][0]
     file: Any = _unwrapped(wrapper)
     segment = segment_of(file)

@@ -1,7 +1,8 @@
-"""One WSGI response in wsgifast's own servers: start_response(), and the body's way to an output.
+"""A WSGI response of wsgifast's own servers: start_response(), and sending the body to an output.
 
-The framing is decided by wsgifast.http. The headers are sent with the first bytes of the body, a
-list in one call, a file by sendfile. Subclasses encode the headers and decide about the connection.
+wsgifast.http decides about the framing. The headers are sent with the first bytes of the body. A
+list is sent in one call, and a file by sendfile. Subclasses encode the headers, and decide whether
+the connection stays open.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ NOT_STARTED = Framing(True, None, False)
 
 
 class Output(Protocol):
-    """Where a response is sent.
+    """Sends the bytes of a response to the client.
 
-    :raises ClientGone: (from every method) if the client has gone.
+    :raises ClientGone: (from every method) if the client has disconnected.
     """
 
     def write(self, data: bytes, /) -> None: ...
@@ -54,15 +55,21 @@ class Output(Protocol):
     ) -> Callable[[bytes], object]:
         """Send the beginning of a stream.
 
-        :param frame: frames each further block. None if they are sent as they are.
+        :param data: the headers and the first block.
+        :param frame: a function that frames each further block. None to send blocks unchanged.
         :param compresses: whether `frame` compresses, too.
-        :param may_run_ahead: whether output may be buffered for a slow client while the app goes
-            on.
-        :returns: a function that sends a further block, perhaps delayed to join it with the next.
+        :param may_run_ahead: whether blocks may be buffered for a slow client while the app makes
+            further blocks.
+        :returns: a function that sends a further block. It may delay the block, to join it with the
+            next one.
         """
 
     def end_stream(self, end: Callable[[], bytes], /) -> None:
-        """Send the end of a stream. `end` is called once all its blocks have been framed."""
+        """Send the end of a stream.
+
+        :param end: a function that returns the last bytes. It is called after all blocks of the
+            stream have been framed.
+        """
 
     def write_file(self, headers: bytes, fd: int, offset: int, size: int, /) -> None:
         """Send headers, which may be empty, and a part of a file.
@@ -73,27 +80,28 @@ class Output(Protocol):
 
 
 class ResponseWriter(BodyCounter):
-    """The response to one request. It counts its body, and limits it to its Content-Length.
+    """The response to one request. It counts the bytes of the body, and drops surplus bytes.
 
     gunicorn's hooks and loggers may set any attribute on it.
 
-    :ivar status: of the last start_response. None before.
-    :ivar headers_sent: whether the output has the headers, so that they cannot be replaced.
-    :ivar must_close: the connection cannot go on: the app has raised, or its body is too short.
-    :ivar sends_file: whether the output reads from a file of the app, perhaps for long.
-    :ivar closes: whether the connection has to end after this response, as its headers say.
+    :ivar status: the status of the last start_response. None before the first call.
+    :ivar headers_sent: whether the headers were passed to the output, so that they are final.
+    :ivar must_close: whether the connection has to close because the app has raised, or its body is
+        too short.
+    :ivar sends_file: whether the output may still read from a file of the app.
+    :ivar closes: whether the headers require that the connection closes after this response.
     """
 
     # The values until start_response is called.
     status_code = 0
     _start: ResponseStart | None = None
-    _method: str  # of the request
+    _method: str  # the method of the request
     _chunks: bool  # whether the client understands chunks
     closes = True
     sends_file = False
-    _coding: ContentCoding | None = None  # of a stream that is compressed here
-    _write_next: Callable[[bytes], object]  # set by the beginning of a stream
-    _dropped_since = math.inf  # when the first block was dropped; monotonic
+    _coding: ContentCoding | None = None  # the coding of a stream that the writer compresses
+    _write_next: Callable[[bytes], object]  # set by _begin_stream()
+    _dropped_since = math.inf  # the time of the first dropped block, by time.monotonic()
 
     def __init__(self, output: Output) -> None:
         super().__init__(NOT_STARTED)
@@ -106,11 +114,14 @@ class ResponseWriter(BodyCounter):
     # For subclasses.
 
     def _encoded_headers(self) -> bytes:
-        """Return the headers as they are sent. See :meth:`_checked_start`."""
+        """Return the encoded headers.
+
+        :raises BodyError: if the app has not called start_response.
+        """
         raise NotImplementedError
 
     def _end_body(self, close: Callable[[], object]) -> None:
-        """Call the body's close(), after the body has been sent or sending it has failed."""
+        """Call the close() of the body. The body has been sent, or sending has failed."""
         close()
 
     # For the app. Its arguments are checked here.
@@ -118,13 +129,13 @@ class ResponseWriter(BodyCounter):
     def start_response(
         self, status: Any, headers: Any, exc_info: Any = None
     ) -> Callable[[bytes], object]:
-        """PEP 3333's.
+        """The start_response() of PEP 3333.
 
-        :param status: str.
+        :param status: a str such as "200 OK".
         :param headers: a list of tuples of two str.
-        :param exc_info: that of an exception, if the app starts again.
-        :raises BodyError: for a second call without exc_info, or malformed headers.
-        :raises BaseException: that of exc_info, if the headers have been sent.
+        :param exc_info: the result of sys.exc_info(), if the app replaces its headers.
+        :raises BodyError: for a second call without exc_info, or for malformed headers.
+        :raises BaseException: the error in exc_info, if the headers have been sent.
         :returns: the write callable.
         """
         if exc_info or self.status is not None:
@@ -136,7 +147,8 @@ class ResponseWriter(BodyCounter):
         self.status = status
         self.status_code = start.code
         self._framing = framing = start.frame(self._method, chunks=self._chunks)
-        # Content-Length first: most responses have one, and the property costs more.
+        # The Content-Length is tested first, because a property costs more. Most responses have a
+        # Content-Length.
         self.closes = start.closes or (framing.length is None and not framing.ends_itself)
         self._has_body = has_body = framing.has_body  # BodyCounter's __init__, inlined
         self.length = framing.length if has_body else 0
@@ -144,13 +156,13 @@ class ResponseWriter(BodyCounter):
         return self.write
 
     def write(self, data: Any) -> None:
-        """Send a block of the body: the write callable of PEP 3333.
+        """Send a block of the body. This is the write callable of PEP 3333.
 
-        :raises BodyError: once the body is longer than its Content-Length (PEP 3333, "Handling the
-            Content-Length Header"): otherwise an endless writer would not notice that
-            nothing is sent. The part within the length has been sent by then.
-        :raises ClientGone: if the client has left. If the response may have no body, such as one to
-            HEAD, blocks are dropped for some seconds, and then raise it, too.
+        :raises BodyError: if the body is longer than its Content-Length (PEP 3333, "Handling the
+            Content-Length Header"). The bytes up to this length have been sent. Without the error,
+            an app with an endless loop would not stop.
+        :raises ClientGone: if the client has disconnected. If the response must not have a body,
+            for example to HEAD, write() drops the blocks. It raises this error after _DROPS_S.
         """
         coding = self._coding
         if coding is not None and coding.compressor is not None:
@@ -161,29 +173,31 @@ class ResponseWriter(BodyCounter):
             raise BodyError(self.complaint("", self.status_code))
 
     def _write_block(self, data: Any) -> None:
-        """Send a block, perhaps later, while the app goes on."""
+        """Send a block, or queue it to be sent while the app continues."""
         if self.status is None:
             if data == b"":
-                return  # start_response may be called as late as for the first byte (PEP 3333)
+                return  # an app may delay start_response until its first byte (PEP 3333)
             raise BodyError("the app sent a body before it called start_response")
         block = self._admitted(data)
         if not self.headers_sent:
             if data:  # headers are sent with the first byte of the body, or at its end (PEP 3333)
                 self._begin_stream(block, chunk if self._framing.chunked else None)
         elif block:
-            # At the Content-Length nothing follows: do not wait for more.
+            # The last block must not wait for a next block.
             write = self._output.write if self.complete else self._write_next
             write(block)
-        elif data:  # dropped: no send can fail, so only the time limit stops an endless writer
+        elif data:  # nothing is sent, so only the time limit can stop an app with an endless loop
             now = time.monotonic()
             self._dropped_since = min(self._dropped_since, now)
             if now - self._dropped_since >= _DROPS_S:
-                raise ClientGone("the response has no body: the client has had all of it for long")
+                raise ClientGone(
+                    f"the app still sends bytes {_DROPS_S:g} s after the end of its response"
+                )
 
     def _begin_stream(
         self, block: bytes, frame: Callable[[bytes], bytes] | None, *, compresses: bool = False
     ) -> None:
-        """Send the headers, and the first block, which may be empty."""
+        """Send the headers and the first block, which may be empty."""
         start = self._checked_start()
         begin = self._encoded_headers() + (frame(block) if frame and block else block)
         self.headers_sent = True
@@ -194,15 +208,17 @@ class ResponseWriter(BodyCounter):
             compresses=compresses,
         )
 
-    # For the object that the app returned.
+    # For the object that the app has returned.
 
     def write_body(self, body: Any, file_wrapper: type) -> None:
-        """Send the body that an app returned in the cheapest way for its type, and end it.
+        """Send the body that an app has returned in the fastest way for its type.
 
-        :param file_wrapper: the environ's `wsgi.file_wrapper`.
+        The body ends the response. Its close() is passed to :meth:`_end_body`.
+
+        :param file_wrapper: the value of `wsgi.file_wrapper` in the environ.
         """
         kind = type(body)
-        if kind is list or kind is tuple:  # which have no close()
+        if kind is list or kind is tuple:  # these types have no close()
             self.write_all(body)
             return
         try:
@@ -217,9 +233,9 @@ class ResponseWriter(BodyCounter):
                 self._end_body(close)
 
     def write_all(self, blocks: list[Any] | tuple[Any, ...]) -> None:
-        """Send a body in memory, together with the headers and the end of the response."""
+        """Send the headers and a body in memory together, and end the response."""
         if len(blocks) == 1 and not self.headers_sent:
-            # Most bodies: one block, as long as the Content-Length.
+            # This case is the most common: one block whose size is the Content-Length.
             (data,) = blocks
             size = self.length
             if type(data) is bytes and size == len(data) <= _JOIN_BYTES:
@@ -242,9 +258,9 @@ class ResponseWriter(BodyCounter):
             self._output.write(b"".join(parts))
 
     def write_stream(self, body: Iterable[Any]) -> None:
-        """Send blocks as they come, and end the response.
+        """Send the blocks of an iterable one by one, and end the response.
 
-        Iteration stops at the first block beyond the Content-Length (PEP 3333, "Handling the
+        The iteration stops at the first block beyond the Content-Length (PEP 3333, "Handling the
         Content-Length Header").
         """
         blocks = iter(body)
@@ -255,19 +271,19 @@ class ResponseWriter(BodyCounter):
             if self.length is None:
                 self._write_rest(blocks)
                 break
-            if self.dropped:  # the stream may be endless
+            if self.dropped:  # stop, because the stream may be endless
                 break
         self.close()
 
     def write_compressed(self, blocks: Iterator[bytes], coding: ContentCoding) -> None:
-        """Send a stream that is compressed, with one flush for the blocks that are sent together.
+        """Send a compressed stream. Blocks that are sent together share one flush.
 
-        They are compressed where they are framed, under the output's lock, a little at a time.
+        The output compresses and frames the blocks under its lock, in small pieces.
         """
         coding.is_done_by_server = True
         self._coding = coding
         for block in blocks:
-            if coding.compressor is None:  # the headers have been decided by now
+            if coding.compressor is None:  # the headers are known now, and exclude compression
                 self._coding = None
                 self.write_stream(chain((block,), blocks))
                 return
@@ -295,11 +311,11 @@ class ResponseWriter(BodyCounter):
                 if self._framing.chunked:
                     frame = lambda data: chunk(coding.flushed_block(data))  # noqa: E731
                 self._begin_stream(block, frame, compresses=True)
-        finally:  # for the log, where the client leaves
+        finally:  # the access log shows this size also if the client has disconnected
             self.sent = coding.environ[COMPRESSED_BYTES]
 
     def _write_rest(self, blocks: Iterator[Any]) -> None:
-        """Send all but the first block of a body without a Content-Length, at the least cost."""
+        """Send the blocks after the first one of a body without a Content-Length."""
         write_next = self._write_next
         for block in blocks:
             if type(block) is bytes and block:
@@ -309,13 +325,13 @@ class ResponseWriter(BodyCounter):
                 self._write_block(block)
 
     def write_file(self, file: Any, segment: FileSegment | None, body: Iterable[Any]) -> None:
-        """Send a file: by sendfile, from memory, or block by block.
+        """Send a file by sendfile, from memory, or block by block.
 
-        It may be longer than the Content-Length, at which sending stops (PEP 3333, "Optional
-        Platform-Specific File Handling").
+        The file may be longer than the Content-Length. Its bytes after the Content-Length are not
+        sent (PEP 3333, "Optional Platform-Specific File Handling").
 
-        :param segment: the part of it that sendfile can send. None if it has to be read.
-        :param body: yields the file's blocks.
+        :param segment: the part of the file that sendfile can send. None if it has to be read.
+        :param body: an iterable of the blocks of the file.
         """
         if segment is not None:
             self.write_segments([segment])
@@ -327,11 +343,14 @@ class ResponseWriter(BodyCounter):
             self.dropped = 0
 
     def write_unsuited(self, body: Any, advice: str) -> None:
-        """Send an object that should not be a body as its iteration gives it."""
+        """Send an invalid body by iterating over it. Subclasses may raise an error.
+
+        :param advice: the object to return in its place, for an error message.
+        """
         self.write_stream(body)
 
     def write_segments(self, segments: Sequence[bytes | FileSegment]) -> None:
-        """Send byte strings and parts of files in their order."""
+        """Send byte strings and parts of files in order."""
         begun = self.headers_sent
         before = self._unsent_headers()
         output = self._output
@@ -387,10 +406,10 @@ class ResponseWriter(BodyCounter):
         return chunk(data) if data and self._framing.chunked else data
 
     def _admitted(self, data: Any) -> bytes:
-        """Return the part of some bytes of the body that is sent."""
+        """Return the bytes of a block that do not exceed the Content-Length."""
         if not isinstance(data, bytes):
             raise not_bytes(data)
-        # A subclass may have another idea of its length.
+        # A subclass of bytes may override __len__().
         block = data if type(data) is bytes else bytes(memoryview(data))
         size = len(block)
         admitted = self.admit(size)
@@ -413,14 +432,15 @@ def not_bytes(block: object) -> BodyError:
 
 
 def check_second_start(exc_info: Any, *, sent: bool, app: str = "the app") -> None:
-    """Check a call of start_response that is not the first, or has exc_info.
+    """Check a second call of start_response, or a call with exc_info.
 
-    The caller deletes its own exc_info afterwards: its frame and the traceback refer to each other.
+    The caller then deletes its own exc_info. Otherwise its frame and the traceback would refer to
+    each other.
 
-    :param sent: whether the headers have been sent, so that they cannot be replaced.
-    :param app: its name, for the message.
-    :raises BodyError: without exc_info.
-    :raises BaseException: that of exc_info, if the headers have been sent.
+    :param sent: whether the headers have been sent, so that they are final.
+    :param app: the name of the app for the message.
+    :raises BodyError: if the call has no exc_info.
+    :raises BaseException: the error in exc_info, if the headers have been sent.
     """
     try:
         if not exc_info:

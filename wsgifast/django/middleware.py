@@ -23,7 +23,7 @@ from django.http import FileResponse, Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.views.decorators.http import require_safe
 
-from ..bodies.files import file_body, file_request_from, suited_to
+from ..bodies.files import file_body, file_for_wrapper, file_request_from
 from ..errors import ConfigurationError
 from ..files import Plan, RequestFacts
 from ..files.app_files import FrontServer
@@ -68,7 +68,7 @@ class PlannedResponse(_Planned, FileResponse):
     def __init__(self, plan: Plan, fd: int, file_wrapper: object = None) -> None:
         self.plan = plan
         body = file_body(plan.segments_of(fd), io.FileIO(fd))
-        super().__init__(suited_to(file_wrapper, body), status=plan.status)
+        super().__init__(file_for_wrapper(file_wrapper, body), status=plan.status)
 
     def set_headers(self, filelike: object) -> None:
         """Do nothing: response_to() sets the headers of the plan."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bodies.access_log import CHUNKS, LENGTH_ERROR, PATTERN, SENT_AS
 from ..bodies.body import ClosedWith, Segments
-from ..bodies.files import ClosedThen, FileReader, FileSlice, SegmentedBody, close_body
+from ..bodies.files import CloseAndCall, FileReader, FileSlice, SegmentedBody, close_body
 from ..bodies.start_response import AppResponse, Respond
 from ..bodies.wrappers import known_file
 from .requests import RECORDER, Recorder, Recording, RequestLabels, labels_of_environ
@@ -158,10 +158,10 @@ def _followed(
     kind = type(body)
     if kind is ClosedWith and type(body.blocks) in (list, tuple):
         size = sum(map(len, body.blocks))
-        return ClosedWith(body.blocks, ClosedThen(body, partial(end, size)))
+        return ClosedWith(body.blocks, CloseAndCall(body, partial(end, size)))
     if kind is SegmentedBody:
         size = Segments(body, body).length or 0
-        return SegmentedBody(body.segments, ClosedThen(body, partial(end, size)).close)
+        return SegmentedBody(body.segments, CloseAndCall(body, partial(end, size)).close)
     file = body if kind is FileReader else known_file(body)
     passed: Iterable[bytes] = body
     if isinstance(file, FileSlice):
