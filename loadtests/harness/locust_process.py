@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wsgifast.commands.bench import locust_process
 from wsgifast.commands.bench.locust_process import CLOCK, FAILED, GOOD, Visitor, main
 
 # isort: split
@@ -13,7 +15,19 @@ from wsgifast.commands.bench.locust_process import CLOCK, FAILED, GOOD, Visitor,
 from locust.env import Environment
 from locust.html import get_html_report
 
-from .locust import Run
+
+@dataclass(frozen=True)
+class Run(locust_process.Run):
+    """One run.
+
+    :ivar posts: the size of the bodies of POST requests in bytes. 0 to send GET requests.
+    :ivar form: the name of the form field that contains the body as a file. "" to send no form.
+    :ivar report: the path for Locust's HTML report of the run. "" for no report.
+    """
+
+    posts: int = 0
+    form: str = ""
+    report: str = ""
 
 
 class Uploader(Visitor):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import IO, Any, ClassVar, Self
 
 from ...errors import WSGIFastError
@@ -22,8 +22,6 @@ from ..loading.servers import START
 from .loads import Client, Load, Task
 from .processes import HOST, Address, free_port, started
 
-# A request fails if no byte arrives for this time. An app may compute for seconds.
-GIVE_UP_S = 60.0
 # A master takes half a second to stop its workers.
 _STOP_WORKERS_S = 5.0
 # The interval between checks of the workers on this machine.
@@ -32,23 +30,6 @@ _CHECK_S = 1.0
 
 class LocustFailed(WSGIFastError, RuntimeError):
     """Locust's process ended, or its workers did not connect. The text is its message."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run, in which each user sends a request after each response.
-
-    :ivar host: such as "http://127.0.0.1:8000".
-    :ivar expected: the size that every body must have. None allows any size.
-    """
-
-    host: str
-    path: str = "/"
-    users: int = 1
-    seconds: float = 2.0
-    expected: int | None = None
-    headers: tuple[str, ...] = ()
-    number: int = 0
 
 
 @dataclass
@@ -85,26 +66,25 @@ class Locust:
 
     def client(self, users: int = 1) -> Client:
         """Return a client with some users. It raises LocustFailed if Locust has ended."""
-        return lambda task: self.load(self.run(task, users))
+        return lambda task: self.load(task, users)
 
-    def run(self, task: Task, users: int) -> Run:
-        """Return the run for a task, with a new number."""
-        self._runs += 1
-        host, port = task.address
-        return Run(
-            f"http://{host}:{port}", task.path, users, task.seconds, task.body_bytes, task.headers,
-            self._runs,
-        )  # fmt: skip
-
-    def load(self, run: Run) -> Load:
+    def load(self, task: Task, users: int, **more: object) -> Load:
         """Make one run.
 
+        :param more: further fields of the run, for another `module`.
         :raises LocustFailed: if Locust's process has ended.
         """
+        self._runs += 1
+        host, port = task.address
+        run = {
+            "host": f"http://{host}:{port}", "path": task.path, "users": users,
+            "seconds": task.seconds, "expected": task.body_bytes, "headers": task.headers,
+            "number": self._runs,
+        }  # fmt: skip
         process = self.start()
         assert process.stdin is not None  # a pipe, see start()
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(asdict(run)) + "\n")
+            process.stdin.write(json.dumps({**run, **more}) + "\n")
             process.stdin.flush()
         response = self._response(process)
         response["latency_ms"] = {int(p): ms for p, ms in response["latency_ms"].items()}

@@ -36,11 +36,41 @@ from locust.log import setup_logging
 import gevent
 from geventhttpclient.response import HTTPParseError
 
-from .locust_client import GIVE_UP_S, Run
 from .processes import wait_until
 
+# A request fails if no byte arrives for this time. An app may compute for seconds.
+_GIVE_UP_S = 60.0
 # The client copies a block several times. Larger blocks do not fit into the cache.
-READ_BLOCK_BYTES = 64 * 1024
+_READ_BLOCK_BYTES = 64 * 1024
+# A run without a success ends after this many failures in a process.
+_MAX_FAILURES = 20
+# Time for messages and for slow machines, after the run and its last requests.
+_OVERTIME_S = 30.0
+# People start the workers on other machines.
+_GATHER_S = 300.0
+# Locust's own default is 3 s, longer than most runs.
+_REPORT_INTERVAL_S = 0.2
+# Names of successful and failed requests in Locust's statistics.
+GOOD, FAILED = "good", "failed"
+# Locust rounds response times to whole numbers, so they are microseconds.
+CLOCK = 1e6
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, in which each user sends a request after each response.
+
+    :ivar host: such as "http://127.0.0.1:8000".
+    :ivar expected: the size that every body must have. None allows any size.
+    """
+
+    host: str = ""
+    path: str = "/"
+    users: int = 1
+    seconds: float = 2.0
+    expected: int | None = None
+    headers: tuple[str, ...] = ()
+    number: int = 0
 
 
 class DownloadUser(FastHttpUser):
@@ -53,7 +83,7 @@ class DownloadUser(FastHttpUser):
     abstract = True
     clock = 1e3
     failed_name: str | None = None
-    network_timeout = GIVE_UP_S
+    network_timeout = _GIVE_UP_S
     connection_timeout = 10.0
 
     def __init__(self, environment: Environment) -> None:
@@ -104,47 +134,29 @@ class DownloadUser(FastHttpUser):
             catch_response=True,
             headers=fields,
         ) as response:
-            size, failure = 0, ""
-            status = response.status_code
-            if status:  # without a response Locust reports the reason
-                problem = ""
+            size, problem, status = 0, "", response.status_code
+            good = bool(status)  # without a response Locust reports the reason
+            if status:
                 try:
-                    for block in response.iter_content(READ_BLOCK_BYTES, decode_content=False):
+                    for block in response.iter_content(_READ_BLOCK_BYTES, decode_content=False):
                         size += len(block)
                 except (HTTPParseError, OSError) as error:
                     problem = str(error) or type(error).__name__
                 declared = response.headers.get("content-length")
                 wanted = int(declared) if declared is not None else expected
-                if status >= 400:
-                    failure = f"status {status}"
-                elif problem or wanted not in (None, size):
+                good = status < 400 and not problem and wanted in (None, size)
+                if not good:
                     of_all = "" if wanted is None else f" of {wanted}"
                     why = "" if problem in ("", "Incomplete response.") else f" ({problem})"
-                    failure = f"status {status}, then the end after {size}{of_all} bytes{why}"
-            if failure:
-                response.failure(failure)
+                    cut = f", then the end after {size}{of_all} bytes{why}"
+                    response.failure(f"status {status}{cut if status < 400 else ''}")
             # Locust's own time ends with the headers, and its length is the Content-Length.
             meta = response.request_meta
             meta["response_time"] = (time.perf_counter() - begun) * self.clock
             meta["response_length"] = size
-            good = bool(status) and not failure
             if not good and self.failed_name:
                 meta["name"] = self.failed_name
         return good
-
-
-# A run without a success ends after this many failures in a process.
-MAX_FAILURES = 20
-# Time for messages and for slow machines, after the run and its last requests.
-OVERTIME_S = 30.0
-# People start the workers on other machines.
-GATHER_S = 300.0
-# Locust's own default is 3 s, longer than most runs.
-REPORT_INTERVAL_S = 0.2
-# Names of successful and failed requests in Locust's statistics.
-GOOD, FAILED = "good", "failed"
-# Locust rounds response times to whole numbers, so they are microseconds.
-CLOCK = 1e6
 
 
 @dataclass
@@ -168,7 +180,7 @@ class _Progress:
     @property
     def is_open(self) -> bool:
         """Whether this process starts further requests."""
-        fails = not self.good and self.failed >= MAX_FAILURES
+        fails = not self.good and self.failed >= _MAX_FAILURES
         return not fails and time.perf_counter() < self.ends
 
     def report(self) -> dict[str, Any]:
@@ -188,7 +200,7 @@ class Visitor(DownloadUser):
     wait_time = constant(0)
     clock = CLOCK
     failed_name = FAILED
-    progress = _Progress(Run(""))
+    progress = _Progress(Run())
 
     def body(self, headers: dict[str, str]) -> bytes | None:
         """Return the body of each request, and add its headers. None is for a GET."""
@@ -231,7 +243,7 @@ def main(
         Visitor.progress = _Progress(run, time.perf_counter() + run.seconds)
 
     setup_logging("ERROR")  # type: ignore[no-untyped-call]
-    runners.WORKER_REPORT_INTERVAL = REPORT_INTERVAL_S
+    runners.WORKER_REPORT_INTERVAL = _REPORT_INTERVAL_S
     environment = Environment(user_classes=[visitor], catch_exceptions=False)
     environment.events.report_to_master.add_listener(  # type: ignore[no-untyped-call]
         lambda client_id, data: data.update(wsgifast=Visitor.progress.report())
@@ -285,7 +297,7 @@ class _Master:
         if not self._workers:
             return
         clients = self._runner.clients
-        self._wait_until(lambda: len(clients.ready) >= self._workers, GATHER_S)
+        self._wait_until(lambda: len(clients.ready) >= self._workers, _GATHER_S)
         if len(clients.ready) < self._workers:
             sys.exit(f"{len(clients.ready)} of {self._workers} workers are connected")
 
@@ -296,7 +308,7 @@ class _Master:
         runner.environment.host = run.host
         runner.send_message("run", asdict(run))
         runner.start(run.users, spawn_rate=run.users)
-        self._wait_until(lambda: self._reports_of(run), run.seconds + GIVE_UP_S + OVERTIME_S)
+        self._wait_until(lambda: self._reports_of(run), run.seconds + _GIVE_UP_S + _OVERTIME_S)
         reports = self._reports_of(run)
         runner.stop()
         stats = runner.environment.stats
@@ -340,7 +352,7 @@ class _Master:
 def _error_text(text: str) -> str:
     """Return the reason in an error of Locust, without the URL and its port."""
     reason = text.partition("original=")[2].removesuffix(")") or text.strip("\"'")
-    return f"no byte for {GIVE_UP_S:g} s" if reason == "timed out" else reason
+    return f"no byte for {_GIVE_UP_S:g} s" if reason == "timed out" else reason
 
 
 if __name__ == "__main__":
