@@ -23,8 +23,7 @@ from wsgifast.commands.arguments import check_certificate
 from wsgifast.commands.cli import command_parser, main
 from wsgifast.commands.run import ARGUMENTS, wrapped, wrapped_by_environment
 from wsgifast.commands.run.command import planned
-from wsgifast.commands.run.environment import check_environment
-from wsgifast.commands.run.plan import Plan
+from wsgifast.commands.run.plan import Plan, check_environment
 from wsgifast.commands.run.sizing import Container
 from wsgifast.errors import ConfigurationError, MissingExtra
 from wsgifast.server.http2 import check_h2

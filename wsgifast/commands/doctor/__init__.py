@@ -19,13 +19,12 @@ from ...checks import checked_interface
 from ...errors import ConfigurationError
 from ..loading import adds_asgifast, unwrapped
 from .catalogue import CATALOGUE, explain, known_ids
-from .endpoints import NAMED, Fetch, from_paths
+from .endpoints import NAMED, Allow, Fetch, chosen, from_paths
 from .examination import Record, observer
 from .findings import add_to, findings_of, unlimited_uploads
 from .formats import as_text
 from .frameworks import from_framework
 from .model import Endpoint, Finding, Found, Observation, Report, Severity, Unreached
-from .search import Allow, chosen
 
 __all__ = [
     "CATALOGUE",

@@ -29,10 +29,9 @@ from ..loading import load_app
 from ..terminal import next_steps, output_width, printable, progress_line, show
 from . import examine
 from .catalogue import explain
-from .endpoints import Fetch, from_access_log, from_openapi, from_paths
+from .endpoints import Allow, Fetch, from_access_log, from_openapi, from_paths
 from .formats import FORMATS, as_html, as_text, baseline_of, by_reason
 from .model import OF_A_FILE, SEVERITIES, Endpoint, Found, Report
-from .search import Allow
 
 # The maximum number of paths in the suggested command. `wsgifast bench` needs about 15 seconds for
 # each path.

@@ -1,11 +1,20 @@
-"""Find endpoints in command lines, access logs and OpenAPI documents. Fill in URL patterns."""
+"""Find endpoints in command lines, access logs and OpenAPI documents, and choose among them.
+
+A GET should not change data (RFC 9110, section 9.2.1), but in many apps it does. The method, the
+name and the path of an endpoint do not prove that a request is safe. So the doctor needs other
+evidence, or asks the user. There are three kinds of evidence (:attr:`.model.Endpoint.evidence`):
+
+- The user has named it.
+- It is a file of a folder that the app serves.
+- An OpenAPI document describes it as read-only.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +35,36 @@ _LOGGED = re.compile(r'"([A-Z]+) (\S+)(?: HTTP/[0-9.]+)?" ([0-9]{3})\b')
 _URL_CHARACTERS = "!$%&'()*+,/:;=?@[]~"
 # A parameter in a pattern: {name}, {name:path}, {*name}, <name>, <int:name>, <path:name>.
 _PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?:[^<>]*:)?(?P<angle>[^<>:]+)>")
+# A function that returns whether to request unsafe endpoints: (safe endpoints, other endpoints).
+Allow = Callable[[Sequence[Endpoint], Sequence[Endpoint]], bool]
+
+_SAFE_METHODS = ("GET", "HEAD")
+
+
+def chosen(found: Found, *, unsafe: bool, allow: Allow) -> tuple[list[Endpoint], list[Unreached]]:
+    """Return the endpoints to request, and the endpoints that are not requested.
+
+    :param unsafe: request all endpoints with all methods, without a call of `allow`.
+    :param allow: decides about endpoints without evidence.
+    """
+    listed = [each for each in found if isinstance(each, Endpoint)]
+    endpoints = list({(e.method, e.url): e for e in reversed(listed)}.values())[::-1]
+    names = {(each.method, each.name) for each in endpoints}
+    missing = [each for each in found if isinstance(each, Unreached)]
+    unreached = [each for each in missing if (each.method, each.name) not in names]
+    readable = [each for each in endpoints if each.method in _SAFE_METHODS]
+    safe = [each for each in readable if each.evidence]
+    others = [each for each in (endpoints if unsafe else readable) if each not in safe]
+    if others and not (unsafe or allow(safe, others)):
+        reason = "may change something: --all requests it, too"
+        unreached += [Unreached(each.name, reason, each.method) for each in others]
+        others = []
+    if not unsafe:
+        reason = "its method changes something: --unsafe requests it, too"
+        unreached += [
+            Unreached(each.name, reason, each.method) for each in endpoints if each not in readable
+        ]
+    return [*safe, *others], unreached
 
 
 def from_paths(paths: Iterable[str]) -> Found:

@@ -144,7 +144,6 @@ def _data(report: Report) -> dict[str, Any]:
                 "sent_as": seen.wrapped.sent_as,
                 "sent_bytes": {"raw": seen.raw.sent_bytes, "wrapped": seen.wrapped.sent_bytes},
                 "by_sendfile_bytes": seen.raw.by_sendfile,
-                "app_s": seen.raw.app_s,
                 "slow_client_holds_thread": seen.raw.blocks_thread,
                 "cut_short": seen.cut_short,
                 "costs": {name: vars(cost) for name, cost in seen.costs.items()},

@@ -100,7 +100,6 @@ class Recording:
     :ivar sent_bytes: the number of sent bytes of the body.
     :ivar from_threads: ASGI: the number of wake-ups of the event loop by other threads.
     :ivar sent_as: the value of environ["wsgifast.sent_as"]. None if the app was not wrapped.
-    :ivar app_s: the seconds in the app and its iterator.
     :ivar wall_s: see :class:`Cost`, like `cpu_s` and `sends`.
     :ivar file_bytes: the size of the body, if the app opened a file of this size. Otherwise None.
     :ivar by_sendfile: the number of bytes of the body that sendfile() sent.
@@ -122,7 +121,6 @@ class Recording:
     sent_bytes: int = 0
     from_threads: int = 0
     sent_as: str | None = None
-    app_s: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0
     sends: int = 0

@@ -299,9 +299,7 @@ class _Request(RecordedRequest):
         cpu, wall = time.thread_time(), time.perf_counter()
         result: Any = None
         try:
-            began = time.perf_counter()
             result = self._app(environ, self._start_response)
-            recording.app_s += time.perf_counter() - began
             recording.returned = _class_name(result)
             self._send_body(result)
         finally:
@@ -343,13 +341,10 @@ class _Request(RecordedRequest):
             raise self._fails(f"{_class_name(body)} is not an iterable of bytes") from None
         began = time.perf_counter()
         for data in chunks:
-            wait_s = time.perf_counter() - began
-            self.recording.app_s += wait_s
-            self._record(data, wait_s)
+            self._record(data, time.perf_counter() - began)
             if data:
                 self._send_chunk(data)
             began = time.perf_counter()
-        self.recording.app_s += time.perf_counter() - began
         self._send_end()
 
     def _send_file(self, segment: FileSegment) -> None:

@@ -34,9 +34,8 @@ from ..loading import absolute
 from ..loading.servers import PROBE_PATHS, Loaded, load_as, load_for
 from ..terminal import show
 from .check import as_lines, check_deployment
-from .environment import check_environment
 from .gunicorn_plan import THREADS, THREADS_IF_WAITING, plan_gunicorn
-from .plan import Plan, gunicorn_options, log_kind
+from .plan import Plan, check_environment, gunicorn_options, log_kind
 from .sizing import temporary_note
 from .uvicorn_plan import plan_uvicorn
 

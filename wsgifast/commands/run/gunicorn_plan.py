@@ -13,13 +13,14 @@ from pathlib import Path
 from ...errors import ConfigurationError
 from ...server.http2 import check_h2
 from ..loading.servers import Loaded, check_installed, check_one_app
-from .environment import default_bind, has_sockets
 from .plan import (
     GUNICORN_LOGS,
     KEEP_ALIVE_S,
     Plan,
+    default_bind,
     graceful_s,
     gunicorn_options,
+    has_sockets,
     log_kind,
     sizing,
     wrapper_arguments,

@@ -13,8 +13,17 @@ from ...server_options import SHARED
 from ..arguments import address_of, unix_path
 from ..loading.servers import Loaded, check_installed
 from . import ARGUMENTS
-from .environment import default_bind, has_sockets
-from .plan import KEEP_ALIVE_S, Plan, given, graceful_s, log_kind, sizing, wrapper_arguments
+from .plan import (
+    KEEP_ALIVE_S,
+    Plan,
+    default_bind,
+    given,
+    graceful_s,
+    has_sockets,
+    log_kind,
+    sizing,
+    wrapper_arguments,
+)
 
 # SD_LISTEN_FDS_START of sd_listen_fds(3).
 _FIRST_SOCKET = 3
