@@ -93,7 +93,7 @@ ALLOWED = (
         "once, when the server starts: uvicorn imports its protocol on the loop",
     ),
     AllowedCalls(
-        "wsgifast.sockets.sending.has_its_size",
+        "wsgifast.sockets.sending.has_reported_size",
         ("os.pread",),
         "made for a file without blocks only: there is nothing on the disk to wait for",
     ),

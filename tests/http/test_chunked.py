@@ -313,7 +313,7 @@ def test_decoded_bytes_are_not_stored() -> None:
     decoder = ChunkDecoder()
     for byte in b"fffff\r\n" + bytes(100_000):
         decoder.decode(bytes([byte]))
-    assert decoder._start_of_line == b""
+    assert decoder._partial_line == b""
 
 
 # Random bytes, and often nearly a chunked body.

@@ -62,7 +62,7 @@ def test_framing_follows_method_status_and_length(
 def test_client_of_http_1_0_gets_no_chunks() -> None:
     framing = frame_response("GET", 200, None, chunks=False)
     assert framing == Framing(True, None, False)
-    assert not framing.ends_itself
+    assert not framing.has_known_end
 
 
 @pytest.mark.parametrize("code", CODES[1:])
@@ -86,7 +86,7 @@ def expect_that_a_client_reads_it(method: str, code: int, framing: Framing) -> N
     client.send(h11.Request(method=method, target="/", headers=[("Host", "h")]))
     client.send(h11.EndOfMessage())
     client.receive_data(sent)
-    if not framing.ends_itself:
+    if not framing.has_known_end:
         client.receive_data(b"")
     seen = bytearray()
     while not isinstance(event := client.next_event(), h11.EndOfMessage):

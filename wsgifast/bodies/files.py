@@ -25,7 +25,7 @@ from ..sockets.sending import (
     FileSegment,
     FileTruncated,
     file_segment,
-    has_reading_of_its_own,
+    overrides_reading,
     reads_as,
     regular_segment,
     unwrapped,
@@ -193,7 +193,7 @@ def inspect_file(file: Any, *, iterated: bool = True) -> tuple[bool, FileSegment
         return True, regular_segment(inner)
     if reads_as(inner, io.BytesIO, iterated=iterated):
         return True, None
-    return _is_of_other_standard_class(type(inner)) and not has_reading_of_its_own(inner), None
+    return _is_of_other_standard_class(type(inner)) and not overrides_reading(inner), None
 
 
 @lru_cache(500)  # limited, because an app may make new classes at each request

@@ -16,7 +16,7 @@ from ..checks import app_name
 from ..compression.policy import WISH, Compression, Wish
 from ..compression.response import ADDS_VARY, Decision, decide
 from ..errors import BodyError
-from ..http.fields import ResponseStart, known_start, no_pairs, read_headers, status_code
+from ..http.fields import ResponseStart, invalid_pairs_error, known_start, read_headers, status_code
 from ..http.framing import BodyCounter, Framing, frame_response, has_body
 from ..http.headers import LOWER, Headers
 from .access_log import LENGTH_ERROR, SENT_AS
@@ -157,7 +157,7 @@ class AppResponse:
                 try:
                     given = list(headers)  # the app may change its own list later
                 except TypeError:
-                    raise no_pairs(headers) from None
+                    raise invalid_pairs_error(headers) from None
                 code = status_code(status)
                 length, deciding_type = read_headers(given)
             if exc_info and passes_on:

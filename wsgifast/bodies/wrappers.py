@@ -17,7 +17,7 @@ from types import GeneratorType
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..sockets.sending import READING, FileSegment, has_reading_of_its_own
+from ..sockets.sending import READING, FileSegment, overrides_reading
 from .files import FileSlice, inspect_file, is_standard, segment_of
 
 logger = logging.getLogger("wsgifast")
@@ -360,7 +360,7 @@ def _file_range(body: Any, attribute: str) -> object | None:
     :returns: the body itself if it has to be read. None if it has to be iterated.
     """
     file: Any = getattr(body, attribute)
-    if not is_standard(file) or has_reading_of_its_own(body):
+    if not is_standard(file) or overrides_reading(body):
         return None
     if getattr(body, "seeked", None) is False:  # ServeStatic seeks at the first read
         file.seek(body.start)

@@ -149,7 +149,7 @@ class ResponseWriter(BodyCounter):
         self._framing = framing = start.frame(self._method, chunks=self._chunks)
         # The Content-Length is tested first, because a property costs more. Most responses have a
         # Content-Length.
-        self.closes = start.closes or (framing.length is None and not framing.ends_itself)
+        self.closes = start.closes or (framing.length is None and not framing.has_known_end)
         self._has_body = has_body = framing.has_body  # BodyCounter's __init__, inlined
         self.length = framing.length if has_body else 0
         self.sent = self.dropped = 0

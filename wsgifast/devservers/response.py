@@ -101,7 +101,7 @@ class Response(ResponseWriter):
         self._framing = framing = frame_response(
             self._method, start.code, start.content_length, size=size, chunks=self._chunks
         )
-        self.closes = start.closes or not framing.ends_itself
+        self.closes = start.closes or not framing.has_known_end
         BodyCounter.__init__(self, framing)
         # If the body is shorter than the app's Content-Length, only a closed connection tells the
         # client.

@@ -31,7 +31,7 @@ from ..compression.codings import TOTALS, compressor
 from ..compression.dictionaries import DCZ
 from ..compression.policy import IDENTITY_HEADERS, compressed_tag
 from ..http.headers import Header, Headers
-from ..sockets.sending import FileSegment, has_its_size
+from ..sockets.sending import FileSegment, has_reported_size
 from .directory import Identity, identity_of
 from .found import CacheEntry, MemoryCache, is_settled
 from .plan import Plan, Representation, RequestFacts
@@ -299,7 +299,7 @@ class CompressedCopies:
         try:
             # Another request may have made the copy meanwhile.
             copy = self.cached(key, on_disk=True)
-            if copy is None and has_its_size(fd, stat_result):
+            if copy is None and has_reported_size(fd, stat_result):
                 began = thread_time()
                 copy = _make(segment, coding, stat_result, _encoder(coding, size))
                 self.pace.spend(thread_time() - began)
@@ -354,7 +354,7 @@ class CompressedCopies:
                 job = self._jobs[key]
             try:
                 self.pace.sleep_after(0, 0)
-                if job.is_recent() and has_its_size(job.segment.fd, job.stat_result):
+                if job.is_recent() and has_reported_size(job.segment.fd, job.stat_result):
                     encode = partial(_in_pieces, job, self.pace)
                     copy = _make(job.segment, job.coding, job.stat_result, encode)
                     if copy is not None:

@@ -20,7 +20,7 @@ from ..compression.dictionaries import VARY, hashless_name
 from ..compression.policy import Compression, cache_directives
 from ..compression.response import ResponseCoding
 from ..http.headers import Header, Headers
-from ..sockets.sending import has_its_size
+from ..sockets.sending import has_reported_size
 from .compressed_copies import MAX_FILE_BYTES
 from .conditions import content_etag, stat_etag
 from .directory import Directory, Opened, identity_of, names_of
@@ -211,7 +211,7 @@ class Lookup:
         :raises Unreadable: if a file of /proc, /sys and the like cannot be read.
         """
         headers = self.rules.headers(file.path, url, mount)
-        if not has_its_size(*file.opened(file.path)):
+        if not has_reported_size(*file.opened(file.path)):
             # Such a file may have other bytes at each read, without a change of its times. So it is
             # not cached.
             source = self._describe_one(file, None, headers, None, _read_unsized(file))
@@ -323,7 +323,7 @@ def _is_usable(precompressed: Opened, original: os.stat_result) -> bool:
     return (
         stat.S_ISREG(stat_result.st_mode)
         and 0 < stat_result.st_size < original.st_size
-        and has_its_size(*precompressed)
+        and has_reported_size(*precompressed)
         and not is_outdated(stat_result, original)
     )
 

@@ -1,4 +1,4 @@
-"""Decoders of request bodies that arrive in pieces (RFC 9112 sections 6.2 and 7.1)."""
+"""Decode request bodies that arrive in pieces (RFC 9112 sections 6.2 and 7.1)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _EXTENSIONS = rb"((?:[ \t]*;[ \t]*%(token)b(?:[ \t]*=[ \t]*(?:%(token)b|%(quoted
     b"quoted": _QUOTED,
 }
 _SIZE_LINE = re.compile(_SIZE + _EXTENSIONS)
-# The bytes between the data of two chunks in most requests. One match replaces the parsing of two
-# lines.
+# The bytes between the data of two chunks: the end of a chunk, and a size line without extensions.
+# One match of this pattern replaces the parsing of two lines.
 _USUAL_GAP = re.compile(rb"\r\n%b\r\n" % _SIZE)
 _USUAL_LINE_BYTES = 18  # the longest size line that _USUAL_GAP matches
 # RFC 9110 section 5.5. Folded lines are invalid (RFC 9112 section 5.2).
 _TRAILER = re.compile(rb"(%b):[\t\x20-\x7e\x80-\xff]*" % _TOKEN)
 
-# Chunk extensions are ignored. Their total size may exceed the body's by at most this size.
+# Chunk extensions are ignored. Their total size may exceed the size of the body by at most this.
 _EXTENSION_BYTES = 16 * 1024
 
 _SIZE_NEXT, _END_NEXT, _TRAILER_NEXT = "chunk size", "chunk end", "trailer"
@@ -55,7 +55,7 @@ class LengthDecoder:
     def decode(
         self, data: bytes, start: int = 0, *, chunks: int = sys.maxsize
     ) -> tuple[bytes, int]:
-        """Return the content and the end position: see :meth:`ChunkDecoder.decode`."""
+        """Return the content and the position after it. See :meth:`ChunkDecoder.decode`."""
         content = data[start : start + self.left]
         self.left -= len(content)
         return content, start + len(content)
@@ -64,9 +64,9 @@ class LengthDecoder:
 class ChunkDecoder:
     """Decodes the bytes of a chunked body as they arrive (section 7.1).
 
-    The result does not depend on how the bytes are split, and the work is linear. At most one
-    incomplete line is stored between two calls. Lines end with CRLF: a bare LF or CR is rejected at
-    once (RFC 9112 section 2.2).
+    The bytes may be split at any position, and the work is linear. At most one incomplete line is
+    stored between two calls. Lines end with CRLF: a bare LF or CR is rejected at once (RFC 9112
+    section 2.2).
 
     :param body_limit: the most bytes of content.
     :param line_limit: the most bytes of a size line or of one trailer, CRLF included.
@@ -96,7 +96,7 @@ class ChunkDecoder:
         self._extension_bytes = _EXTENSION_BYTES  # _parse_size() adds the body's size
         self._expects = _SIZE_NEXT  # the kind of the line after the chunk's data
         self._left = 0  # bytes of the chunk that have not arrived
-        self._start_of_line = b""  # the received part of an incomplete line
+        self._partial_line = b""  # the received part of an incomplete line
         self.done = False
         self.size = 0
         self.trailers: list[bytes] = []
@@ -125,7 +125,7 @@ class ChunkDecoder:
                     break
             if chunks <= 0 or at == len(data):
                 break
-            if self._expects is _END_NEXT and not self._start_of_line and self._is_usual:
+            if self._expects is _END_NEXT and not self._partial_line and self._is_usual:
                 usual = _USUAL_GAP.match(data, at)
                 if usual is not None:
                     at = usual.end()
@@ -156,7 +156,7 @@ class ChunkDecoder:
             limit = min(self._line_limit, self._trailer_bytes)
         limit -= len(b"\n")
         end = data.find(b"\n", at, at + limit + 1)
-        line = self._start_of_line + data[at : end if end >= 0 else at + limit + 1]
+        line = self._partial_line + data[at : end if end >= 0 else at + limit + 1]
         if len(line) > limit:
             if self._expects is _END_NEXT:
                 raise MalformedRequest("a chunk is longer than its size says")
@@ -169,9 +169,9 @@ class ChunkDecoder:
         if self._expects is _END_NEXT and line not in (b"", b"\r"):
             raise MalformedRequest("a chunk is longer than its size says")
         if end < 0:
-            self._start_of_line = line
+            self._partial_line = line
             return None, len(data)
-        self._start_of_line = b""
+        self._partial_line = b""
         return line[:-1], end + 1
 
     def _parse_size(self, line: bytes) -> int:

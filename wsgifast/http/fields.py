@@ -1,10 +1,10 @@
 """Check an app's status and headers, and encode them.
 
-The grammar of header fields is here too. The modules for requests use it.
+The grammar of header fields is here too, also for the modules that parse requests.
 
 The app decides about the content. The server decides about framing and the connection (RFC 9110
-7.6.1, RFC 9112 6). So Content-Length is an attribute, and hop-by-hop headers are dropped. In a
-Connection header only "close" and "upgrade" have an effect.
+7.6.1, RFC 9112 6). So the Content-Length is read, but the server sends its own. Hop-by-hop headers
+are dropped. Of a Connection header, only "close" and "upgrade" have an effect.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .headers import LOWER, Header, Headers
 
 # A token (RFC 9110 5.6.2), such as a method, a field name or a content coding.
 TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-# Names of hop-by-hop headers, in lower case (RFC 9110 7.6.1, RFC 9113 8.2.2). Some of them are not
-# in the RFCs, but older servers and proxies drop them. Those of the app are dropped, and the server
-# may add its own.
+# Names of hop-by-hop headers, in lower case (RFC 9110 7.6.1, RFC 9113 8.2.2). The app's headers
+# with these names are dropped, and the server may add its own. Some of the names are not in the
+# RFCs, but older servers and proxies drop them.
 HOP_BY_HOP = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
@@ -42,29 +42,29 @@ NO_TRAILERS = frozenset(
 CODING_HEADERS = frozenset({"cache-control", "content-encoding", "vary"})
 
 # RFC 9112 4: three digits, a space, a reason that may be empty. RFC 9110 15 defines the classes 1
-# to 5. A code above 599 is unknown, but is framed like any final response.
+# to 5. A code above 599 is accepted, and framed like that of any final response.
 _STATUS = re.compile(r"[1-9][0-9]{2}(?: [\t -~\x80-\xff]*)?")
 _NAME = re.compile(TOKEN)
 # RFC 9110 5.5: visible characters, SP, HTAB, and the part of Latin-1 beyond ASCII.
 _VALUE = re.compile(r"[\t -~\x80-\xff]*")
-# CR and LF end a line for some clients and proxies. NUL ends the string for a server in C.
+# CR or LF alone ends a line for some clients and proxies. NUL ends the string for a server in C.
 _LINE_END = re.compile(r"[\r\n\0]")
-# The most digits of a Content-Length. They suffice for any body.
+# The most digits of a Content-Length, which suffice for any body.
 _MAX_LENGTH_DIGITS = 18
 
-# Headers to drop from interim responses (RFC 9110 8.6, RFC 9112 6.1), and from trailers (RFC 9110
-# 6.5.1).
+# Headers to drop from interim responses (RFC 9110 8.6, RFC 9112 6.1), and fields to drop from
+# trailers (RFC 9110 6.5.1).
 _NOT_INTERIM = HOP_BY_HOP | {"content-length"}
 _NOT_IN_TRAILERS = HOP_BY_HOP | NO_TRAILERS
 
-# Caches of valid values. Apps use few different ones.
+# Caches of valid values. Apps use few different values.
 _MAX_CACHED = 500
 _codes: dict[str, int] = {}  # by status
 _lengths: dict[str, int] = {}  # by value of Content-Length
 # From a header name to the same name, and to its meaning. Hop-by-hop names are not in it.
 _names: dict[str, tuple[str, str]] = {}
-# The characters of a str subclass, such as an enum's member. Its own str() and format() may return
-# other text.
+# Returns the characters of a str subclass, such as an enum's member. str() and format() of such an
+# object may return other text.
 _characters = str.__str__
 _strip = str.strip
 # The meaning of a header name in this module: the name in lower case, or "" for most names.
@@ -83,17 +83,17 @@ _MAX_CACHED_CHARACTERS = 1024
 class ResponseStart:
     """An app's status and headers, checked.
 
-    The arguments may be any objects of an app: they are checked here.
+    The constructor checks its arguments, which may be any objects of an app.
 
     :param status: such as "200 OK". The reason may be missing.
     :param headers: pairs of str.
-    :ivar status: the app's.
+    :ivar status: the app's status, such as "200 OK".
     :ivar code: 101, or 200 and above.
     :ivar given: all headers, in order, without whitespace around their values.
     :ivar headers: the headers to send, without Content-Length.
     :ivar content_length: in bytes. None if the app has not set it.
-    :ivar deciding_type: the Content-Type, if it is known that there is no Transfer-Encoding, and
-        that no other header decides whether the body is compressed. See :func:`read_headers`.
+    :ivar deciding_type: the Content-Type, if it alone decides whether the body may be compressed.
+        None if there is also a Transfer-Encoding, or a header in CODING_HEADERS.
     :ivar has_date: whether there is a Date header. If not, the server adds one (RFC 9110 6.6.1).
     :ivar has_server: whether there is a Server header.
     :ivar closes: whether there is a "Connection: close".
@@ -165,7 +165,7 @@ class ResponseStart:
         except BodyError:
             raise
         except (TypeError, ValueError):
-            raise no_pairs(headers) from None
+            raise invalid_pairs_error(headers) from None
         if has_deciding:
             self.deciding_type = None
         if upgrade and self.upgrades:
@@ -179,9 +179,9 @@ class ResponseStart:
         self.upgrades = self.upgrades or "upgrade" in options
 
     def changed(self, status: str, code: int, headers: Headers) -> ResponseStart:
-        """Return a copy with another status and other headers, which are not checked again.
+        """Return a copy with another status and other headers, which are not checked.
 
-        :param headers: to be used as `given`. The caller guarantees that they are valid.
+        :param headers: the new value of `given`. The caller guarantees that they are valid.
         """
         known = self._changed
         if known is not None and known.status == status and known.given == headers:
@@ -209,16 +209,16 @@ class ResponseStart:
             self._framed = framed = method, chunks, framing
         return framed[2]
 
-    def encode(self, http_version: str, framing: Framing, own_lines: str) -> bytes:
+    def encode(self, http_version: str, framing: Framing, server_lines: str) -> bytes:
         """Return the bytes of the status line, the headers and the empty line.
 
         :param http_version: "1.0" or "1.1".
-        :param own_lines: the server's header lines, each with CR LF.
+        :param server_lines: the server's header lines, each with CR LF.
         """
         encoded = self._encoded
         if (
             encoded is not None
-            and encoded[0] is own_lines
+            and encoded[0] is server_lines
             and encoded[1] == http_version
             and encoded[2] is framing
         ):
@@ -228,17 +228,18 @@ class ResponseStart:
             lines += f"Content-Length: {framing.length}\r\n"
         elif framing.chunked:
             lines += "Transfer-Encoding: chunked\r\n"
-        space = "" if len(self.status) > 3 else " "  # required even without a reason (RFC 9112 4)
-        text = f"HTTP/{http_version} {self.status}{space}\r\n{own_lines}{lines}\r\n"
+        # RFC 9112 4 requires this space even if there is no reason.
+        space = "" if len(self.status) > 3 else " "
+        text = f"HTTP/{http_version} {self.status}{space}\r\n{server_lines}{lines}\r\n"
         data = text.encode("latin-1")
-        self._encoded = own_lines, http_version, framing, data
+        self._encoded = server_lines, http_version, framing, data
         return data
 
 
 def known_start(status: Any, headers: Any) -> ResponseStart:
     """Return a :class:`ResponseStart` from a cache. Callers share it, and must not change it.
 
-    :param headers: may also be a :class:`ResponseStart`, which is returned.
+    :param headers: pairs of str. If it is a :class:`ResponseStart`, it is returned.
     """
     if type(headers) is ResponseStart:  # from WSGIFast, already checked
         return headers
@@ -268,7 +269,7 @@ def _may_be_cached(start: ResponseStart) -> bool:
 
 
 def status_code(status: Any) -> int:
-    """Return the code of a final response's status.
+    """Return the code of a status, such as 200 for "200 OK".
 
     :raises BodyError: if it is malformed or interim (RFC 9110 15.2). 101 (Switching Protocols) is
         accepted, because no other response follows it.
@@ -327,7 +328,7 @@ def _fields_without(names: frozenset[str], headers: Iterable[Any]) -> list[tuple
     try:
         pairs = [(_text(name), _text(value)) for name, value in headers]
     except (TypeError, ValueError):
-        raise no_pairs(headers) from None
+        raise invalid_pairs_error(headers) from None
     fields = [check_field(name, value) for name, value in pairs]
     return [field for field in fields if field[0].lower() not in names]
 
@@ -337,14 +338,15 @@ def _text(value: Any) -> Any:
 
 
 def read_headers(headers: Iterable[Any]) -> tuple[int | None, str | None]:
-    """Return the Content-Length and the deciding Content-Type of headers for another server.
+    """Read the headers of a response that another server will send, and check their line ends.
 
     Not all servers check values: wsgiref, Werkzeug and cheroot send any value unchanged. So CR, LF
     and NUL are rejected here, which would end a line or a C string (RFC 9110 5.5). All other
     characters are accepted.
 
-    :returns: the Content-Length, and the Content-Type. Each is None if there is none. The type is
-        None also beside a Transfer-Encoding, or a header that decides about compression.
+    :returns: the Content-Length and the Content-Type, or None for a missing header. The
+        Content-Type is also None if it does not alone decide about compression: see `deciding_type`
+        of :class:`ResponseStart`.
     :raises BodyError: if Content-Length is not a number, if two of them differ, if a header
         contains CR, LF or NUL, or if the headers are not pairs of str.
     """
@@ -379,7 +381,7 @@ def read_headers(headers: Iterable[Any]) -> tuple[int | None, str | None]:
     except BodyError:
         raise
     except (AttributeError, TypeError, ValueError):
-        raise no_pairs(headers) from None
+        raise invalid_pairs_error(headers) from None
     return length, deciding_type
 
 
@@ -400,7 +402,10 @@ def parse_length(value: str) -> int | None:
 
 
 class _OneLineNames(dict[object, str]):
-    """A cache of the meanings of names. Only line ends in the names have been checked."""
+    """A cache of the meanings of names.
+
+    The names contain no line ends, but may be invalid otherwise.
+    """
 
     def __missing__(self, name: object) -> str:
         if not isinstance(name, (str, bytes)):
@@ -419,13 +424,13 @@ _one_line_names = _OneLineNames()
 
 
 def _ends_line(part: Any) -> bool:
-    # Some servers accept bytes too. The server itself checks other types.
+    # Some servers also accept bytes. Values of other types are checked by the server.
     text = part.decode("latin-1") if isinstance(part, bytes) else part
     return isinstance(text, str) and _LINE_END.search(text) is not None
 
 
 def _checked_length(length: int | None, value: object) -> int:
-    """Parse a Content-Length. Check that it does not differ from an earlier one."""
+    """Parse a Content-Length. Check that it does not differ from `length`, an earlier one."""
     size = parse_length(_strip(value, " \t")) if isinstance(value, str) else None
     if size is None or length not in (None, size):
         before = "" if length is None else f"{length} and to "
@@ -436,7 +441,7 @@ def _checked_length(length: int | None, value: object) -> int:
     return size
 
 
-def no_pairs(headers: object) -> BodyError:
+def invalid_pairs_error(headers: object) -> BodyError:
     return BodyError(
         f"the headers are a {type(headers).__name__}, and not a list of (name, value) tuples of str"
     )

@@ -23,8 +23,8 @@ class Framing:
     chunked: bool
 
     @property
-    def ends_itself(self) -> bool:
-        """Whether the client can find the end while the connection stays open."""
+    def has_known_end(self) -> bool:
+        """Whether the client can find the end although the connection stays open."""
         return self.chunked or not self.has_body or self.length is not None
 
 
@@ -36,9 +36,10 @@ _UNTIL_CLOSE = Framing(True, None, False)
 def has_body(method: str, code: int) -> bool:
     """Return whether a response may have content.
 
-    :param method: the request's, in upper case. Responses to HEAD have no content (RFC 9110 9.3.2).
-        Neither have successful responses to CONNECT, which start a tunnel (9.3.6).
-    :param code: the response's. 1xx, 204 (15.3.5), 205 (15.3.6) and 304 (15.4.5) have no content.
+    :param method: the method of the request, in upper case. Responses to HEAD have no content (RFC
+        9110 9.3.2). Successful responses to CONNECT, which start a tunnel, have none either
+        (9.3.6).
+    :param code: the status code. 1xx, 204 (15.3.5), 205 (15.3.6) and 304 (15.4.5) have no content.
     """
     if code >= 200 and code != 204 and code != 304 and code != 205:
         return method != "HEAD" and (method != "CONNECT" or code >= 300)
@@ -61,8 +62,8 @@ def frame_response(
             return Framing(True, length, False)
         return _CHUNKED if chunks else _UNTIL_CLOSE
     if code == 205:
-        # Clients expect a body after 205, but not after 204. So an empty one is declared (RFC 9110
-        # 15.3.6).
+        # Clients expect a body after 205, but not after 204. So a Content-Length of 0 declares an
+        # empty body (RFC 9110 15.3.6).
         return Framing(False, 0, False)
     if code < 200 or code == 204 or (method == "CONNECT" and code < 300):
         return _NO_BODY  # no Content-Length (RFC 9110 8.6), no chunks (RFC 9112 6.1)
@@ -101,7 +102,10 @@ class BodyCounter:
 
     @property
     def missing(self) -> int:
-        """Bytes still to send. If the app sends fewer, the server must close the connection."""
+        """The number of declared bytes that were not sent.
+
+        If it is not 0 at the end of the body, the server must close the connection.
+        """
         return 0 if self.length is None else self.length - self.sent
 
     @property
@@ -164,9 +168,9 @@ def list_members(value: str) -> list[str]:
 def wants_to_persist(connection: Iterable[str], *, http11: bool) -> bool:
     """Return whether a client wants a persistent connection (RFC 9112 9.3).
 
-    :param connection: the values of its Connection headers, which are lists (RFC 9110 7.6.1).
-    :param http11: whether the request is HTTP/1.1. Its connection persists unless the client sends
-        "close". A connection of HTTP/1.0 persists only if the client sends "keep-alive".
+    :param connection: the values of the Connection headers, each a list (RFC 9110 7.6.1).
+    :param http11: whether the request is HTTP/1.1, whose connection persists unless the client
+        sends "close". With HTTP/1.0, the connection persists only if the client sends "keep-alive".
     """
     options = {option for value in connection for option in list_members(value)}
     return "close" not in options and (http11 or "keep-alive" in options)

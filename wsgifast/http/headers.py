@@ -1,4 +1,4 @@
-"""A list of headers, whose names are compared without case."""
+"""A list of headers. Names are compared regardless of case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .framing import list_members
 
 Header = tuple[str, str]
 
-# Limits of the cache of names. Apps and clients use few names, and only short ones.
+# Limits of the cache of names. Most apps and clients use few names, which are short.
 _MAX_NAMES = 500
 _MAX_NAME_CHARACTERS = 64
 
@@ -33,8 +33,8 @@ _NAME, _VALUE = itemgetter(0), itemgetter(1)
 class Headers(list[Header]):
     """A list of (name, value) pairs of str, in the order in which they are sent.
 
-    It is a list because servers, frameworks and comparisons expect one. It does not check names and
-    values: see :mod:`.fields` for that. All names are passed in lower case, except to :meth:`set`.
+    It is a list because servers, frameworks and comparisons expect a list. Names and values are not
+    checked here, but in :mod:`.fields`. The methods expect names in lower case, except :meth:`set`.
     The methods that return Headers do not change the original.
     """
 
@@ -69,7 +69,7 @@ class Headers(list[Header]):
         return [value for key, value in self if LOWER[key] == name]
 
     def set(self, name: str, value: str) -> None:
-        """Replace all headers of a name by one, at the position of the first. Append a new name.
+        """Replace all headers of a name by one header. Without such a header, append the new one.
 
         :param name: in the case in which it is sent.
         """

@@ -1,4 +1,4 @@
-"""Request headers: the check of Host, headers that arrive in pieces, and environ keys.
+"""Handle request headers: check Host, collect headers that arrive in pieces, make environ keys.
 
 The environ key of a header follows the rule of CGI (RFC 3875 section 4.1.18).
 """
@@ -26,7 +26,8 @@ _SINGLE = frozenset({"CONTENT_TYPE", "CONTENT_LENGTH"})
 PLAIN_METHODS = {
     name: name for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 }
-# A request with one of these headers is not plain, because gunicorn acts on them.
+# A request is plain if all parsers parse it in the same way. A request with one of these headers is
+# not plain, because gunicorn acts on them.
 _NOT_PLAIN = frozenset({"EXPECT", "TRANSFER-ENCODING", "UPGRADE"})
 # A cache of environ keys by header name. Clients choose the names, so the size is limited.
 _keys: dict[str, str] = {}
@@ -68,22 +69,22 @@ class HeaderScanner:
     def add(self, data: bytes) -> bool:
         """Add received data.
 
-        :returns: whether the parser should examine the bytes. It should after an empty line, after
-            a bare LF (an invalid line end, RFC 9112 section 2.2), or if the number of bytes has
-            doubled.
+        :returns: whether the parser should examine the bytes now. This is so after an empty line,
+            after a bare LF (an invalid line end, RFC 9112 section 2.2), and if the number of bytes
+            has doubled.
         """
-        whole = self.data
+        received = self.data
         at = self._searched
-        whole += data
-        self._searched = len(whole)
+        received += data
+        self._searched = len(received)
         # The empty line, or a CRLF, may have begun in earlier data.
         should_parse = (
-            whole.find(_END, max(at - len(_END) + 1, 0)) >= 0
-            or whole.count(b"\n", at) != whole.count(b"\r\n", max(at - 1, 0))
-            or len(whole) >= max(2 * self._parsed_bytes, _FIRST_LOOK_BYTES)
+            received.find(_END, max(at - len(_END) + 1, 0)) >= 0
+            or received.count(b"\n", at) != received.count(b"\r\n", max(at - 1, 0))
+            or len(received) >= max(2 * self._parsed_bytes, _FIRST_LOOK_BYTES)
         )
         if should_parse:
-            self._parsed_bytes = len(whole)
+            self._parsed_bytes = len(received)
         return should_parse
 
 

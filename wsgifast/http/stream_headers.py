@@ -20,8 +20,8 @@ _TOKEN = re.compile(TOKEN.encode())
 # CR and LF end a line of HTTP/1. Some recipients treat NUL as a line end too (RFC 9110 section
 # 5.5).
 _ENDS_LINE = re.compile(rb"[\r\n\0]")
-# URIs are ASCII (RFC 3986 section 2), but some clients send other bytes. Those are accepted, and
-# percent-encoded.
+# URIs are ASCII (RFC 3986 section 2), but some clients send other bytes. These bytes are accepted,
+# and percent-encoded.
 _TARGET = re.compile(rb"[!-~\x80-\xff]+")
 _SAFE = "".join(map(chr, range(0x21, 0x7F)))
 # A path without a fragment that does not start with two slashes. Every parser accepts it unchanged.
@@ -41,7 +41,7 @@ class PlainHeaders(NamedTuple):
 
     :ivar method: one of the usual methods.
     :ivar target: the path, with the query if there is one.
-    :ivar scheme: as the client sent it.
+    :ivar scheme: the `:scheme`, unchanged.
     :ivar length: the Content-Length, in bytes. None without that header.
     :ivar fields: the headers by environ key. The first is Host, with the value of `:authority`.
     :ivar size: the bytes of all names and values, without pseudo-headers.
@@ -113,7 +113,8 @@ def plain_headers(received: Iterable[Field]) -> PlainHeaders | None:
 def http1_headers(received: Iterable[Field]) -> tuple[bytes, str]:
     """Return the headers of the equivalent HTTP/1.1 request, and the `:scheme`.
 
-    :param received: pseudo-headers first, each at most once, names in lower case.
+    :param received: the fields, with names in lower case. Pseudo-headers are first, each at most
+        once.
     :raises MalformedRequest: for fields that HTTP/1 cannot express.
     """
     pseudo: dict[bytes, bytes] = {}
@@ -179,8 +180,8 @@ class Priority(NamedTuple):
     is_incremental: bool = True
 
 
-# The priority of a request without the field. By RFC 9218 it would not be incremental. Then a
-# download would delay all responses after it, for clients that do not send the field.
+# The priority of a request without the field. By RFC 9218, such a request is not incremental. But
+# then, for clients that do not send the field, a download would delay all responses after it.
 NO_PRIORITY = Priority()
 
 

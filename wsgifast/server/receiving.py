@@ -23,7 +23,7 @@ from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
 from ..http.request_headers import HeaderScanner
 from ..http.stream_headers import Field, PlainHeaders
 from ..server_options import MIN_BYTES_PER_S
-from ..sockets.client_limits import time_left_s
+from ..sockets.client_limits import remaining_wait_s
 from .shared import Shared
 
 # The maximum number of bytes of one receive of headers. It is larger than usual headers, so that
@@ -260,7 +260,7 @@ class Receiver:
         if self._body is None or self.exchange is None:
             return None
         waited_s = now - self.exchange.started
-        return now + time_left_s(
+        return now + remaining_wait_s(
             self._options.body_timeout_s, MIN_BYTES_PER_S, self._body.received, waited_s
         )
 

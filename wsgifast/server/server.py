@@ -45,7 +45,7 @@ class Server:
 
     :param listeners: they become non-blocking. The caller closes them.
     :param parser_for: returns the parser for a peer's address.
-    :param has_many_clients: returns whether an IP address is a trusted proxy's.
+    :param is_proxy: returns whether an IP address is a trusted proxy's.
     :param secure: wraps an accepted socket for TLS, without a handshake. None without TLS.
     :param readiness: returns whether this worker is ready for requests, and the reason.
     :ivar shared: the application's shared data, which all parts use.
@@ -58,7 +58,7 @@ class Server:
         *,
         listeners: Iterable[socket.socket],
         parser_for: Callable[[Any], Parser],
-        has_many_clients: Callable[[str], bool],
+        is_proxy: Callable[[str], bool],
         secure: Callable[[socket.socket], socket.socket] | None,
         readiness: Callable[[], tuple[bool, str]] = lambda: (True, "ready"),
     ) -> None:
@@ -68,7 +68,7 @@ class Server:
         self._application = application
         self._parser_for = parser_for
         self._by_address = (
-            ConnectionsByAddress(options.connections_per_address, has_many_clients, log.warning)
+            ConnectionsByAddress(options.connections_per_address, is_proxy, log.warning)
             if options.connections_per_address < math.inf
             else None
         )

@@ -53,7 +53,7 @@ class StreamedBody(RawBody):
     :param lock: the lock of the output queue, because both directions use one TLS object.
     :param take_trailers: called with the body's trailers at its end.
     :param data: bytes of the body that were received with the headers.
-    :param timeout_s: see :func:`~wsgifast.sockets.client_limits.time_left_s`.
+    :param timeout_s: see :func:`~wsgifast.sockets.client_limits.remaining_wait_s`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Functions for sockets: options, sendfile, receives of a known size, coalesced sends."""
+"""Functions and classes for sockets: options, sendfile, exact receives and coalesced sends."""
 
 from .coalescing import AsyncCoalescingWriter, CoalescingWriter, SendFailed, WriterClosed
 from .options import (

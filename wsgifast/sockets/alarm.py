@@ -1,8 +1,8 @@
 """Wake one waiting thread: an event, and an alarm that can be postponed without waking the thread.
 
-In Python, waking a thread without work is expensive: it waits for the GIL, and the working thread
-may lose the GIL at its next system call. So the alarm is a timer of the kernel if the system has
-one (timerfd_create(2)).
+In Python, waking a thread that has no work is expensive. This thread waits for the GIL, and the
+working thread may lose the GIL at its next system call. So the alarm is a timer of the kernel if
+the system has one (timerfd_create(2)).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class WakeEvent:
-    """A threading.Event for one waiting thread. wait() clears it when it returns.
+    """A threading.Event for one waiting thread. wait() clears the event when it returns.
 
     A set() while no thread waits is not lost: the next wait() returns at once.
     """
@@ -50,11 +50,11 @@ class WakeEvent:
 
 
 def make_alarm() -> KernelAlarm | PlainAlarm:
-    """Return the best kind of alarm that the system supports.
+    """Return an alarm of the best kind that the system supports.
 
-    An alarm goes off once after each set(). If set() is called again before that, the new time
-    replaces the old one. Any thread and any signal handler may call set(). Only one thread may call
-    wait().
+    An alarm goes off once after each set(). If set() is called again before the alarm goes off, the
+    new time replaces the old time. Any thread and any signal handler may call set(). Only one
+    thread may call wait().
     """
     try:
         return KernelAlarm()
@@ -63,7 +63,7 @@ def make_alarm() -> KernelAlarm | PlainAlarm:
 
 
 class KernelAlarm:
-    """An alarm by a timer of Linux. Its set() is one system call, and wakes no thread.
+    """An alarm that uses a timer of Linux. set() is one system call, and wakes no thread.
 
     :raises AttributeError, ImportError, OSError: if the timer is not available.
     """

@@ -1,4 +1,4 @@
-"""The limits for clients: their least rate, their longest silence, and their connections.
+"""The limits for clients: the slowest rate, the longest pause, and the number of connections.
 
 wsgifast/server_options.py defines the options.
 """
@@ -14,15 +14,17 @@ from collections.abc import Callable
 
 from ..server_options import MIN_BYTES_PER_S
 
-# The least time between two warnings about too many connections.
+# The minimum time between two warnings about too many connections.
 _WARN_AGAIN_S = 60.0
 
 
-def time_left_s(timeout_s: float, min_bytes_per_s: float, moved: int, waited_s: float) -> float:
+def remaining_wait_s(
+    timeout_s: float, min_bytes_per_s: float, moved: int, waited_s: float
+) -> float:
     """Return how many more seconds a server waits for a client.
 
     :param timeout_s: the longest wait for a single byte.
-    :param min_bytes_per_s: the least average rate after the first `timeout_s`. 0 allows any rate.
+    :param min_bytes_per_s: the minimum average rate after the first `timeout_s`. 0 allows any rate.
     :param moved: the bytes that the client has sent or received since the wait began.
     :param waited_s: the seconds since the wait began.
     """
@@ -34,7 +36,7 @@ def time_left_s(timeout_s: float, min_bytes_per_s: float, moved: int, waited_s: 
 class ClientWait:
     """Adds up the time for which a server waits for one client to receive or to send.
 
-    For the parameters see :func:`time_left_s`.
+    For the parameters see :func:`remaining_wait_s`.
 
     :ivar deadline: the monotonic time at which the server disconnects the client.
     :ivar moved: the bytes that the client has received or sent since this object was made.
@@ -56,8 +58,8 @@ class ClientWait:
         if self._since is None:
             self._since = now
         waited_s = self._waited_s + now - self._since
-        left_s = time_left_s(self._timeout_s, self._min_bytes_per_s, self.moved, waited_s)
-        self.deadline = now + left_s
+        remaining_s = remaining_wait_s(self._timeout_s, self._min_bytes_per_s, self.moved, waited_s)
+        self.deadline = now + remaining_s
         return self.deadline
 
     def end(self) -> None:
@@ -67,7 +69,7 @@ class ClientWait:
             self._since = None
 
     def pace(self, now: float) -> tuple[float, int] | None:
-        """Return the seconds of all waits and the moved bytes. None if there was no wait."""
+        """Return the seconds of all waits, and `moved`. None if there was no wait."""
         since, waited_s = self._since, self._waited_s
         if since is not None:
             return waited_s + now - since, self.moved
@@ -77,11 +79,11 @@ class ClientWait:
 class UploadPace:
     """Measures how fast a client sends all request bodies of one connection.
 
-    HTTP/2 clients may send several bodies at once, or one after the other. So the rate of all
-    bodies together must be too low before the server disconnects the client. Only the thread that
+    HTTP/2 clients may send several bodies at once, or one after the other. So the server
+    disconnects a client only if the rate of all bodies together is too low. Only the thread that
     owns the connection calls :meth:`count`.
 
-    :param timeout_s: see :func:`time_left_s`.
+    :param timeout_s: see :func:`remaining_wait_s`.
     :ivar received: the received bytes of all bodies.
     """
 
@@ -100,35 +102,36 @@ class UploadPace:
     def deadline(self, began: float, received_before: int, waited_s: float = 0.0) -> float:
         """Return the monotonic time at which the server stops waiting for one body.
 
-        :param began: the monotonic time at which the present wait for the client began.
+        :param began: the monotonic time at which the current wait for the client began.
         :param received_before: :attr:`received` at the arrival of the request.
         :param waited_s: the seconds of earlier waits for this body.
         """
         at = max(began, self._received_at)
         received = self.received - received_before
         waited_s += at - began
-        return at + time_left_s(self._timeout_s, MIN_BYTES_PER_S, received, waited_s)
+        return at + remaining_wait_s(self._timeout_s, MIN_BYTES_PER_S, received, waited_s)
 
 
 class ConnectionsByAddress:
     """Counts the open connections of each client's address. Thread-safe.
 
-    All addresses of an IPv6 /64 network count as one, because one client usually owns them all.
+    All addresses of an IPv6 /64 network count as one address, because a /64 network usually belongs
+    to one client.
 
-    :param most: the limit for one address.
-    :param has_many_clients: returns whether an IP address is a trusted proxy's. Connections of
+    :param max_connections: the limit for one address.
+    :param is_proxy: returns whether an IP address is a trusted proxy's. Connections of
         trusted proxies are not counted.
     :param warn: logs a warning, at most once a minute.
     """
 
     def __init__(
         self,
-        most: float,
-        has_many_clients: Callable[[str], bool],
+        max_connections: float,
+        is_proxy: Callable[[str], bool],
         warn: Callable[[str, str, float], object],
     ) -> None:
-        self._most = most
-        self._has_many_clients = has_many_clients
+        self._max_connections = max_connections
+        self._is_proxy = is_proxy
         self._warn = warn
         self._warned_at = -math.inf
         self._open = Counter[str]()
@@ -147,7 +150,7 @@ class ConnectionsByAddress:
             return True
         with self._lock:
             self._open[address] += 1
-            if self._open[address] <= self._most:
+            if self._open[address] <= self._max_connections:
                 return True
             now = time.monotonic()
             warns = now - self._warned_at >= _WARN_AGAIN_S
@@ -156,7 +159,7 @@ class ConnectionsByAddress:
         if warns:
             self._warn(
                 "%s has %d connections: further ones are closed (connections_per_address)",
-                address, self._most,
+                address, self._max_connections,
             )  # fmt: skip
         return False
 
@@ -171,7 +174,7 @@ class ConnectionsByAddress:
 
     def _address(self, peer: object) -> str | None:
         """Return the address or network to count a connection for. None if it does not count."""
-        if not isinstance(peer, tuple) or self._has_many_clients(peer[0]):
+        if not isinstance(peer, tuple) or self._is_proxy(peer[0]):
             return None
         text: str = peer[0]
         if ":" not in text:
@@ -180,4 +183,4 @@ class ConnectionsByAddress:
         if address.ipv4_mapped is None:
             return str(ipaddress.IPv6Network((address, 64), strict=False))
         text = str(address.ipv4_mapped)  # an IPv4 client of an IPv6 listener
-        return None if self._has_many_clients(text) else text
+        return None if self._is_proxy(text) else text

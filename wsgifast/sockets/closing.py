@@ -2,9 +2,9 @@
 
 If a server closes a connection with unread received bytes, the kernel resets it. Then the client
 loses the part of the response that it has not read (RFC 9112 section 9.6). So the server first
-shuts down only its sending direction. It discards received bytes until the client closes the
-connection too. A client may read the response only after the end of its upload. Limits end the wait
-for a client that never stops sending.
+shuts down only its sending direction. Then it discards received bytes until the client closes the
+connection too. This may take as long as the client's upload, since a client may read the response
+only after its upload. Limits end the wait for a client that never stops sending.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ class Lingering:
         self._bytes = _LINGER_BYTES
 
     def should_continue(self, size: int, now: float) -> bool:
-        """Return whether to discard more, after `size` bytes. 0: the client has closed."""
+        """Return whether to discard more, after `size` bytes.
+
+        A size of 0 means that the client has closed.
+        """
         self._bytes -= size
         self.deadline = min(now + LINGER_S, self._end)
         return size > 0 and self._bytes > 0
 
     def hurry(self) -> None:
-        """Close the connection at the present deadline, because the server ends."""
+        """Do not extend the deadline any more. This is for a server that is about to end."""
         self._end = self.deadline

@@ -1,35 +1,34 @@
 """Coalescing writers join small messages into fewer sends, with a bounded delay.
 
 The system call to send a small message costs more than the message itself. Nagle's algorithm (RFC
-896) saves packets but no calls, and messages wait for the peer's acknowledgement. These writers set
-TCP_NODELAY, and collect messages themselves. All of them follow these rules:
+896) saves packets but no calls, and delays messages until the peer has acknowledged earlier ones.
+These writers set TCP_NODELAY, and collect messages themselves. All of them follow these rules:
 
 - Messages are sent in the order of the calls of write(). All are sent before close() returns.
-- Memory is bounded: beyond `max_bytes`, write() sends, or waits for room.
-- The sending thread raises an error of the socket. After an error it is unknown which bytes the
-  peer has received. So all later calls raise SendFailed, whose cause is the first error.
+- Memory is bounded: if more than `max_bytes` are collected, write() sends them, or waits.
+- If a send fails, the call that made it raises the error. It is then unknown which bytes the peer
+  has received. So all later calls raise SendFailed, whose cause is the first error.
 - Writers do not own the socket: close() does not close the connection.
 
-Theory of operation
--------------------
-`CoalescingWriter` sends at most once in each window, which begins with a send. A message after the
-window is sent at once. Messages within the window are collected. They are sent by the first write()
-after the window, at `max_bytes`, or by flush(). The caller must call flush() before it waits for a
-response. At the end of a burst, the flusher sends the remaining messages. It is one thread for all
-writers of the process. Only the thread that owns the writer appends messages. Both threads send,
+Theory of operation ------------------- `CoalescingWriter` sends at most once in each window, which
+begins with a send. A message after the window is sent at once. Messages within the window are
+collected. They are sent by the first write() after the window, by the write() that reaches
+`max_bytes`, or by flush(). The caller must call flush() before it waits for a response. At the end
+of a burst, the flusher sends the remaining messages. The flusher is one thread for all writers of
+the process. Only the thread that owns a writer appends messages. That thread and the flusher send,
 under one lock.
 
 When a writer collects a message, the flusher begins to *watch* the writer. From time to time the
 flusher checks all watched writers, and sends overdue messages. It stops watching a writer that was
-idle at several checks. The next collected message begins this again. So a burst of messages costs
-one wake-up of the flusher and some checks, but no wake-up for each message or batch.
+idle at several checks, until the writer collects a message again. So a burst of messages costs one
+wake-up of the flusher and some checks, and not a wake-up for each message or batch.
 
     unwatched --message collected--> watched --no message at several checks--> unwatched
 
 The flusher never waits for a peer, so a peer that does not read does not delay other writers. The
-first writer starts the flusher. While it watches no writer, it sleeps. It refers only to watched
-writers. A forked child has no flusher. It drops the inherited messages, because the parent sends
-them, and starts its own flusher when it needs it.
+first writer starts the flusher. While the flusher watches no writer, it sleeps. It refers only to
+watched writers. A forked child has no flusher. The child drops the inherited messages, because the
+parent sends them, and starts its own flusher when it needs one.
 
 `AsyncCoalescingWriter` is for asyncio. It sends all messages of one iteration of the event loop
 together. `SharedCoalescingWriter` (shared_coalescing.py) is for several threads.
@@ -59,13 +58,14 @@ if TYPE_CHECKING:
 
 # About the time of five small sends. A shorter window saves little, and a longer one adds latency.
 WINDOW_US = 10.0
-# Sends of this size are the fastest over loopback. It fits into a socket's buffer.
+# Sends of this size are the fastest over loopback, and fit into a socket's buffer.
 MAX_BYTES = 64 * 1024
 # The flusher stops watching a writer that had no message at this many checks in a row.
 _IDLE_CHECKS = 3
-# The first is the pause between two checks, at first and after a check that sent messages. While
-# the owner's thread sends messages, the pause doubles at each check up to the second value, because
-# checks slow that thread down. While the peer does not read, it doubles up to the third value.
+# The pause between two checks. It begins at _MIN_PAUSE_S, also after a check that sent messages.
+# While the owner's thread sends messages itself, the pause doubles at each check up to
+# _BUSY_PAUSE_S, because checks slow that thread down. While the peer does not read, the pause
+# doubles up to _FULL_PAUSE_S.
 _MIN_PAUSE_S = 50e-6
 _BUSY_PAUSE_S = 1e-3
 _FULL_PAUSE_S = 10e-3
@@ -87,17 +87,16 @@ _IN_USE = SocketInUse(
 class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
     """Join small messages for a blocking socket. One thread at a time may use it.
 
-    If no later call sends a message, another thread sends it after the window. The message may be
-    later because of the kernel's timer slack (50 us on Linux, more if all CPUs are busy). While
-    other threads compute, the interpreter's switch interval adds up to 5 ms
-    (sys.setswitchinterval()). After a long burst, the message may be 1 ms later. The sending thread
-    never waits for a peer. If the send buffer is full, it tries again after 0.1 to 10 ms. Close the
-    writer before its socket.
+    If no later call sends a message, another thread sends it after the window. The kernel's timer
+    slack delays that thread (50 us on Linux, more if all CPUs are busy). While other threads
+    compute, the interpreter's switch interval adds up to 5 ms (sys.setswitchinterval()). After a
+    long burst, the delay may be 1 ms longer. The thread never waits for a peer. If the send buffer
+    is full, it tries again after 0.1 to 10 ms. Close the writer before its socket.
 
     After a fork, the parent sends the messages that were collected before the fork.
 
     :param sock: a connected socket, blocking or with a timeout. TCP_NODELAY is set.
-    :param window_us: in microseconds. There is at most one send in this time, unless `max_bytes`
+    :param window_us: the window in microseconds. At most one send is made in it, unless `max_bytes`
         are collected.
     :param max_bytes: the most collected bytes. During a send, as many again may be collected.
     :param background: if False, no other thread sends, and the last messages of a burst wait for
@@ -127,17 +126,19 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         # The owner's thread appends without the lock, and replaces the list under the lock. The
         # flusher removes messages from the same list, under the lock. So no message is lost.
         self._buffers: list[bytes | memoryview] = []
-        # Bytes collected since the last send of the owner's thread. The flusher does not change it.
+        # The bytes that were collected since the last send of the owner's thread. The flusher does
+        # not change this number.
         self._size = 0
         # The end of the window, by time.monotonic_ns().
         self._due = 0
         self._refusal: Exception | None = None
         # Locked during a send, so that messages are sent in order.
         self._sending = threading.Lock()
-        # write() collects so many bytes without further checks: 0 while the writer is not watched.
+        # write() collects messages up to this size without further checks. It is 0 while the writer
+        # is not watched.
         self._limit = 0 if background else max_bytes
-        # For the flusher: `_due` at its last check, the number of idle checks in a row, the next
-        # pause.
+        # For the flusher: the value of `_due` at its last check, the number of consecutive idle
+        # checks, and the next pause.
         self._checked_due = 0
         self._idle_checks = 0
         self._pause_s = _MIN_PAUSE_S
@@ -150,7 +151,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         :raises WriterClosed: after close().
         """
         if self._refusal is not None:
-            raise again(self._refusal)
+            raise refusal_error(self._refusal)
         if type(data) is not bytes:
             data = bytes(memoryview(data))
         self._buffers.append(data)
@@ -167,7 +168,7 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
         """
         with self._sending:
             if self._refusal is not None:
-                raise again(self._refusal)
+                raise refusal_error(self._refusal)
             buffers, self._buffers, self._size = self._buffers, [], 0
             if not buffers:
                 return
@@ -226,7 +227,8 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
                     self._sending.release()
             return self._pause_s
         if self._due != self._checked_due:
-            # The owner's thread has sent since the last check, and checks slow it down.
+            # The owner's thread has sent messages since the last check. Checks slow that thread
+            # down.
             self._checked_due = self._due
             self._idle_checks = 0
             self._pause_s = min(2 * self._pause_s, _BUSY_PAUSE_S)
@@ -258,15 +260,15 @@ class CoalescingWriter(AbstractContextManager["CoalescingWriter"]):
             # A socket with a timeout waits in send() even with MSG_DONTWAIT.
             poller = select.poll()
             poller.register(self._sock, select.POLLOUT)
-            left = send_some(self._sock, batch, socket.MSG_DONTWAIT) if poller.poll(0) else batch
+            unsent = send_some(self._sock, batch, socket.MSG_DONTWAIT) if poller.poll(0) else batch
         except BlockingIOError:
-            left = batch
+            unsent = batch
         except Exception as error:  # noqa: BLE001 - the owner's next call raises it
             self._refusal = error
             buffers.clear()
             return
-        buffers[: len(batch)] = left
-        if left:
+        buffers[: len(batch)] = unsent
+        if unsent:
             self._pause_s = min(2 * self._pause_s, _FULL_PAUSE_S)
         else:
             self._pause_s = _MIN_PAUSE_S
@@ -337,8 +339,8 @@ class AsyncCoalescingWriter:
     """Join messages for an asyncio stream or transport. Only the loop's thread may use it.
 
     :param stream: a StreamWriter, or a transport with a protocol that does its own flow control.
-    :param window_us: in microseconds. After this time, a batch is sent without waiting for the next
-        iteration of the event loop.
+    :param window_us: the longest time in microseconds for which messages are collected. After it,
+        they are sent without waiting for the next iteration of the event loop.
     :param max_bytes: the most collected bytes. More are passed to the transport at once.
     """
 
@@ -360,7 +362,7 @@ class AsyncCoalescingWriter:
         self._buffers: list[bytes] = []
         self._size = 0
         self._due = 0
-        self._turn_requested = False
+        self._flush_is_scheduled = False
         self._closed = False
 
     def write(self, data: ReadableBuffer) -> None:
@@ -381,9 +383,9 @@ class AsyncCoalescingWriter:
             if self._transport.is_closing():
                 raise SendFailed("the connection is closed")
             self._due = time.monotonic_ns() + self._window_ns
-            if not self._turn_requested:
-                self._turn_requested = True
-                self._loop.call_soon(self._next_turn)
+            if not self._flush_is_scheduled:
+                self._flush_is_scheduled = True
+                self._loop.call_soon(self._on_next_iteration)
         buffers.append(data)
         self._size += len(data)
         if self._size >= self._max_bytes or time.monotonic_ns() >= self._due:
@@ -393,8 +395,8 @@ class AsyncCoalescingWriter:
         """Pass the collected messages to the transport, which sends them at once if it can."""
         if self._buffers:
             buffers, self._buffers, self._size = self._buffers, [], 0
-            # Not writelines(). Before Python 3.12 it joins the messages as well. Newer versions
-            # call sendmsg with a list, which is slower for small messages.
+            # writelines() is not faster. Before Python 3.12 it joins the messages too. In newer
+            # versions it calls sendmsg with a list, which is slower for small messages.
             self._transport.write(buffers[0] if len(buffers) == 1 else b"".join(buffers))
 
     async def drain(self) -> None:
@@ -414,8 +416,8 @@ class AsyncCoalescingWriter:
         self._closed = True
         await self.drain()
 
-    def _next_turn(self) -> None:
-        self._turn_requested = False
+    def _on_next_iteration(self) -> None:
+        self._flush_is_scheduled = False
         self.flush()
 
 
@@ -428,7 +430,7 @@ def check(*, max_bytes: int, window_us: float = 0.0) -> None:
         )
 
 
-def again(refusal: Exception) -> Exception:
+def refusal_error(refusal: Exception) -> Exception:
     """Return the exception to raise for a writer that is closed or broken."""
     if isinstance(refusal, (WriterClosed, SocketInUse)):
         return type(refusal)(*refusal.args)

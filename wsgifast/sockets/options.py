@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from ..errors import WSGIFastError
 
-# The attributes in which objects store their socket, in the order in which they are tried:
+# The attributes in which objects store their socket. They are tried in this order:
 # - `sock`: imaplib, smtplib, poplib, ftplib, http.client
 # - `connection`, `request`: socketserver's handlers
 # - `raw`, then `_sock`: streams of socket.makefile()
@@ -52,13 +52,17 @@ FIRST_SEND_BUFFER_BYTES = 64 * 1024
 QUICK_S = 0.005
 # SO_BUF_LOCK of Linux 5.14 (asm-generic/socket.h), which the socket module does not name.
 _SO_BUF_LOCK = 72
-# The largest send buffer of the kernel's auto-tuning (tcp_wmem). It is set on older kernels.
+# The largest send buffer of the kernel's auto-tuning (tcp_wmem). Kernels without SO_BUF_LOCK get
+# this size instead.
 _TUNED_SEND_BUFFER_BYTES = 4 * 1024 * 1024
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
 class SocketLike(Protocol):
-    """The part of socket.socket that is used here. gevent's socket is not a subclass of it."""
+    """The methods of a socket that this module uses.
+
+    gevent's socket is not a subclass of socket.socket.
+    """
 
     @property
     def family(self) -> int: ...
@@ -70,13 +74,13 @@ class SocketLike(Protocol):
 
 
 class SocketNotFound(WSGIFastError, TypeError):
-    """An object has no socket, or has not connected it yet."""
+    """Raised for an object without a socket, or whose socket is not connected yet."""
 
 
 class SocketInUse(WSGIFastError, RuntimeError):
-    """Two receives or two sends at the same time would split one message between them.
+    """Raised for a second receive or send at the same time. Both would get parts of one message.
 
-    Start the second when the first has ended, or use one thread or task for each socket.
+    Start the second when the first has ended. Or use one thread or task for each socket.
     """
 
 
@@ -114,8 +118,8 @@ def set_nodelay(owner: object, enabled: bool = True) -> bool:
 def last_received(sock: Any) -> tuple[float, bool] | None:
     """Return when the last bytes of a TCP connection arrived, even if they are still in the kernel.
 
-    :returns: the seconds since then, and whether the client has closed its sending direction. None
-        if the kernel does not report it.
+    :returns: the seconds since the last bytes arrived, and whether the client has closed its
+        sending direction. None if the kernel does not report them.
     """
     info = _TCP_INFO_STATE_AND_LAST_DATA
     try:
@@ -140,7 +144,7 @@ def owned_socket(owner: object) -> SocketLike | None:
         for attribute in _OWNER_ATTRIBUTES:
             owned = getattr(owner, attribute, None)
             if callable(owned) and not _is_socket(owned):
-                continue  # imaplib's socket() is a method. Its `sock` was found before.
+                continue  # imaplib has a method socket(). Its attribute `sock` is tried before it.
             if owned is not None:
                 owner = owned
                 break
@@ -173,8 +177,8 @@ def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> 
 
     Bytes that a slow peer does not read use the kernel's memory for all TCP connections (tcp_mem).
     The kernel grows send buffers to megabytes, which only long network paths need. So the size is
-    set if the kernel has measured a short round trip (TCP_INFO). In all other cases, such as a Unix
-    socket, the buffer is not changed.
+    limited if the kernel has measured a short round trip (TCP_INFO). In all other cases, such as a
+    Unix socket, the buffer is not changed.
 
     :param size: in bytes. The kernel doubles it for its own bookkeeping (socket(7)).
     :returns: True if the buffer was set. See :func:`release_send_buffer`. If the peer has left,
@@ -192,8 +196,8 @@ def limit_send_buffer(sock: SocketLike, size: int = FIRST_SEND_BUFFER_BYTES) -> 
 def limit_unsent(sock: SocketLike, size: int) -> None:
     """Make a TCP socket writable only while the kernel has fewer than `size` unsent bytes.
 
-    Sent bytes that the peer has not acknowledged do not count, so the connection is not slower
-    (TCP_NOTSENT_LOWAT, Linux and macOS). Later writes then wait for fewer bytes.
+    So fewer unsent bytes precede the bytes of a later write. Sent bytes that the peer has not
+    acknowledged do not count, so the connection is not slower (TCP_NOTSENT_LOWAT, Linux and macOS).
 
     :param size: 0 for the system's default.
     """
@@ -215,14 +219,15 @@ def release_send_buffer(sock: SocketLike) -> None:
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise
-        # A kernel before 5.14. net.core.wmem_max limits the size.
+        # This is a kernel before 5.14. net.core.wmem_max may limit the size further.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _TUNED_SEND_BUFFER_BYTES)
 
 
 def round_trip_us(sock: SocketLike) -> int:
     """Return the minimum round-trip time of a TCP connection, in microseconds.
 
-    The minimum shows how far away the peer is. The smoothed time includes delays of a busy peer.
+    The minimum shows how far away the peer is. The smoothed time would include delays of a busy
+    peer.
 
     :raises OSError: if the socket is closed or not TCP.
     """
@@ -243,8 +248,8 @@ def smoothed_round_trip_us(sock: SocketLike) -> int:
 def _round_trips_us(sock: SocketLike) -> tuple[int, int]:
     """Return the smoothed round-trip time, and the minimum."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT_AND_MIN.size)
-    smoothed, least = _TCP_INFO_RTT_AND_MIN.unpack(info)
-    return smoothed, least
+    smoothed, minimum = _TCP_INFO_RTT_AND_MIN.unpack(info)
+    return smoothed, minimum
 
 
 def _is_socket(candidate: object) -> TypeGuard[SocketLike]:

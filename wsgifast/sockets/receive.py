@@ -1,9 +1,9 @@
-"""Receives a known number of bytes, into one buffer, in as few system calls as possible.
+"""Receive a known number of bytes into one buffer, in as few system calls as possible.
 
-A loop over recv() costs a call, an object and a wait for the GIL for each piece. These functions
-receive directly into the result. On a blocking socket the kernel does the whole loop (MSG_WAITALL).
-So a busy thread delays the receive once, and not for each piece. With a time limit, each call
-receives all bytes that have arrived.
+A loop over recv() costs a call, an object and a wait for the GIL for each piece. The functions of
+this module receive directly into the result. On a blocking socket, one call receives all bytes
+(MSG_WAITALL). So the receive waits for the GIL once, and not for each piece. With a time limit,
+each call receives all bytes that have arrived.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-# Sockets with a running receive, by id(). A second receive would take bytes of the first.
+# Sockets with a running receive, by id(). A second receive could get bytes that belong to the
+# first.
 _receiving: dict[int, object] = {}
 os.register_at_fork(after_in_child=_receiving.clear)
 
@@ -60,7 +61,9 @@ class ReceiveCount:
 
 
 class IncompleteReceive(WSGIFastError):
-    """Fewer bytes arrived than requested. The connection is in the middle of a message.
+    """Raised if fewer bytes arrived than requested.
+
+    The connection is then in the middle of a message.
 
     :ivar partial: the received bytes. If the caller passed a buffer, a view of its first bytes.
     :ivar expected: the number of bytes requested.
@@ -75,13 +78,13 @@ class IncompleteReceive(WSGIFastError):
 
 
 class ClosedEarly(IncompleteReceive, EOFError):
-    """The peer closed the connection, or reset it (see __cause__)."""
+    """Raised if the peer closed the connection, or reset it (see __cause__)."""
 
     _reason = "the peer closed the connection"
 
 
 class ReceiveTimedOut(IncompleteReceive, TimeoutError):
-    """The time limit of the whole receive was reached."""
+    """Raised if the time limit of the whole receive was reached."""
 
     _reason = "the time was over"
 
@@ -95,16 +98,17 @@ def recv_exactly(
 ) -> bytes:
     """Receive exactly `size` bytes.
 
-    Memory for all bytes is reserved at once, but is only used when they arrive. If the peer
-    chooses the size, check it first.
+    Memory for all bytes is reserved at once, but is only used when they arrive. If the size comes
+    from the peer, check it first.
 
     :param sock: a connected socket, such as a plain one, a TLS socket or gevent's.
     :param size: in bytes. For 0 the function returns at once without a call.
     :param timeout: seconds for the whole receive, not for each of its calls. The default is the
         socket's own timeout. A non-blocking socket requires a value. math.inf means no limit.
     :param count: counts the receive calls and bytes.
-    :raises ClosedEarly: if the peer closes the connection first. It has the received bytes.
-    :raises ReceiveTimedOut: after `timeout`. It has the received bytes.
+    :raises ClosedEarly: if the peer closes the connection first. The error contains the received
+        bytes.
+    :raises ReceiveTimedOut: after `timeout`. The error contains the received bytes.
     :raises SocketInUse: if another receive uses the socket. The other receive continues.
     :raises ValueError: if `size` or `timeout` is negative or not a number, or a non-blocking socket
         has no timeout.
@@ -115,11 +119,11 @@ def recv_exactly(
     receive = _receive_call(sock, timeout)
     counted = count or ReceiveCount()
     key = _claim(sock)
-    # Python clears the memory of a new bytearray, but not that of a bytes object. Only
-    # BufferedReader.read(n) can receive into a bytes object: it passes the memory of its result to
-    # the raw stream. With a buffer of 1 byte, it neither copies nor reads ahead.
+    # Python clears the memory of a new bytearray, which takes time, but not that of a bytes object.
+    # Only BufferedReader.read(n) can receive into a bytes object, because it passes the memory of
+    # its result to the raw stream. With a buffer of 1 byte, it neither copies nor reads ahead.
     try:
-        return io.BufferedReader(_WholeReads(receive, counted), 1).read(size)
+        return io.BufferedReader(_FillingStream(receive, counted), 1).read(size)
     finally:
         _receiving.pop(key, None)
 
@@ -131,7 +135,9 @@ def recv_exactly_into(
     timeout: float | None = None,
     count: ReceiveCount | None = None,
 ) -> None:
-    """Fill a buffer from a socket. For other details see :func:`recv_exactly`.
+    """Fill a buffer from a socket.
+
+    For the other parameters and the errors see :func:`recv_exactly`.
 
     :param buffer: a writable and contiguous buffer: a bytearray, a memoryview, an array, ...
     """
@@ -149,8 +155,8 @@ async def async_recv_exactly(
 ) -> bytearray:
     """Receive `size` bytes from a non-blocking socket in asyncio. See :func:`recv_exactly`.
 
-    For a time limit use asyncio.wait_for() or asyncio.timeout(). The bytes that a cancelled receive
-    has received (`count.received`) are lost.
+    For a time limit use asyncio.wait_for() or asyncio.timeout(). The bytes of a cancelled receive
+    are lost. `count.received` is their number.
 
     :returns: a bytearray, because it is filled in several iterations of the event loop.
     :raises TypeError: for a TLS socket, which asyncio's socket methods reject as well. Use a
@@ -193,7 +199,7 @@ async def async_recv_exactly_into(
     def receive() -> None:
         nonlocal got
         if done.done():
-            return  # cancelled in the present iteration of the event loop
+            return  # cancelled in this iteration of the event loop
         try:
             got += _receive_once(sock.recv_into, view, got, counted)
         except BlockingIOError:
@@ -229,7 +235,7 @@ def _claim(sock: ReceivingSocket) -> int:
     return key
 
 
-class _WholeReads(io.RawIOBase):
+class _FillingStream(io.RawIOBase):
     """A raw stream whose readinto() returns only when the whole buffer is filled."""
 
     def __init__(self, receive: Receive, count: ReceiveCount) -> None:
@@ -269,8 +275,8 @@ def _receive_once(receive: Receive, view: memoryview, got: int, count: ReceiveCo
     """
     count.calls += 1
     try:
-        with view[got:] as rest:
-            received = receive(rest)
+        with view[got:] as unfilled:
+            received = receive(unfilled)
     except TimeoutError as error:
         raise ReceiveTimedOut(view[:got], len(view)) from error
     except ConnectionError as error:
@@ -283,50 +289,50 @@ def _receive_once(receive: Receive, view: memoryview, got: int, count: ReceiveCo
 
 def _receive_call(sock: ReceivingSocket, timeout: float | None) -> Receive:
     """Choose the receive call for a socket and a time limit."""
-    own = sock.gettimeout()
-    limit = own if timeout is None else checked_timeout(timeout)
-    if own == 0 and timeout is None:
+    socket_timeout = sock.gettimeout()
+    limit = socket_timeout if timeout is None else checked_timeout(timeout)
+    if socket_timeout == 0 and timeout is None:
         raise ValueError("the socket is non-blocking: pass a timeout, or use async_recv_exactly")
     deadline = math.inf if limit is None else time.monotonic() + limit
-    has_limit = own is not None or limit is not None
+    has_limit = socket_timeout is not None or limit is not None
     if not is_plain_socket(sock):
-        return _by_the_sockets_own_timeout(sock, deadline) if has_limit else sock.recv_into
+        return _receive_by_timeout(sock, deadline) if has_limit else sock.recv_into
     if has_limit:
-        return _by_poll(sock, deadline)
-    return lambda rest: sock.recv_into(rest, 0, socket.MSG_WAITALL)
+        return _receive_by_poll(sock, deadline)
+    return lambda unfilled: sock.recv_into(unfilled, 0, socket.MSG_WAITALL)
 
 
-def _by_poll(sock: socket.socket, deadline: float) -> Receive:
-    """Return a receive call for plain sockets. It waits by poll()."""
+def _receive_by_poll(sock: socket.socket, deadline: float) -> Receive:
+    """Return a receive call for plain sockets. It waits with poll()."""
     poller = select.poll()
     poller.register(sock.fileno(), select.POLLIN)
     is_blocking = sock.gettimeout() is None
 
-    def receive(rest: memoryview) -> int:
+    def receive(unfilled: memoryview) -> int:
         while True:
-            left = max(0.0, deadline - time.monotonic())
-            if not poller.poll(None if left > LONGEST_S else left * 1e3):
+            remaining_s = max(0.0, deadline - time.monotonic())
+            if not poller.poll(None if remaining_s > LONGEST_S else remaining_s * 1e3):
                 raise TimeoutError
             with contextlib.suppress(BlockingIOError):  # another process has received the bytes
                 if is_blocking:
-                    return sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
-                return os.readv(sock.fileno(), [rest])  # recv_into() would wait for its timeout
+                    return sock.recv_into(unfilled, 0, socket.MSG_DONTWAIT)
+                return os.readv(sock.fileno(), [unfilled])  # recv_into() would wait for its timeout
 
     return receive
 
 
-def _by_the_sockets_own_timeout(sock: ReceivingSocket, deadline: float) -> Receive:
-    """Return a call for sockets whose recv_into() is more than a system call: TLS, gevent."""
+def _receive_by_timeout(sock: ReceivingSocket, deadline: float) -> Receive:
+    """Return a receive call for TLS sockets and gevent's. It sets the socket's own timeout."""
 
-    def receive(rest: memoryview) -> int:
-        left = deadline - time.monotonic()
-        if left <= 0:
+    def receive(unfilled: memoryview) -> int:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError
-        own = sock.gettimeout()
-        sock.settimeout(None if left > LONGEST_S else left)
+        socket_timeout = sock.gettimeout()
+        sock.settimeout(None if remaining_s > LONGEST_S else remaining_s)
         try:
-            return sock.recv_into(rest)
+            return sock.recv_into(unfilled)
         finally:
-            sock.settimeout(own)
+            sock.settimeout(socket_timeout)
 
     return receive

@@ -1,10 +1,11 @@
 """Send several buffers in one call. Send files by sendfile or from the page cache.
 
-os.sendfile reads from a descriptor, whose bytes may differ from those of the file object. They are
-the same for a regular file that is opened in binary mode, from its position on.
+os.sendfile reads from a descriptor, whose bytes may differ from those of the file object. The bytes
+are the same for a regular file that is opened in binary mode, from its current position on.
 
-preadv2(2) with RWF_NOWAIT reads from the page cache and never waits. Systems other than Linux and
-some file systems (FUSE, overlayfs, tmpfs) do not support it. There, files count as not cached.
+preadv2(2) with RWF_NOWAIT reads from the page cache and never waits for the disk. Other systems
+than Linux and some file systems (FUSE, overlayfs, tmpfs) do not support RWF_NOWAIT. Their files
+count as not cached.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .options import is_plain_socket, is_tls_socket
 _JOIN_BELOW_BYTES = 4096
 # TLS sends one buffer in each call. Up to this total, a copy costs less than separate TLS records.
 _JOIN_FOR_TLS_BYTES = 256 * 1024
-# More buffers than this in one sendmsg are an error (EMSGSIZE). 1024 on Linux and macOS.
+# The most buffers of one sendmsg. More are an error (EMSGSIZE). It is 1024 on Linux and macOS.
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 # The most bytes of one call: Linux sends at most 0x7ffff000, and some systems fail beyond 2 GiB
 # instead of sending less.
@@ -44,8 +45,8 @@ NO_SENDFILE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENO
 # A flag that tells the kernel that more data follows at once, so that headers and a file share a
 # packet. Only Linux has it. Other systems send two packets at once, with TCP_NODELAY.
 MSG_MORE: int = getattr(socket, "MSG_MORE", 0)
-# Methods of reading. If a subclass or an instance overrides one of them, it may return other bytes
-# than its descriptor or buffer contains. For example, it may decrypt or limit them.
+# Methods of reading. If a subclass or an instance overrides one of them, a read may return other
+# bytes than the descriptor or buffer contains. For example, the method may decrypt or limit them.
 READING = frozenset(
     {"read", "read1", "readall", "readinto", "readinto1", "readline", "readlines", "peek"}
     | {"tell", "seek", "seekable", "readable", "flush", "fileno", "getbuffer", "getvalue"}
@@ -89,9 +90,9 @@ def send_some(
             buffers = (b"".join(buffers),)
         elif not is_tls:
             sent = sock.sendmsg(buffers[:_IOV_MAX], (), flags)
-            return () if sent == total else _left(buffers, sent)
+            return () if sent == total else _unsent(buffers, sent)
     sent = sock.send(buffers[0]) if is_tls else sock.send(buffers[0], flags)
-    return () if len(buffers) == 1 and sent == len(buffers[0]) else _left(buffers, sent)
+    return () if len(buffers) == 1 and sent == len(buffers[0]) else _unsent(buffers, sent)
 
 
 def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
@@ -103,7 +104,7 @@ def send_all(sock: socket.socket, buffers: Sequence[bytes | memoryview]) -> None
         buffers = send_some(sock, buffers)
 
 
-def _left(buffers: Sequence[bytes | memoryview], sent: int) -> Sequence[bytes | memoryview]:
+def _unsent(buffers: Sequence[bytes | memoryview], sent: int) -> Sequence[bytes | memoryview]:
     for number, buffer in enumerate(buffers):
         if sent < len(buffer):
             return (memoryview(buffer)[sent:], *buffers[number + 1 :])
@@ -139,13 +140,13 @@ class FileTruncated(WSGIFastError, OSError):
 def file_segment(file: object) -> FileSegment | None:
     """Return the descriptor, position and remaining bytes of a file that sendfile can send.
 
-    Only its read() and fileno() count. Its iteration may return other bytes.
+    Only read() and fileno() of the file count. An iteration over it may return other bytes.
 
     :param file: any object.
     :returns: a segment for raw and buffered binary files over a regular file, for temporary files,
-        and for a SpooledTemporaryFile that was rolled over to disk. None for all others: the
-        descriptor of a text file or a gzip file has other bytes than the file. Pipes, devices, and
-        files of /proc and /sys do not have the size that they report.
+        and for a SpooledTemporaryFile that was rolled over to disk. None for all other objects: the
+        descriptor of a text file or a gzip file has other bytes than the file object. Pipes,
+        devices, and files of /proc and /sys do not have the size that they report.
     :raises ValueError: if the file is closed.
     """
     file = unwrapped(file)
@@ -155,7 +156,7 @@ def file_segment(file: object) -> FileSegment | None:
     if not reads_as(file, *bases, iterated=False):
         return None
     if not isinstance(file, io.FileIO) and not reads_as(file.raw, io.FileIO):
-        return None  # a reader over a socket, a zip member, an object of the app
+        return None  # the reader reads a socket, a zip member or an object of the app
     return regular_segment(file)
 
 
@@ -169,15 +170,16 @@ def regular_segment(
         return None
     fd = file.fileno()
     stat_result = os.fstat(fd)
-    if not stat.S_ISREG(stat_result.st_mode) or not has_its_size(fd, stat_result):
+    if not stat.S_ISREG(stat_result.st_mode) or not has_reported_size(fd, stat_result):
         return None
-    # tell() is right. The descriptor's offset is not: a buffered file has read ahead.
+    # tell() returns the position. The descriptor's offset may be larger, because a buffered file
+    # has read ahead.
     position = file.tell()
     return FileSegment(fd, position, max(0, stat_result.st_size - position))
 
 
 class NotAFile(OSError):
-    """A path is that of a directory, a device, a socket or a FIFO."""
+    """Raised for the path of a directory, a device, a socket or a FIFO."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
@@ -215,8 +217,8 @@ def send_file_segment(
     If sendfile is not supported (TLS, some file systems), the file is read in large blocks. The
     position of the file does not change.
 
-    :param progress: called with the number of bytes of each send. So a log can be right even if the
-        transfer fails.
+    :param progress: called with the number of bytes of each send. So the caller knows the number of
+        sent bytes even if the transfer fails.
     :param by_kernel: False to read the file even if sendfile seems to be supported.
     :raises FileTruncated: if the file ends early.
     :raises TimeoutError: if the socket has a timeout and accepts no byte for that long.
@@ -236,7 +238,7 @@ def send_file_segment(
                 by_kernel = False
                 continue
         else:
-            # Not sendall(), because its timeout limits the time for all bytes.
+            # send() is called in place of sendall(), whose timeout limits the time for all bytes.
             block = os.pread(fd, min(BLOCK_BYTES, end - offset), offset)
             sent = sock.send(block) if block else 0
         if not sent:
@@ -271,7 +273,7 @@ def _wait_writable(sock: socket.socket, timeout: float | None) -> None:
 
 
 def reads_as(file: object, *bases: type, iterated: bool = True) -> bool:
-    """Return whether a file has one of some classes, and is read by the methods of that class.
+    """Return whether a file is of one of some classes, and is read by the methods of that class.
 
     A subclass or an instance may override other methods, but no method of reading.
 
@@ -283,25 +285,25 @@ def reads_as(file: object, *bases: type, iterated: bool = True) -> bool:
         base = next((base for base in bases if issubclass(kind, base)), None)
         if base is None:
             return False
-        own = [cls for cls in kind.__mro__ if cls not in base.__mro__]
+        added = [cls for cls in kind.__mro__ if cls not in base.__mro__]
         names = _READING_OF_CLASSES if iterated else _READING_OF_CLASSES - _ITERATION
-        if not all(names.isdisjoint(vars(cls)) for cls in own):
+        if not all(names.isdisjoint(vars(cls)) for cls in added):
             return False
     names = READING if iterated else READING - _ITERATION
     return names.isdisjoint(getattr(file, "__dict__", ()))
 
 
-def has_reading_of_its_own(file: object) -> bool:
+def overrides_reading(file: object) -> bool:
     """Return whether an instance overrides a method of reading of its class."""
     return not READING.isdisjoint(getattr(file, "__dict__", ()))
 
 
-def has_its_size(fd: int, stat_result: os.stat_result) -> bool:
+def has_reported_size(fd: int, stat_result: os.stat_result) -> bool:
     """Return whether a regular file has as many bytes as it reports.
 
-    A file of /proc reports 0 bytes and has some. A file of /sys reports 4096 and may have fewer.
-    Both have no disk blocks. Empty files, sparse files and files in their inode have no blocks
-    either. So for a file without blocks, a byte is read to decide.
+    A file of /proc reports 0 bytes and has more. A file of /sys reports 4096 bytes and may have
+    fewer. Both have no disk blocks. Empty files, sparse files, and files whose bytes are stored in
+    the inode have no blocks either. So for a file without blocks, a byte is read to decide.
     """
     if stat_result.st_blocks:
         return True
@@ -315,17 +317,18 @@ def has_its_size(fd: int, stat_result: os.stat_result) -> bool:
 
 def unwrapped(file: object) -> object:
     """Return the file inside a wrapper of tempfile. Return any other file unchanged."""
-    if type(file) is tempfile.SpooledTemporaryFile and not has_reading_of_its_own(file):
+    if type(file) is tempfile.SpooledTemporaryFile and not overrides_reading(file):
         return getattr(file, "_file", None)
-    if type(file) is _NAMED and not _reads_on_its_own(file):
+    if type(file) is _NAMED and not _overrides_reading_of_file(file):
         return file.file  # type: ignore[attr-defined]
     return file
 
 
-def _reads_on_its_own(wrapper: Any) -> bool:
-    """Return whether a wrapper of tempfile has a method of reading that is not its file's.
+def _overrides_reading_of_file(wrapper: Any) -> bool:
+    """Return whether a wrapper of tempfile has a method of reading that differs from its file's.
 
-    The wrapper caches each method that was used as an attribute, wrapped in a function of tempfile.
+    When a method of the file is used, the wrapper stores it as an attribute, wrapped in a function
+    of tempfile.
     """
     file = wrapper.file
     return any(
@@ -337,7 +340,10 @@ def _reads_on_its_own(wrapper: Any) -> bool:
 
 
 class _Scratch(threading.local):
-    """One buffer for all reads of a thread, which therefore stays in the CPU's cache."""
+    """One buffer for all reads of a thread.
+
+    Because the buffer is reused, it stays in the CPU's cache.
+    """
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(BLOCK_BYTES))
@@ -349,7 +355,7 @@ _scratch = _Scratch()
 def cached_bytes(fd: int, offset: int, size: int) -> int:
     """Return how many bytes from an offset on are in the page cache.
 
-    One byte in each 256 KiB is probed, and the last byte. Gaps between two probes are not found.
+    One byte in each 256 KiB and the last byte are probed. Gaps between two probes are not found.
     Bytes beyond the end of the file count as cached, since a read of them does not wait.
 
     :param size: the number of bytes to examine, 1 or more.
@@ -383,7 +389,7 @@ def read_cached(fd: int, offset: int, size: int) -> bytes | None:
 def view_cached(fd: int, offset: int, size: int) -> memoryview | None:
     """Return the bytes of :func:`read_cached` without a copy.
 
-    They are valid until this thread calls either function again.
+    The bytes are valid until this thread calls this function or :func:`read_cached` again.
     """
     if not _NOWAIT:
         return None

@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from .alarm import WakeEvent
-from .coalescing import MAX_BYTES, WINDOW_US, SendFailed, WriterClosed, again, check
+from .coalescing import MAX_BYTES, WINDOW_US, SendFailed, WriterClosed, check, refusal_error
 from .options import set_nodelay
 from .sending import send_all
 
@@ -32,8 +32,8 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
     from a TLS socket, Python 3.13.1 or later is required: its ssl module locks the socket.
 
     :param sock: see :class:`CoalescingWriter`.
-    :param window_us: in microseconds. If the last send is this long ago, the thread that calls
-        write() sends the message itself. Otherwise the sending thread sends it at once.
+    :param window_us: the window in microseconds. If no send was made in this time, the thread that
+        calls write() sends the message itself. Otherwise the sending thread sends it at once.
     :param max_bytes: the most bytes in the queue. A larger message is sent alone. write() waits
         while the queue is full.
     """
@@ -51,7 +51,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
         self._window_ns = int(window_us * 1000)
         self._max_bytes = max_bytes
         self._due = 0
-        # The totals of bytes passed to write(), and of bytes that the kernel has accepted.
+        # The total numbers of bytes that were passed to write(), and that the kernel has accepted.
         self._written = 0
         self._sent = 0
         self._closed = False
@@ -64,10 +64,11 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
         self._queue: list[bytes] = []
         self._size = 0
         self._written = self._sent
-        # Whether a thread sends, or will send soon. That thread also sends messages queued later.
+        # Whether a thread sends, or will send soon. That thread also sends messages that are queued
+        # later.
         self._sending = False
-        # Guards these attributes. The condition is notified when a batch leaves the queue, and when
-        # it was sent.
+        # The lock guards these attributes. The condition is notified when a batch is removed from
+        # the queue, and when the batch was sent.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._runs = False
@@ -99,7 +100,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
                 return
             self._sending = True
         if time.monotonic_ns() < self._due or self._send_queue():
-            self._leave_to_thread()
+            self._wake_thread()
 
     def flush(self) -> None:
         """Wait until the kernel has accepted all earlier messages.
@@ -130,7 +131,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
         if self._closed:
             raise WriterClosed("the writer is closed")
         if self._failure is not None:
-            raise again(self._failure)
+            raise refusal_error(self._failure)
 
     def _wait_until_sent(self, timeout: float | None = None) -> None:
         written = self._written  # not the bytes that other threads write meanwhile
@@ -138,10 +139,10 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
             if not self._changed.wait(timeout):
                 return
         if self._failure is not None:
-            raise again(self._failure)
+            raise refusal_error(self._failure)
 
-    def _leave_to_thread(self) -> None:
-        """Let the sending thread send the queue in place of the present thread."""
+    def _wake_thread(self) -> None:
+        """Make the sending thread send the queue, in place of the calling thread."""
         if not self._runs:
             self._runs = True
             try:
@@ -168,7 +169,7 @@ class SharedCoalescingWriter(contextlib.AbstractContextManager["SharedCoalescing
     def _send_queue(self) -> bool:
         """Send the queue. Return whether new messages were queued meanwhile.
 
-        If not, the present thread is no longer the one that sends.
+        If not, the calling thread has stopped sending.
         """
         failure: Exception = SendFailed("a send was interrupted")
         done = False

@@ -401,7 +401,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             application,
             listeners=self.sockets,
             parser_for=parsers(self, settings),
-            has_many_clients=settings.is_proxy,
+            is_proxy=settings.is_proxy,
             secure=None if self._tls is None else self._secure,
             readiness=self._readiness,
         )
