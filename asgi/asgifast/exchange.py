@@ -1,4 +1,4 @@
-"""The receive() and send() that an app gets for one request. They send its messages in order."""
+"""The receive() and send() that an app gets for one request. send() keeps the messages in order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class Repairs(NamedTuple):
     """The options of an ASGIFast middleware that decide how messages are changed.
 
-    :ivar app: the wrapped app, which warnings about bodies name.
+    :ivar app: the wrapped app. Warnings about its bodies contain its name.
     """
 
     app: ASGIApp
@@ -68,11 +68,11 @@ class Exchange:
 
     The start message is delayed until the next message, because a file may need another status or
     other headers. Servers delay it too (ASGI, "Response Start"). Without a Content-Length, a stream
-    may follow. The delay of such a start message ends with the event loop iteration. Without
-    repairs, such a start message is not delayed.
+    may follow. The start message of a stream is delayed until the end of the event loop iteration
+    at most, and without repairs it is not delayed.
 
     `order` serializes the messages that may have to wait for the server. While one of them waits,
-    no body message is delayed to join it with others.
+    body messages are not delayed in order to join them.
 
     The attributes are set by :func:`exchange_for` and asgifast's protocols. A constructor would
     cost one more call for every request.
@@ -210,7 +210,7 @@ class Exchange:
         if not self.is_examined:
             body = whole_body(message)
             if self.start is None:
-                if body == b"":  # such as the end of a body that was sent whole
+                if body == b"":  # such as the empty last message of a complete response
                     await self.wire.send(message)
                     return
             elif body is not None and not body_is_dropped(self.scope["method"], self.start):
@@ -264,8 +264,8 @@ class Exchange:
         """Begin to examine each message."""
         self.is_examined = True
         repairs = self.repairs
-        # asgifast's protocols delay small messages themselves. They see compressed messages.
-        # So this class delays messages before compression.
+        # asgifast's protocols delay small messages themselves, but only after compression. To
+        # compress messages together, this class must delay them before compression.
         may_delay = repairs is None or (repairs.coalesce and COALESCING not in self.scope)
         wire: Any = self.wire
         self._queue = wire if wire.is_queue else None
@@ -413,7 +413,10 @@ class Exchange:
         await self._forward_start()
 
     def _delay_start(self, start: Message, headers: RawHeaders, has_length: bool) -> None:
-        """Delay a start message. Without a Content-Length, the iteration's end ends the delay."""
+        """Delay a start message.
+
+        Without a Content-Length, the delay ends with the current iteration of the event loop.
+        """
         if "status" in start and start["status"] in STATUSES_WITHOUT_BODY:
             start["headers"] = without_framing(headers)
         self.start = start

@@ -154,7 +154,7 @@ class Deltas:
         self._releases: MemoryCache[_Releases] = MemoryCache(_CACHE_BYTES)
 
     def get(self, file: FoundFile, digest: bytes) -> CompressedCopy | None:
-        """Return the delta of a file to the dictionary with this digest.
+        """Return the delta that turns the dictionary with this digest into a file.
 
         :returns: None if the delta is not ready, or cannot be made.
         """

@@ -48,7 +48,7 @@ class FoundFile:
     """An open file below a directory, and the precompressed files that were opened with it.
 
     :ivar absent: paths without a file. A new file there would take precedence over this file.
-    :ivar roots: the directories that may have other releases of the file in the same folder.
+    :ivar roots: the directories in which other releases of the file may have the same path.
     """
 
     def __init__(

@@ -4,18 +4,20 @@ Theory of operation
 -------------------
 The *writer* is the app's thread, or the thread that responds with an error. It writes bytes and
 parts of files, in order. The queue sends them at once as far as the socket accepts them
-(sending.py). The backlog (backlog.py) stores unsent output, and the queue *waits*. Then the thread
-that gets the socket's next event continues to send, while the writer runs. So all changes of the
-queue need its lock, which also protects the TLS object.
+(sending.py). If the socket accepts no more, the backlog (backlog.py) stores the unsent output, and
+the queue *waits* for the client. The poller then reports when the socket accepts bytes again. The
+thread that gets this event continues to send, while the writer runs. So all changes of the queue
+need its lock, which also protects the TLS object.
 
     empty --write--> (all was sent)                    empty
                      (the socket is full)              waiting --writable--> waiting | empty
                      (file not in the page cache)      waiting --disk thread--> waiting | empty
 
 *Coalescing.* If a block of a generator closely follows another block, it is delayed until the next
-block. The monitor's next tick sends it at the latest, even if the app is still running (PEP 3333,
-"Buffering and Streaming"). The thread that acquires the lock next joins the delayed blocks, frames
-them together, and queues them.
+block. The monitor is a thread of the server that runs every few milliseconds while blocks are
+delayed. Its next run, the *tick*, sends the delayed blocks even if the app is still running (PEP
+3333, "Buffering and Streaming"). The thread that acquires the lock next joins the delayed blocks,
+frames them together, and queues them.
 
     none delayed --a block, soon after another--> delayed --tick, or enough--> sent
                  --a block for a slow client--> delayed --queue is empty, or enough--> queued
@@ -25,9 +27,9 @@ them together, and queues them.
 slow client does not occupy the app's thread (like nginx's proxy_buffering). The file is also used
 if all queues together use too much memory. Only then does the writer wait for the disk thread.
 
-*Disk.* The thread of an event sends only bytes of a file that are in the page cache. To send other
-bytes, a disk thread takes one step without the lock. No other thread sends during this step. Then
-the queue waits for the socket again.
+*Disk.* A thread that handles a socket's event never reads from the disk. Of a file, it sends only
+the bytes in the page cache. A disk thread sends one part of the other bytes, without the lock. No
+other thread sends meanwhile. Then the queue waits for the socket again.
 
 An error is final: queued output is dropped, and the writer's next call raises :class:`ClientGone`.
 
@@ -156,7 +158,7 @@ class OutputQueue:
         :param compresses: whether `frame` also compresses. The joined blocks are then smaller.
         :returns: :meth:`write_block`, for the further blocks.
         """
-        # Fewer bytes of an event stream may be queued, so that its events arrive in time.
+        # Only event streams may not run ahead. A shorter queue makes their events arrive in time.
         ahead_bytes = self._rules.ahead_bytes // (1 if may_run_ahead else 4)
         self.delayed = DelayedBlocks(frame, max_waiting_bytes=ahead_bytes, compresses=compresses)
         self.may_run_ahead = may_run_ahead
@@ -166,7 +168,7 @@ class OutputQueue:
     def write_block(self, block: bytes) -> None:
         """Send a block of a stream, or delay it to join it with the next block.
 
-        If the queue waits for a slow client, the block is delayed without a tick. Delayed blocks
+        If the queue waits for a slow client, no tick is scheduled for the block. Delayed blocks
         are queued when the queue has no other output, or when their size exceeds a limit. They
         count as memory only when they are queued.
         """
@@ -180,8 +182,8 @@ class OutputQueue:
         delayed.blocks.append(block)
         delayed.size = size = delayed.size + len(block)
         if self.is_waiting:
-            # The sending thread sets `is_waiting` to False before it removes blocks for the last
-            # time. So it will find this block.
+            # The sending thread sets `is_waiting` to False, and then removes the delayed blocks
+            # once more. So it will find this block.
             if size < delayed.max_waiting_bytes and self.error is None:
                 return
         elif follows and size < delayed.max_delayed_bytes and self.error is None:
@@ -479,14 +481,14 @@ class OutputQueue:
     def _wait_for_room(self, limit: int) -> None:
         """Wait until at most `limit` bytes are queued, or there is an error."""
         began = time.monotonic()
-        # If the client accepts no bytes, the sweep fails the queue after a timeout.
+        # If the client accepts no bytes, the monitor sets `error` after `send_timeout_s`.
         while self.is_waiting and self.bytes_queued > limit:
             self._wait()
         if self.backlog is not None:
             self.backlog.waited_s += time.monotonic() - began
 
     def _wait_for_backlog(self, backlog: Backlog) -> int:
-        """Wait for the client if too much is queued. Return the number of bytes queued before."""
+        """Wait for the client if too much is queued. Return the first size of the backlog."""
         queued, limit = backlog.size, self._rules.ahead_bytes
         if queued > limit and not self._may_spill(backlog):
             self._wait_for_room(limit // 2)
