@@ -94,7 +94,7 @@ def wsgi(port: int) -> Iterator[LiveServer]:
 @contextlib.contextmanager
 def asgi(port: int) -> Iterator[LiveServer]:
     argv = ["python", "-m", "asgifast.uvicorn", "--workers=2", f"--port={port}"]
-    argv += ["--http=asgifast.uvicorn:HttpToolsProtocol", "tests.asgi.operators_app:app"]
+    argv += ["--http=asgifast.uvicorn:HttpToolsProtocol", "tests.support.operators_app:asgi"]
     env = {"WSGIFAST_READY_PATH": "/readyz", "WSGIFAST_DRAIN_DELAY_S": "2"}
     with live_server(argv, ("127.0.0.1", port), env=env, forked=False) as server:
         yield server
