@@ -233,41 +233,6 @@ async def test_task_with_later_message_outlives_the_request(protocol: Any, large
         await client.hello()
 
 
-async def test_requests_behind_a_file_wait_for_it(protocol: Any, large: Path) -> None:
-    app = sending(start_message(length(LARGE_BYTES)), pathsend(large))
-    async with serving(protocol, app) as client:
-        await client.send(GET * 3)
-        for _ in range(3):
-            assert await client.body(LARGE_BYTES) == large.read_bytes()
-        await client.hello()
-
-
-@pytest.mark.parametrize("leaves", [True, False], ids=["client leaves", "file shrinks"])
-async def test_file_that_is_not_sent_to_its_end_is_closed(
-    protocol: Any, large: Path, leaves: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A disconnect is not logged as an error.
-
-    A file that shrinks is logged, and the connection is closed.
-    """
-    returned = asyncio.Event()
-    app = sending(start_message(length(LARGE_BYTES)), pathsend(large), returned.set)
-    with caplog.at_level(logging.ERROR):
-        async with serving(protocol, app) as client:
-            await client.send(GET)
-            await returned.wait()
-            assert descriptors_of(large) == 1
-            if leaves:
-                client.sock.close()
-            else:
-                os.truncate(large, 1_000_000)
-                await client.until(b"\r\n\r\n")
-                assert len(await client.to_end()) == 1_000_000
-            await until(lambda: descriptors_of(large) == 0)
-    assert ("2000000 of 3000000 bytes" in caplog.text) is not leaves
-    assert bool(caplog.records) is not leaves
-
-
 @pytest.mark.parametrize("where", ["app", "file"])
 @pytest.mark.parametrize("soon", [True, False], ids=["before its first step", "midway"])
 async def test_cancelled_request_ends_its_file(
@@ -298,20 +263,6 @@ async def test_cancelled_request_ends_its_file(
         await client.until(b"\r\n\r\n")
         assert len(await client.to_end()) < LARGE_BYTES
         await until(lambda: descriptors_of(large) == 0)
-
-
-async def test_shutdown_waits_for_a_file_that_is_handed_over(protocol: Any, large: Path) -> None:
-    returned = asyncio.Event()
-    app = sending(start_message(length(LARGE_BYTES)), pathsend(large), returned.set)
-    async with serving(protocol, app) as client:
-        await client.send(GET)
-        await returned.wait()
-        await turns()
-        (connection,) = client.state.connections
-        connection.shutdown()
-        assert client.state.tasks
-        await client.until(b"\r\n\r\n")
-        assert await client.to_end() == large.read_bytes()
 
 
 @pytest.mark.parametrize("size", [1000, 64 * 1024])

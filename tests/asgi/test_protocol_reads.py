@@ -139,11 +139,3 @@ async def test_client_that_does_not_read_holds_up_reading(
         while leaves and client.state.tasks:  # the task that transfers the file
             await asyncio.sleep(0)
         assert (read < 3_000_000) == leaves
-
-
-@pytest.mark.usefixtures("no_sendfile")
-async def test_file_ending_early_closes_without_sendfile(protocol: Any, large: Path) -> None:
-    app = sending(start_message(length(LARGE_BYTES + 1)), pathsend(large))
-    async with serving(protocol, app) as client:
-        await client.ask()
-        assert await client.to_end() == large.read_bytes()

@@ -15,11 +15,15 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast
+from asgifast.coalescing import DELAY_ITERATIONS, SINGLE_ITERATIONS
 from asgifast.messages import ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send, SendOrder
 from asgifast.uvicorn import H11Protocol, HttpToolsProtocol
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from uvicorn.protocols.http import h11_impl, httptools_impl
 
 from .protocols import GET, TOO_MUCH, Client, body, refusal_of, serving, start, turns
+from .support import START, no_body, scope_of
 from .support import body as part
 
 STACKS = {
@@ -295,3 +299,76 @@ def test_send_order_works_on_trio() -> None:
 
     trio.run(run)
     assert passed == [0, 1, 2]
+
+
+# Random tasks, through a server that sometimes pauses them
+
+
+def pieces_sent_by(app: Callable[[Send, asyncio.Event], Awaitable[None]]) -> list[bytes]:
+    """Run an app under ASGIFast. Return the pieces of the body that its tasks sent.
+
+    The app gets an Event. The server waits while the Event is not set.
+    """
+    sent: list[Message] = []
+
+    async def in_asyncio() -> None:
+        has_room = asyncio.Event()
+        has_room.set()
+
+        async def send(message: Message) -> None:
+            await has_room.wait()
+            sent.append(message)
+
+        async def asgi(scope: Scope, receive: Receive, send: Send) -> None:
+            await send(START)
+            await app(send, has_room)
+            await send(part(b"", False))
+
+        await asyncio.wait_for(ASGIFast(asgi)(scope_of(), no_body, send), 60)
+
+    asyncio.run(in_asyncio())
+    joined = b"".join(m["body"] for m in sent if m["type"] == "http.response.body")
+    return re.findall(rb"<[^>]*>", joined)
+
+
+# The state of an earlier message: delayed, about to be sent, or sent.
+BEHIND_DELAYED = [
+    [[DELAY_ITERATIONS + 5] * (SINGLE_ITERATIONS + 1) + [wait]]
+    for wait in range(DELAY_ITERATIONS + 5)
+]
+WAITS = st.lists(st.sampled_from([0, 0, 0, 1, 1, 2, 3, DELAY_ITERATIONS + 2]), max_size=60)
+
+
+def with_examples(test: Callable[..., None]) -> Callable[..., None]:
+    for tasks in BEHIND_DELAYED:
+        test = example(tasks, [])(test)
+    return test
+
+
+@with_examples
+@settings(max_examples=300, deadline=None)
+@given(tasks=st.lists(WAITS, min_size=1, max_size=3), pauses=WAITS)
+@example([[20] * 6 + [0] * 9, [20] * 6 + [1] * 9], [40, 1, 20, 1, 20, 1])
+@example([[20] * 30, [20] * 30, [0]], [40, 3] * 20)
+def test_each_task_keeps_its_order_and_loses_nothing(
+    tasks: list[list[int]], pauses: list[int]
+) -> None:
+    """The number of turns of the loop before each message, and between the server's pauses."""
+
+    async def app(send: Send, has_room: asyncio.Event) -> None:
+        async def task(name: int, waits: list[int]) -> None:
+            for number, wait in enumerate(waits):
+                await turns(wait)
+                await send(part(b"<%d %d>" % (name, number)))
+
+        sending = [asyncio.create_task(task(*given)) for given in enumerate(tasks)]
+        for wait in pauses:
+            await turns(wait)
+            has_room.clear() if has_room.is_set() else has_room.set()
+        has_room.set()
+        await asyncio.gather(*sending)
+
+    arrived = pieces_sent_by(app)
+    for name, waits in enumerate(tasks):
+        mine = [message for message in arrived if message.startswith(b"<%d " % name)]
+        assert mine == [b"<%d %d>" % (name, number) for number in range(len(waits))]

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from asgifast.protocols import file_transfer
 from asgifast.protocols.file_transfer import call_while_writable, stop_calling
-from asgifast.protocols.output import OutputQueue
 
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import FileTruncated
 
 from .support import raising
-from .transports import FILE_BYTES, Recorded, connected, read, read_to_end, send_file, turns, writes
+from .transports import FILE_BYTES, connected, read, read_to_end, send_file, turns, writes
 
 
 async def test_starved_lost_connection_leaves_no_timer(
@@ -66,20 +65,6 @@ async def test_connection_lost_while_draining_raises(fd: int) -> None:
         transport.abort()
         with pytest.raises(ConnectionResetError):
             await sending
-
-
-async def test_file_over_tls_is_read(fd: int) -> None:
-    class OverTLS(Recorded):
-        def get_extra_info(self, name: str, default: Any = None) -> Any:
-            return object() if name == "sslcontext" else self._transport.get_extra_info(name)
-
-    async with connected() as (plain, client):
-        real: Any = OverTLS(plain.real)
-        transport = OutputQueue(real, asyncio.get_running_loop())
-        transport.write(b"head")
-        await send_file(transport, FileSegment(fd, 0, 100_000))
-        assert await read(client, 100_004) == b"head" + os.pread(fd, 100_000, 0)
-        assert max(writes(transport)) == 100_000
 
 
 async def test_file_behind_slow_close_is_refused(fd: int) -> None:

@@ -1,19 +1,15 @@
 """Both parsers give the same results and the same errors, for any split of the bytes.
 
-If only one parser accepts some bytes, a request can be smuggled past the other. The tests also use
-the valid and invalid test requests of gunicorn. WSGIFAST_GUNICORN_CORPUS names their folder,
-tests/requests of gunicorn's source distribution.
+If only one parser accepts some bytes, a request can be smuggled past the other. `make test-peers`
+runs gunicorn's own test requests.
 """
 
 from __future__ import annotations
 
-import os
 import random
-import runpy
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,8 +32,6 @@ from wsgifast.workers import FastWorker
 from wsgifast.workers.gunicorn_support import Settings
 from wsgifast.workers.httptools_parser import PlainRequest
 from wsgifast.workers.options import options, parsers
-
-CORPUS = os.environ.get("WSGIFAST_GUNICORN_CORPUS", "")
 
 TRUSTED, STRANGER = ("127.0.0.1", 4711), ("192.0.2.1", 4711)
 # gunicorn's own two error pages, which have other texts.
@@ -318,26 +312,6 @@ def test_parser_is_chosen_by_settings_and_packages(monkeypatch: pytest.MonkeyPat
     assert found(protocol="uwsgi") == "GunicornParser"
     monkeypatch.setitem(sys.modules, "httptools", None)  # as if it were not installed
     assert found() == "GunicornParser"
-
-
-@pytest.mark.skipif(not CORPUS, reason="WSGIFAST_GUNICORN_CORPUS names no folder")
-@pytest.mark.parametrize("kind", ["valid", "invalid"])
-def test_parsers_agree_on_test_requests_of_gunicorn(kind: str) -> None:
-    files = sorted(Path(CORPUS, kind).glob("*.http"))
-    assert len(files) > 50
-    helpers = runpy.run_path(str(Path(CORPUS).parent / "treq.py"))
-    for file in files:
-        data = helpers["request"](str(file), None).data
-        for http_parser in INSTALLED:
-            cfg = helpers["load_py"](str(file.with_suffix(".py")), http_parser)["cfg"]
-            if not _can(http_parser, [name for name, each in cfg.settings.items() if each.get()]):
-                continue
-            for peer in (TRUSTED, STRANGER):
-                pair = Pair(cfg, peer)
-                pair.check(data)
-                pair.check(*data.splitlines(keepends=True))
-                for _ in range(5):
-                    pair.check(*cuts(data, random.Random(5)))
 
 
 # In a worker: trusted headers and their senders, and uwsgi

@@ -6,7 +6,6 @@ import logging
 import signal
 import weakref
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +14,7 @@ from gunicorn.glogging import Logger
 from gunicorn.workers import gthread
 
 from tests.server.http2_peer import HTTP2, Peer
-from tests.workers.stepped_worker import GET, PEER, Log, MakeStepped, ask, hello, responses
-from wsgifast.bodies.files import SegmentedBody
-from wsgifast.workers import FastWorker
-from wsgifast.workers.access_line import AccessLog
+from tests.workers.stepped_worker import GET, PEER, MakeStepped, ask, hello, responses
 
 
 def test_keepalive_depends_on_settings_and_load(make_stepped: MakeStepped) -> None:
@@ -56,8 +52,11 @@ class Hooks:
 
 
 @pytest.mark.parametrize("failing", ["", "pre", "post"])
-def test_failing_hook_ends_its_request_only(make_stepped: MakeStepped, failing: str) -> None:
-    hooks = Hooks(failing, RuntimeError)
+@pytest.mark.parametrize("error", [RuntimeError, StopIteration])
+def test_failing_hook_ends_its_request_only(
+    make_stepped: MakeStepped, failing: str, error: type[Exception]
+) -> None:
+    hooks = Hooks(failing, error)
     stepped = make_stepped(
         hello, keepalive=5, pre_request=hooks.pre_request, post_request=hooks.post_request
     )
@@ -86,18 +85,6 @@ def test_hook_may_change_request_and_response(
     assert (resp.mark, vars(resp)["mark"]) == (5, 5)
     assert stepped.log.requests == [("GET /", 5, 7)]
     assert not stepped.log.errors
-
-
-@pytest.mark.parametrize("hook", [True, False])
-def test_stop_iteration_of_hook_or_app_is_an_error(make_stepped: MakeStepped, hook: bool) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        start_response("200 OK", [("Content-Length", "0")])
-        raise StopIteration
-
-    hooks = Hooks("pre" if hook else "", StopIteration)
-    stepped = make_stepped(app, keepalive=5, pre_request=hooks.pre_request)
-    assert stepped.begin().read_to_end().startswith(b"HTTP/1.1 500 ")
-    assert stepped.log.says("Error")
 
 
 class FailsToClose:
@@ -188,45 +175,6 @@ def test_app_error_after_client_left_is_logged_if_own(
     assert len(stepped.log.requests) == 1
 
 
-@pytest.mark.parametrize("kind", [list, tuple, iter, "segments", "file"])
-def test_body_is_closed_once(make_stepped: MakeStepped, kind: Any, tmp_path: Path) -> None:
-    closed: list[str] = []
-    path = tmp_path / "file"
-    path.write_bytes(b"body")
-
-    class File:
-        def __init__(self) -> None:
-            self._file = path.open("rb")
-            self.read = self._file.read
-
-        def close(self) -> None:
-            self._file.close()
-            closed.append("file")
-
-    def app(environ: dict[str, Any], start_response: Any) -> Any:
-        start_response("200 OK", [("Content-Length", "4")])
-        if kind == "segments":
-            return SegmentedBody([b"body"], lambda: closed.append("segments"))
-        if kind == "file":
-            return environ["wsgi.file_wrapper"](File())
-        return kind([b"body"])
-
-    stepped = make_stepped(app)
-    assert ask(stepped)[2] == b"body"
-    assert closed == ([kind] if isinstance(kind, str) else [])
-
-
-def test_access_log_gets_duration_and_environ(make_stepped: MakeStepped) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        stepped.clock.now += 1.5
-        return hello(environ, start_response)
-
-    stepped = make_stepped(app)
-    ask(stepped)
-    assert stepped.log.seconds == [1.5]
-    assert stepped.log.environs[0]["REQUEST_METHOD"] == "GET"
-
-
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("own", [True, False])
 def test_access_log_is_called_only_if_read(
@@ -255,35 +203,6 @@ def test_access_log_is_called_only_if_read(
         handler.close()
     logging.getLogger("gunicorn.access").handlers.clear()
     logging.getLogger("gunicorn.error").handlers.clear()
-
-
-def test_failing_logger_costs_no_response(make_stepped: MakeStepped) -> None:
-    class Failing(Log):
-        def access(self, *args: Any) -> None:
-            raise OSError("the log cannot be written")
-
-    stepped = make_stepped(hello, keepalive=5, attributes={"body_limit_bytes": 10})
-    stepped.worker.log = stepped.worker.application.log = log = Failing()
-    stepped.worker.application.log_access = AccessLog(log).write
-    client = stepped.connect()
-    for _ in range(2):
-        assert ask(stepped, client) == (200, True, b"hello")
-    assert log.lines.count("Error in the access log") == 2
-    stepped.worker.application.app = None  # not callable: the app's error
-    assert ask(stepped, client)[0] == 500
-    for framing, status in (
-        (b"Content-Length: 11\r\n\r\n", 413),
-        (b"Content-Length: 10\r\n\r\nshort", 408),
-        (b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n", 400),
-        (b"X-Long: %b\r\n\r\n" % (10_000 * b"a"), 431),
-    ):
-        client = stepped.begin(b"POST / HTTP/1.1\r\nHost: a\r\n" + framing)
-        stepped.pass_time(FastWorker.body_timeout_s + 1)
-        assert client.read_response().status == status
-        assert client.read_to_end() == b""
-    # Headers that are too long do not count as a request.
-    assert log.lines.count("Error in the access log") == 6
-    assert not log.says("Error in a connection")
 
 
 def test_path_outside_script_name_is_400(
