@@ -49,7 +49,7 @@ def test_list_is_recorded_when_the_app_returns() -> None:
     (request,) = notes.requests
     assert request[:5] == ("GET", "http", 200, None, "as-is")
     assert request.size == 3
-    assert 0 < request.seconds < 10
+    assert request.seconds > 0
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def test_disk_threads_end_when_idle(disks: Disks, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(threading.Thread, "start", note_start)
     disks.submit(1, "first")
     disks.wait_for(lambda: disks.done == ["first"])
+    assert started
     for thread in started:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
