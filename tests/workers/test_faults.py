@@ -107,41 +107,6 @@ def test_dripping_request_gets_408_and_holds_no_thread(server: LiveServer, part:
             assert connection.read_to_end() == b""
 
 
-def test_silent_connection_is_closed_without_response(server: LiveServer) -> None:
-    with nothing_left_behind(server), Connection(server.address) as connection:
-        assert connection.read_to_end() == b""
-
-
-def test_body_over_the_limit_gets_413() -> None:
-    with served(body_limit_bytes=2_000_000) as server, nothing_left_behind(server):
-        with Connection(server.address) as connection:
-            connection.send_request(
-                "/echo",
-                method="POST",
-                headers=[("Content-Length", "2000001"), ("Expect", "100-continue")],
-            )
-            assert connection.read_response().status == 413
-        with Connection(server.address) as connection:
-            connection.send_request(
-                "/echo", method="POST", headers=[("Transfer-Encoding", "chunked")]
-            )
-            for _ in range(2):
-                connection.send(b"f4240\r\n" + b"a" * 1_000_000 + b"\r\n")
-            connection.send(b"1\r\n")
-            assert connection.read_response().status == 413
-
-
-def test_client_that_sends_on_after_413_reads_it() -> None:
-    """A socket that is closed with unread bytes resets the connection."""
-    with served(body_limit_bytes=1000) as server, Connection(server.address) as connection:
-        length = ("Content-Length", "20000000")
-        connection.send_request("/echo", method="POST", headers=[length])
-        for _ in range(20):
-            connection.send(b"a" * 1_000_000)
-        assert connection.read_response().status == 413
-        assert connection.read_to_end() == b""
-
-
 FAILING_LOGGER = """
 from gunicorn.glogging import Logger
 

@@ -124,14 +124,3 @@ def test_headers_over_the_limit_are_refused_with_431(parser: str, step: int) -> 
     with pytest.raises(RequestError) as raised:
         list(map(found.feed, (data[at : at + step] for at in range(0, len(data), step))))
     assert raised.value.status == 431
-
-
-def test_worker_refuses_long_headers_with_431() -> None:
-    with (
-        fast_worker(attributes={"head_limit_bytes": 2000}) as server,
-        Connection(server.address) as connection,
-    ):
-        connection.send(GET + b"X: %b\r\n\r\n" % (b"a" * 3000))
-        response = connection.read_response()
-        assert response.status == 431
-        assert b"longer than 2000 bytes" in response.body
