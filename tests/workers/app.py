@@ -259,22 +259,6 @@ def do_noting_events(environ: Any, start_response: Any, argument: str) -> Iterab
     return events()
 
 
-def do_shrinking(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    """A file that loses its second half as soon as /shrunk is requested."""
-    path = Path(_folder.name, "shrinking")
-    path.write_bytes(block(FILE_BYTES))
-    file = path.open("rb")
-    _ok(start_response, FILE_BYTES)
-    wrapped: Iterable[bytes] = environ["wsgi.file_wrapper"](file)
-    return wrapped
-
-
-def do_shrunk(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
-    os.truncate(Path(_folder.name, "shrinking"), FILE_BYTES // 2)
-    _ok(start_response, 4)
-    return [b"True"]
-
-
 def do_echo(environ: Any, start_response: Any, argument: str) -> Iterable[bytes]:
     data = environ["wsgi.input"].read()
     _ok(start_response, len(data))

@@ -186,20 +186,6 @@ def test_generator_is_not_far_ahead_in_memory(patient: LiveServer) -> None:
         assert stats(patient)["rss_kib"] - before < 60_000
 
 
-def test_file_that_shrinks_ends_the_connection(patient: LiveServer) -> None:
-    with (
-        nothing_left_behind(patient),
-        Connection(patient.address, receive_buffer=4096) as connection,
-    ):
-        connection.send_request("/shrinking")
-        assert connection.read_headers().header("Content-Length") == str(FILE_BYTES)
-        connection.send(b"GET /shrunk HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert patient.get("/shrunk").body == b"True"
-        with contextlib.suppress(ConnectionResetError):
-            assert len(connection.read_to_end()) < FILE_BYTES
-    patient.wait_for_log("Cutting off /shrinking: the file shrank")
-
-
 def test_thousand_dropped_connections_leave_nothing(patient: LiveServer) -> None:
     rss = stats(patient)["rss_kib"]
     with nothing_left_behind(patient):
