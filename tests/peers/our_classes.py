@@ -202,7 +202,7 @@ class _RequestParser:
         if self._req is not None and self._req.should_close():
             raise StopIteration
         receiver.exchange = None
-        has_begun = bool(receiver.rest)
+        has_begun = bool(receiver.unparsed)
         step = receiver.feed(b"") if has_begun else None
         while step is not COMPLETE:
             data = next(self._source, b"")

@@ -191,7 +191,7 @@ class Near:
         """Receive the remaining output, of so many bytes. The queue goes on meanwhile."""
         received = b""
         while self.queue.is_waiting:
-            received += self.receive(size - self.queue.bytes_left() - len(received))
+            received += self.receive(size - self.queue.unsent_bytes() - len(received))
             self.queue.on_writable()
         return received + self.receive(size - len(received))
 

@@ -52,7 +52,7 @@ class Harness:
             run=self.run,
             on_tick=lambda: False,
             on_queued=lambda job: None,
-            on_taken=lambda job: True,
+            on_dequeued=lambda job: True,
             on_saturation=lambda: None,
         )
         self.received_in: set[str] = set()
@@ -228,7 +228,7 @@ class Monitored:
             on_tick=self._tick,
             on_saturation=self._saturate,
             on_queued=lambda job: self.at_queued(job),
-            on_taken=lambda job: self.at_taking(job) is not False,
+            on_dequeued=lambda job: self.at_taking(job) is not False,
         )
         alarm: Any = SimpleNamespace(wait=self._pause, set=self._set_alarm)
         self.pool.monitor._alarm = alarm

@@ -399,7 +399,7 @@ def test_stream_ending_while_queued_is_no_error(begin: Begin) -> None:
     server.on_queued(stream)
     assert exchange.queued
     stream = Leaves(exchange)
-    server.on_taken(stream)
+    server.on_dequeued(stream)
     assert len(server.shared.counters.waits) == 1
 
 

@@ -109,7 +109,7 @@ def test_socket_that_has_taken_something_is_waited_for(
     monkeypatch.setattr(os, "sendfile", full)
     received = 0
     while near.queue.bytes_queued > 100:
-        received += len(near.receive(SIZE + 104 - near.queue.bytes_left() - received))
+        received += len(near.receive(SIZE + 104 - near.queue.unsent_bytes() - received))
         near.queue.on_writable()
         assert not near.armed[-1]
     assert received + len(near.receive(SIZE + 4 - received)) == SIZE + 4
@@ -212,7 +212,7 @@ def test_tls_file_shrinking_midway_ends_the_queue(
     """TLS has begun to send a piece, and the file has become shorter than that piece."""
     near = make_near(tls=tls)
     near.queue.write_file(b"", file, 0, SIZE)
-    left = near.queue.bytes_left()
+    left = near.queue.unsent_bytes()
     os.truncate(tmp_path / "file", SIZE - left + 1)
     if not in_memory:
         monkeypatch.setattr(sending, "view_cached", lambda fd, offset, size: None)
@@ -249,7 +249,7 @@ def test_nothing_follows_what_an_error_has_dropped(
     near.queue.write_file(b"head", content, 0, len(CONTENT))
     near.queue.write_file(b"", content, 0, 1000)
     near.queue.write(bytes(SIZE))
-    left = near.queue.bytes_left()
+    left = near.queue.unsent_bytes()
     sent = 4 + len(CONTENT) + 1000 + SIZE - left
     near.queue.fail(TimeoutError("the client accepted no bytes in time"))
     assert open_descriptors() <= descriptors
@@ -261,10 +261,10 @@ def test_nothing_follows_what_an_error_has_dropped(
     assert near.receive_all_there_is() == b""
     # For the log: the size of the whole response, and why it ended.
     near.queue.fail(ClientGone("closed"))
-    assert near.queue.bytes_left() == left + more
+    assert near.queue.unsent_bytes() == left + more
     assert "accepted no bytes" in str(near.queue.error)
     near.queue.reset()
-    assert near.queue.bytes_left() == 0
+    assert near.queue.unsent_bytes() == 0
 
 
 def test_last_byte_of_whole_response_alone_finishes_it(near: Near) -> None:
@@ -274,7 +274,7 @@ def test_last_byte_of_whole_response_alone_finishes_it(near: Near) -> None:
     received = 0
     finished = False
     while not finished:
-        received += len(near.receive(SIZE - near.queue.bytes_left() - received))
+        received += len(near.receive(SIZE - near.queue.unsent_bytes() - received))
         finished = near.queue.on_writable()
     assert received + len(near.receive(SIZE - received)) == SIZE
 
@@ -294,7 +294,7 @@ def test_writer_far_ahead_of_its_client_waits_for_room(make_near: MakeNear) -> N
         received = b""
         while queue.bytes_queued > SIZE // 4:
             assert not written.is_set()
-            received += near.receive(4 * SIZE - queue.bytes_left() - len(received))
+            received += near.receive(4 * SIZE - queue.unsent_bytes() - len(received))
             queue.on_writable()
         assert written.wait(60)
     received += near.receive_rest(4 * SIZE + 3 - len(received))
@@ -325,7 +325,7 @@ def test_unwatchable_socket_ends_the_queue(near: Near, file: int) -> None:
         with pytest.raises(ClientGone, match="Cannot allocate memory"):
             near.queue.write(data)
         assert not near.queue.is_waiting
-    near.receive(SIZE + 4 - near.queue.bytes_left())
+    near.receive(SIZE + 4 - near.queue.unsent_bytes())
     near.queue = near.make_queue()
     with pytest.raises(ClientGone, match="Cannot allocate memory"):
         near.queue.write_file(b"", file, 0, SIZE)

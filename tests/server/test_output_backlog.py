@@ -97,7 +97,7 @@ def giving_back(*shared: OutputRules) -> Iterator[list[Near]]:
 def test_output_with_its_last_bytes_left_counts_whole() -> None:
     with giving_back(rules()) as (near,):
         near.queue.write(bytes(SIZE))
-        near.receive(SIZE - near.queue.bytes_left())
+        near.receive(SIZE - near.queue.unsent_bytes())
         near.queue.on_writable()
         assert 0 < near.queue.bytes_queued < SIZE
         assert near.rules.memory.used_bytes == SIZE
@@ -275,15 +275,15 @@ def test_client_must_take_some_bytes_a_second(make_near: MakeNear, clock: Clock)
     queue = near.queue
     queue.write(bytes(SIZE))
     assert near.deadlines == [1060.0]
-    left = queue.bytes_left()
+    left = queue.unsent_bytes()
     clock.now += 59.0
     near.receive(50_000)
     queue.on_writable()
     # The client has a minute for the next byte, and no longer than its received bytes have earned.
-    assert near.deadlines[-1] == min(1119.0, 1060.0 + (left - queue.bytes_left()) / 500.0)
+    assert near.deadlines[-1] == min(1119.0, 1060.0 + (left - queue.unsent_bytes()) / 500.0)
     clock.now += 59.0
     queue.on_writable()  # the socket has no room, so nothing is earned
-    assert near.deadlines[-1] <= 1060.0 + (left - queue.bytes_left()) / 500.0
+    assert near.deadlines[-1] <= 1060.0 + (left - queue.unsent_bytes()) / 500.0
     # The time for bytes that follow after all were taken begins anew.
     near.receive_in_turn(SIZE - 50_000)
     assert not queue.is_waiting

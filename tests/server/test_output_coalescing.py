@@ -77,7 +77,7 @@ def test_blocks_that_leave_together_share_a_frame(near: Near) -> None:
     for block in (b"first", b"second", b"third"):
         write_next(block)
     assert near.receive_all_there_is() == b"head"
-    assert queue.bytes_left() == len(b"firstsecondthird")
+    assert queue.unsent_bytes() == len(b"firstsecondthird")
     queue.write(b"end")  # does not overtake them
     assert near.receive_all_there_is() == b"10\r\nfirstsecondthird\r\nend"
     write_next(b"a")
@@ -191,7 +191,7 @@ def test_stream_written_amid_ticks_arrives_in_order(near: Near) -> None:
                 if near.queue.is_waiting:
                     near.queue.on_writable()
             near.queue.flush()
-            while near.queue.bytes_left():
+            while near.queue.unsent_bytes():
                 near.queue.on_writable()
             receiver.join(60)
             assert received == [expected]
@@ -305,19 +305,19 @@ def test_waiting_blocks_leave_behind_the_others(near: Near, flushes: bool) -> No
     before = memory.used_bytes
     for _ in range(3):
         write_next(b"abc")
-    assert queue.bytes_left() == queue.bytes_queued + 9
+    assert queue.unsent_bytes() == queue.bytes_queued + 9
     assert memory.used_bytes == before
     assert not near.rules.tick()  # no thread needs to fetch them
     if flushes:
         queue.flush()
-        assert queue.bytes_left() == queue.bytes_queued
+        assert queue.unsent_bytes() == queue.bytes_queued
     received = b""
     while queue.is_waiting:
         received += near.receive_all_there_is()
         queue.on_writable()
     received += near.receive(sent + len(b"9\r\nabcabcabc\r\n") - len(received))
     assert received.endswith(b"\0" + b"9\r\nabcabcabc\r\n")
-    assert queue.bytes_left() == memory.used_bytes == 0
+    assert queue.unsent_bytes() == memory.used_bytes == 0
 
 
 def test_waiting_blocks_are_left_after_an_error(near: Near) -> None:
@@ -325,9 +325,9 @@ def test_waiting_blocks_are_left_after_an_error(near: Near) -> None:
     write_next = queue.begin_stream(b"head", frame=None, may_run_ahead=False)
     near.write_until_full()
     write_next(b"abc")
-    left = queue.bytes_left()
+    left = queue.unsent_bytes()
     queue.fail(TimeoutError("the client accepted no bytes in time"))
-    assert queue.bytes_left() == left
+    assert queue.unsent_bytes() == left
 
 
 def test_few_blocks_wait_outside_the_queue(make_near: MakeNear) -> None:

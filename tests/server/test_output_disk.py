@@ -153,7 +153,7 @@ def test_error_of_the_disk_reaches_who_finishes(
     go.set()
     wait_for(lambda: not near.queue.is_waiting and (near.resumed or not closing), "it has failed")
     assert near.queue.error is error
-    assert near.queue.bytes_left() == 100_000
+    assert near.queue.unsent_bytes() == 100_000
     assert near.resumed == closing
     assert near.queue.on_writable() is closing
     expected = [repr(error)] if isinstance(error, MemoryError) else []

@@ -77,7 +77,7 @@ def test_requests_in_any_pieces_are_the_same(sizes: list[int]) -> None:
         if step is COMPLETE:
             requests.append(next_request(taking))
     assert requests == [("/one", b""), ("/two", b"0123456789"), ("/three", b"abcd"), ("/four", b"")]
-    assert taking.rest == b""
+    assert taking.unparsed == b""
 
 
 def test_headers_in_pieces_are_parsed_a_few_times_only() -> None:
@@ -162,8 +162,8 @@ def test_body_that_app_reads_is_left_to_it() -> None:
         taking = receiver(attributes=STREAMED)
         assert taking.feed(headers + b"beginning") is COMPLETE
         assert taking.exchange.body is None
-        assert taking.exchange.rest == b"beginning"
-        assert taking.rest == b""
+        assert taking.exchange.unparsed == b"beginning"
+        assert taking.unparsed == b""
 
 
 def test_deadline_of_a_body_grows_with_its_bytes() -> None:

@@ -40,7 +40,7 @@ def collect(collector: BodyCollector, data: bytes, cuts: list[int]) -> tuple[byt
         if collector.has_more_to_do:
             collector.feed(b"")
             continue
-        wanted = collector.wanted
+        wanted = collector.receive_limit
         assert wanted > 0
         piece, pieces[0] = pieces[0][:wanted], pieces[0][wanted:]
         collector.feed(piece)
@@ -49,7 +49,7 @@ def collect(collector: BodyCollector, data: bytes, cuts: list[int]) -> tuple[byt
     with collector.spool.open() as body:
         assert body.readline() + body.read() == (body.seek(0), body.read())[1]
         body.seek(0)
-        return body.read(), collector.rest + b"".join(pieces)
+        return body.read(), collector.unparsed + b"".join(pieces)
 
 
 cuts = st.lists(st.integers(0, 10_000), max_size=12)
@@ -74,7 +74,7 @@ def test_known_length_in_any_pieces_is_one_body(
     if collector.decoder.done:
         with collector.spool.open() as file:
             assert file.read() == body
-        assert collector.rest + rest == NEXT
+        assert collector.unparsed + rest == NEXT
     else:
         assert collect(collector, rest, cuts) == (body, NEXT)
 
@@ -108,8 +108,8 @@ def test_turn_is_short_however_small_the_chunks_are() -> None:
     collector.feed(b"1\r\na\r\n" * 400)
     assert not collector.has_more_to_do
     for _ in range(10):
-        collector.feed((b"1\r\na\r\n" * 20_000)[: collector.wanted])
-        assert collector.wanted <= 16 * 1024
+        collector.feed((b"1\r\na\r\n" * 20_000)[: collector.receive_limit])
+        assert collector.receive_limit <= 16 * 1024
         while collector.has_more_to_do:
             collector.feed(b"")
 
@@ -119,7 +119,7 @@ def test_large_chunks_are_received_in_large_pieces() -> None:
     collector.feed(b"10000\r\n" + bytes(60_000))
     for _ in range(4):
         collector.feed(bytes(100))
-    assert collector.wanted == 256 * 1024
+    assert collector.receive_limit == 256 * 1024
 
 
 def test_temporary_file_taking_less_is_written_on(monkeypatch: pytest.MonkeyPatch) -> None:

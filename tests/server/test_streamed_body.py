@@ -40,7 +40,7 @@ class Ends:
             self.near,
             threading.Lock(),
             decoder=ChunkDecoder() if length is None else LengthDecoder(length),
-            take_trailers=self.trailers.extend,
+            add_trailers=self.trailers.extend,
             data=data,
             timeout_s=timeout_s,
         )
@@ -149,7 +149,7 @@ def test_streamed_body_without_its_end_is_an_error(
     ends.client.sendall(data)
     ends.client.close()
     body = ends.body(length)
-    body._take_trailers = refuse_trailers
+    body._add_trailers = refuse_trailers
     with pytest.raises(error):
         io.BufferedReader(body).read()
     with pytest.raises(error):  # and not an end of the body, either

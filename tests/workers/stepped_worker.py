@@ -334,7 +334,7 @@ class SteppedWorker:
     def take_waiting(self) -> Any:
         """Act as if a thread became free for the next job."""
         job = self._pool.ready.popleft()
-        self.server.on_taken(job)
+        self.server.on_dequeued(job)
         return job
 
     def response(self, job: Any) -> None:

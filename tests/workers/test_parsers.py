@@ -88,7 +88,7 @@ class Side:
                 while step is COMPLETE:
                     found.append(_request(receiver.exchange))
                     receiver.exchange = None
-                    step = receiver.feed(b"") if receiver.rest else MORE
+                    step = receiver.feed(b"") if receiver.unparsed else MORE
                 found.append(step)
         except (ParseException, RequestError) as error:
             found.append((type(error), str(error)))
@@ -100,7 +100,8 @@ def _request(exchange: Any) -> Any:
     return (
         *(req.method, req.uri, req.path, req.query, req.fragment, req.version, req.scheme),
         *(req.headers, req.peer_addr, req.remote_addr, req.should_close(), len(req.trailers)),
-        *(exchange.length, exchange.rest, exchange.fields, exchange.script_name, exchange.proxy),
+        *(exchange.length, exchange.unparsed, exchange.fields),
+        *(exchange.script_name, exchange.proxy),
         *(exchange.expects_continue, exchange.body.read()),
     )
 

@@ -1,1 +1,1 @@
-"""The core of FastWorker: connections, thread pool and output queues. It is free of gunicorn."""
+"""The core of FastWorker: connections, thread pool and output queues. It does not use gunicorn."""

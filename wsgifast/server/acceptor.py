@@ -1,26 +1,26 @@
-"""Accepts connections from the listeners while the worker is below its limits.
+"""Accept connections from the listeners while the worker is below its limits.
 
-Theory of operation
--------------------
-While the acceptor *listens*, its listeners are in the poller. Several conditions decide whether it
-listens: the number of connections and TLS handshakes, the pool's saturation, free descriptors, and
-whether the worker ends. Any thread may change a condition, and then calls :meth:`Acceptor.update`.
-This method checks all conditions under a lock. So the result is correct for any order of calls.
+Theory of operation ------------------- While the acceptor *listens*, its listeners are in the
+poller. Several conditions decide whether it listens: the number of connections and TLS handshakes,
+the pool's saturation, free descriptors, and whether the worker ends. Any thread may change a
+condition, and then calls :meth:`Acceptor.update`. This method checks all conditions under a lock.
+So the result is correct in whatever order the threads call it.
 
 If several workers share a listener, the kernel reports a new connection to only one worker
-(EPOLLEXCLUSIVE). The reported worker must accept the connection, even if its acceptor has just
-stopped listening: the kernel tells no other worker about the connection. After each turn, the
-worker moves to the end of the kernel's queue of workers. Otherwise the kernel would report all
-connections to the first worker while traffic is low.
+(EPOLLEXCLUSIVE). That worker must accept the connection, even if its acceptor has just stopped
+listening, because the kernel does not report the connection to another worker. A *turn* accepts
+some connections from one listener. After each turn, the worker moves to the end of the kernel's
+queue of workers. Otherwise the kernel would report all connections to the first worker while
+traffic is low.
 
 A TLS handshake uses 47 kB of OpenSSL's memory. So there are at most `MAX_HANDSHAKES` at once,
 which use 24 MB. At this limit, the acceptor accepts no connections, and limits each handshake to
 `SHORT_HANDSHAKE_S`. So clients that never finish their handshakes do not block other clients.
 
-When a worker ends, it first closes the acceptor. At this moment a thread may have an event of a
-waiting connection, which the kernel has reported to no other process. So the acceptor has a last
-turn after the poller has removed the listeners. Another thread may also be in a turn, with an
-accepted connection that is not counted yet. The worker must wait until this turn ends.
+When a worker ends, it first closes the acceptor. The kernel may just have reported a new connection
+to this worker and to no other. So after the poller has removed the listeners, the acceptor takes a
+last turn. Another thread may also be in a turn, with an accepted connection that is not counted
+yet. The worker must wait until this turn ends.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from .shared import Shared
 # The maximum number of connections accepted in one turn. More would delay other events, and leave
 # other workers without work.
 _ACCEPTS = 16
-# If connections remain in a listener's queue after a turn, the next turn follows after this many
-# other events. The kernel would report the listener again only after all other ready descriptors.
+# If connections remain in a listener's queue after a turn, the next turn is taken after this many
+# other events. The kernel itself would report the listener again only after all other ready
+# descriptors.
 _EVENTS_BETWEEN_TURNS = 32
 MAX_HANDSHAKES = 512
 # The maximum time from the start of a handshake. It allows some round trips around the world.
 SHORT_HANDSHAKE_S = 3.0
-# The acceptor pauses for this time if no descriptors are left.
+# The acceptor pauses for this time if the process has no free descriptors.
 _PAUSE_S = 0.2
 # The minimum time between two equal warnings.
 _WARN_AGAIN_S = 60.0
@@ -104,7 +105,10 @@ class Acceptor:
         return self._accepting > 0
 
     def close(self) -> None:
-        """Stop listening, and take a last turn. Another turn may still run: see is_accepting."""
+        """Stop listening, and take a last turn.
+
+        Another thread may still be in a turn: see is_accepting.
+        """
         with self._lock:
             self._closed = True
         self.update()

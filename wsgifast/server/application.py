@@ -1,4 +1,4 @@
-"""Calls the WSGI app for each request, responds if the app fails, and logs the request.
+"""Call the WSGI app for each request, respond if the app fails, and log the request.
 
 :meth:`Application.end_exchange` handles the end of each response.
 """
@@ -41,7 +41,7 @@ from .receiving import Exchange
 from .response import Response, ResponseSettings
 from .shared import Shared
 
-# Errors of a socket whose client has left, and error numbers that have no class in Python.
+# Errors of a socket whose client has left: classes, and the numbers of errors that have no class.
 _FROM_CLIENT = (ConnectionError, ssl.SSLError)
 _LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN)
 
@@ -189,12 +189,13 @@ class Application:
         self, channel: Channel, exchange: Exchange, resp: Response | None, error: Any
     ) -> None:
         """Respond to an exception of the app. If the response has begun, cut it off."""
-        # If the request's body could not be read, any error of the app is a consequence of that.
+        # If the request's body could not be read, any error of the app is a consequence of this
+        # failure.
         unread = exchange.streamed and exchange.streamed.failure
         error = unread or error
         is_lost = error is unread or channel.output.error is not None
         # While bytes of a forbidden body are dropped, write() raises ClientGone to end an endless
-        # body. Otherwise, the app may have raised the ClientGone of another request.
+        # body. Any other ClientGone of the app may come from another request.
         is_endless = resp is not None and resp.dropped and isinstance(error, ClientGone)
         if isinstance(error, ConnectionError) and (is_lost or is_endless):
             self.log.debug("Ignoring a lost connection: %s", error)
@@ -289,7 +290,7 @@ class Application:
         return resp
 
     def end_exchange(self, output: OutputQueue, exchange: Exchange, now: float) -> None:
-        """Record and log a request, and close its bodies. Its response was sent, or has failed.
+        """Record and log a request whose response was sent or has failed, and close its bodies.
 
         :param now: the monotonic time.
         """
@@ -318,9 +319,9 @@ class Application:
         if resp is None or resp.status is None or exchange.environ is None:
             return
         is_replaced = resp is exchange.replaced_by
-        left = output.bytes_left()
-        if left and not is_replaced:
-            resp.sent = max(0, resp.sent - left)
+        unsent = output.unsent_bytes()
+        if unsent and not is_replaced:
+            resp.sent = max(0, resp.sent - unsent)
         if is_replaced or (output.error is None and not resp.is_cut_off):
             outcome = SENT
         else:
@@ -335,7 +336,7 @@ class Application:
         """
         if self.shared.is_disconnecting or error is None:
             return True
-        # A TimeoutError without a number means that the server has disconnected a slow client.
+        # A TimeoutError without an errno means that the server has disconnected a slow client.
         return not isinstance(error, _FROM_CLIENT) and getattr(error, "errno", None) not in _LOST
 
     def _log_access(
@@ -359,7 +360,7 @@ class Application:
     def write_elsewhere(self, write: Callable[[], object]) -> None:
         """Write a line of the access log in a thread without thread-local values of a request.
 
-        :param write: writes the line. This thread may have run another request's app.
+        :param write: writes the line. The calling thread may have run the app of another request.
         """
         if self.line_needs_thread():
             self.write_late(write)

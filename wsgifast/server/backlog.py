@@ -79,15 +79,15 @@ class DelayedBlocks:
     """Delayed blocks of a stream, which are framed together.
 
     Only the writer appends blocks, and needs no lock for that. A thread that removes blocks needs
-    the queue's lock. CPython copies a list in one step, so blocks that are appended later are not
-    lost.
+    the queue's lock. CPython copies a list in one step, so blocks that are appended meanwhile are
+    not lost.
 
     :param frame: frames joined blocks as one chunk. None if the response has no chunks.
     :param max_waiting_bytes: the maximum number of bytes that may wait here for a slow client.
     :param compresses: whether `frame` also compresses.
     :ivar blocks: the unframed blocks. None of them is empty.
-    :ivar size: the bytes of the blocks. It may be wrong for a moment, because it is changed without
-        the lock. It is only used for limits and for the log.
+    :ivar size: the bytes of the blocks, for limits and the log. It is changed without the lock, so
+        it may be wrong for a moment.
     :ivar last_block_at: the monotonic time at which the app wrote its last block.
     :ivar max_delayed_bytes: the maximum number of bytes that may wait for the next block.
     """
@@ -127,21 +127,23 @@ class DelayedBlocks:
 class Spilling:
     """Buffers that a disk thread writes to a temporary file.
 
-    :ivar size: the bytes that have not been taken.
-    :ivar taken: the number of bytes that were taken to be sent before the file is written.
+    They may be sent before they are written.
+
+    :ivar size: the number of bytes that have not been popped.
+    :ivar popped_bytes: the number of bytes that were popped, to be sent before the file is written.
     """
 
-    __slots__ = ("_at", "_first", "buffers", "size", "taken")
+    __slots__ = ("_at", "_first", "buffers", "popped_bytes", "size")
 
     def __init__(self, buffers: list[memoryview]) -> None:
         self.buffers = buffers
         self.size = sum(map(len, buffers))
-        self.taken = 0
-        # The first buffer with bytes that have not been taken, and the position in it.
+        self.popped_bytes = 0
+        # The first buffer with bytes that have not been popped, and the position in it.
         self._first = self._at = 0
 
-    def take(self, limit: int) -> bytes:
-        """Take the next bytes, at most `limit`, and return a copy of them."""
+    def pop(self, limit: int) -> bytes:
+        """Return a copy of the next bytes, at most `limit`, to be sent."""
         parts: list[memoryview] = []
         missing = limit
         while missing and self._first < len(self.buffers):
@@ -152,12 +154,12 @@ class Spilling:
             if self._at == len(self.buffers[self._first]):
                 self._first += 1
                 self._at = 0
-        self.taken += limit - missing
+        self.popped_bytes += limit - missing
         self.size -= limit - missing
         return b"".join(parts)
 
     def remaining(self) -> list[memoryview]:
-        """Return the buffers that have not been taken, without the bytes that were taken."""
+        """Return the buffers that have not been popped, without their popped bytes."""
         buffers = self.buffers[self._first :]
         if self._at:
             buffers[0] = buffers[0][self._at :]
@@ -174,7 +176,7 @@ class Backlog:
     :ivar file_sent: the number of sent bytes of the first item, if the item is a file.
     :ivar by_sendfile: the number of bytes sent by sendfile.
     :ivar waited_s: the seconds for which the writer has waited for the client or a disk.
-    :ivar spilling: buffers that a disk thread is writing. They may have been sent already.
+    :ivar spilling: buffers that a disk thread is writing.
     """
 
     __slots__ = (
@@ -203,7 +205,8 @@ class Backlog:
         items = self._items
         self.size += len(buffer)
         if len(items) > 1 and len(buffer) < _JOINED_BYTES:
-            # The first buffer is never joined, because TLS may need the same buffer again.
+            # The first buffer is never joined, because after a refusal TLS needs the same buffer
+            # again.
             last = items[-1]
             if isinstance(last, memoryview) and len(last) < _JOINED_BYTES:
                 items.pop()
@@ -219,14 +222,14 @@ class Backlog:
         self._items.append(segment)
         self.use(segment.fd)
 
-    def take_excess(self, ahead_bytes: int | None) -> list[memoryview]:
+    def pop_excess(self, ahead_bytes: int | None) -> list[memoryview]:
         """Count the buffers in memory, and remove those that exceed a limit from the end.
 
         Buffers before a file are never removed. While a disk thread is writing, no buffer is
         removed.
 
-        :param ahead_bytes: the number of bytes to keep if there are more than twice as many. None
-            to keep all.
+        :param ahead_bytes: if more than twice this many bytes are in memory, only this many remain.
+            None for no such limit.
         :returns: the removed buffers.
         """
         if self.spilling is not None:
@@ -243,7 +246,7 @@ class Backlog:
         return []
 
     def count_memory(self) -> None:
-        """Count all buffers in memory, without a limit."""
+        """Count all buffers in memory, even if they exceed the limit."""
         more = self.in_memory - self._reserved
         if more > 0:
             self._memory.count(more)
@@ -301,7 +304,7 @@ class Backlog:
         if segment is None:
             self._requeue_remaining(spilling)
         else:
-            taken = spilling.taken
+            taken = spilling.popped_bytes
             segment = segment._replace(offset=segment.offset + taken, size=segment.size - taken)
             self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
             before = items[-1] if at else None
@@ -326,7 +329,8 @@ class Backlog:
         try:
             if self._spill_file is None:
                 disk = self._memory.disk
-                # It has no write buffer, because the kernel and os.pread read it directly.
+                # The file has no write buffer, because the kernel and os.pread read the file
+                # directly.
                 file = TemporaryFile(disk, min_free_bytes=_MIN_FREE_BYTES, buffer_bytes=1)
                 self._spill_file = self._temporary[file.fileno()] = file
                 self.use(file.fileno())
@@ -346,13 +350,14 @@ class Backlog:
         first = items[0]
         if not isinstance(first, Spilling):
             return first
-        # The buffers have not been written in time. A piece is copied. The other bytes can still be
-        # written. The piece has at least the bytes that TLS refused before.
+        # The socket is ready before the buffers are written. A piece of them is copied, to be sent
+        # now. The disk thread still writes all buffers. The piece contains at least the bytes that
+        # TLS has refused.
         if first.size <= PIECE_BYTES:
             items.popleft()
             self._requeue_remaining(first)
         else:
-            self._insert(first.take(PIECE_BYTES))
+            self._insert(first.pop(PIECE_BYTES))
         return self.first
 
     def buffers(self) -> tuple[list[memoryview], bool]:
@@ -364,7 +369,7 @@ class Backlog:
             buffers.append(item)
         return buffers, False
 
-    def replace_buffers(self, count: int, left: Sequence[bytes | memoryview]) -> int:
+    def replace_buffers(self, count: int, unsent: Sequence[bytes | memoryview]) -> int:
         """Replace the first buffers by their unsent bytes. Return the number of sent bytes."""
         sent = 0
         for _ in range(count):
@@ -372,8 +377,8 @@ class Backlog:
             assert isinstance(buffer, memoryview)
             self._uncount(buffer)
             sent += len(buffer)
-        for rest in reversed(left):
-            view = memoryview(rest)
+        for unsent_buffer in reversed(unsent):
+            view = memoryview(unsent_buffer)
             self._items.appendleft(view)
             self.in_memory += _bytes_in_memory(view)
             sent -= len(view)
@@ -388,15 +393,15 @@ class Backlog:
         self.size -= size
         if by_kernel:
             self.by_sendfile += size
-        self._take_from_file(size)
+        self._remove_from_file(size)
 
     def insert_read(self, data: bytes) -> None:
         """Replace the next bytes of the first file by a buffer, which is sent first."""
-        self._take_from_file(len(data))
+        self._remove_from_file(len(data))
         self._insert(data)
 
     def _requeue_remaining(self, spilling: Spilling) -> None:
-        """Insert the buffers that have not been taken at the front of the queue."""
+        """Insert the buffers that have not been popped at the front of the queue."""
         remaining = spilling.remaining()
         self.in_memory += sum(map(_bytes_in_memory, remaining))
         self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
@@ -408,7 +413,7 @@ class Backlog:
         self._reserved += len(data)
         self._memory.count(len(data))
 
-    def _take_from_file(self, size: int) -> None:
+    def _remove_from_file(self, size: int) -> None:
         segment = self._items[0]
         assert isinstance(segment, FileSegment)
         self.file_sent += size
@@ -450,7 +455,10 @@ class Backlog:
             self.release(spill.fileno())
 
     def use(self, fd: int) -> None:
-        """Keep a descriptor open until :meth:`release` is called as often."""
+        """Count a use of a descriptor.
+
+        It remains open until :meth:`release` is called for each use.
+        """
         self._uses[fd] = self._uses.get(fd, 0) + 1
 
     def release(self, fd: int) -> None:

@@ -3,13 +3,12 @@
 The application (application.py) runs the app for a :class:`Channel`. It does not depend on the
 version of HTTP.
 
-The end of a response
----------------------
-The thread that ran the app calls :meth:`Channel.finish_when_sent`. If all bytes have been sent,
-this thread calls :meth:`Channel.finish`. Otherwise the thread that sends the last byte calls it. So
-it is called once. It passes the exchange to :meth:`.Application.end_exchange`, which closes bodies
-and writes the log. Then an HTTP/1 connection waits for the next request, and an HTTP/2 stream is
-closed.
+The end of a response --------------------- The thread that ran the app calls
+:meth:`Channel.finish_when_sent`. If all bytes have been sent, this thread calls
+:meth:`Channel.finish`. Otherwise the thread that sends the last byte calls :meth:`Channel.finish`.
+So it is called once for each response. It passes the exchange to :meth:`.Application.end_exchange`,
+which closes bodies and writes the log. Then an HTTP/1 connection waits for the next request, and an
+HTTP/2 stream is closed.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class ErrorPage(NamedTuple):
 
 
 class AcceptedSocket:
-    """An accepted socket, and the data that environs of its requests need.
+    """An accepted socket, and the data for the environs of its requests.
 
     :param peer: the client's address as returned by accept().
     :param address: the listener's address.
@@ -151,7 +150,7 @@ class Channel(Owner):
         return len(page.body) if self._write_error(page) else 0
 
     def error_page(self, status: int, reason: str, headers: Headers, body: bytes) -> ErrorPage:
-        """Return an error response with a Date header. It has no body if the method is HEAD."""
+        """Return an error response with a Date header. For HEAD, the response has no body."""
         if self._is_head():  # RFC 9110 section 9.3.2
             body = b""
         # RFC 9110 section 6.6.1
@@ -163,12 +162,13 @@ class Channel(Owner):
         if output.delayed is not None:
             output.flush()
         # The monitor moves delayed blocks into the backlog while it has the lock. Without the lock,
-        # `is_waiting` might be read in between.
+        # this thread might read `is_waiting` in the middle of this move.
         with output.lock:
             if self.exchange is not None:
                 self.exchange.response_is_complete = True
             if output.is_waiting:
-                if self.state is not SENDING:  # it is SENDING if the request was refused
+                # The state is already SENDING if the request was refused.
+                if self.state is not SENDING:
                     self.state = SENDING  # type: ignore[misc]  # a slot of each subclass
                     if self.exchange is not None:
                         self.exchange.context = copy_context()

@@ -1,16 +1,16 @@
 """One client connection, and its steps after an event or a deadline in each of its states.
 
-Theory of operation
--------------------
-channel.py defines the states and their possible next states. :data:`_STEPS` defines the step of
-each state. A waiting connection is in the registry. An event or the sweep claims the connection,
-and makes one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`. This
-method makes the connection wait again, closes the connection, or returns it if the app is to run.
-After HTTP/2 was negotiated, an HTTP2Connection replaces the connection (http2/connection.py).
+Theory of operation ------------------- channel.py defines the states and their possible next
+states. :data:`_STEPS` defines the step of each state. A waiting connection is in the registry. An
+event or the sweep claims the connection, and makes one thread its owner (endpoint.py). The owner
+calls :meth:`Connection.on_event`. This method makes the connection wait again, closes the
+connection, or returns it if its app can run now. After HTTP/2 was negotiated, an HTTP2Connection
+replaces the connection (http2/connection.py).
 
-While the app runs, the app's thread is the owner. If the output queue waits for the client at this
-time, the connection is also in the registry. The thread of the next event then only sends bytes,
-with the queue's lock. Only the owner closes the socket, and never while the app may use it.
+While the app runs, the app's thread is the owner. If the output queue waits for the client
+meanwhile, the connection is also in the registry. The thread that gets the next event then only
+sends bytes, with the queue's lock. Only the owner closes the socket, and never while the app may
+use the socket.
 
 Other objects do the remaining work. The receiver parses received bytes and has no socket. The
 output queue sends. The base class Endpoint waits and closes.
@@ -51,12 +51,12 @@ from .response import Response
 from .sending import SocketSender
 from .streamed_body import StreamedBody
 
-# The deadline of an idle connection that is overdue, but has unread data. The connection receives
+# The deadline of an idle connection that was overdue but had unread data. The connection receives
 # once more before it is closed.
 _LAST_TURN = 0.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# If the peer closes during the handshake, the error depends on the versions of Python and OpenSSL.
-_LEFT_IN_HANDSHAKE = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+# The errors if the peer closes during the handshake. Versions of Python and OpenSSL differ.
+_HANDSHAKE_DISCONNECTS = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 # An alert that reports no error (RFC 8446 section 6.1).
 _CANCELLED = "USER_CANCELLED"
 
@@ -126,21 +126,21 @@ class Connection(Endpoint, Channel):
     def on_overdue(self) -> None:
         """End a connection that is past its deadline. The sweep owns it.
 
-        An idle connection stays open if a busy server has not read its next request yet. If it were
-        closed, the client would not know whether the request was processed (RFC 9110 section
-        9.2.2).
+        An idle connection stays open if a busy server has not read its next request yet. If the
+        connection were closed, the client would not know whether its request was processed (RFC
+        9110 section 9.2.2).
         """
         if self.state is IDLE and self.deadline != _LAST_TURN and self.has_unread():
             self.deadline = _LAST_TURN
             self.registry.resume(self)
             return
-        _, end, waited_for = _STEPS[self.state]
+        _, end, timeout_label = _STEPS[self.state]
         if self.receives_body:
-            waited_for = "body"
+            timeout_label = "body"
         elif self.state is IDLE and self._receiver.is_first:
-            waited_for = "head"
-        if waited_for:
-            self.shared.counters.timeouts[waited_for] += 1
+            timeout_label = "head"
+        if timeout_label:
+            self.shared.counters.timeouts[timeout_label] += 1
         end(self)
 
     def _shake_hands(self, events: int) -> Channel | None:
@@ -169,7 +169,7 @@ class Connection(Endpoint, Channel):
             return self._speak_http2()
         return self._receive(READ)
 
-    def _receive_rest(self, events: int) -> Channel | None:
+    def _receive_request(self, events: int) -> Channel | None:
         """Receive more of a request. If a temporary file may be written, a disk thread does it."""
         if self._receiver.may_need_disk() and self.registry.wait_for_disk(
             self, partial(self._receive, events)
@@ -187,9 +187,9 @@ class Connection(Endpoint, Channel):
         receiver = self._receiver
         data = b""
         if events or not receiver.has_more_to_do():
-            wanted = receiver.wanted
+            size = receiver.receive_limit
             try:
-                data = self.sock.recv(wanted)
+                data = self.sock.recv(size)
             except WOULD_BLOCK:
                 self.wait(READ)
                 return None
@@ -235,7 +235,7 @@ class Connection(Endpoint, Channel):
                 self.close()
                 return
             if self.output.is_waiting:
-                return  # after sending it, the queue's event continues to receive
+                return  # when it was sent, _receive() continues
         if deadline is not None:
             self.deadline = deadline
         # An event reports only bytes that are still in the socket.
@@ -247,24 +247,24 @@ class Connection(Endpoint, Channel):
     def _await_request(self) -> None:
         """Wait for the next request, or continue at once if its first bytes have been received."""
         self.state = IDLE
-        if self._receiver.rest or (self._tls is not None and self.has_more_in_tls()):
+        if self._receiver.unparsed or (self._tls is not None and self.has_more_in_tls()):
             self.registry.resume(self)
         else:
             self.wait(READ)
 
     def _stream_body(self, exchange: Exchange) -> None:
-        """Let the app's thread read the body from the socket."""
+        """Make a `wsgi.input` that reads the body from the socket in the app's thread."""
         receiver = self._receiver
         exchange.streamed = streamed = StreamedBody(
             self.sock,
             self.output.lock,
             decoder=receiver.decoder(exchange.length),
-            take_trailers=receiver.take_trailers,
-            data=exchange.rest,
+            add_trailers=receiver.add_trailers,
+            data=exchange.unparsed,
             timeout_s=self.shared.options.body_timeout_s,
         )
         exchange.body = io.BufferedReader(streamed)
-        if exchange.expects_continue and not exchange.rest:
+        if exchange.expects_continue and not exchange.unparsed:
             try:
                 self.output.write(_CONTINUE)
             except ClientGone:
@@ -278,7 +278,7 @@ class Connection(Endpoint, Channel):
         """Replace this connection by an HTTP/2 connection, which gets the received bytes."""
         self.state = STREAMS
         receiver = self._receiver
-        return self._begin_http2(self, receiver.parser, receiver.rest)
+        return self._begin_http2(self, receiver.parser, receiver.unparsed)
 
     # The app's thread
 
@@ -359,15 +359,15 @@ class Connection(Endpoint, Channel):
     def _discard_body(self, events: int) -> None:
         """Discard the unread bytes of a body, then wait for the next request.
 
-        The response's headers announced a persistent connection. If it were closed now, the
+        The response has announced a persistent connection. If the connection were closed now, the
         client's next request could be lost.
         """
         body = self._unread
         assert body is not None
-        rest = body.skip()
-        if rest is not None:
+        unparsed = body.skip()
+        if unparsed is not None:
             self._unread = None
-            self._receiver.rest = rest
+            self._receiver.unparsed = unparsed
             self.deadline = time.monotonic() + self.shared.keepalive_s
             self._await_request()
         elif body.failure is None:
@@ -402,7 +402,7 @@ def _encoded(page: ErrorPage) -> bytes:
 
 def _has_left(error: ssl.SSLError) -> bool:
     """Return whether a handshake failed because the client left, not because of wrong bytes."""
-    return isinstance(error, _LEFT_IN_HANDSHAKE) or _CANCELLED in (error.reason or "")
+    return isinstance(error, _HANDSHAKE_DISCONNECTS) or _CANCELLED in (error.reason or "")
 
 
 # For each state: the step after an event, the step after the deadline, and the label of the timeout
@@ -410,7 +410,7 @@ def _has_left(error: ssl.SSLError) -> bool:
 _STEPS: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any], object], str]] = {
     HANDSHAKE: (Connection._shake_hands, Connection.close, "handshake"),
     IDLE: (Connection._receive, Connection.close, "keepalive"),
-    RECEIVING: (Connection._receive_rest, Connection._on_receive_timeout, "head"),
+    RECEIVING: (Connection._receive_request, Connection._on_receive_timeout, "head"),
     RUNNING: (Connection._send, Connection._on_send_timeout, "send"),
     SENDING: (Connection._send, Connection._on_send_timeout, "send"),
     SKIPPING: (Connection._discard_body, Connection.linger, "body"),

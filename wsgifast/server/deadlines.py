@@ -1,19 +1,18 @@
-"""Ends the responses to requests that are past their deadlines, because their apps take too long.
+"""End the responses to requests that are past their deadlines, because their apps take too long.
 
-Theory of operation
--------------------
-The main thread checks the running requests about once a second, and when the next deadline is due.
-No other thread checks deadlines. At the deadline, the client gets a response with 503. If
-the app's response has begun, the client is disconnected instead. In both cases, the response's
-output queue stores an error. So the app's later output is discarded, and its next write() raises.
-The app's thread cannot be stopped. When the app returns, its thread closes the connection.
+Theory of operation ------------------- The main thread checks the running requests about once a
+second, and when the next deadline is due. No other thread checks deadlines. At the deadline, the
+client gets a response with 503. If the app's response has begun, the client is disconnected
+instead. In both cases, the response's output queue stores an error. So the app's later output is
+discarded, and the app's next write() raises the error. The app's thread cannot be stopped. When the
+app returns, its thread closes the connection.
 
     running --the app returns--> ended
             --the deadline--> timed out --the app returns--> ended
 
-Both steps need the lock of the response's output: the app's return
-(:meth:`.Channel.finish_when_sent`) and the deadline (:meth:`.Application.time_out`). So a request
-cannot do both.
+Two steps can end a running request: the app's return (:meth:`.Channel.finish_when_sent`) and the
+deadline (:meth:`.Application.time_out`). Both need the lock of the response's output. So only one
+of them ends the request.
 
 If all requests of a worker are past their deadlines, the worker cannot serve other clients. So it
 ends, and gunicorn replaces it.
@@ -30,7 +29,7 @@ from .shared import Shared
 
 
 class RequestTimedOut(TimeoutError):
-    """The app has exceeded the request's deadline."""
+    """Raised in an app that has exceeded the request's deadline."""
 
 
 class Deadlines:
@@ -61,7 +60,7 @@ class Deadlines:
         :param now: the monotonic time.
         :returns: the maximum time in seconds until the next check.
         """
-        left_s = self._default_s
+        next_check_s = self._default_s
         overdue = 0
         for member in self._members:
             channel, since = member.job, member.since
@@ -72,7 +71,7 @@ class Deadlines:
             since = max(since, exchange.started)
             seconds = timeout_of(exchange.environ, self._default_s)
             if now < since + seconds:
-                left_s = min(left_s, since + seconds - now)
+                next_check_s = min(next_check_s, since + seconds - now)
                 continue
             overdue += 1
             if not exchange.is_timed_out:
@@ -83,7 +82,7 @@ class Deadlines:
                 "All %d threads are past the deadlines of their requests: the worker ends", overdue
             )
             self._kill()
-        return left_s
+        return next_check_s
 
     def _end(self, member: Member, channel: Any, exchange: Any, seconds: float) -> None:
         stack = stack_of(member)

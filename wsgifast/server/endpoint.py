@@ -1,9 +1,8 @@
-"""An accepted socket: its state, how it waits, and how it is closed. All versions of HTTP use it.
+"""An accepted socket: its state, how it waits, and how it is closed, for all versions of HTTP.
 
-Theory of operation
--------------------
-A waiting connection is *published*: it is in the registry under its descriptor. The descriptor is
-*armed* in the poller. Either an event (:meth:`.Server.receive`) or the sweep
+Theory of operation ------------------- A waiting connection is *published*, which means that the
+registry contains it under its descriptor. The descriptor is *armed* in the poller, which will
+report one event of it. Either an event (:meth:`.Server.receive`) or the sweep
 (:meth:`Registry.sweep`) claims the connection. The thread that claims the connection owns it. No
 other thread uses the connection until it waits again or is closed.
 
@@ -13,11 +12,11 @@ other thread uses the connection until it waits again or is closed.
 A connection is published first, because the event may arrive as soon as the descriptor is armed.
 The sweep must not claim the connection between the two steps. Otherwise the sweep could close it,
 the kernel could reuse the descriptor's number, and the owner would arm a new connection's
-descriptor. So both steps happen under one lock. The sweep acquires this lock for each claim. An
-event needs no lock, because it proves that both steps are done.
+descriptor. So both steps happen under one lock. The sweep acquires this lock for each claim. The
+thread of an event needs no lock, because the event proves that both steps are done.
 
-The sweep may claim a connection just before its event is handled. Then the event finds no
-connection. The event is not lost: when the connection waits again, the poller reports the event
+The sweep may claim a connection just before its event is handled. Then the event's thread finds no
+connection. The event is not lost, because the poller reports it again when the connection waits
 again.
 """
 
@@ -93,7 +92,7 @@ class Registry:
     # The owner of a connection calls these methods.
 
     def wait(self, connection: Endpoint, events: int) -> None:
-        """Let a connection wait for an event. The caller must not use it afterwards.
+        """Make a connection wait for an event. The caller must not use the connection afterwards.
 
         :param events: see :meth:`Poller.arm`.
         :raises OSError, ValueError: if the kernel cannot watch the descriptor. The caller then
@@ -104,11 +103,12 @@ class Registry:
         fd = connection.fd
         other = self.waiting.get(fd)
         if other is not None and other is not connection:
-            # Two connections have the same number: an app took over one socket and closed it.
+            # Two connections have the same descriptor number, because an app took over one socket
+            # and closed it.
             if connection.sock.fileno() != fd:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             if self.claim(other):
-                # Deferred, because the caller may have acquired the lock of its own output.
+                # This is deferred, because the caller may have acquired the lock of its own output.
                 end = partial(self.attempt, other, other.on_overdue)
                 self.defer(end)
         with self._lock:
@@ -134,7 +134,7 @@ class Registry:
                 self._poller.arm(connection.fd, events)
 
     def claim(self, connection: Endpoint, *, overdue_at: float | None = None) -> bool:
-        """Become the owner of a waiting connection without an event.
+        """Make the caller the owner of a waiting connection, without an event.
 
         :param overdue_at: a monotonic time. The connection is then claimed only if its deadline is
             earlier, or if it waits for memory.
@@ -196,11 +196,11 @@ class Registry:
             return None
 
     def resume(self, connection: Endpoint) -> None:
-        """Let a thread of the pool call :meth:`Endpoint.on_event` without an event."""
+        """Make a thread of the pool call :meth:`Endpoint.on_event` without an event."""
         self.defer(partial(self.attempt, connection, partial(connection.on_event, 0)))
 
     def wait_for_disk(self, connection: Endpoint, step: Step) -> bool:
-        """Let a disk thread run a step that may write to a temporary file.
+        """Make a disk thread run a step that may write to a temporary file.
 
         The disk thread owns the connection during the step. If the step returns a channel, a thread
         of the pool runs its app.
@@ -221,13 +221,15 @@ class Registry:
 
 
 class Endpoint(AcceptedSocket, Owner):
-    """An accepted socket, its output queue and its state. connection.py explains who owns it.
+    """An accepted socket, its output queue and its state.
+
+    connection.py explains which thread owns it.
 
     :param peer: the client's address as returned by accept().
     :param address: the listener's address.
     :param state: the first state.
     :ivar deadline: the monotonic time after which the sweep claims the connection.
-    :ivar is_registered: whether its descriptor was added to the poller.
+    :ivar is_registered: whether the descriptor was added to the poller.
     :ivar waits_for_memory: whether the next sweep claims the connection before its deadline.
     """
 
@@ -268,11 +270,14 @@ class Endpoint(AcceptedSocket, Owner):
 
     @abstractmethod
     def on_overdue(self) -> None:
-        """End an overdue connection or stream. The sweep calls it and owns the connection."""
+        """End an overdue connection or stream.
+
+        Only the sweep calls this, and owns the connection.
+        """
 
     @abstractmethod
     def outputs(self) -> list[tuple[OutputQueue, Exchange | None]]:
-        """Return all output queues with their exchanges. Any thread may call it."""
+        """Return all output queues with their exchanges. Any thread may call this."""
 
     @abstractmethod
     def is_sending(self) -> bool:
@@ -305,7 +310,7 @@ class Endpoint(AcceptedSocket, Owner):
         self.registry.resume(self)
 
     def end_memory_wait(self) -> None:
-        """Wait until the socket is writable. The sweep calls it and owns the connection."""
+        """Wait until the socket is writable. Only the sweep calls this, and owns the connection."""
         self.waits_for_memory = False
         self.wait(WRITE)
 
@@ -332,7 +337,7 @@ class Endpoint(AcceptedSocket, Owner):
     # The end of a connection.
 
     def cut_off(self) -> None:
-        """Disconnect the client. Any thread may call it.
+        """Disconnect the client. Any thread may call this.
 
         The connection's owner, or the thread of the next event, closes the socket.
         """
@@ -342,7 +347,7 @@ class Endpoint(AcceptedSocket, Owner):
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def linger(self) -> None:
-        """Shut down the sending side, and wait until the client has read the whole response.
+        """Shut down the sending direction, and wait until the client has read the whole response.
 
         Further bytes of the client are discarded until it closes the connection. See
         :mod:`~wsgifast.sockets.closing`.
@@ -353,7 +358,8 @@ class Endpoint(AcceptedSocket, Owner):
         try:
             self.sock.setblocking(False)
             if self._tls is not None:
-                # This sends close_notify (RFC 8446 section 6.1) without waiting for the client's.
+                # unwrap() sends a close_notify (RFC 8446 section 6.1), and does not wait for the
+                # client's, because the socket is non-blocking.
                 with contextlib.suppress(OSError, ValueError):
                     self._tls.unwrap()
             self.sock.shutdown(socket.SHUT_WR)
@@ -381,7 +387,7 @@ class Endpoint(AcceptedSocket, Owner):
         self.wait(READ)
 
     def close(self) -> None:
-        """Close at once. Only the owner may call it, and not while the app runs."""
+        """Close at once. Only the owner may call this, and not while the app runs."""
         if self.state is CLOSED:
             return
         if not self._drop_requests():

@@ -1,7 +1,8 @@
-"""The monitor promotes another thread if the pool's leader is in a long turn and cannot poll.
+"""The monitor makes another thread lead if the pool's leader is in a long turn and cannot poll.
 
-The monitor runs in the main thread. It never blocks, polls or receives. It only calls `on_tick` and
-`on_saturation`, so it notices every blocked leader. Its caller does other work between two calls of
+The monitor runs in the main thread. It never blocks, polls or receives. The only functions of
+others that it calls are `on_tick` and `on_saturation`. So it notices every blocked leader. Its
+caller does other work between two calls of
 :meth:`Monitor.watch`.
 
 The monitor sleeps until its alarm. A thread that begins a turn postpones the alarm
@@ -11,7 +12,7 @@ the GIL. If the app computes in long turns, the monitor checks less often. After
 blocked, the monitor checks after one tick again. If a tick was requested, the monitor calls
 `on_tick` in time.
 
-The watchdog logs a warning if all threads of the pool are stuck, so that no client is served.
+The watchdog logs an error if all threads of the pool are stuck. Then no client is served.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from .shared import Shared
 if TYPE_CHECKING:
     from .pool import Pool
 
-# One tick. A blocked leader is replaced after one to two ticks, if the last long turn was blocked
-# too.
+# One tick. If the last long turn was blocked too, a blocked leader is replaced after one to two
+# ticks.
 TICK_S = 0.0007
 # The maximum time of a turn before the monitor checks it, if long turns compute or send large
 # files. Each check takes the GIL away from the working thread.
 _MAX_PATIENCE_S = 4 * TICK_S
-# A leader that computes, or waits for a CPU, is replaced after this time. The new leader would wait
-# for the same CPU or GIL.
+# A leader that computes, or waits for a CPU, is only replaced after this time, because a new leader
+# would wait for the same CPU or GIL.
 _RUNNING_PATIENCE_S = 0.005
-# A spare whose turn takes longer than this is blocked. In shorter turns it may compete with all
-# apps for the GIL.
+# A spare counts as blocked if its turn takes longer than this. A shorter turn may be long because
+# the spare competes with all apps for the GIL.
 _SPARE_PATIENCE_S = 0.25
 
 # See :meth:`.Pool.turns`.
@@ -101,7 +102,7 @@ class Exhaustion:
         return self._total_s + (0.0 if since is None else now - since)
 
 
-# Its attribute `member` is the thread's Member. Only the pool's threads have it.
+# In the pool's threads, its attribute `member` is the thread's Member.
 this_thread = threading.local()
 
 

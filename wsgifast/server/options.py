@@ -10,7 +10,9 @@ from ..server_options import MIN_BYTES_PER_S
 
 @dataclass(frozen=True)
 class Options:
-    """A server's options. Those of wsgifast/server_options.py are described there.
+    """A server's options.
+
+    wsgifast/server_options.py describes the options that are not listed here.
 
     Options with a default are constants. Only tests replace them.
 
@@ -62,17 +64,19 @@ class Options:
     access_log_skip: Sequence[str]
     queue_timeout_s: float
     request_timeout_s: float
-    # Larger bodies are stored in a temporary file. Most forms fit in memory, but not most uploads.
+    # Larger bodies are stored in a temporary file. Most forms are smaller, and most uploads are
+    # larger.
     body_memory_bytes: int = 512 * 1024
     # A client is disconnected if it receives fewer bytes on average, after send_timeout_s.
     send_min_bytes_per_s: float = MIN_BYTES_PER_S
     # If more bytes are in memory for one client, further blocks of a generator are written to a
-    # temporary file. Up to twice as many bytes may wait in memory. A socket accepts several times
-    # fewer bytes at once.
+    # temporary file. Up to twice as many bytes may wait in memory. This is several times as much as
+    # a socket accepts at once.
     output_ahead_bytes: int = 256 * 1024
     # The maximum size of one response in a temporary file. A generator may be endless. At this
     # limit it waits for its client.
     response_on_disk_bytes: int = 1024 * 1024 * 1024
     # If no thread has finished a request for this time, the stack of each thread is logged. Other
-    # threads then call postponed close() methods. gunicorn's timeout has the same default.
+    # threads then call the postponed close() methods of stuck threads. gunicorn's timeout has the
+    # same default.
     stuck_after_s: float = 30.0

@@ -25,7 +25,7 @@ frames them together, and queues them.
 *Running ahead.* If more than `ahead_bytes` are queued for a client, the writer waits. If the writer
 *may run ahead*, a disk thread writes further output to a temporary file, without the lock. So a
 slow client does not occupy the app's thread (like nginx's proxy_buffering). The file is also used
-if all queues together use too much memory. Only then does the writer wait for the disk thread.
+if all queues together use too much memory. In that case the writer waits for the disk thread.
 
 *Disk.* A thread that handles a socket's event never reads from the disk. Of a file, it sends only
 the bytes in the page cache. A disk thread sends one part of the other bytes, without the lock. No
@@ -33,8 +33,8 @@ other thread sends meanwhile. Then the queue waits for the socket again.
 
 An error is final: queued output is dropped, and the writer's next call raises :class:`ClientGone`.
 
-If the kernel has no memory for TCP, a socket is writable but accepts no bytes. A wait for the
-writable event would end at once. So the queue waits for some time instead.
+If the kernel has no memory for TCP, a socket is reported as writable but accepts no bytes. A wait
+for the writable event would end at once. So the queue waits until the next sweep instead.
 """
 
 from __future__ import annotations
@@ -68,15 +68,26 @@ class OutputQueue:
     :ivar is_waiting: whether an event's thread or a disk thread will continue to send.
     :ivar delayed: the delayed blocks of a stream. None until a stream begins.
     :ivar may_run_ahead: whether output above `ahead_bytes` may be written to a temporary file.
-    :ivar stays_in_memory: whether unsent output is never written to a temporary file.
+    :ivar never_spills: whether unsent output is never written to a temporary file.
     :ivar is_complete: whether the response is complete. The thread that sends its last byte then
         finishes the response.
-    :ivar error: why no more output can be sent, or None.
+    :ivar error: the reason why no more output can be sent, or None.
     """
 
     __slots__ = (
-        "_dropped", "_progress", "_rules", "backlog", "delayed", "error", "is_complete",
-        "is_waiting", "lock", "may_run_ahead", "owner", "sender", "stays_in_memory",
+        "_dropped",
+        "_progress",
+        "_rules",
+        "backlog",
+        "delayed",
+        "error",
+        "is_complete",
+        "is_waiting",
+        "lock",
+        "may_run_ahead",
+        "never_spills",
+        "owner",
+        "sender",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +101,7 @@ class OutputQueue:
         self.lock = lock or threading.Lock()
         self.error: BaseException | None = None
         self.backlog: Backlog | None = None
-        self.is_waiting = self.stays_in_memory = False
+        self.is_waiting = self.never_spills = False
         self.owner = owner
         self._rules = rules
         self._progress: threading.Condition | None = None
@@ -115,7 +126,7 @@ class OutputQueue:
     # The writer calls these methods. They raise ClientGone if the client has disconnected.
 
     def write(self, data: bytes) -> None:
-        """Send bytes, and queue the unsent ones. This may wait for the client."""
+        """Send bytes, and queue the unsent bytes. This may wait for the client."""
         unsent: bytes | memoryview = data
         with self.lock:
             if self.delayed is not None and self.delayed.blocks:
@@ -177,8 +188,9 @@ class OutputQueue:
         now = time.monotonic()
         follows = now - delayed.last_block_at < _COALESCE_S
         delayed.last_block_at = now
-        # Add the block before the checks. A tick removes the queue from `to_flush`, and then pops
-        # the blocks. If a tick misses this block, the check below adds the queue again.
+        # Add the block before the checks. A tick first removes the queue from `to_flush`, and then
+        # pops the blocks. If it pops the blocks before this one is added, the check below adds the
+        # queue again.
         delayed.blocks.append(block)
         delayed.size = size = delayed.size + len(block)
         if self.is_waiting:
@@ -218,7 +230,7 @@ class OutputQueue:
             self._send_or_raise()
             if not backlog.size:
                 return
-            if self.stays_in_memory:
+            if self.never_spills:
                 backlog.count_memory()
                 return
             spilling = self._begin_spilling(backlog)
@@ -290,8 +302,9 @@ class OutputQueue:
     def on_writable(self) -> bool:
         """Continue to send. The owner calls it after an event of the socket.
 
-        :returns: whether the caller must finish the response: it is complete, and all of it was
-            sent. This is decided with the lock, so that the app's thread does not finish it too.
+        :returns: whether the caller must finish the response, because it is complete and was sent.
+            This is decided with the lock, so that the app's thread does not finish the response
+            too.
         """
         with self.lock:
             self.is_waiting = False
@@ -314,7 +327,7 @@ class OutputQueue:
             if self.backlog is not None:
                 self.backlog.close()
 
-    def bytes_left(self) -> int:
+    def unsent_bytes(self) -> int:
         """Return the number of unsent bytes, including those that were dropped after an error."""
         with self.lock:
             return self._dropped + (self.delayed.size if self.delayed else 0) + self.bytes_queued
@@ -331,7 +344,8 @@ class OutputQueue:
                 self.sender.send(data)
         self._fail(error)
 
-    # These methods do not have the lock, because other threads must not wait for a slow disk.
+    # These methods are called without the lock, because other threads must not wait for a slow
+    # disk.
 
     def _spill_soon(self, backlog: Backlog, spilling: Spilling) -> None:
         try:
@@ -373,7 +387,7 @@ class OutputQueue:
                 self._wait()
             backlog.waited_s += time.monotonic() - began
 
-    def _go_on_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
+    def _send_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
         """Send the next bytes of a file, without the lock. A disk thread runs this."""
         done: int | bytes = 0
         failure: Exception | None = None
@@ -459,13 +473,13 @@ class OutputQueue:
         backlog.use(segment.fd)  # keeps it open if the connection fails in the meantime
         try:
             device = os.fstat(segment.fd).st_dev
-            self._rules.disk.submit(device, lambda: self._go_on_from_disk(backlog, segment))
+            self._rules.disk.submit(device, lambda: self._send_from_disk(backlog, segment))
         except OSError as error:
             backlog.release(segment.fd)
             self._fail(error)
 
     def _begin_spilling(self, backlog: Backlog) -> Spilling | None:
-        excess = backlog.take_excess(self._rules.ahead_bytes if self._may_spill(backlog) else None)
+        excess = backlog.pop_excess(self._rules.ahead_bytes if self._may_spill(backlog) else None)
         return backlog.begin_spill(excess) if excess else None
 
     def _may_spill(self, backlog: Backlog) -> bool:

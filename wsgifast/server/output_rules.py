@@ -55,11 +55,12 @@ class OutputRules:
         self._request_tick()
 
     def tick(self) -> bool:
-        """Send all delayed blocks. Return whether there were any. It never blocks."""
+        """Send all delayed blocks, without blocking. Return whether there were delayed blocks."""
         if not self.to_flush:
             return False
         later = {}
-        # A copy, because writers may add queues meanwhile. Those are flushed at the next tick.
+        # Iterate over a copy, because writers may add queues meanwhile. Added queues are flushed at
+        # the next tick.
         for queue, flush in self.to_flush.copy().items():
             self.to_flush.pop(queue, None)
             if not flush():

@@ -1,4 +1,4 @@
-"""Waits for events of descriptors, with epoll or poll.
+"""Wait for events of descriptors, with epoll or poll.
 
 Theory of operation
 -------------------
@@ -9,9 +9,9 @@ connection until it arms the descriptor again, even while another thread polls.
 Listeners are level-triggered and stay armed. If several workers share a listener, epoll reports
 each new connection to one of the workers (EPOLLEXCLUSIVE).
 
-With :class:`EpollPoller`, the kernel does this. :class:`PollPoller` does it with poll(2), on
-systems without epoll. If a thread arms a descriptor while another thread polls, a byte in a pipe
-wakes the polling thread.
+:class:`EpollPoller` leaves all of this to the kernel. :class:`PollPoller` implements it with
+poll(2), for systems without epoll. If a thread arms a descriptor while another thread polls, a byte
+in a pipe wakes the polling thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from typing import TypeAlias
 # In that case the next read or write fails.
 READ = 0x1
 WRITE = 0x4
-# Set together with READ if the peer has shut down its sending side (EPOLLRDHUP, only with epoll).
+# Set together with READ if the peer has shut down its sending direction (EPOLLRDHUP, only with
+# epoll).
 HUNG_UP = 0x2000
 
 # Errors of a non-blocking socket, plain or with TLS, that is not ready.
@@ -117,11 +118,11 @@ class EpollPoller:
         return events
 
     def wake(self) -> None:
-        """Make the current poll return at once. If no thread polls, the next poll does."""
+        """Make the current poll return at once, or the next poll if no thread polls."""
         self._pipe.wake()
 
     def close(self) -> None:
-        """Close the poller's own descriptors. No thread may be polling at this time."""
+        """Close the descriptors of the poller itself. No thread may be polling at this time."""
         self._epoll.close()
         self._pipe.close()
 
@@ -129,8 +130,8 @@ class EpollPoller:
 class PollPoller:
     """A poller for any system with poll(2). Only one thread polls at a time.
 
-    It has the same methods as :class:`EpollPoller`. If a descriptor is closed while it is armed, it
-    is reported once, which has no effect.
+    It has the same methods as :class:`EpollPoller`. A descriptor that is closed while it is armed
+    is reported once. The report has no effect.
     """
 
     def __init__(self) -> None:

@@ -1,22 +1,21 @@
 """The thread pool: one thread leads, the others run apps or wait (the leader/followers pattern).
 
-Theory of operation
--------------------
-Passing a request from a polling thread to an app thread costs two context switches and a wait for
-the GIL. This is more than a short request costs. So one thread, the *leader*, polls, and then
-serves the request itself without waking another thread.
+Theory of operation ------------------- Passing a request from a polling thread to an app thread
+costs two context switches and a wait for the GIL, which is more than a short request costs. So one
+thread, the *leader*, polls, and then serves the request itself without waking another thread.
 
 This works while each turn is short. A *turn* is one event, task or job that a thread handles. If
-the leader is in a turn for longer than a tick, the *monitor* (monitor.py) promotes a *follower*,
-which is a waiting thread. The old leader may run an app, or be blocked in a system call. A leader
-that computes gets more time, because two threads that alternate on the GIL are slower than one. For
-the same reason, a thread that does not lead becomes a follower after its turn. It leads only if a
-busy leader found no follower and *offered* the lead, or if the busy leader is the spare.
+the leader is in a turn for longer than a tick, the *monitor* (monitor.py) makes another thread the
+leader. It *promotes* a *follower*, which is a waiting thread. The old leader may run an app, or be
+blocked in a system call. A leader that computes gets more time, because two threads that alternate
+on the GIL are slower than one. For the same reason, a thread that does not lead becomes a follower
+after its turn. It becomes the leader only in two cases: if a busy leader found no follower and
+*offered* the lead, or if the busy leader is the spare.
 
 If no thread is free, the pool is *saturated* and the monitor promotes the *spare* thread. The spare
 polls, receives and sends, but never runs an app. So downloads, uploads and new connections
-continue. The spare also handles the events that the old leader left in `work` when it called an
-app. Jobs that are ready to run wait in `ready`.
+continue. The spare also handles the events that are in `work` because the old leader called an app
+before it could handle them. Jobs that are ready to run wait in `ready`.
 
     following --promoted--> leading <--> leading, in a turn
         ^                                          | the monitor promotes another thread
@@ -44,9 +43,9 @@ thread. It calls close() between two of its turns. The thread that sends the las
 close() *due*. If the app's thread polls or follows, it is woken. It calls due close()s before it
 does other work.
 
-A thread with a pending close() leads only if every follower has one too. As a follower,
-it is free when the close() becomes due. As the leader, it might run a request that waits for a lock
-of the body. Only this thread's close() would release that lock.
+A thread with a pending close() leads only if every follower has a pending close() too. A follower
+is free when the close() becomes due. A leader might then run a request that waits for a lock that
+only this close() releases.
 
     pending --last byte sent, or the client disconnects--> due --its thread's next turn--> called
                                                                --that thread is stuck--> called by a
@@ -67,16 +66,18 @@ from typing import Any
 from .monitor import TICK_S, Exhaustion, Member, Monitor, is_running, this_thread
 from .poller import WRITE, Event, Poller
 
-# After a slow app, the leader promotes another thread before each app, until this many apps in a
-# row were quick. Slow requests arrive in bursts, and each would delay the next request by a tick.
+# After a slow app, the leader promotes another thread before it runs an app, until this many
+# consecutive apps were quick. Slow requests arrive in bursts, and each would delay the next request
+# by a tick.
 _EARLY_PROMOTIONS = 8
-# An app is slow if it takes this long. On a busy machine, a quick app may wait for a CPU.
+# An app is slow if it takes this long. The time is not shorter because a quick app may wait for a
+# CPU on a busy machine.
 _SLOW_S = 4 * TICK_S
 # If a poll returns at most this many events, writable sockets are not deferred, because no event
-# waits long.
+# has to wait long for them.
 _FEW_EVENTS = 8
-# The minimum and maximum time for deferred items between two polls. A poll takes less than the
-# minimum.
+# The minimum and maximum time for deferred items between two polls. The minimum is longer than a
+# poll takes.
 _DEFERRED_S = 0.0005
 _MAX_DEFERRED_S = 0.005
 
@@ -111,7 +112,8 @@ class Pool:
     :param on_tick: called by the monitor when it checks the leader, or when a tick was requested.
         It returns whether there was something to do.
     :param on_queued: called before a job is added to `ready`, because no thread is free.
-    :param on_taken: called when a thread removes a job from `ready`. It returns whether to run it.
+    :param on_dequeued: called when a thread removes a job from `ready`. It returns whether to run
+        the job.
     :param on_saturation: called when `saturated` has changed. The monitor may call it too.
     :ivar members: the threads that run apps.
     :ivar leader: the thread that should poll.
@@ -129,7 +131,7 @@ class Pool:
         run: Callable[[Job], object],
         on_tick: Callable[[], bool],
         on_queued: Callable[[Job], object],
-        on_taken: Callable[[Job], bool],
+        on_dequeued: Callable[[Job], bool],
         on_saturation: Callable[[], object],
     ) -> None:
         self.work: deque[Event | Task] = deque()
@@ -142,7 +144,7 @@ class Pool:
         self._poller = poller
         self.log = log
         self._receive, self._run = receive, run
-        self._on_queued, self._on_taken = on_queued, on_taken
+        self._on_queued, self._on_dequeued = on_queued, on_dequeued
         self._on_saturation = on_saturation
         self.members = [Member(f"wsgifast-{number}") for number in range(size)]
         self._spare = Member("wsgifast-spare", spare=True)
@@ -226,10 +228,10 @@ class Pool:
         return None
 
     def share_work(self) -> None:
-        """Let another thread handle the remaining work during a long turn of this thread.
+        """Make another thread handle the remaining work during a long turn of this thread.
 
-        Turns call it before they release the GIL for long, such as for encryption. The monitor
-        promotes no other thread then, because it sees that this thread is running.
+        A turn calls this before it releases the GIL for long, such as for encryption. The monitor
+        would not promote another thread, because it sees that this thread is running.
         """
         leader = self.leader
         if (self.work or self.deferred) and leader.thread is threading.current_thread():
@@ -304,7 +306,10 @@ class Pool:
         self._poller.wake()
 
     def turns(self) -> list[tuple[str, int | None, int | None]]:
-        """Return the name, ident and turn of each thread that runs apps. Idle: None."""
+        """Return the name, ident and turn of each thread that runs apps.
+
+        The turn of an idle thread is None.
+        """
         return [
             (
                 member.name,
@@ -339,7 +344,7 @@ class Pool:
                 close = me.due.popleft()
             elif self.ready and not me.spare:
                 job = self.ready.popleft()
-                if not self._on_taken(job):
+                if not self._on_dequeued(job):
                     return
             elif self.work:
                 item = self.work.popleft()
@@ -382,7 +387,7 @@ class Pool:
             self._pass_lead(me)
 
     def _park(self, me: Member) -> None:
-        """Let the spare wait until no other thread is free."""
+        """Make the spare wait until no other thread is free."""
         with self._lock:
             if self.leader is me or self._stopped:
                 return
@@ -418,7 +423,7 @@ class Pool:
         with self._lock:
             if self.leader is me:
                 if self._followers:
-                    self._promote(self._take_follower())
+                    self._promote(self._pop_follower())
                 else:
                     self._lead_is_offered = True
 
@@ -426,7 +431,7 @@ class Pool:
         """Promote a follower that has no pending close(), if there is one."""
         with self._lock:
             if self.leader is me and not all(each.closes for each in self._followers):
-                self._promote(self._take_follower())
+                self._promote(self._pop_follower())
 
     def _lead_or_follow(self, me: Member) -> None:
         """Lead if the lead was offered. Otherwise wait until another thread promotes this one."""
@@ -456,19 +461,22 @@ class Pool:
         if leader.spare:
             with self._lock:
                 if self.leader is leader and self._followers:
-                    self._promote(self._take_follower())
+                    self._promote(self._pop_follower())
         if leader.polling:
             self._poller.wake()
 
     def replace(self, leader: Member) -> None:
-        """Promote another thread if the leader is still in its long turn. The monitor calls it."""
+        """Promote another thread if the leader is still in its long turn.
+
+        The monitor calls this.
+        """
         if not leader.spare and not is_running(leader.thread):
             self._early_promotions_left = _EARLY_PROMOTIONS
         with self._lock:
             if self.leader is not leader or not leader.busy:
                 return
             if self._followers:
-                self._promote(self._take_follower())
+                self._promote(self._pop_follower())
                 return
             if leader is self._spare:
                 return  # the next free thread leads
@@ -479,7 +487,7 @@ class Pool:
         with self._lock:
             self._wake_spare()
 
-    def _take_follower(self) -> Member:
+    def _pop_follower(self) -> Member:
         """Return the most recent follower, if possible one without a pending close()."""
         followers = self._followers
         for number in reversed(range(len(followers))):

@@ -1,6 +1,6 @@
-"""Responds to health checks at two paths of the app's own address, without calling the app.
+"""Respond to health checks at two paths of the app's address, without calling the app.
 
-The polling thread responds. So a health check needs no thread of the app.
+The polling thread responds. So a health check needs no free thread for an app.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Parses the bytes of one connection into requests, without I/O.
+"""Parse the bytes of one connection into requests, without I/O.
 
 This module has no socket, no thread and no waits. It scans each byte only once. The parser parses
-the headers of a request. A collector collects the body, unless the app reads the body from the
-socket. Later bytes are stored for the next request.
+the headers of a request. A BodyCollector collects the body, unless the app reads the body from the
+socket. Bytes after the body are stored for the next request.
 
-An :class:`Exchange` is a request and its response. All parts of the server use it. The parsers in
+An :class:`Exchange` is a request and its response, for all parts of the server. The parsers in
 wsgifast/workers implement :class:`Parser`.
 """
 
@@ -31,15 +31,15 @@ from .shared import Shared
 # 5.1), because no event would report the remaining bytes of the record.
 _HEADER_BYTES = 16 * 1024
 _END_OF_HEADERS = b"\r\n\r\n"
-# The maximum number of bytes of one receive of a body. A chunked body begins with
-# _FIRST_CHUNKS_BYTES, and later receives are not smaller than _MIN_CHUNKS_BYTES.
+# The maximum number of bytes of one receive of a body. For a chunked body, it is first
+# _FIRST_CHUNKS_BYTES, and later at least _MIN_CHUNKS_BYTES.
 _RECEIVE_BYTES = 256 * 1024
 _FIRST_CHUNKS_BYTES = 4 * 1024
 _MIN_CHUNKS_BYTES = 1024
-# The maximum number of chunks decoded in one turn. This takes much less than a millisecond.
-_CHUNKS_A_TURN = 500
-# Headers up to this size are accepted even if no memory is left. So clients that send long headers
-# slowly do not prevent the service of other clients.
+# The maximum number of chunks decoded in one turn, which takes much less than a millisecond.
+_CHUNKS_PER_TURN = 500
+# Headers up to this size are accepted even if no memory is left. So other clients are still served
+# if many clients send long headers slowly.
 _SMALL_HEADER_BYTES = 4 * 1024
 # Transfer codings that do not change the decoded content of a body.
 _ONLY_FRAMING = {"chunked", "identity", ""}
@@ -52,11 +52,11 @@ HTTP2: Final = "continue with HTTP/2"
 
 
 class Exchange:
-    """A request and its response. The parser makes it from complete headers.
+    """A request and its response. The parser makes this object from complete headers.
 
     :ivar req: the parser's request, for the environ, hooks and loggers.
     :ivar length: Content-Length in bytes, or None for a chunked body (RFC 9112 section 6).
-    :ivar rest: bytes received after the headers.
+    :ivar unparsed: bytes received after the headers.
     :ivar fields: the headers with their environ keys.
     :ivar script_name: SCRIPT_NAME from a trusted proxy, or None.
     :ivar expects_continue: whether the client waits for "100 Continue" (RFC 9110 section 10.1.1).
@@ -66,13 +66,15 @@ class Exchange:
     :ivar body: `wsgi.input`, or None until it is made.
     :ivar streamed: the raw stream of `body`, if the app reads from the socket. Its `failure` is the
         reason why the body cannot be read to its end.
-    :ivar context: the app's context, for log lines that another thread writes. None if not needed.
-    :ivar schedule_close: makes the body's close() due, if the output still reads the body's file.
+    :ivar context: the app's context, for log lines that another thread writes. None if no other
+        thread writes them.
+    :ivar schedule_close: makes the pool call the body's close() soon. None unless the close() was
+        postponed, because the output still read the body's file.
     :ivar response_is_complete: whether the app has returned, and has written the whole response.
     :ivar is_timed_out: whether the deadline passed before the response was complete.
     :ivar replaced_by: the response that the client got at the deadline instead of the app's.
-    :ivar started: the time at which this object was made. All times are monotonic, and 0.0 if they
-        do not apply.
+    :ivar started: the time at which this object was made. All times are monotonic. A time is 0.0 if
+        it does not apply.
     :ivar queued: the time at which the complete request began to wait for a thread.
     :ivar begun: the time at which the app was called. Only set for the access log.
     :ivar answered: the time at which the app had finished. Only set for the access log.
@@ -94,18 +96,18 @@ class Exchange:
         "req",
         "resp",
         "response_is_complete",
-        "rest",
         "schedule_close",
         "script_name",
         "started",
         "streamed",
+        "unparsed",
     )  # fmt: skip
 
     def __init__(
         self,
         req: Any,
         length: int | None,
-        rest: bytes,
+        unparsed: bytes,
         fields: dict[str, str],
         script_name: str | None = None,
         expects_continue: bool = False,
@@ -113,7 +115,7 @@ class Exchange:
     ) -> None:
         self.req = req
         self.length = length
-        self.rest = rest
+        self.unparsed = unparsed
         self.fields = fields
         self.script_name = script_name
         self.expects_continue = expects_continue
@@ -132,9 +134,10 @@ class Exchange:
     def declare_length(self, size: int) -> None:
         """Set CONTENT_LENGTH for a complete body whose request did not declare its length.
 
-        Apps rely on CONTENT_LENGTH (PEP 3333). Django, for example, regards a body without it as
-        empty. The algorithm of RFC 9112 section 7.1.3 also sets the length after decoding chunks.
-        If the body has another transfer coding, the length of its content is unknown.
+        Apps rely on CONTENT_LENGTH (PEP 3333). Django, for example, regards a body without
+        CONTENT_LENGTH as empty. The algorithm of RFC 9112 section 7.1.3 also sets the length after
+        decoding chunks. If the body has another transfer coding, the length of its content is
+        unknown.
         """
         codings = self.fields.get("HTTP_TRANSFER_ENCODING", "").lower().split(",")
         if {coding.strip(" \t") for coding in codings} <= _ONLY_FRAMING:
@@ -164,7 +167,7 @@ class Parser(Protocol):
         :param number: the number of the request on its connection, from 1.
         :returns: None for HTTP/2's connection preface (RFC 9113 section 3.4).
         :raises NeedMoreData: if the headers are incomplete.
-        :raises Exception: if the headers are malformed. The server responds to it.
+        :raises Exception: if the headers are malformed. The server responds with the error.
         """
 
     def parse_stream(
@@ -178,7 +181,7 @@ class Parser(Protocol):
         :raises Exception: see :meth:`parse`.
         """
 
-    def take_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
+    def add_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
         """Add trailers, whose syntax was checked, to a request of this parser.
 
         :raises Exception: see :meth:`parse`.
@@ -189,22 +192,32 @@ class Receiver:
     """Receives the requests of one connection.
 
     :param peer: the client's address as returned by accept().
-    :param shared: its budgets count bodies in temporary files and in memory. They also count long
-        headers until the request is complete.
+    :param shared: the server's shared data. Its budgets count bodies in temporary files and in
+        memory. They also count long headers until the request is complete.
     :ivar exchange: the current or the last request. None while headers are incomplete.
-    :ivar rest: received bytes that have not been parsed.
-    :ivar wanted: the maximum number of bytes for the next receive.
+    :ivar unparsed: received bytes that have not been parsed.
+    :ivar receive_limit: the maximum number of bytes for the next receive.
     """
 
     __slots__ = (
-        "_body", "_disk", "_header_memory", "_memory", "_number", "_options", "_peer", "_scanner",
-        "exchange", "parser", "rest", "wanted",
+        "_body",
+        "_disk",
+        "_header_memory",
+        "_memory",
+        "_number",
+        "_options",
+        "_peer",
+        "_scanner",
+        "exchange",
+        "parser",
+        "receive_limit",
+        "unparsed",
     )  # fmt: skip
 
     def __init__(self, parser: Parser, peer: Any, shared: Shared) -> None:
         self.exchange: Exchange | None = None
-        self.rest = b""
-        self.wanted = _HEADER_BYTES
+        self.unparsed = b""
+        self.receive_limit = _HEADER_BYTES
         self.parser = parser
         self._peer = peer
         self._options = shared.options
@@ -222,32 +235,32 @@ class Receiver:
 
     def has_more_to_do(self) -> bool:
         """Return whether :meth:`feed` can continue with bytes that have been received."""
-        return bool(self.rest) if self._body is None else self._body.has_more_to_do
+        return bool(self.unparsed) if self._body is None else self._body.has_more_to_do
 
     def may_need_disk(self) -> bool:
         """Return whether the next receive may write to a temporary file."""
         body = self._body
-        return body is not None and body.spool.may_need_disk(self.wanted)
+        return body is not None and body.spool.may_need_disk(self.receive_limit)
 
     def feed(self, data: bytes) -> str:
         """Parse received bytes. With b"", continue with bytes that have not been parsed.
 
         :returns: the next step.
         :raises Exception: for a request that is malformed or refused. A RequestError contains its
-            response. The parser's owner knows the responses to other errors.
+            response. The worker responds to other errors.
         """
         if self._body is not None:
             return self._feed_body(self._body, data)
-        if self.rest:
-            data, self.rest = self.rest + data, b""
+        if self.unparsed:
+            data, self.unparsed = self.unparsed + data, b""
         scanner = self._scanner
         if scanner is None:
             if data.endswith(_END_OF_HEADERS) or _END_OF_HEADERS in data:
                 return self._parse(data)
             scanner = self._scanner = HeaderScanner()
         parser = self.parser
-        looks = scanner.add(data) or len(scanner.data) <= parser.eager_bytes
-        if looks or len(scanner.data) > parser.head_limit_bytes:
+        should_parse = scanner.add(data) or len(scanner.data) <= parser.eager_bytes
+        if should_parse or len(scanner.data) > parser.head_limit_bytes:
             return self._parse(bytes(scanner.data))
         self._reserve_headers(len(scanner.data))
         return MORE
@@ -278,15 +291,15 @@ class Receiver:
             trailer_fields=options.max_fields,
         )
 
-    def take_trailers(self, lines: Sequence[bytes]) -> None:
+    def add_trailers(self, lines: Sequence[bytes]) -> None:
         """Pass the trailers of a chunked body to the parser."""
         if self.exchange is not None:
-            self.parser.take_trailers(self.exchange.req, lines)
+            self.parser.add_trailers(self.exchange.req, lines)
 
     def close(self) -> None:
         """Drop an incomplete request."""
         self.exchange = None
-        self.wanted = _HEADER_BYTES
+        self.receive_limit = _HEADER_BYTES
         self._scanner = None
         self._header_memory.release()
         if self._body is not None:
@@ -317,20 +330,20 @@ class Receiver:
             self._scanner = None
             self._header_memory.release()
         if exchange is None:
-            self.rest = data
+            self.unparsed = data
             return HTTP2
         self._number = number
         self.exchange = exchange
         limit = parser.head_limit_bytes
-        if len(data) > limit and len(data) - len(exchange.rest) > limit:
+        if len(data) > limit and len(data) - len(exchange.unparsed) > limit:
             raise HeadersTooLarge(limit)
         if exchange.length == 0:
-            self.rest = exchange.rest
+            self.unparsed = exchange.unparsed
             exchange.body = io.BytesIO()
             return COMPLETE
         if not self._options.buffer_bodies:
             return COMPLETE
-        return self._begin_body(exchange, len(data) - len(exchange.rest))
+        return self._begin_body(exchange, len(data) - len(exchange.unparsed))
 
     def _begin_body(self, exchange: Exchange, header_bytes: int) -> str:
         options = self._options
@@ -339,7 +352,7 @@ class Receiver:
             raise BodyTooLarge(options.body_limit_bytes)
         spool = Spool(options.body_memory_bytes, options.body_limit_bytes, self._disk, self._memory)
         self._body = body = BodyCollector(self.decoder(length), spool)
-        data, exchange.rest = exchange.rest, b""
+        data, exchange.unparsed = exchange.unparsed, b""
         step = self._feed_body(body, data)
         if step is MORE:
             # Memory for the received headers and for the parsed headers.
@@ -350,16 +363,16 @@ class Receiver:
         if data or body.has_more_to_do:
             body.feed(data)
         if not body.decoder.done:
-            self.wanted = body.wanted
+            self.receive_limit = body.receive_limit
             return MORE
         exchange = self.exchange
         assert exchange is not None
-        self.take_trailers(body.decoder.trailers)
-        self.rest = body.rest
+        self.add_trailers(body.decoder.trailers)
+        self.unparsed = body.unparsed
         if exchange.length is None:
             exchange.declare_length(body.spool.size)
         exchange.body = body.spool.open()
-        self.wanted = _HEADER_BYTES
+        self.receive_limit = _HEADER_BYTES
         self._body = None
         if self._header_memory.size:
             self._header_memory.release()
@@ -370,21 +383,21 @@ class BodyCollector:
     """Collects a body while it is received.
 
     Many small chunks take longer to decode than to receive. So one turn decodes a limited number of
-    chunks. Then the next receive asks for only as many bytes as one turn can decode.
+    chunks, and the next receive is limited to the number of bytes that one turn has decoded.
 
     :ivar received: the number of bytes received so far, including the framing.
-    :ivar wanted: the maximum number of bytes for the next receive.
+    :ivar receive_limit: the maximum number of bytes for the next receive.
     :ivar has_more_to_do: whether to call :meth:`feed` without data before receiving more.
-    :ivar rest: bytes that were received after the body.
+    :ivar unparsed: bytes that were received after the body.
     """
 
     def __init__(self, decoder: BodyDecoder, spool: Spool) -> None:
         self.spool = spool
         self.decoder = decoder
         self.received = 0
-        self.wanted = min(decoder.left or _FIRST_CHUNKS_BYTES, _RECEIVE_BYTES)
+        self.receive_limit = min(decoder.left or _FIRST_CHUNKS_BYTES, _RECEIVE_BYTES)
         self.has_more_to_do = False
-        self.rest = b""
+        self.unparsed = b""
         self._data = b""  # the last received bytes, which are decoded up to `_at`
         self._at = 0
 
@@ -399,14 +412,14 @@ class BodyCollector:
             self._data, self._at = data, 0
         data, start = self._data, self._at
         decoder = self.decoder
-        content, at = decoder.decode(data, start, chunks=_CHUNKS_A_TURN)
+        content, at = decoder.decode(data, start, chunks=_CHUNKS_PER_TURN)
         if content:
             self.spool.write(content)
         self.has_more_to_do = at < len(data) and not decoder.done
         if self.has_more_to_do:
             self._at = at
-            self.wanted = max(at - start, _MIN_CHUNKS_BYTES)
+            self.receive_limit = max(at - start, _MIN_CHUNKS_BYTES)
             return
-        self.wanted = min(decoder.left or self.wanted * 4, _RECEIVE_BYTES)
+        self.receive_limit = min(decoder.left or self.receive_limit * 4, _RECEIVE_BYTES)
         self._data = b""
-        self.rest = data[at:]
+        self.unparsed = data[at:]

@@ -25,10 +25,12 @@ class ResponseSettings(Protocol):
 
 
 class HeaderLines:
-    """The headers that the server adds. They are made once a second (Date: RFC 9110 section 6.6.1).
+    """The lines of the headers that the server adds.
 
-    All values for one second are in one attribute. So a thread sees either the old or the new
-    second.
+    Date (RFC 9110 section 6.6.1) changes once a second.
+
+    All values for one second are in one attribute. So a thread sees either all values of the old
+    second or all of the new second.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,9 @@ class HeaderLines:
         return self._at(time.time())[1]
 
     def get(self, server_name: str | None, connection: str, *, dates: bool) -> str:
-        """Return the lines of Server, Date and Connection. Equal lines are one object for a second.
+        """Return the lines of Server, Date and Connection.
+
+        For a second, equal lines are the same object.
 
         :param server_name: None if the app has set Server.
         :param dates: False if the app has set Date.
@@ -75,14 +79,16 @@ class Response(ResponseWriter):
 
     :param req: the parser's request. The response uses its method, version and should_close().
     :ivar is_cut_off: whether the app has failed, or the body was shorter than its declared length.
-    :ivar close_body: close() of the body, which may not be sent yet. None after it was passed on.
+    :ivar close_body: close() of the body, whose bytes may not be sent yet. None if another object
+        is responsible for the close().
     """
 
     close_body: Callable[[], object] | None = None
     is_cut_off = False
 
     def __init__(self, req: Any, output: Output, settings: ResponseSettings) -> None:
-        # This repeats the __init__ of the base classes, because it runs for each request.
+        # This repeats the code of the base classes' __init__ to save calls, because it runs for
+        # each request.
         self.length = None
         self.sent = self.dropped = 0
         self.status = None

@@ -1,13 +1,13 @@
-"""Sends a connection's backlog on its socket, plain or with TLS, one turn at a time.
+"""Send a connection's backlog on its socket, plain or with TLS, one turn at a time.
 
 A turn sends only bytes of a file that are in the page cache. A disk thread sends the other bytes.
-sendfile does not work with TLS. Then a piece of the file is read into a buffer of the thread, and
-sent. If the socket does not accept the piece, the piece is read again later. TLS may have sent a
-part of a piece that it refuses. So the next call must pass the same bytes again.
+sendfile does not work with TLS. With TLS, a piece of the file is read into a buffer of the thread,
+and sent. If the socket does not accept the piece, the piece is read again later. TLS may already
+have sent a part of a piece that it refuses. So the next call must pass the same bytes again.
 
-The socket's send buffer is small until the client has proved to be fast. Unsent bytes in these
-buffers count against the kernel's limit of memory for all TCP connections. If the limit is reached,
-every connection of the host stalls.
+The socket's send buffer is small until the client has proved to be fast. Unsent bytes in all send
+buffers count against the kernel's limit of memory for TCP. If the limit is reached, every
+connection of the host stalls.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ _TURN_BYTES = 4 * 1024 * 1024
 # The maximum number of bytes of a file that are looked up in the page cache at once. A socket
 # accepts about as many bytes at once, so a look-up is cheap in comparison.
 _PROBE_BYTES = 512 * 1024
-# The maximum number of bytes that a disk thread reads from one file before it reads others.
+# The maximum number of bytes that a disk thread reads from one file in one step.
 _DISK_STEP_BYTES = 1024 * 1024
-# The same maximum as _TURN_BYTES with TLS, which costs several times as much per byte. After
-# LONG_TURN_BYTES, another thread handles the remaining work. Slow clients never accept so many
-# bytes.
+# With TLS, which costs several times as much per byte, the maximum is _TLS_TURN_BYTES. After
+# LONG_TURN_BYTES of such a turn, another thread handles the remaining work. Slow clients never
+# accept so many bytes.
 _TLS_TURN_BYTES = 2 * 1024 * 1024
 LONG_TURN_BYTES = 512 * 1024
-# After this many refusals in a row, the kernel is out of memory. TLS may refuse a piece after it
-# has sent at least one record of the piece.
+# After this many consecutive refusals, the kernel is out of memory. Fewer refusals prove nothing,
+# because TLS also refuses a piece of which it has sent only some records.
 _TLS_REFUSALS = 4 * PIECE_BYTES // (16 * 1024)
 
 # The maximum number of unsent bytes of a multiplexed connection in the kernel.
 _UNSENT_BYTES = 16 * 1024
 # A client is far if its smoothed round trip takes longer than this.
 _FAR_US = 2_000
-# For a fast client, the share of bytes after one event is doubled up to this limit. Then the client
+# For a fast client, the number of bytes per event is doubled up to this value. Above it, the client
 # has no limit.
-_MAX_SHARE_BYTES = 256 * 1024
-# A client is fast if it accepts half of _UNSENT_BYTES in this time, which are 65 Mbit/s.
+_MAX_BYTES_PER_EVENT = 256 * 1024
+# A client is fast if it accepts half of _UNSENT_BYTES in this time, which is a rate of 65 Mbit/s.
 _FAST_S = 0.001
 
 
@@ -85,7 +85,10 @@ class Turn(enum.Enum):
 
 
 class Owner(ABC):
-    """The methods of its connection or stream that an output queue calls, with its lock."""
+    """The connection or stream of an output queue.
+
+    The queue calls these methods with the queue's lock.
+    """
 
     __slots__ = ()
 
@@ -94,7 +97,8 @@ class Owner(ABC):
         """Call :meth:`.OutputQueue.on_writable` when the client can accept more.
 
         :param deadline: the monotonic time after which the client is disconnected.
-        :param no_memory: True if the kernel is out of memory for TCP: call it after some time.
+        :param no_memory: True if the kernel is out of memory for TCP. Call on_writable() after some
+            time then, whether or not the socket is writable.
         :raises OSError, ValueError: if the kernel cannot watch the socket. The queue then fails.
         """
 
@@ -133,14 +137,16 @@ class Sender(ABC):
     def wait_until(self, *, no_memory: bool) -> float:
         """Return the monotonic time until which to wait for the client.
 
-        :param no_memory: True to continue the current wait, because the client could not end it.
+        :param no_memory: True if the kernel is out of memory. The deadline of the current wait then
+            remains, because the client has accepted nothing.
         """
 
     @abstractmethod
     def pace(self, now: float) -> tuple[float, int] | None:
-        """Return how long the client has been waited for, and the bytes it accepted since then.
+        """Return how long the server has waited for the client, and the bytes that it has accepted.
 
-        Any thread may call it. A stream waits for its client only while its window is used up.
+        Any thread may call this. A stream waits for its client only while its flow-control window
+        is used up.
 
         :param now: the monotonic time.
         :returns: None if the queue does not wait for the client.
@@ -148,7 +154,7 @@ class Sender(ABC):
 
     @abstractmethod
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
-        """Send or read the next bytes of the first file. A disk thread calls it without the lock.
+        """Send or read the next bytes of the first file. A disk thread calls this without the lock.
 
         :returns: an argument for :meth:`record_file`.
         :raises OSError: see :meth:`take_turn`.
@@ -244,16 +250,16 @@ class SocketSender(Sender):
             return
         buffers, file_follows = backlog.buffers()
         flags = MSG_MORE if file_follows and self.sends_files else 0
-        left = send_some(self._sock, buffers, flags)
-        self._is_full = bool(left)
-        self._count(backlog.replace_buffers(len(buffers), left))
+        unsent = send_some(self._sock, buffers, flags)
+        self._is_full = bool(unsent)
+        self._count(backlog.replace_buffers(len(buffers), unsent))
 
     def _send_first_buffer(self, backlog: Backlog) -> None:
-        # After a refusal, TLS needs the same bytes. They are still the first ones of the backlog.
+        # After a refusal, TLS needs the same bytes, which are still the first ones of the backlog.
         first = backlog.buffers()[0][0]
-        rest = first[self.send(first) :]
+        unsent = first[self.send(first) :]
         self._is_full = False
-        self._count(backlog.replace_buffers(1, [rest] if rest else ()))
+        self._count(backlog.replace_buffers(1, [unsent] if unsent else ()))
 
     def _count(self, size: int) -> None:
         self._accepted += size
@@ -292,8 +298,8 @@ class SocketSender(Sender):
         """
         fd, offset, segment_size = segment
         position = offset + backlog.file_sent
-        left = segment_size - backlog.file_sent
-        size = min(left, limit)
+        remaining = segment_size - backlog.file_sent
+        size = min(remaining, limit)
         result: int | bytes | None = None
         if self.sends_files:
             if not may_wait:
@@ -306,14 +312,14 @@ class SocketSender(Sender):
             except SendfileUnavailable:
                 self.sends_files = False
         if result is None:
-            # An unsent piece is not stored but read again, so that slow clients use no memory.
-            size = min(left, PIECE_BYTES)
+            # A refused piece is not stored but read again, so that slow clients use no memory.
+            size = min(remaining, PIECE_BYTES)
             if not may_wait:
                 result = self._send_cached(fd, position, size)
             elif len(result := os.pread(fd, size, position)) < self._refused:
                 result = b""
         if not result and result is not None:
-            raise FileTruncated(left, segment_size)
+            raise FileTruncated(remaining, segment_size)
         return result
 
     def _send_cached(self, fd: int, position: int, size: int) -> int | None:
@@ -349,27 +355,28 @@ class SocketSender(Sender):
 
 
 class MultiplexedSender(SocketSender):
-    """Sends few bytes ahead to the kernel of a slow client, so that an urgent response is not late.
+    """Passes few bytes at a time to the kernel for a slow client. So no urgent response is late.
 
     TCP_NOTSENT_LOWAT delays the writable event until the kernel has sent nearly all bytes. But
     after the event, the kernel would accept packets of 64 KiB. So this sender passes fewer bytes to
     the kernel until the next event.
     """
 
-    __slots__ = ("_left", "_paused_at", "_refused_bytes", "_send_all", "_share")
+    __slots__ = ("_allowed_bytes", "_bytes_per_event", "_paused_at", "_refused_bytes", "_send_all")
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
         super().__init__(sock, rules)
         self._send_all, self.send = self.send, self._send_part
-        self._share = math.inf  # the number of bytes that may be sent after one writable event
-        self._left = math.inf  # the number of these bytes that have not been sent
+        # The number of bytes that may be sent after one writable event, and how many of these bytes
+        # may still be sent.
+        self._bytes_per_event = self._allowed_bytes = math.inf
         self._refused_bytes = 0  # the number of bytes that TLS refused and must get again
         self._paused_at = 0.0
 
     def _send_part(self, data: bytes | memoryview) -> int:
         size = len(data)
-        if size > self._left:
-            size = max(int(self._left), self._refused_bytes)
+        if size > self._allowed_bytes:
+            size = max(int(self._allowed_bytes), self._refused_bytes)
             if not size:
                 self._paused_at = time.monotonic()
                 raise BlockingIOError
@@ -381,7 +388,7 @@ class MultiplexedSender(SocketSender):
             if sent < size:
                 self._paused_at = time.monotonic()
             self._refused_bytes = size if self.encrypts and not sent else 0
-        self._left = max(0, self._left - sent)
+        self._allowed_bytes = max(0, self._allowed_bytes - sent)
         return sent
 
     def _send_buffers(self, backlog: Backlog) -> None:
@@ -391,19 +398,20 @@ class MultiplexedSender(SocketSender):
         super()._on_writable()
         was_paced = self.is_paced
         if time.monotonic() - self._paused_at > _FAST_S and self._is_far():
-            self._share = _UNSENT_BYTES
+            self._bytes_per_event = _UNSENT_BYTES
         else:
-            self._share *= 2  # not at once without a limit: a quick event may be a coincidence
-            if self._share > _MAX_SHARE_BYTES:
-                self._share = math.inf
+            # The limit is not removed at once, because one quick event may be a coincidence.
+            self._bytes_per_event *= 2
+            if self._bytes_per_event > _MAX_BYTES_PER_EVENT:
+                self._bytes_per_event = math.inf
         if self.is_paced is not was_paced:
             limit_unsent(cast(SocketLike, self._sock), _UNSENT_BYTES if self.is_paced else 0)
-        self._left = self._share
+        self._allowed_bytes = self._bytes_per_event
 
     @property
     def is_paced(self) -> bool:
         """Whether the client is slow, so that the number of bytes after an event is limited."""
-        return self._share < math.inf
+        return self._bytes_per_event < math.inf
 
     def _is_far(self) -> bool:
         """Return whether the client's round trip is long. A near client may just be busy."""

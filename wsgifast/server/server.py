@@ -1,4 +1,4 @@
-"""The server: it makes its parts, connects them, starts them and ends them.
+"""The server makes its parts, connects them, starts them and ends them.
 
 It owns the registry, the pool, the poller, the acceptor and the output rules. The application
 serves the requests. The caller of :meth:`Server.serve` handles signals and the process.
@@ -34,8 +34,8 @@ from .shedding import Shedding
 _ROUND_S = 1.0
 # The same maximum while the server ends.
 _LAST_ROUND_S = 0.05
-# In the last part of the graceful timeout, all clients are disconnected, so that bodies can be
-# closed. The part is this share of the timeout, but at most _CLOSING_S.
+# All clients are disconnected before the end of the graceful timeout, so that bodies can be closed.
+# The time for this is this share of the timeout, but at most _CLOSING_S.
 _CLOSING_SHARE = 0.1
 _CLOSING_S = 1.0
 
@@ -88,7 +88,7 @@ class Server:
             run=self.run,
             on_tick=lambda: self.output_rules.tick(),
             on_queued=self.on_queued,
-            on_taken=self.on_taken,
+            on_dequeued=self.on_dequeued,
             on_saturation=lambda: self.acceptor.update(),
         )
         monitor = self.pool.monitor
@@ -140,7 +140,10 @@ class Server:
 
     @property
     def accepts(self) -> bool:
-        """Return whether the server accepts connections: it is not ending, and below its limit."""
+        """Return whether the server accepts connections.
+
+        It must not be ending, and be below its limit.
+        """
         shared = self.shared
         return (
             not (shared.is_ending or shared.is_draining)
@@ -161,14 +164,17 @@ class Server:
             self.pool.monitor.watch(min(_ROUND_S, self._deadlines.check(time.monotonic())))
 
     def finish(self, beat: Callable[[], object]) -> None:
-        """Let requests finish within the time passed to :meth:`stop`. Then drop the other requests.
+        """Wait for requests within the time passed to :meth:`stop`.
+
+        Then drop the unfinished requests.
 
         :param beat: see :meth:`serve`.
         """
         if not self.shared.is_ending:
             self.stop()
-        # A client may just be sending a request on an idle connection. The server responds to it
-        # with "Connection: close" (RFC 9112 section 9.6).
+        # A client may just be sending a request on an idle connection. So idle connections stay
+        # open for a short time. The server responds to such a request with "Connection: close" (RFC
+        # 9112 section 9.6).
         self.registry.cap_deadlines(time.monotonic() + LINGER_S, Endpoint.is_idle)
         cut_off_s = min(self._options.graceful_timeout_s * _CLOSING_SHARE, _CLOSING_S)
         self._end(beat, self._is_unfinished, cut_off_s=cut_off_s)
@@ -193,7 +199,7 @@ class Server:
         disk = self.output_rules.disk
         while is_unfinished() or self.pool.has_pending_closes or disk.has_pending_lines:
             now = time.monotonic()
-            # Another call of stop() may have set an earlier end.
+            # Another call of stop() may have set an earlier end in the meantime.
             if not cut_off_at and (now >= self._end_at - cut_off_s or self.pool.failed):
                 cut_off_at = now
                 self.shared.is_disconnecting = True
@@ -212,7 +218,9 @@ class Server:
         self.pool.stop()
 
     def drain(self) -> None:
-        """Fail readiness, and close each connection after its response. It is signal-safe.
+        """Fail readiness checks, and close each connection after its response.
+
+        Signal handlers may call this.
 
         New connections are accepted until :meth:`stop` is called.
         """
@@ -221,7 +229,9 @@ class Server:
         self.pool.monitor.interrupt()
 
     def stop(self, *, within_s: float | None = None) -> None:
-        """Make :meth:`serve` return, and limit the time of :meth:`finish`. It is signal-safe.
+        """Make :meth:`serve` return, and limit the time of :meth:`finish`.
+
+        Signal handlers may call this.
 
         :param within_s: the time in seconds for running requests. The default is the graceful
             timeout. After several calls, the earliest end counts.
@@ -254,7 +264,10 @@ class Server:
     # Connections.
 
     def _may_accept(self) -> bool:
-        """Return whether to accept. If no thread is free, other workers accept connections."""
+        """Return whether to accept.
+
+        If no thread is free, other workers should accept the connections.
+        """
         saturated = self._options.has_other_workers and self.pool.saturated
         return not (self.shared.is_ending or saturated)
 
@@ -326,8 +339,8 @@ class Server:
         if not isinstance(item, tuple):
             return item()
         fd, events = item
-        # This thread now owns the connection. It may be a newer one with the same descriptor number
-        # than the one of the event. Then on_event() finds nothing to do.
+        # This thread now owns the connection. If the event's connection was closed, this may be a
+        # newer connection with the same descriptor number. Then on_event() finds nothing to do.
         connection = self._waiting.pop(fd, None)
         if connection is None:
             self.acceptor.accept(fd)
@@ -341,7 +354,8 @@ class Server:
             connection.close()
             return None
         if ready is not None and events & HUNG_UP:
-            # Most clients that have hung up no longer wait for a response. So this request is last.
+            # Most clients that have hung up no longer wait for a response. So this request is
+            # served after others.
             self.pool.defer(lambda: ready)
             return None
         return ready
@@ -369,8 +383,8 @@ class Server:
         if exchange is not None:  # the client may have reset its stream in the meantime
             exchange.queued = time.monotonic()
 
-    def on_taken(self, channel: Channel) -> bool:
-        """Note that a thread has taken a request from `ready`. Return whether to call its app."""
+    def on_dequeued(self, channel: Channel) -> bool:
+        """Note that a thread has removed a request from `ready`. Return whether to call its app."""
         exchange = channel.exchange
         if exchange is None:
             return False
@@ -394,8 +408,8 @@ class Server:
     def _shed_overdue(self) -> None:
         """Refuse requests that have waited too long in `ready` while no thread was free.
 
-        Other requests stay in `ready` meanwhile. If it were empty for a moment, a free thread would
-        wait for an event.
+        Other requests remain in `ready` meanwhile. If `ready` were empty for a moment, a free
+        thread would wait for an event.
         """
         ready = self.pool.ready
         for channel in list(ready):
@@ -412,7 +426,7 @@ class Server:
     # Overdue connections.
 
     def _sweep_soon(self) -> None:
-        """Let a thread of the pool call the sweep, because the main thread must not block."""
+        """Make a thread of the pool call the sweep, because the main thread must not block."""
         if not self._sweep_pushed:
             self._sweep_pushed = True
             self.pool.push(self._sweep)

@@ -1,7 +1,7 @@
-"""Data that all parts of a server share. It does not depend on the parts.
+"""The data that all parts of a server share. This module does not depend on the parts.
 
-Each part gets this object, and the callables and other parts that it uses. Only the server itself
-(server.py) knows the whole :class:`~.server.Server`.
+Each part gets a :class:`Shared`, and the callables and other parts that it uses. Only the server
+itself (server.py) knows the whole :class:`~.server.Server`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..files.temporary import Budget
 from ..metrics.collecting import ConnectionCounters
 from .options import Options
 
-# The maximum number of stored times. Older times are dropped if nothing collects them.
+# The maximum number of stored times. If the metrics do not collect them, older times are dropped.
 _MAX_TIMES = 10_000
 
 

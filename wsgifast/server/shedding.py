@@ -1,8 +1,8 @@
-"""Refuses requests that have waited too long for a thread, because their clients will soon give up.
+"""Refuse requests that have waited too long for a thread, because their clients will soon give up.
 
 An overloaded server serves the oldest request first. So each request waits until its client is
-about to give up, and most responses arrive too late. If the server refuses overdue requests at
-once, its threads serve clients that still wait.
+about to give up, and most responses arrive too late. If the server refuses overdue requests, its
+threads can serve requests whose clients still wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Shedding:
         if isinstance(accepted.peer, tuple):  # TCP
             received = last_received(accepted.sock)
             if received is not None:
-                # The times are not added, because the proxy's time includes the time in the kernel.
+                # The two times are not added, because the proxy's time includes the time in the
+                # kernel.
                 waited_s = max(waited_s, received[0])
         return waited_s > self._timeout_s
 

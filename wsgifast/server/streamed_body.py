@@ -21,8 +21,7 @@ from .poller import WOULD_BLOCK
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-# The minimum and maximum number of bytes of one receive. Smaller reads of the app still receive the
-# minimum.
+# The minimum and maximum number of bytes of one receive, whatever number of bytes the app reads.
 _MIN_BYTES = 16 * 1024
 _MAX_BYTES = 256 * 1024
 # The maximum time of one poll(2), whose timeout in milliseconds has 31 bits.
@@ -32,7 +31,7 @@ _LONGEST_WAIT_S = 3600.0
 class RawBody(io.RawIOBase):
     """The raw stream of `wsgi.input`, which is an io.BufferedReader.
 
-    :ivar failure: why the body cannot be read to its end, or None.
+    :ivar failure: the reason why the body cannot be read to its end, or None.
     """
 
     failure: Exception | None = None
@@ -47,11 +46,12 @@ class RawBody(io.RawIOBase):
 
 
 class StreamedBody(RawBody):
-    """The body of an HTTP/1 request. After a failure, no other request can follow it.
+    """The body of an HTTP/1 request. After a failure, the connection cannot serve another request.
 
     :param sock: a non-blocking socket.
-    :param lock: the lock of the output queue, because both directions use one TLS object.
-    :param take_trailers: called with the body's trailers at its end.
+    :param lock: the lock of the output queue. Both directions share it, because they use one TLS
+        object.
+    :param add_trailers: called with the body's trailers at its end.
     :param data: bytes of the body that were received with the headers.
     :param timeout_s: see :func:`~wsgifast.sockets.client_limits.remaining_wait_s`.
     """
@@ -62,17 +62,17 @@ class StreamedBody(RawBody):
         lock: threading.Lock | threading.RLock,
         *,
         decoder: BodyDecoder,
-        take_trailers: Callable[[Sequence[bytes]], None],
+        add_trailers: Callable[[Sequence[bytes]], None],
         data: bytes,
         timeout_s: float,
     ) -> None:
         self._sock = sock
         self._lock = lock
         self._decoder = decoder
-        self._take_trailers = take_trailers
+        self._add_trailers = add_trailers
         self._wait = ClientWait(timeout_s, MIN_BYTES_PER_S)
         self._content = memoryview(b"")  # decoded bytes that the app has not read
-        self._rest = data  # received bytes that are not decoded
+        self._undecoded = data  # received bytes that are not decoded
         self._is_over = False
         self._skipped = 0  # the number of received bytes that the app has not read
 
@@ -90,7 +90,7 @@ class StreamedBody(RawBody):
         view = memoryview(buffer).cast("B")
         try:
             while not self._content and not self._decoder.done and view:
-                self._take(self._rest or self._receive(len(view)))
+                self._decode(self._undecoded or self._receive(len(view)))
         except Exception as error:
             self.failure = error
             raise
@@ -100,7 +100,7 @@ class StreamedBody(RawBody):
         return size
 
     def skip(self) -> bytes | None:
-        """End the app's access, and discard received bytes of the body.
+        """End the app's access to the body, and discard received bytes of the body.
 
         :returns: the bytes received after the body. None if the body is incomplete: call this again
             when more bytes arrive, unless :attr:`failure` is set.
@@ -114,36 +114,36 @@ class StreamedBody(RawBody):
             while not self._decoder.done:
                 if self._skipped + (self._decoder.left or 0) > UNREAD_BODY_BYTES:
                     raise BodyTooLarge(UNREAD_BODY_BYTES)
-                data = self._rest or self._sock.recv(self._wanted(_MAX_BYTES))
+                data = self._undecoded or self._sock.recv(self._receive_size(_MAX_BYTES))
                 self._skipped += len(data)
-                self._take(data)
+                self._decode(data)
                 self._content = memoryview(b"")
-            return self._rest
+            return self._undecoded
         except WOULD_BLOCK:
             pass
         except Exception as error:  # noqa: BLE001 - no request can follow after any error
             self.failure = error
         return None
 
-    def _take(self, data: bytes) -> None:
+    def _decode(self, data: bytes) -> None:
         """Decode received bytes. b"" means the end of the connection."""
         if not data:
             raise ClientGone("the client has left in the middle of its request body")
         decoder = self._decoder
         content, at = decoder.decode(data)
         if decoder.done:
-            self._take_trailers(decoder.trailers)
+            self._add_trailers(decoder.trailers)
         self._content = memoryview(content)
-        self._rest = data[at:]
+        self._undecoded = data[at:]
 
-    def _receive(self, wanted: int) -> bytes:
+    def _receive(self, size: int) -> bytes:
         deadline = self._wait.begin()
-        data = receive_blocking(self._sock, self._lock, self._wanted(wanted), deadline)
+        data = receive_blocking(self._sock, self._lock, self._receive_size(size), deadline)
         self._wait.end()
         self._wait.moved += len(data)
         return data
 
-    def _wanted(self, size: int) -> int:
+    def _receive_size(self, size: int) -> int:
         size = max(_MIN_BYTES, min(size, _MAX_BYTES))
         return min(size, self._decoder.left or size)
 
@@ -153,7 +153,7 @@ def receive_blocking(
 ) -> bytes:
     """Wait until a non-blocking socket has data, and receive once.
 
-    :param lock: acquired to receive, but not while waiting.
+    :param lock: acquired for each receive, but not while this function waits.
     :param size: the maximum number of bytes.
     :param deadline: the monotonic time until which to wait.
     :returns: b"" at the end of the connection.

@@ -125,7 +125,7 @@ class GunicornParser:
                 req.scheme = scheme
         return exchange
 
-    def take_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
+    def add_trailers(self, req: Any, lines: Sequence[bytes]) -> None:
         if lines:
             message = req
             if not isinstance(req, self._request_class):  # HttptoolsParser made this request

@@ -52,7 +52,7 @@ class HttptoolsParser:
         self._gunicorn = gunicorn
         self.eager_bytes = gunicorn.eager_bytes
         self.head_limit_bytes = gunicorn.head_limit_bytes
-        self.take_trailers = gunicorn.take_trailers
+        self.add_trailers = gunicorn.add_trailers
         # HTTP/2's preface or a PROXY header may precede a connection's first request.
         self._may_have_preamble = gunicorn.has_preface or settings.proxy_protocol != "off"
         self._line_bytes = settings.max_line_bytes

@@ -238,7 +238,7 @@ class ResponseRecorder:
         if error is not None or resp is None or resp.must_close or resp.dropped:
             if error is not None:
                 if resp is not exchange.replaced_by:
-                    size = max(0, size - output.bytes_left())
+                    size = max(0, size - output.unsent_bytes())
                 client_has_left = not isinstance(error, (FileTruncated, RequestTimedOut))
             length_error = length_error or _length_error(resp, error)
         self._recording.end(

@@ -362,7 +362,7 @@ class HTTP2Connection(Endpoint):
         exchange = None if stream is None else stream.exchange
         if stream is not None and exchange is not None:
             try:
-                self._parser.take_trailers(exchange.req, trailer_lines(event.headers))
+                self._parser.add_trailers(exchange.req, trailer_lines(event.headers))
             except Exception as error:  # noqa: BLE001 - refuse() responds to any error
                 stream.refuse(error)
 

@@ -105,7 +105,7 @@ class Multiplexer:
         self.lock = threading.RLock()
         self._sender = sender = MultiplexedSender(connection.sock, rules)
         self.output = OutputQueue(sender, connection, rules, self.lock)
-        self.output.stays_in_memory = True
+        self.output.never_spills = True
         self._encrypts = sender.encrypts
         self.floods = Floods(time.monotonic())
         self.frames = Frames(shared.options, self.floods.admit)
@@ -310,7 +310,7 @@ class Multiplexer:
         with self.lock:
             self.state = LOST
             streams = list(self.streams.values())
-            lost = self.output.bytes_left()  # the number of framed bytes that were not sent
+            lost = self.output.unsent_bytes()  # the number of framed bytes that were not sent
             for stream in reversed(streams):
                 lost -= stream.output.lose(lost)
         for stream in streams:
