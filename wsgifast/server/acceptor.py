@@ -1,10 +1,12 @@
 """Accept connections from the listeners while the worker is below its limits.
 
-Theory of operation ------------------- While the acceptor *listens*, its listeners are in the
-poller. Several conditions decide whether it listens: the number of connections and TLS handshakes,
-the pool's saturation, free descriptors, and whether the worker ends. Any thread may change a
-condition, and then calls :meth:`Acceptor.update`. This method checks all conditions under a lock.
-So the result is correct in whatever order the threads call it.
+Theory of operation
+-------------------
+While the acceptor *listens*, its listeners are in the poller. Several conditions decide whether it
+listens: the number of connections and TLS handshakes, the pool's saturation, free descriptors, and
+whether the worker ends. Any thread may change a condition, and then calls :meth:`Acceptor.update`.
+This method checks all conditions under a lock. So the result is correct in whatever order the
+threads call it.
 
 If several workers share a listener, the kernel reports a new connection to only one worker
 (EPOLLEXCLUSIVE). That worker must accept the connection, even if its acceptor has just stopped

@@ -3,12 +3,13 @@
 The application (application.py) runs the app for a :class:`Channel`. It does not depend on the
 version of HTTP.
 
-The end of a response --------------------- The thread that ran the app calls
-:meth:`Channel.finish_when_sent`. If all bytes have been sent, this thread calls
-:meth:`Channel.finish`. Otherwise the thread that sends the last byte calls :meth:`Channel.finish`.
-So it is called once for each response. It passes the exchange to :meth:`.Application.end_exchange`,
-which closes bodies and writes the log. Then an HTTP/1 connection waits for the next request, and an
-HTTP/2 stream is closed.
+The end of a response
+---------------------
+The thread that ran the app calls :meth:`Channel.finish_when_sent`. If all bytes have been sent,
+this thread calls :meth:`Channel.finish`. Otherwise the thread that sends the last byte calls
+:meth:`Channel.finish`. So it is called once for each response. It passes the exchange to
+:meth:`.Application.end_exchange`, which closes bodies and writes the log. Then an HTTP/1 connection
+waits for the next request, and an HTTP/2 stream is closed.
 """
 
 from __future__ import annotations

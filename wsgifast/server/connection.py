@@ -1,11 +1,12 @@
 """One client connection, and its steps after an event or a deadline in each of its states.
 
-Theory of operation ------------------- channel.py defines the states and their possible next
-states. :data:`_STEPS` defines the step of each state. A waiting connection is in the registry. An
-event or the sweep claims the connection, and makes one thread its owner (endpoint.py). The owner
-calls :meth:`Connection.on_event`. This method makes the connection wait again, closes the
-connection, or returns it if its app can run now. After HTTP/2 was negotiated, an HTTP2Connection
-replaces the connection (http2/connection.py).
+Theory of operation
+-------------------
+channel.py defines the states and their possible next states. :data:`_STEPS` defines the step of
+each state. A waiting connection is in the registry. An event or the sweep claims the connection,
+and makes one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`. This
+method makes the connection wait again, closes the connection, or returns it if its app can run now.
+After HTTP/2 was negotiated, an HTTP2Connection replaces the connection (http2/connection.py).
 
 While the app runs, the app's thread is the owner. If the output queue waits for the client
 meanwhile, the connection is also in the registry. The thread that gets the next event then only

@@ -1,11 +1,12 @@
 """End the responses to requests that are past their deadlines, because their apps take too long.
 
-Theory of operation ------------------- The main thread checks the running requests about once a
-second, and when the next deadline is due. No other thread checks deadlines. At the deadline, the
-client gets a response with 503. If the app's response has begun, the client is disconnected
-instead. In both cases, the response's output queue stores an error. So the app's later output is
-discarded, and the app's next write() raises the error. The app's thread cannot be stopped. When the
-app returns, its thread closes the connection.
+Theory of operation
+-------------------
+The main thread checks the running requests about once a second, and when the next deadline is due.
+No other thread checks deadlines. At the deadline, the client gets a response with 503. If the app's
+response has begun, the client is disconnected instead. In both cases, the response's output queue
+stores an error. So the app's later output is discarded, and the app's next write() raises the
+error. The app's thread cannot be stopped. When the app returns, its thread closes the connection.
 
     running --the app returns--> ended
             --the deadline--> timed out --the app returns--> ended

@@ -1,10 +1,12 @@
 """An accepted socket: its state, how it waits, and how it is closed, for all versions of HTTP.
 
-Theory of operation ------------------- A waiting connection is *published*, which means that the
-registry contains it under its descriptor. The descriptor is *armed* in the poller, which will
-report one event of it. Either an event (:meth:`.Server.receive`) or the sweep
-(:meth:`Registry.sweep`) claims the connection. The thread that claims the connection owns it. No
-other thread uses the connection until it waits again or is closed.
+Theory of operation
+-------------------
+A waiting connection is *published*, which means that the registry contains it under its descriptor.
+The descriptor is *armed* in the poller, which will report one event of it. Either an event
+(:meth:`.Server.receive`) or the sweep (:meth:`Registry.sweep`) claims the connection. The thread
+that claims the connection owns it. No other thread uses the connection until it waits again or is
+closed.
 
     owned --wait--> published and armed --event--> owned by the event's thread
                                         --sweep--> owned by the sweep's thread

@@ -1,8 +1,10 @@
 """The thread pool: one thread leads, the others run apps or wait (the leader/followers pattern).
 
-Theory of operation ------------------- Passing a request from a polling thread to an app thread
-costs two context switches and a wait for the GIL, which is more than a short request costs. So one
-thread, the *leader*, polls, and then serves the request itself without waking another thread.
+Theory of operation
+-------------------
+Passing a request from a polling thread to an app thread costs two context switches and a wait for
+the GIL, which is more than a short request costs. So one thread, the *leader*, polls, and then
+serves the request itself without waking another thread.
 
 This works while each turn is short. A *turn* is one event, task or job that a thread handles. If
 the leader is in a turn for longer than a tick, the *monitor* (monitor.py) makes another thread the

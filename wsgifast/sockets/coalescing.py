@@ -10,13 +10,14 @@ These writers set TCP_NODELAY, and collect messages themselves. All of them foll
   has received. So all later calls raise SendFailed, whose cause is the first error.
 - Writers do not own the socket: close() does not close the connection.
 
-Theory of operation ------------------- `CoalescingWriter` sends at most once in each window, which
-begins with a send. A message after the window is sent at once. Messages within the window are
-collected. They are sent by the first write() after the window, by the write() that reaches
-`max_bytes`, or by flush(). The caller must call flush() before it waits for a response. At the end
-of a burst, the flusher sends the remaining messages. The flusher is one thread for all writers of
-the process. Only the thread that owns a writer appends messages. That thread and the flusher send,
-under one lock.
+Theory of operation
+-------------------
+`CoalescingWriter` sends at most once in each window, which begins with a send. A message after the
+window is sent at once. Messages within the window are collected. They are sent by the first write()
+after the window, by the write() that reaches `max_bytes`, or by flush(). The caller must call
+flush() before it waits for a response. At the end of a burst, the flusher sends the remaining
+messages. The flusher is one thread for all writers of the process. Only the thread that owns a
+writer appends messages. That thread and the flusher send, under one lock.
 
 When a writer collects a message, the flusher begins to *watch* the writer. From time to time the
 flusher checks all watched writers, and sends overdue messages. It stops watching a writer that was
