@@ -194,56 +194,6 @@ def test_app_changing_directory_keeps_relative_paths(server: str, place: Path) -
         assert get(running.address, "/files/a.txt", tls=context).body == b"a file"
 
 
-LOOP_BOUND = """\
-import asyncio
-
-async def create_app():
-    made = asyncio.get_running_loop()
-    ticks = []
-    async def tick():
-        while True:
-            ticks.append(1)
-            await asyncio.sleep(0.001)
-    task = asyncio.create_task(tick())
-
-    async def app(scope, receive, send):
-        if scope["type"] == "lifespan":
-            while (message := await receive())["type"] != "lifespan.shutdown":
-                await send({"type": "lifespan.startup.complete"})
-            return await send({"type": "lifespan.shutdown.complete"})
-        before = len(ticks)
-        await asyncio.sleep(0.1)
-        alive = made is asyncio.get_running_loop() and len(ticks) > before
-        await send({"type": "http.response.start", "status": 200})
-        await send({"type": "http.response.body", "body": b"alive" if alive else b"dead"})
-    return app
-"""
-
-
-@pytest.mark.parametrize("options", [[], ["--lifespan=off"], ["--reload"]])
-def test_asynchronous_factory_runs_in_the_serving_loop(options: list[str], place: Path) -> None:
-    (place / "factory.py").write_text(LOOP_BOUND)
-    ours = [
-        str(BIN / "wsgifast"), "run", "--bind=127.0.0.1:{port}", "factory.py", "--", *options
-    ]  # fmt: skip
-    assert served(ours, place, {}) == "alive"
-
-
-def test_server_ends_if_its_asynchronous_factory_fails(place: Path) -> None:
-    """The module fails only in the worker, so that the check before the start passes."""
-    (place / "factory.py").write_text(
-        "import sys\n"
-        "async def create_app():\n"
-        "    if 'wsgifast.commands.loading.as_server' not in sys.argv[0].replace('/', '.'):\n"
-        "        raise LookupError('the reason')\n"
-        "    async def app(scope, receive, send): ...\n"
-        "    return app\n"
-    )
-    ended = run(place, "factory.py")
-    assert ended.returncode == 3
-    assert "create_app() failed: LookupError: the reason" in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("target", "options", "said"),
     [

@@ -94,48 +94,29 @@ def test_file_of_a_stdlib_name_leaves_that_module() -> None:
 
 
 FACTORY = """\
-import asyncio
-from functools import partial
-
-async def app(scope, receive, send): ...
-
-async def asgi():
-    await asyncio.sleep(0)
-    return app
-
-async def wsgi():
-    return lambda environ, start_response: []
-
-async def needs(name): ...
-async def nothing(): ...
-async def fails():
+def wsgi(): return lambda environ, start_response: []
+async def asgi(): ...
+def nothing(): ...
+def needs(name): ...
+def fails():
     raise LookupError("the reason")
-async def other():
-    return 7
-
-named = partial(needs, "x")
-class Factory:
-    async def __call__(self):
-        return app
-of_class = Factory()
+def other(): return 7
 """
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("asgi()", "ASGI"),
         ("wsgi()", "WSGI"),
-        ("of_class()", "ASGI"),
-        ("nothing()", "factory:nothing() has returned None"),
-        ("named()", "factory:named() has returned None"),
-        ("fails()", "factory:fails() failed: LookupError: the reason"),
-        ("other()", "factory:other() has returned the app builtins.int, neither a WSGI nor"),
-        ("needs()", "needs() failed: TypeError: needs() missing 1 required positional argument"),
+        ("asgi()", "the factory is asynchronous, and no server awaits it"),
         ("asgi", "If it makes one, write 'factory:asgi()'"),
+        ("nothing()", "factory:nothing(): nothing() has returned None"),
+        ("fails()", "fails() failed: LookupError: the reason"),
+        ("other()", "the app builtins.int is neither a WSGI nor"),
+        ("needs()", "needs() failed: TypeError: needs() missing 1 required positional argument"),
     ],
 )
-def test_asynchronous_factory_makes_the_app(name: str, expected: str) -> None:
+def test_factory_makes_the_app_or_is_refused(name: str, expected: str) -> None:
     write({"factory.py": FACTORY})
     found = loaded(f"factory:{name}")
     assert expected in (found.interface or found.error), found

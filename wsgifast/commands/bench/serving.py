@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import ConfigurationError
-from ..loading import AwaitedApp, ServerName, load_app, unwrapped, wrapped
+from ..loading import ServerName, load_app, unwrapped, wrapped
 from ..loading.servers import Loaded, check_installed, check_one_app, load_for
 from .processes import Server
 
@@ -157,10 +157,5 @@ def app() -> Any:
     arguments = json.loads(os.environ[VARIABLE])
     loaded = load_app(arguments["target"], arguments["server"])
     options = arguments["options"]
-
-    def contender(app: Any) -> Any:
-        bare, _ = unwrapped(app)
-        return bare if options is None else wrapped(bare, loaded.interface, **options)
-
-    app = loaded.app
-    return app.then(contender) if isinstance(app, AwaitedApp) else contender(app)
+    bare, _ = unwrapped(loaded.app)
+    return bare if options is None else wrapped(bare, loaded.interface, **options)

@@ -6,14 +6,10 @@ This process imports the app. The module `servers` has another process import it
 from __future__ import annotations
 
 import ast
-import asyncio
-import contextvars
 import inspect
 import operator
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,7 +27,6 @@ from .modules import (
 
 __all__ = [
     "AppNotLoaded",
-    "AwaitedApp",
     "LoadedApp",
     "ServerName",
     "absolute",
@@ -50,7 +45,6 @@ ServerName = Literal["gunicorn", "uvicorn"]
 # Django and gunicorn use "application".
 _NAMES = ("application", "app", "wsgi_app", "asgi_app")
 _FACTORIES = ("create_app", "make_app")
-_RETURNED_NONE = "has returned None; does it end without a return?"
 
 
 @dataclass(frozen=True)
@@ -66,57 +60,6 @@ class LoadedApp:
     target: str
 
 
-class AwaitedApp:
-    """The ASGI app of an asynchronous factory, made in the event loop that serves it.
-
-    The factory's resources belong to that loop. The first event, usually the lifespan, makes the
-    app.
-    """
-
-    def __init__(self, making: Awaitable[Any], target: str) -> None:
-        self._making = making
-        self._target = target
-        self._task: asyncio.Future[Any] | None = None
-        self._wrap: Callable[[Any], Any] = lambda app: app
-
-    def then(self, wrap: Callable[[Any], Any]) -> AwaitedApp:
-        """Wrap the app after it is made."""
-        self._wrap = wrap
-        return self
-
-    async def made(self) -> Any:
-        """Await the app.
-
-        :raises AppNotLoaded: if the factory fails, or returns another object.
-        """
-        if self._task is None:
-            self._task = asyncio.ensure_future(self._made())
-        return await asyncio.shield(self._task)
-
-    async def _made(self) -> Any:
-        try:
-            app = await self._making
-        except Exception as error:
-            raise AppNotLoaded(f"{self._target} failed: {described(error)}") from error
-        if app is None:
-            raise AppNotLoaded(f"{self._target} {_RETURNED_NONE}")
-        problem = f"{self._target} has returned {app_name(app)}, neither a WSGI nor an ASGI app"
-        _interface(app, problem)
-        return self._wrap(app)
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            app = await self.made()
-        except AppNotLoaded as error:
-            if scope["type"] != "lifespan":
-                raise
-            # After an exception, uvicorn would serve the app without a lifespan.
-            await receive()
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            return
-        await app(scope, receive, send)
-
-
 def load_app(target: str, server: ServerName | None = None) -> LoadedApp:
     """Import an app.
 
@@ -124,9 +67,8 @@ def load_app(target: str, server: ServerName | None = None) -> LoadedApp:
         is called application or app, a Django settings module, or the path of a .py file, alone or
         with ":app".
     :param server: the server whose worker this process is. The server has set the search path.
-        With "uvicorn", an object that is not an app is called if it needs no arguments, and the app
-        of an asynchronous factory is an :class:`AwaitedApp`. Without a server, imports look in the
-        working directory first.
+        With "uvicorn", an object that is not an app is called if it needs no arguments. Without a
+        server, imports look in the working directory first.
     :raises AppNotLoaded: if it does not exist, raises, or is not an app.
     """
     if server is None:
@@ -141,8 +83,12 @@ def load_app(target: str, server: ServerName | None = None) -> LoadedApp:
         expression = _only_app(module, target)
     app = _evaluated(module, expression, target)
     named = f"{name}:{expression}"
-    if inspect.isawaitable(app):
-        return _awaited(AwaitedApp(app, named), server, named)
+    if inspect.iscoroutine(app):
+        app.close()
+        raise AppNotLoaded(
+            f"{target}: the factory is asynchronous, and no server awaits it. Make the app in a "
+            "function without async, and open its resources in the lifespan"
+        )
     if server == "uvicorn" and interface_of(app) is None and _needs_no_arguments(app):
         return load_app(f"{named}()", server)
     problem = (
@@ -150,24 +96,8 @@ def load_app(target: str, server: ServerName | None = None) -> LoadedApp:
         f"'{named}()'; some frameworks, such as aiohttp and Robyn, run only on their own server; "
         "an app of ASGI 2 has to be wrapped by asgiref's guarantee_single_callable()"
     )
-    return LoadedApp(app, _interface(app, problem), named)
-
-
-def _awaited(app: AwaitedApp, server: ServerName | None, target: str) -> LoadedApp:
-    if server == "uvicorn":
-        return LoadedApp(app, "ASGI", target)
-    # In another thread, because this thread may run an event loop.
-    pool = ThreadPoolExecutor(1)
-    making = pool.submit(contextvars.copy_context().run, asyncio.run, app.made())
-    pool.shutdown(wait=False)  # the thread ends after this call. Ctrl-C does not wait for it
-    made = making.result()
-    return LoadedApp(made, interface_of(made) or "WSGI", target)
-
-
-def _interface(app: Any, problem: str) -> Interface:
-    """:raises AppNotLoaded: with this problem, if the object is not an app."""
     try:
-        return checked_interface(app)
+        return LoadedApp(app, checked_interface(app), named)
     except WSGIFastError:
         raise AppNotLoaded(problem) from None
 
@@ -220,7 +150,7 @@ def _evaluated(module: Any, expression: str, target: str) -> Any:
     except Exception as error:
         raise AppNotLoaded(f"{target}: {name}() failed: {described(error)}") from error
     if app is None:
-        raise AppNotLoaded(f"{target}: {name}() {_RETURNED_NONE}")
+        raise AppNotLoaded(f"{target}: {name}() has returned None; does it end without a return?")
     return app
 
 
@@ -279,8 +209,6 @@ def wrapped(app: Any, interface: Interface, **options: Any) -> Any:
 
     :param options: of WSGIFast or ASGIFast.
     """
-    if isinstance(app, AwaitedApp):
-        return app.then(lambda made: wrapped(made, interface, **options))
     if unwrapped(app)[1]:
         return app
     wrap: Any = WSGIFast

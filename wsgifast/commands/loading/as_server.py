@@ -8,7 +8,6 @@ environment like that server, loads the app, and prints the result as JSON.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -21,7 +20,7 @@ from typing import Any, cast
 from ...errors import ConfigurationError, WSGIFastError
 from ...metrics.health import resident_bytes
 from ...sockets.options import Address
-from . import AppNotLoaded, AwaitedApp, ServerName, described, django_settings, load_app, unwrapped
+from . import AppNotLoaded, ServerName, described, django_settings, load_app, unwrapped
 from .frameworks import configured_static, debug_setting, free_paths
 from .servers import PROBE_PATHS, Loaded
 
@@ -58,12 +57,9 @@ def _as_server(server: str, target: str, arguments: list[str]) -> Loaded:
             return Loaded(**before)
     try:
         loaded = load_app(target, cast("ServerName | None", server or None))
-        app = loaded.app
-        if isinstance(app, AwaitedApp):
-            app = asyncio.run(app.made())
     except AppNotLoaded as error:
         return Loaded(error=str(error), **before)
-    app, was_wrapped = unwrapped(app)
+    app, was_wrapped = unwrapped(loaded.app)
     settings = django_settings()
     return Loaded(
         loaded.interface,
