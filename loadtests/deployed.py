@@ -24,7 +24,7 @@ from pathlib import Path
 from wsgifast.commands.bench.processes import HOST, Server, free_port, temporary_folder
 from wsgifast.commands.bench.serving import FAST_WORKER, OUR_PROTOCOL
 from wsgifast.commands.client import BROWSER_ACCEPT_ENCODING
-from wsgifast.commands.loading.servers import START
+from wsgifast.commands.loading.servers import MODULE
 
 from .harness.tables import Contender, Row, Table
 
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the server's arguments")
     given = parser.parse_args()
     os.dup2(os.open(given.pipe, os.O_WRONLY), sys.stdout.fileno())
-    os.execv(sys.executable, [sys.executable, "-c", START, given.module, *given.arguments])
+    os.execv(sys.executable, [sys.executable, *MODULE, given.module, *given.arguments])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, ClassVar, Self
 
 from ...errors import WSGIFastError
-from ..loading.servers import START
+from ..loading.servers import MODULE
 from .loads import Client, Load, Task
 from .processes import HOST, Address, free_port, started
 
@@ -105,7 +105,7 @@ class Locust:
                     self._start(worker_command((host, port), self.module), subprocess.DEVNULL)
                     for _ in range(self.processes)
                 ]
-            command = [*self.within, sys.executable, "-c", START, self.module, *role]
+            command = [*self.within, sys.executable, *MODULE, self.module, *role]
             self._process = self._start(command, subprocess.PIPE)
             self._response(self._process)
         return self._process
@@ -133,4 +133,4 @@ class Locust:
 
 def worker_command(master: Address, module: str = Locust.module) -> list[str]:
     """Return the command of a worker of Locust, which ends with its master."""
-    return [sys.executable, "-c", START, module, "worker", *map(str, master)]
+    return [sys.executable, *MODULE, module, "worker", *map(str, master)]

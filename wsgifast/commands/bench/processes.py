@@ -26,7 +26,7 @@ from types import FrameType
 from typing import IO, Any
 
 from ...errors import WSGIFastError
-from ..loading.servers import START
+from ..loading.servers import MODULE
 
 HOST = "127.0.0.1"
 Address = tuple[str, int]
@@ -63,7 +63,7 @@ class Server:
 
     :ivar argv: may contain "{host}" and "{port}", the address of the server, and "{folder}", the
         folder of the run's files. A first item "python" is this interpreter. With -m after it, the
-        search path does not have the working directory (see `START` of `loading.servers`).
+        search path does not have the working directory (see `MODULE` of `loading.servers`).
     :ivar env: added to its environment. The values may contain these placeholders too.
     """
 
@@ -134,7 +134,7 @@ def running_server(
             "use it: name another port, or none for a free port"
         )
     if argv[:2] == ["python", "-m"]:
-        argv[1:2] = ["-c", START]
+        argv[1:2] = MODULE
     if argv[0] == "python":
         argv[0] = sys.executable
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **env}

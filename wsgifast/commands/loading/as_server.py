@@ -1,6 +1,6 @@
 """The process that loads an app as a server would.
 
-    python -c START wsgifast.commands.loading.as_server SERVER TARGET SERVER'S ARGUMENT ...
+    python -P -m wsgifast.commands.loading.as_server SERVER TARGET SERVER'S ARGUMENT ...
 
 The server's own parser reads the arguments. The process changes its directory, search path and
 environment like that server, loads the app, and prints the result as JSON.

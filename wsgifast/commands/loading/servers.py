@@ -22,12 +22,9 @@ from ...checks import Interface
 from ...errors import ConfigurationError, MissingExtra
 from . import AppNotLoaded, ServerName
 
-# Runs a module like `python -m`, but imports do not look in the working directory first: a file
-# there may have the name of a module of Python's own.
-START = (
-    "import sys; '' in sys.path[:1] and sys.path.pop(0); del sys.argv[0]; import runpy; "
-    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
-)
+# -P removes the working directory from sys.path: its files may have the names of modules of the
+# standard library.
+MODULE = ("-P", "-m")
 _PROCESS = "wsgifast.commands.loading.as_server"
 # Where `wsgifast run` has the health checks, by the names of FastWorker's options.
 PROBE_PATHS = {"health_path": "/livez", "ready_path": "/readyz"}
@@ -106,7 +103,7 @@ def load_as(
     :param environment: variables to add to those of this process.
     :raises AppNotLoaded: if the import ends Python, or takes too long.
     """
-    command = [sys.executable, "-c", START, _PROCESS, server or "", target, *arguments]
+    command = [sys.executable, *MODULE, _PROCESS, server or "", target, *arguments]
     named = target or "the app"
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

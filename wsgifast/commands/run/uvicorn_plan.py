@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ...errors import ConfigurationError
 from ...server_options import SHARED
 from ..arguments import address_of, unix_path
-from ..loading.servers import Loaded, check_installed
+from ..loading.servers import MODULE, Loaded, check_installed
 from . import ARGUMENTS
 from .plan import (
     KEEP_ALIVE_S,
@@ -61,9 +61,7 @@ def plan_uvicorn(options: argparse.Namespace, loaded: Loaded, static: Mapping[st
     if bind is not None:
         address_options = _address_options(bind)
     command = [
-        # -P removes the working directory from sys.path: its files may have the names of modules of
-        # the standard library.
-        *(sys.executable, "-P", "-m", "asgifast.uvicorn"),
+        *(sys.executable, *MODULE, "asgifast.uvicorn"),
         "--http=asgifast.uvicorn:HttpToolsProtocol",
         *address_options,
         *given(options, "--ssl-", "certfile", "keyfile"),
