@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .asgi_frameworks import FRAMEWORKS
 from .bench import Case, Side, row, rows, table, unavailable
 from .clients import raw, wrk
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import BYTES, REQUESTS, Row
 from .payloads import FILE_BYTES, MIB
 from .servers import daphne, granian, hypercorn, small

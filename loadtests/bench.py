@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 from wsgifast.commands.bench.loads import Load, family
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn
+from wsgifast.commands.bench.serving import FAST_WORKER
 
 from .clients import raw, wrk
+from .harness.servers import gunicorn
 from .harness.tables import BYTES, REQUESTS, Client, Contender, Row, Table, Task, Unit
 from .payloads import files
 
@@ -62,7 +63,7 @@ def pair(*options: str, app: str = APP, first: str = "gthread", **more: Any) -> 
     """Return FastWorker and gthread as contenders.
 
     :param options: options of gunicorn.
-    :param more: see :func:`~wsgifast.commands.bench.serving.gunicorn`.
+    :param more: see :func:`~loadtests.harness.servers.gunicorn`.
     """
     kinds = {"FastWorker": FAST, "gthread": "gthread"}
     names = sorted(kinds, key=lambda name: name != first)

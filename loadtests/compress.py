@@ -17,10 +17,10 @@ from dataclasses import replace
 
 from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .bench import FAST, LINKS, Side, row, table, unavailable
 from .harness.locust import Locust
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import Client, Row, Table, Task, Unit
 
 _CODINGS = ("zstd", "br", "gzip")

@@ -19,7 +19,7 @@ from wsgifast.commands import page
 from wsgifast.commands.bench.loads import Load, cpu_seconds
 from wsgifast.commands.bench.processes import Server, wait_until
 from wsgifast.commands.bench.report import problems
-from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn, served, uvicorn
+from wsgifast.commands.bench.serving import FAST_WORKER, served
 from wsgifast.commands.client import BROWSER_ACCEPT_ENCODING
 from wsgifast.commands.terminal import number_text, output_width, progress_line, show, tables
 
@@ -29,6 +29,7 @@ from .harness.locust import Locust, report_name
 from .harness.machine import machine
 from .harness.results import Result
 from .harness.runner import run
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import Client, Contender, Profile, Row, Table, Task
 from .link import slow_proxy
 from .payloads import FILE_BYTES, MIB, REPORTS, files

@@ -14,11 +14,11 @@ from collections import Counter
 
 from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .app import WORK_S
 from .bench import FAST, row, table
 from .clients import percentiles
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import Client, Row, Task, Unit
 from .servers import granian
 

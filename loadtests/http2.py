@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .bench import FAST, Side, row
 from .clients import h2load, page_loads, wrk
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import BYTES, REQUESTS, Client, Row, Table, Unit
 from .http2_app import BURST_BYTES, LIST_BYTES, PAGE, prepare
 from .payloads import FILE_BYTES

@@ -27,10 +27,10 @@ from wsgifast.commands.bench.processes import (
     temporary_folder,
     wait_until,
 )
-from wsgifast.commands.bench.serving import uvicorn
 
 from .bench import row, table
 from .calls import CALLS
+from .harness.servers import uvicorn
 from .harness.tables import Client, Row, Task, Unit
 
 INSTRUCTIONS = Unit("instructions", lambda m: m.facts["instructions"], difference=True)

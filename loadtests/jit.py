@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import gunicorn, served
+from wsgifast.commands.bench.serving import served
 
 from . import asgi
 from .bench import APP, FAST, Side, row, table, unavailable
 from .clients import wrk
+from .harness.servers import gunicorn
 from .harness.tables import Row
 from .servers import granian, nginx
 from .wsgi import FLASK, OUR_FILES, OURS, SMALL, SMALL_FILE, static

@@ -25,10 +25,10 @@ from tests.support.crowds import GATHER_S, TURN_S, Crowd, Kind
 from tests.support.slow_clients import opening
 from wsgifast.commands.bench.loads import Load, family
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import gunicorn, uvicorn
 from wsgifast.commands.client import HTTPClient, unverified_tls
 
 from .bench import APP, FAST, resident_bytes, row, table
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import Client, Row, Task, Unit
 
 # The number of rounds, their seconds, the clients in each state at a time, and the clients in each

@@ -20,11 +20,11 @@ from dataclasses import replace
 
 from wsgifast.commands.bench.loads import Load, family
 from wsgifast.commands.bench.processes import HOST, Server, free_port, wait_until
-from wsgifast.commands.bench.serving import gunicorn
 from wsgifast.commands.client import HTTPClient
 
 from .bench import APP, FAST, row, table
 from .clients import Connection, percentiles, wrk
+from .harness.servers import gunicorn
 from .harness.tables import Client, Contender, Row, Task, Unit
 
 FLASK = "loadtests.flask_app:app"

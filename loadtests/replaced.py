@@ -41,10 +41,10 @@ from wsgifast.commands.bench.processes import (
     temporary_folder,
     wait_until,
 )
-from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .bench import APP, FAST, row, table
 from .clients import BadResponse, Connection, NoResponse
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import Client, Row, Task, Unit
 from .payloads import payload, payload_file
 from .servers import granian

@@ -26,13 +26,13 @@ import psutil
 from tests.support.crowds import SlowClients
 from tests.support.slow_clients import KINDS, Others, others, slow_clients
 from wsgifast.commands.bench.loads import Load, family
-from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .asgi import APP as ASGI_APP
 from .asgi import HTTP2
 from .bench import FAST, Side, pair, resident_bytes, row, table
 from .clients import percentiles, raw
 from .harness.locust import Locust
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import Client, Row, Table, Task, Unit
 from .payloads import FIELD, FILE_BYTES, LIST_BYTES, MIB
 from .servers import granian, nginx

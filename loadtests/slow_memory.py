@@ -10,10 +10,10 @@ connections have received one small response before.
 from __future__ import annotations
 
 from wsgifast.commands.bench.loads import Load
-from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from . import http2
 from .bench import FAST, Side, row, table
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import Row, Unit
 from .http2_app import prepare
 from .servers import granian, hypercorn, small, waitress

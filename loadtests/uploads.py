@@ -16,11 +16,11 @@ from pathlib import Path
 
 from wsgifast.commands.bench.loads import Load, family
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import gunicorn, uvicorn
 
 from .bench import FAST, Side, row, table
 from .clients import children_cpu_s
 from .harness.locust import Locust
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import BYTES, REQUESTS, Client, Row, Table, Task
 from .payloads import FIELD, MIB
 

@@ -19,13 +19,14 @@ from typing import Any
 
 from wsgifast.commands.bench.loads import Load
 from wsgifast.commands.bench.processes import Server
-from wsgifast.commands.bench.serving import gunicorn, served, sides, uvicorn
+from wsgifast.commands.bench.serving import served, sides
 
 from .app import SHAPES
 from .bench import APP, FAST, Case, Side, pair, row, rows, table, with_its_cpu
 from .clients import raw, wrk
 from .django_app import MIDDLEWARE
 from .harness.locust import Locust
+from .harness.servers import gunicorn, uvicorn
 from .harness.tables import BYTES, REQUESTS, Client, Row, Task, Unit
 from .payloads import FILE_BYTES, LARGE_FILE_BYTES, MIB, PAYLOADS, REPORT_BYTES
 from .servers import granian, nginx, small, waitress

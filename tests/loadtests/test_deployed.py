@@ -11,12 +11,13 @@ import pytest
 
 from loadtests.bench import row
 from loadtests.deployed import NOTE, Deployment, deployed
+from loadtests.harness.servers import gunicorn, uvicorn
 from loadtests.harness.tables import Table
 from loadtests.servers import granian, hypercorn, waitress
 from tests.support.http import Connection
 from tests.support.servers import wait_for
 from wsgifast.commands.bench.processes import Server, running_server
-from wsgifast.commands.bench.serving import FAST_WORKER, gunicorn, uvicorn
+from wsgifast.commands.bench.serving import FAST_WORKER
 from wsgifast.commands.client import HTTPClient, NoResponse
 
 APP, ASGI = "loadtests.app:app", "loadtests.asgi_app:app"

@@ -21,6 +21,17 @@ OUR_PROTOCOL = "asgifast.uvicorn:HttpToolsProtocol"
 # The environment variable with the target of the app and the options of its wrapper, as JSON.
 VARIABLE = "WSGIFAST_BENCH"
 _APP = "wsgifast.commands.bench.serving:app"
+GUNICORN = (
+    *("python", "-m", "gunicorn", "--bind", "{host}:{port}"),
+    # With its defaults (2 s and 30 s), gunicorn would disconnect clients that pause, and kill
+    # workers of slow unwrapped apps.
+    *("--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3"),
+    # Several servers would use one socket in the user's home directory.
+    "--no-control-socket",
+    *("--log-level", "warning"),
+)
+_QUIET = ("--no-access-log", "--log-level=warning")
+UVICORN = ("python", "-m", "uvicorn", *_QUIET, "--host={host}", "--port={port}")
 
 
 def sides(
@@ -80,61 +91,17 @@ def served(
     worker_class: str = "gthread",
     more: Sequence[str] = (),
 ) -> Server:
-    """Return a server for an app.
+    """Return a server for an app. uvicorn uses uvloop and httptools if they are installed.
 
     :param target: see :func:`wsgifast.commands.loading.load_app`.
     :param options: of WSGIFast or ASGIFast. None for the unwrapped app.
     """
-    env = {VARIABLE: json.dumps({"target": target, "options": options, "server": server})}
+    argv = (*UVICORN, *more, "--factory", _APP)
     if server == "gunicorn":
-        return gunicorn(f"{_APP}()", *more, worker_class=worker_class, env=env)
-    return uvicorn(_APP, *more, "--factory", env=env)
-
-
-def gunicorn(
-    app: str,
-    *options: str,
-    worker_class: str = "gthread",
-    threads: int = 4,
-    workers: int = 1,
-    tls: bool = False,
-    env: Mapping[str, str] | None = None,
-) -> Server:
-    """Return gunicorn's command. With one worker, the client has a core of a small machine too.
-
-    :param app: "module:app", or "module:factory('argument')".
-    :param options: added at the end, such as "--no-sendfile".
-    :param tls: use the certificate "{folder}/server.pem".
-    """
-    pem = ("--certfile", "{folder}/server.pem", "--keyfile", "{folder}/server.pem")
-    return Server(
-        (
-            *("python", "-m", "gunicorn", app, "--bind", "{host}:{port}"),
-            *("--worker-class", worker_class, "--threads", str(threads), "--workers", str(workers)),
-            # With its defaults (2 s and 30 s), gunicorn would disconnect clients that pause, and
-            # kill workers of slow unwrapped apps.
-            *("--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3"),
-            # Several servers would use one socket in the user's home directory.
-            "--no-control-socket",
-            *("--log-level", "warning", *(pem if tls else ()), *options),
-        ),
-        tuple((env or {}).items()),
-        tls,
-    )
-
-
-def uvicorn(
-    app: str, *options: str, ours: bool = False, env: Mapping[str, str] | None = None
-) -> Server:
-    """Return uvicorn's command. uvicorn uses uvloop and httptools if they are installed.
-
-    :param ours: use asgifast's protocol.
-    """
-    protocol = (f"--http={OUR_PROTOCOL}",) if ours else ()
-    where = ("--host={host}", "--port={port}")
-    quiet = ("--no-access-log", "--log-level=warning")
-    command = ("python", "-m", "uvicorn", *quiet, *where, *protocol, *options, app)
-    return Server(command, tuple((env or {}).items()))
+        own = ("--worker-class", worker_class, "--threads", "4", "--workers", "1")
+        argv = (*GUNICORN, *own, *more, f"{_APP}()")
+    arguments = json.dumps({"target": target, "options": options, "server": server})
+    return Server(argv, ((VARIABLE, arguments),))
 
 
 def found_app(target: str, more: Sequence[str]) -> tuple[ServerName, Loaded]:
