@@ -25,7 +25,6 @@ from tests.support.effort import effort
 from tests.support.programs import APACHE_MODULES, ProgramMissing, program
 from tests.support.servers import ROOT, LiveServer, live_server
 from wsgifast.commands.bench import processes
-from wsgifast.commands.loading.servers import START
 
 # No test asserts a time, since a busy machine must not fail a test.
 settings.register_profile("wsgifast", deadline=None, max_examples=effort(50))
@@ -130,8 +129,7 @@ def _started_in_a_fork(
     stdout: IO[Any],
     **others: object,
 ) -> Iterator[Popen[bytes] | forkserver.ForkedProcess]:
-    if [*command[1:3]] == ["-c", START]:
-        command = [command[0], "-m", *command[3:]]  # the servers that it knows
+    command = [word for word in command if word != "-P"]  # the servers that it knows
     process = forkserver.start(command, cwd=Path.cwd(), env=env, output=stdout)
     try:
         yield process
