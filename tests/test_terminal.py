@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.harness.chart import Bar, ratio_chart
 from tests.support import forkserver
 from tests.support.servers import ROOT
-from wsgifast.commands.page import escaped
+from wsgifast.commands.page import Bar, escaped, ratio_chart
 from wsgifast.commands.terminal import RED, RESET, cut, fitted, printable, show, table, width_of
 
 # ESC, BEL, CSI as one character, DEL, a bidirectional override and isolate, a surrogate, line ends.

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from loadtests.harness.chart import CHART_STYLE, ratio_chart
-from loadtests.harness.chart import Bar as Drawn
 from wsgifast.commands.bench.report import RESPONDS, verdict
 from wsgifast.commands.bench.results import Ratio
-from wsgifast.commands.page import escaped
+from wsgifast.commands.page import CHART_STYLE, escaped, ratio_chart
+from wsgifast.commands.page import Bar as Drawn
 
 
 class Bar(NamedTuple):

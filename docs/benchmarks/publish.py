@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from loadtests.bench import LINKS
 from loadtests.deployed import NOTE
 from loadtests.harness.machine import machine
-from loadtests.harness.report import grids, wide
+from loadtests.harness.report import grids
 from loadtests.payloads import REPORTS
 from wsgifast.commands.bench.report import Grid
 from wsgifast.commands.page import escaped
@@ -385,7 +385,7 @@ def _title(row: Mapping[str, Any], profile: Mapping[str, Any]) -> str:
 
 
 def _markdown(grid: Grid) -> str:
-    columns, rows = wide(grid)
+    columns, rows = grid.wide()
     marks = ["---", "---", *["--:"] * (len(columns) - 2)]
     lines = [columns, marks, *([cell_text(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

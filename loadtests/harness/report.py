@@ -7,11 +7,8 @@ from typing import Any
 
 from wsgifast.commands import page
 from wsgifast.commands.bench import report
-from wsgifast.commands.bench.report import Grid, shown
-from wsgifast.commands.page import escaped
-from wsgifast.commands.terminal import cell_text
+from wsgifast.commands.bench.report import Grid, html_table, shown
 
-from .chart import CHART_STYLE, Bar, ratio_chart
 from .machine import machine
 from .results import Difference, Result
 from .tables import Profile, Table
@@ -74,62 +71,14 @@ def _our_cells(name: str, contenders: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-READING = (
-    "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "
-    "(2.5..3.5) is the median of the ratios of the rounds, with its interval: the range of the "
-    "rounds, widened by the noise of the machine. If 1 is in the interval, the ratio is unclear. "
-    "MB are 10^6 bytes. Clients and servers share this machine, over loopback. Trust the ratios, "
-    "not the absolute figures."
-)
-
-
 def as_html(title: str, parts: Sequence[tuple[Table, Sequence[Result]]]) -> str:
     """Return an HTML page with the results of tables."""
-    measured_on = ", ".join(f"{name} {value}" for name, value in machine().items())
-    sections = "".join(_section(*part) for part in parts)
-    body = f'<p class="soft">{escaped(READING)}</p>{sections}'
-    return page.page(title, body, by="wsgifast's load tests", note=f"{measured_on}.")
+    return report.as_html(title, (_section(*part) for part in parts), machine())
 
 
 def _section(table: Table, results: Sequence[Result]) -> str:
     before = ""
     if table.then is not None:
         caption, columns, lines = table.then
-        before = f"<h3>{escaped(caption)}</h3>{_html_table(columns, lines)}"
-    bars = [_bar(result, name) for result in results for name in result.runs if name != result.base]
-    items = "".join(f"<li>{escaped(line)}</li>" for line in report.problems(results))
-    notes = "".join(f"<p>{escaped(note)}</p>" for note in table.notes)
-    figures = "".join(_html_table(*wide(each)) for each in grids(_figures(results)))
-    return (
-        f"<article><h2>{escaped(table.title)}</h2>{before}{notes}<h3>Ratios</h3>"
-        '<p class="soft">The thin line is the interval. Green is better, grey is unclear, amber is '
-        f"worse.</p>{ratio_chart(bars, before=f'<style>{CHART_STYLE}</style>')}"
-        f"<h3>All figures</h3>{figures}"
-        f"<ul>{items or '<li>No failures, and identical bodies.</li>'}</ul></article>"
-    )
-
-
-def wide(grid: Grid) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
-    """Return columns and rows. Titles have their own column, with the key below."""
-    rows = [
-        [label, *line]
-        for title, key, lines in grid.parts
-        for label, line in zip([title, key, *[""] * len(lines)], lines, strict=False)
-    ]
-    return ["", *grid.columns], rows
-
-
-def _bar(result: Result, name: str) -> Bar:
-    ratio, less = result.ratio(name, result.rate), result.row.unit.less
-    label = result.title + (f": {name}" if len(result.runs) > 2 else "")
-    text = report.verdict(name, result.figures()["contenders"])
-    if ratio is None:
-        return Bar(label, None, text, text == report.RESPONDS, less)
-    better = ratio.median <= 1 if less else ratio.median >= 1
-    ends = (ratio.median, ratio.low, ratio.high)
-    return Bar(label, ends, text, better if ratio.is_clear else None, less)
-
-
-def _html_table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    rows = [[escaped(cell_text(cell)) for cell in line] for line in lines]
-    return page.table(map(escaped, columns), rows)
+        before = f"<h3>{page.escaped(caption)}</h3>{html_table(columns, lines)}"
+    return report.section(table.title, grids(_figures(results)), results, table.notes, before)

@@ -74,6 +74,10 @@ class Result(results.Result):
     def cost_unit(self) -> str:  # type: ignore[override]
         return self.row.unit.cost_name or "CPU"
 
+    @property
+    def less_is_better(self) -> bool:  # type: ignore[override]
+        return self.row.unit.less
+
     def rate(self, load: Load) -> float:
         return self.row.unit.rate(load)
 

@@ -167,6 +167,7 @@ def test_wsgi_app_over_budget_ends_with_1(
             found = row["contenders"][name]
             assert found["failures"] == 0
             assert found["requests/s"] > 0
+    assert "WSGIFast on FastWorker" in report.with_suffix(".html").read_text()
 
 
 def test_asgi_app_is_loaded_by_master_and_two_workers(

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.harness import machine as details
-from loadtests.harness.chart import Bar, ratio_chart
 from loadtests.harness.report import as_html, results_text, rows_figures
 from loadtests.harness.runner import measure
 from loadtests.harness.tables import REQUESTS, Client, Contender, Profile, Row, Table, Task
@@ -27,6 +26,7 @@ from wsgifast import WSGIFastError
 from wsgifast.commands.bench import report
 from wsgifast.commands.bench.loads import FirstResponse, Load
 from wsgifast.commands.bench.report import as_json, now
+from wsgifast.commands.page import Bar, ratio_chart
 from wsgifast.commands.terminal import table
 
 

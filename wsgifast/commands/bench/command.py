@@ -64,7 +64,7 @@ def add_command(commands: Any) -> None:
         "The limits are ratio, cpu-ratio, requests, p50, p95 and p99"
     )
     option(result, "--budget", "LIMITS", limits)
-    option(result, "--report", "NAME", "write NAME.json", default="wsgifast-bench")
+    option(result, "--report", "NAME", "write NAME.json and NAME.html", default="wsgifast-bench")
 
     more = parser.add_argument_group("more than one Locust process")
     option(more, "--processes", "N", "start N Locust workers on this machine", type=count)

@@ -22,7 +22,7 @@ from .budget import budget, over_budget
 from .loads import Client, Load, Task
 from .locust_client import Locust
 from .processes import HOST, Server, free_port, temporary_folder
-from .report import as_json, grid, machine, now, results_text
+from .report import as_html, as_json, grid, machine, now, results_text, section
 from .results import Result
 from .runner import Report, Servers, all_results, at, one_run, sized, take_turns
 from .serving import FAST_WORKER, found_app, sides
@@ -41,8 +41,9 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
     limits = budget(options.budget or "")
     report = Path(options.report)
     if not report.name:
-        raise ConfigurationError(f"--report {options.report!r}: name the file to write")
-    check_writable("--report", f"{report}.json")
+        raise ConfigurationError(f"--report {options.report!r}: name the files to write")
+    for suffix in ("json", "html"):
+        check_writable("--report", f"{report}.{suffix}")
     paths = list(dict.fromkeys(options.paths or ["/"]))
     for path in paths:
         check_path(path)
@@ -77,11 +78,14 @@ def compare(options: argparse.Namespace, master: tuple[str, int]) -> int:
     if results:
         run = {"measured": when, "seconds": options.seconds, "rounds": options.rounds}
         rows = {result.title: result.figures() for result in results}
-        lines = "".join(f"\n- {note}" for note in _notes(options, app))
-        show(f"\n{title}\n\n{results_text([grid(rows)], results, output_width())}{lines}\n")
+        table, notes = grid(rows), list(_notes(options, app))
+        lines = "".join(f"\n- {note}" for note in notes)
+        show(f"\n{title}\n\n{results_text([table], results, output_width())}{lines}\n")
         whole = {path: {**run, "machine": facts, **row} for path, row in rows.items()}
-        write_file(f"{report}.json", as_json(title, whole))
-        show(f"{report}.json")
+        page = as_html(title, [section(title, [table], results, notes)], facts)
+        for suffix, text in (("json", as_json(title, whole)), ("html", page)):
+            write_file(Path(f"{report}.{suffix}"), text)
+            show(f"{report}.{suffix}")
     if status:
         return status
     if not limits and not options.worker_class:

@@ -1,4 +1,4 @@
-"""The results of a run as text and as JSON."""
+"""The results of a run as text, JSON and an HTML page."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..terminal import printable, tables
+from .. import page
+from ..terminal import cell_text, printable, tables
 from .results import Ratio, Result
 
 # Figures of fewer rounds are marked.
 MIN_ROUNDS = 5
+READING = (
+    "Figures are medians of rounds in which all contenders took turns. A ratio such as 3x "
+    "(2.5..3.5) is the median of the ratios of the rounds, with its interval: the range of the "
+    "rounds, widened by the noise of the machine. If 1 is in the interval, the ratio is unclear. "
+    "MB are 10^6 bytes. Clients and servers share this machine, over loopback. Trust the ratios, "
+    "not the absolute figures."
+)
 # The text in place of a ratio to a contender that never succeeded.
 RESPONDS = "responds"
 # A contender's cells by the titles of their columns.
 Cells = Callable[[str, Mapping[str, Any]], Mapping[str, object]]
 
 
-class Grid(NamedTuple):
+@dataclass(frozen=True)
+class Grid:
     """Results of one unit side by side.
 
     :ivar columns: the first is the contender's name.
@@ -33,6 +43,23 @@ class Grid(NamedTuple):
 
     columns: Sequence[str]
     parts: Sequence[tuple[str, str, Sequence[Sequence[object]]]]
+
+    def wide(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """Return columns and rows. Titles have their own column, with the key below."""
+        rows = [
+            [label, *line]
+            for title, key, lines in self.parts
+            for label, line in zip([title, key, *[""] * len(lines)], lines, strict=False)
+        ]
+        return ["", *self.columns], rows
+
+    def narrow(self) -> tuple[Sequence[str], Sequence[Sequence[object]]]:
+        """Return columns and rows. A title is a row of one cell."""
+        rows: list[Sequence[object]] = []
+        for title, key, lines in self.parts:
+            rows.append([f"{title} {key}".rstrip()])
+            rows += [[f"  {line[0]}", *line[1:]] for line in lines]
+        return self.columns, rows
 
 
 def grid(rows: Mapping[str, Mapping[str, Any]], cells: Cells | None = None) -> Grid:
@@ -156,13 +183,8 @@ def results_text(grids: Iterable[Grid], results: Sequence[Result], width: int | 
 
     :param width: in characters. None for any width.
     """
-    found: list[str] = []
-    for columns, parts in grids:
-        rows: list[Sequence[object]] = []
-        for title, key, lines in parts:
-            rows.append([f"{title} {key}".rstrip()])
-            rows += [[f"  {line[0]}", *line[1:]] for line in lines]
-        found += tables(columns, rows, inf if width is None else width)
+    limit = inf if width is None else width
+    found = [text for each in grids for text in tables(*each.narrow(), limit)]
     notes = "\n".join(f"- {printable(line)}" for line in problems(results))
     return "\n\n".join([*found, notes]).rstrip()
 
@@ -199,3 +221,53 @@ def machine() -> dict[str, str | int]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             facts[package] = metadata.version(package)
     return facts
+
+
+def as_html(title: str, sections: Iterable[str], facts: Mapping[str, object]) -> str:
+    """Return the whole page.
+
+    :param facts: as from :func:`machine`.
+    """
+    measured_on = ", ".join(f"{name} {value}" for name, value in facts.items())
+    body = f'<p class="soft">{page.escaped(READING)}</p>{"".join(sections)}'
+    return page.page(title, body, by="wsgifast bench", note=f"{measured_on}.")
+
+
+def section(
+    title: str,
+    grids: Iterable[Grid],
+    results: Sequence[Result],
+    notes: Iterable[str] = (),
+    before: str = "",
+) -> str:
+    """Return a part of the page.
+
+    :param notes: paragraphs above the figures.
+    :param before: HTML above the notes.
+    """
+    bars = [_bar(result, name) for result in results for name in result.runs if name != result.base]
+    lines = "".join(f"<li>{page.escaped(line)}</li>" for line in problems(results))
+    paragraphs = "".join(f"<p>{page.escaped(note)}</p>" for note in notes)
+    figures = "".join(html_table(*each.wide()) for each in grids)
+    return (
+        f"<article><h2>{page.escaped(title)}</h2>{before}{paragraphs}<h3>Ratios</h3>"
+        '<p class="soft">The thin line is the interval. Green is better, grey is unclear, '
+        f"amber is worse.</p>{page.ratio_chart(bars)}<h3>All figures</h3>{figures}"
+        f"<ul>{lines or '<li>No failures, and identical bodies.</li>'}</ul></article>"
+    )
+
+
+def _bar(result: Result, name: str) -> page.Bar:
+    ratio, less = result.ratio(name, result.rate), result.less_is_better
+    label = result.title + (f": {name}" if len(result.runs) > 2 else "")
+    text = verdict(name, result.figures()["contenders"])
+    if ratio is None:
+        return page.Bar(label, None, text, text == RESPONDS, less)
+    better = ratio.median <= 1 if less else ratio.median >= 1
+    ends = (ratio.median, ratio.low, ratio.high)
+    return page.Bar(label, ends, text, better if ratio.is_clear else None, less)
+
+
+def html_table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    rows = [[page.escaped(cell_text(cell)) for cell in line] for line in lines]
+    return page.table(map(page.escaped, columns), rows)

@@ -97,6 +97,7 @@ class Result:
     # The names and the meaning of the compared figure and of its cost.
     unit = "requests/s"
     cost_unit = "CPU us/req"
+    less_is_better = False
 
     @property
     def base(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ... import __version__
-from ..page import escaped, page, table
+from ..page import Bar, escaped, page, ratio_chart, table
 from ..terminal import CYAN, DIM, RED, RESET, YELLOW, cut, fitted, printable, width_of
 from .catalogue import CATALOGUE
 from .examination import MAX_S
@@ -187,7 +187,7 @@ FORMATS: Mapping[str, Callable[[Report], str]] = {
 
 def as_html(report: Report) -> str:
     """Return the report as a self-contained HTML page."""
-    findings = "".join(map(_finding, report.findings))
+    findings = "".join(_finding(report, finding) for finding in report.findings)
     unreached = "".join(
         f"<li><code>{escaped(f'{each.method} {each.name}')}</code>: {escaped(each.reason)}</li>"
         for each in report.unreached
@@ -208,8 +208,9 @@ def as_html(report: Report) -> str:
     )
 
 
-def _finding(finding: Finding) -> str:
+def _finding(report: Report, finding: Finding) -> str:
     entry = CATALOGUE[finding.id]
+    seen = next((s for s in report.observations if s.endpoint is finding.endpoint), None)
     fixes = "".join(
         f"<li>{escaped(name)}: <code>{escaped(fix)}</code></li>"
         for name, fix in entry.fixes.items()
@@ -217,6 +218,7 @@ def _finding(finding: Finding) -> str:
     return f"""<article class="{finding.severity}">
 <h3><span class="id">{finding.id}</span><code>{escaped(_endpoint(finding))}</code></h3>
 <p>{escaped(f"{finding.what}. {finding.cost}".rstrip())}</p>
+{_bars(seen) if seen is not None and finding.severity == "slow" else ""}
 <p><strong>{escaped(finding.fix)}</strong></p>
 <details><summary>{escaped(entry.title)}: why, and how to fix it</summary>
 <p>{escaped(entry.what)} {escaped(entry.why)}</p>
@@ -224,6 +226,16 @@ def _finding(finding: Finding) -> str:
 <p>With wsgifast: {escaped(entry.wsgifast)}</p></details>
 </article>
 """
+
+
+def _bars(seen: Observation) -> str:
+    """Return a chart: the CPU time of each contender, and the ratio of the app's to it."""
+    bars: list[Bar] = []
+    for name, cost in seen.costs.items():
+        times = seen.costs["raw"].cpu_s / cost.cpu_s if cost.cpu_s else 1.0
+        text = f"{cost.cpu_s * 1e3:,.2f} ms"
+        bars.append(Bar(name, (times, times, times), text, times >= 1))
+    return ratio_chart(bars)
 
 
 def _row(seen: Observation) -> tuple[str, ...]:
