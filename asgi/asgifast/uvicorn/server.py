@@ -6,6 +6,7 @@ uvicorn does not call a protocol before the first connection. So this module wra
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import sys
@@ -28,6 +29,9 @@ from .operators import OperatedApp, OperatorOptions, operated_app
 
 with needs("asgifast.uvicorn", "uvicorn", "asgi"):
     import uvicorn
+with contextlib.suppress(ImportError):
+    # return_large_blocks() uses ctypes. An import on the event loop would read files there.
+    import ctypes  # noqa: F401
 
 # uvicorn's exit status for a failed startup. uvicorn's supervisor does not restart a worker with
 # this status.
