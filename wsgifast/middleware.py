@@ -161,7 +161,7 @@ class WSGIFast:
             conditional=conditional,
             front_server=front_server_of(accel_redirect, x_sendfile),
         )
-        # The open sockets with TCP_NODELAY set, by their id().
+        # The open sockets on which TCP_NODELAY was set, by their id().
         self._nodelay_set: dict[int, weakref.ref[Any]] = {}
         self._call = app
         check_rate(report_slow_shapes)
@@ -243,7 +243,7 @@ class WSGIFast:
         chunks: list[Any] | tuple[Any, ...],
         sent_as: str = "as-is",
     ) -> Iterable[bytes]:
-        """Send a list or tuple in few large chunks, with their length."""
+        """Send a list or tuple as few large chunks, with a Content-Length."""
         count = len(chunks)
         if count == 1 and type(chunks[0]) is bytes:
             few: Iterable[bytes] = chunks
@@ -275,7 +275,7 @@ class WSGIFast:
         return few
 
     def _send_wrapped(self, response: AppResponse, body: Whole) -> Iterable[bytes]:
-        """Send a list or tuple that is in wrappers with a close() of their own."""
+        """Send a list or tuple inside wrappers. The close() of the outer wrapper ends the body."""
         wrapped = body.owner
         chunks = body.content
         is_one_block = (
@@ -285,15 +285,15 @@ class WSGIFast:
             and len(chunks[0]) == response.length
         )
         if response.no_body or not is_one_block:
-            # Iterate the wrappers, because they may encode or count each chunk.
+            # Iterate over the wrappers, because they may encode or count each chunk.
             chunks = list(wrapped)
         sent = self._send_whole(response, chunks)
         return wrapped if sent is body.content else ClosedWith(sent, wrapped)
 
     def _send_kind(self, response: AppResponse, body: Body) -> Iterable[bytes]:
-        """Send a body in the way of its kind, or as a stream if it is compressed."""
+        """Send a body by the methods of its kind. A compressed body is sent as a stream."""
         coding = response.coding
-        if response.forwarded:  # the app called write(), which may have sent bytes
+        if response.forwarded:  # the app has called write(), which may have sent bytes
             if coding is not None or not isinstance(body, ServerFile):
                 return self._send_stream(response, body)
         else:
@@ -346,7 +346,7 @@ class WSGIFast:
 def _refuse(
     response: AppResponse, error: RequestError, exc_info: OptExcInfo | None = None
 ) -> Iterable[bytes]:
-    """Send the error response of a rejected request in place of the app's response."""
+    """Send an error response in place of the app's response."""
     status, headers, page = error.response(response.headers)
     response.status = response.exc_info = None
     response.forwarded = response.codes_stream = False

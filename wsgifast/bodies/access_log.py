@@ -16,24 +16,24 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, TextIO
 
-# environ[SENT_AS] is how the body was sent, environ[CHUNKS] the number of chunks in the app's body,
-# absent for a file. For a stream both are final at its end.
+# environ[SENT_AS] says how the body was sent. environ[CHUNKS] is the number of chunks in the app's
+# body, and is not set for a file. For a stream, both values are final at its end.
 SENT_AS = "wsgifast.sent_as"
 CHUNKS = "wsgifast.chunks"
-# The URL pattern that the framework has matched, or that the app or its middleware has set: under
-# Falcon `req.env["wsgifast.pattern"] = req.uri_template`. Under ASGI it is a key of the scope.
+# The URL pattern that the framework has matched, or that the app has set. An app of Falcon can set
+# it by `req.env["wsgifast.pattern"] = req.uri_template`. Under ASGI it is a key of the scope.
 PATTERN = "wsgifast.pattern"
 # The error of a Content-Length: "short", "long", or "corrected" before anything was sent.
 LENGTH_ERROR = "wsgifast.length_error"
-# FastWorker's times, in whole microseconds like gunicorn's %(D)s. The first is the wait for a
-# thread. The second is the time in the thread, without waits for the client. The third ends when
-# the kernel has the last byte. The remaining time of D is that in which the body arrived.
+# FastWorker's times, in whole microseconds like gunicorn's %(D)s: the wait for a thread, the time
+# in the thread without waits for the client, and then the time until the kernel has the last byte.
+# %(D)s also includes the time in which the body of the request arrived.
 WAIT_US = "wsgifast.wait_us"
 APP_US = "wsgifast.app_us"
 SEND_US = "wsgifast.send_us"
-# How long the request waited before this server, by the proxy's X-Request-Start.
+# How long the request had waited when it reached this server, according to X-Request-Start.
 QUEUE_US = "wsgifast.queue_us"
-# The id of the request, and that of its trace, with the option `request_id`.
+# The id of the request, and the id of its trace, with the option `request_id`.
 REQUEST_ID = "wsgifast.request_id"
 TRACE_ID = "wsgifast.trace_id"
 # The content coding of the body, and its sizes in bytes without and with it. The sizes of a stream
@@ -43,18 +43,18 @@ UNCOMPRESSED_BYTES = "wsgifast.uncoded_bytes"
 COMPRESSED_BYTES = "wsgifast.coded_bytes"
 # Bytes of the response that were sent by sendfile.
 SENDFILE_BYTES = "wsgifast.sendfile_bytes"
-# FastWorker's: how a response has ended, as far as the server knows. The client may still leave
-# after the kernel has taken the last byte.
+# How a response of FastWorker has ended. After the kernel has accepted the last byte, the client
+# may still disconnect, and the server does not know this.
 OUTCOME = "wsgifast.outcome"
 SENT, CLIENT_LEFT, CUT_OFF = "sent", "client left", "cut off"
 
-# The last second for which json_start() has made the text, and this text.
+# The second of the last call of json_start(), and its text.
 _second = 0, ""
 _pid = os.getpid()
 # The texts that end a time.
 _MILLISECONDS = tuple(f'{number:03d}Z"' for number in range(1000))
 _quote = json.encoder.encode_basestring_ascii
-# How many texts are cached in JSON. Longer ones, such as most URLs, are not cached.
+# How many texts are cached as JSON, and the most characters of such a text.
 _MOST_CACHED = 500
 _MOST_CACHED_CHARACTERS = 200
 _encode_other = json.JSONEncoder(separators=(",", ":"), default=str).encode
@@ -67,7 +67,7 @@ _MOST_QUEUE_S = 3600.0
 
 # How many chunks of a stream are measured to find its kind.
 SAMPLED_CHUNKS = 32
-# Chunks below this size, on average, cost more per chunk than per byte.
+# If the average size of chunks is below this, each chunk costs more than its bytes.
 _SMALL_CHUNK_BYTES = 1024
 # Apps read files in blocks of a multiple of this many bytes.
 _BLOCK_UNIT_BYTES = 1024
@@ -99,11 +99,11 @@ def queue_seconds(request_start: str | None, arrived: float) -> float | None:
 def stream_kind(chunks: int, first_bytes: int, total_bytes: int) -> str:
     """Return how a stream of two chunks or more is sent.
 
-    :param chunks: how many were measured.
-    :param first_bytes: the size of the first.
-    :param total_bytes: the size of all of them.
-    :returns: "stream-small" for small chunks, "stream-blocks" for chunks of one round size, as from
-        a file that is read, or "stream" for any others.
+    :param chunks: the number of measured chunks.
+    :param first_bytes: the size of the first chunk.
+    :param total_bytes: the size of all measured chunks together.
+    :returns: "stream-small" for small chunks. "stream-blocks" for chunks of one round size, as if a
+        file is read in blocks. "stream" for other chunks.
     """
     if total_bytes < chunks * _SMALL_CHUNK_BYTES:
         return "stream-small"
@@ -129,11 +129,11 @@ quoted = Quoted()
 
 
 def json_line(fields: Mapping[str, object]) -> str:
-    """Return a JSON object of the time (RFC 3339, UTC, in milliseconds) and fields with a value.
+    """Return a JSON object with the time (RFC 3339, UTC, in milliseconds) and all set fields.
 
-    It is ASCII without line breaks, whatever a client has sent.
+    The text is ASCII without line breaks, also if a client has sent other characters.
 
-    :param fields: by OpenTelemetry's attribute names where there are any.
+    :param fields: maps names to values. If OpenTelemetry has a name for an attribute, it is used.
     """
     parts = [json_start()]
     append = parts.append
@@ -193,7 +193,7 @@ def common_fields(
     coding: str | None,
     outcome: str | None,
 ) -> str:
-    """Return the fields that have few different values. So each combination is cached."""
+    """Return the fields with few different values, as JSON. All combinations are cached."""
     if isinstance(status, (str, bytes)):
         status = int(status.split(None, 1)[0])
     values = {
@@ -209,16 +209,16 @@ def common_fields(
 
 
 def json_fields(names: Iterable[str], values: Iterable[object]) -> str:
-    """Return the fields of a line that have a value, each after a comma."""
+    """Return the fields of a line that have a value, as JSON. Each field begins with a comma."""
     fields = zip(names, values, strict=True)
     return "".join(f',"{k}":{json_value(v)}' for k, v in fields if v not in (None, ""))
 
 
 class ErrorLogFormatter(logging.Formatter):
-    """A line of an error log as :func:`json_line`, with a traceback or stack if there is one."""
+    """Formats a record of an error log as :func:`json_line`, with its traceback and its stack."""
 
     def format(self, record: logging.LogRecord) -> str:
-        error = record.exc_info or None  # False: the caller had none
+        error = record.exc_info or None  # it may be False
         return json_line(
             {
                 "level": record.levelname,
@@ -231,10 +231,10 @@ class ErrorLogFormatter(logging.Formatter):
 
 
 def report_in_json() -> None:
-    """Write Python's own output to stderr as JSON, in this process.
+    """Write in JSON what Python itself writes to stderr in this process.
 
-    This is a record of an unconfigured logger, a warning, and an uncaught exception. An app that
-    configures its own logging has its own format.
+    This is output for records of unconfigured loggers, for warnings, and for uncaught exceptions.
+    If an app configures logging, it chooses its own format.
     """
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(ErrorLogFormatter())
@@ -286,7 +286,10 @@ def basic_user(authorization: str) -> str | None:
 
 
 def sent_text(value: str) -> str:
-    """Decode a client's text (latin-1 by PEP 3333) as UTF-8, if it is that."""
+    """Decode a client's text as UTF-8 if that is possible.
+
+    :param value: the bytes of the text, decoded as Latin-1 (PEP 3333).
+    """
     if value.isascii():
         return value
     try:

@@ -1,4 +1,4 @@
-"""The chunks of a body: converted to bytes, joined, or coalesced as they come. No I/O, no clock."""
+"""Convert the chunks of a body to bytes, and join small chunks, without I/O or a clock."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ..checks import app_name
 from ..errors import BodyError
 from ..http.headers import Headers
 
-# A chunk of this size or more is sent as it is: the system call costs little beside its bytes, and
-# a copy would cost memory.
+# A chunk of this size or more is not joined with others. Compared with its bytes, a system call
+# costs little, and a copy would cost memory.
 LARGE_CHUNK_BYTES = 64 * 1024
-# A body of small chunks is joined as a whole up to this size, and beyond it block by block.
+# Up to this size, a body of small chunks is joined as a whole. A larger body is joined in blocks.
 JOINED_WHOLE_BYTES = 1024 * 1024
 JOINED_BLOCK_BYTES = 256 * 1024
 
 
-# The readers of these types wait for each event.
+# The Content-Types of event streams. The client waits for each event.
 _EVENT_STREAMS = ("text/event-stream", "multipart/x-mixed-replace", "application/x-ndjson")
 # RFC 9110 5.6.6: a parameter's value is a token or a quoted string.
 _PARAMETER = re.compile(r""";[ \t]*([^\s"=;]*)=(?:"((?:[^"\\]|\\.)*)"|([^\s"=;]*))""")
@@ -37,10 +37,10 @@ def to_bytes(
 ) -> bytes:
     """Convert one chunk to bytes.
 
-    :param charset: called only for text.
-    :param app: named in errors.
-    :param after_text: text came before: if the charset has a byte order mark (UTF-16), there is one
-        already, and another one would be a character of the text (RFC 2781 section 3.2).
+    :param charset: a function that returns the charset of text.
+    :param app: the app, whose name is part of error messages.
+    :param after_text: whether the body already contains text. Text in UTF-16 begins with a byte
+        order mark, and a second mark would be a character of the text (RFC 2781 section 3.2).
     :raises BodyError: if the chunk is neither text nor bytes-like, or cannot be encoded.
     """
     if type(chunk) is bytes:
@@ -52,7 +52,7 @@ def to_bytes(
             data = data.removeprefix(_encoded("", name, app))
         return data
     try:
-        # Also a subclass of bytes: wsgiref accepts bytes alone.
+        # A subclass of bytes is converted, too, because wsgiref only accepts bytes itself.
         return bytes(memoryview(chunk))  # type: ignore[arg-type]
     except TypeError:
         raise BodyError(
@@ -121,25 +121,27 @@ def _joined_blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(delayed)
 
 
-# After a chunk that took longer than this, chunks are sent at once: the app waits for something.
+# If the app takes longer than this for a chunk, it waits for something. Chunks are then sent at
+# once.
 SLOW_CHUNK_S = 0.001
-# After this many quick chunks in a row a stream is coalesced (again).
+# After this many quick chunks in a row, further chunks are joined.
 QUICK_CHUNKS = 8
-# No byte is delayed longer than this while quick chunks follow.
+# The longest delay of a byte while quick chunks follow.
 MAX_HOLD_S = 0.005
 
 
 def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[bytes]:
-    """Join the chunks of a quick stream into blocks. Pass those of a slow stream on at once.
+    """Join the chunks of a quick stream into blocks. Yield the chunks of a slow stream at once.
 
     PEP 3333 ("Buffering and Streaming") forbids middleware to delay a block while the app makes the
-    next one, since that may take any time. So chunks are collected only after a run of quick ones.
-    A single slow chunk sends all collected ones and ends the coalescing. No byte waits longer than
-    MAX_HOLD_S while chunks follow. One delay remains: the last block before a pause may wait for
-    the chunk after it. Do not use this for streams with a reader that waits for each event.
+    next block, because that may take any time. So chunks are joined only after QUICK_CHUNKS quick
+    chunks. After a slow chunk, all delayed chunks are yielded, and joining stops.
 
-    :param clock: returns monotonic seconds.
-    :raises Exception: the app's own, after everything that it had yielded.
+    While chunks follow, no byte is delayed longer than MAX_HOLD_S. The last block before a pause
+    may wait for the chunk after the pause. So do not use this function for event streams.
+
+    :param clock: a function that returns seconds of a monotonic clock.
+    :raises Exception: an error of the app, after all chunks that the app has yielded.
     """
     quick = 0
     delayed: list[bytes] = []
@@ -158,11 +160,11 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
             if quick >= QUICK_CHUNKS:
                 if delayed_bytes < LARGE_CHUNK_BYTES and now - oldest <= MAX_HOLD_S:
                     continue
-            elif chunk:  # not an empty one: the app may still replace the headers
+            elif chunk:  # after an empty chunk, the app may still replace the headers
                 quick += 1
             yield b"".join(delayed)
             delayed, delayed_bytes = [], 0
-            last = clock()  # without the time that the server took to send the chunk
+            last = clock()  # exclude the time in which the server sent the chunk
     except Exception:
         if delayed:
             yield b"".join(delayed)
@@ -172,13 +174,13 @@ def coalesced(chunks: Iterator[bytes], clock: Callable[[], float]) -> Iterator[b
 
 
 def excerpt(value: object) -> str:
-    """Return a value's repr for an error message, shortened."""
+    """Return the repr() of a value, shortened for an error message."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def is_event_stream(headers: Sequence[tuple[str, str]]) -> bool:
-    """Return whether Content-Type or X-Accel-Buffering asks to send each chunk at once."""
+    """Return whether each chunk must be sent at once, by Content-Type or X-Accel-Buffering."""
     content_type = Headers(headers).get("content-type") or ""
     buffering = Headers(headers).get("x-accel-buffering") or ""
     return content_type.lower().startswith(_EVENT_STREAMS) or buffering.lower() == "no"

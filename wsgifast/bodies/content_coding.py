@@ -1,4 +1,4 @@
-"""The content coding of one WSGI response: its body, compressed as a whole or block by block."""
+"""Compress the body of one WSGI response, as a whole or block by block."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _WHOLE_BYTES = 4 * 1024 * 1024
 class ContentCoding(ResponseCoding):
     """Compresses the response to one request.
 
-    :param environ: the app sees its own tags in the preconditions: see
+    :param environ: the environ of the request. Entity tags in its preconditions are replaced by the
+        tags of the app. See
         :meth:`~wsgifast.compression.response.ResponseCoding.app_preconditions`.
-    :ivar if_none_match: as the client sent it. The app gets its own in the environ. So `if_match`.
-    :ivar is_done_by_server: the server compresses the blocks of a stream, those of write() too.
+    :ivar if_none_match: the value of If-None-Match that the client has sent.
+    :ivar if_match: the value of If-Match that the client has sent.
+    :ivar is_done_by_server: whether the server compresses the blocks of the stream, and of write().
     """
 
     is_done_by_server = False
@@ -39,7 +41,7 @@ class ContentCoding(ResponseCoding):
         wish: Wish,
         environ: WSGIEnvironment,
     ) -> None:
-        # The base class's __init__, inlined.
+        # This repeats the __init__ of the base class, because a call costs more.
         self.compression = compression
         self.method = method
         self.accept_encoding = accept_encoding
@@ -84,16 +86,16 @@ class ContentCoding(ResponseCoding):
         return headers, blocks
 
     def note(self, coding: str, uncompressed_bytes: int, compressed_bytes: int) -> None:
-        """Put the coding and both sizes into the environ, for logs."""
+        """Store the content coding and both sizes in the environ, for access logs."""
         self.environ[CODING] = coding
         self.environ[UNCOMPRESSED_BYTES] = uncompressed_bytes
         self.environ[COMPRESSED_BYTES] = compressed_bytes
 
     def flushed(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Compress and flush each block as it arrives, so that none is delayed (PEP 3333)."""
+        """Compress and flush each block when it arrives. PEP 3333 forbids to delay a block."""
         for block in blocks:
             yield self.flushed_block(block)
-        # Not after an error: the client must see that the body was cut.
+        # After an error, the end is missing. So the client notices that the body was cut off.
         if self.compressor is not None:
             yield self.end()
 
@@ -105,7 +107,7 @@ class ContentCoding(ResponseCoding):
     def flushed_block(self, block: bytes) -> bytes:
         """Compress and flush one block, if the body is compressed.
 
-        A lazy app decides about its headers at its first block.
+        A lazy app has set its headers before its first block. So :attr:`compressor` is final.
         """
         compressor = self.compressor
         if compressor is None or not block:

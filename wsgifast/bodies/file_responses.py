@@ -114,7 +114,7 @@ class FileResponses:
             response.set_length(body.length)
         if response.no_body:
             return send_nothing(response, owner)
-        return body.for_server(_forwarded(response))
+        return body.for_server(_forwarded(response, body.sent_as))
 
     def _by_front_server(self, request: _Request) -> Iterable[bytes] | None:
         """Add the header that makes the front server send the file, if it may send it."""
@@ -260,7 +260,7 @@ def _send_read(response: AppResponse, body: File) -> Iterable[bytes]:
         return _send_compressed(response, reader, None, None)
     if response.no_body:
         return send_nothing(response, owner)
-    return in_file_wrapper(reader, _forwarded(response))
+    return in_file_wrapper(reader, _forwarded(response, body.sent_as))
 
 
 def _send_compressed(
@@ -294,9 +294,9 @@ def _send_compressed(
     return ClosedWith(blocks, reader)
 
 
-def _forwarded(response: AppResponse) -> Callable[..., Any] | None:
+def _forwarded(response: AppResponse, sent_as: str = File.sent_as) -> Callable[..., Any] | None:
     """Forward the headers of a file. Return the server's `wsgi.file_wrapper`, or None."""
     wrapper: Callable[..., Any] | None = response.environ.get("wsgi.file_wrapper")
-    response.environ[SENT_AS] = "blocks" if wrapper is None else File.sent_as
+    response.environ[SENT_AS] = "blocks" if wrapper is None else sent_as
     response.forward()
     return wrapper

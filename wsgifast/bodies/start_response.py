@@ -315,11 +315,13 @@ class AppResponse:
         if compression is None:
             return None
         content_type = self._deciding_type
-        is_compressible: str | bool | None = True
-        if content_type is not None and not self.wish:
-            # This is a short form of decide() for most responses that are not compressed.
-            if size < compression.min_bytes or not compression.shrinks[content_type]:
-                return None
+        is_compressible: str | bool | None
+        if content_type is None or self.wish:
+            is_compressible = True
+        # The next tests are a short form of decide() for most responses that are not compressed.
+        elif size < compression.min_bytes or not compression.shrinks[content_type]:
+            return None
+        else:
             is_compressible = self.accept_encoding
         if is_compressible:
             decision = self._decide(size, pages)

@@ -113,11 +113,11 @@ _UNSURE = Decision(None, is_unsure=True)
 
 
 class CompressionRequest(Protocol):
-    """A request, as far as the coding of its response depends on it.
+    """The parts of a request that decide about the content coding of its response.
 
-    :ivar method: in upper case.
-    :ivar accept_encoding: the header. None or "" without one.
-    :ivar wish: the app's, once it has answered.
+    :ivar method: the method of the request, in upper case.
+    :ivar accept_encoding: the value of Accept-Encoding. None or "" without the header.
+    :ivar wish: the decision of the app. See :data:`.policy.Wish`.
     """
 
     method: str
@@ -125,7 +125,7 @@ class CompressionRequest(Protocol):
     wish: Wish
 
     def header(self, name: str) -> str | None:
-        """Return a header by its name. None without one."""
+        """Return a header of the request by its name. None if the request does not have it."""
 
 
 class ResponseCoding:
