@@ -64,27 +64,6 @@ async def test_client_that_does_not_read_holds_up_the_app(
         await client.hello()
 
 
-@pytest.mark.parametrize("more", [True, False], ids=["next", "last"])
-async def test_message_beyond_the_length_is_refused_alone(protocol: Any, more: bool) -> None:
-    """Small messages are delayed and joined. The messages before the wrong one are sent."""
-    seen: list[str] = []
-    delayed = sending(start_message(length(3)), part(b"a"), part(b"b"))
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await delayed(scope, receive, send)
-        try:
-            await body(send, b"cdef", more=more)
-        except Exception as error:
-            seen.append(str(error))
-            raise
-
-    async with serving(protocol, app) as client:
-        await client.send(GET)
-        assert (await client.to_end()).partition(b"\r\n\r\n")[2] == b"ab"
-        [error] = seen
-        assert "Content-Length" in error
-
-
 @pytest.mark.parametrize(
     "message",
     [

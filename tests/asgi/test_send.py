@@ -17,7 +17,6 @@ from .protocols import (
     GET,
     Client,
     body,
-    is_sent_whole,
     refusal_of,
     serving,
     start,
@@ -79,20 +78,6 @@ async def test_whole_body_waits_for_no_end_of_response(stack: Stack) -> None:
     assert received == [{"type": "http.disconnect"}]
 
 
-@is_sent_whole
-async def test_message_beyond_a_whole_body_is_refused(stack: Stack) -> None:
-    refused: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=2)
-        await body(send, b"ok", more=True)
-        refused.append(await refusal_of(body(send, b"too much")))
-        await body(send, b"")
-
-    assert (await _answer(stack, app)).endswith(b"\r\n\r\nok")
-    assert refused == ["Response content longer than Content-Length"]
-
-
 async def test_whole_body_without_an_end_is_logged(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,17 +111,6 @@ async def test_status_without_a_body_is_answered_at_once(stack: Stack, status: i
     app = sending(start_message(length(20_000), status=status), message(b"x" * 20_000, False))
     async with stack(app) as client:
         assert b" %d " % status in await client.ask()
-
-
-async def test_message_of_another_type_is_refused(stack: Stack) -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=2)
-        refused.append(await refusal_of(send({"type": "http.response.bogus", "body": b"no"})))
-        await body(send, b"ok")
-
-    refused: list[str] = []
-    assert b"no" not in (await _answer(stack, app)).partition(b"\r\n\r\n")[2]
-    assert len(refused) == 1
 
 
 async def test_headers_changed_later_are_sent_as_they_were(stack: Stack) -> None:
@@ -189,38 +163,6 @@ async def test_response_without_the_body_asks_for_none() -> None:
             b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n"
         )
         assert b"100 Continue" not in await client.until(b"ok")
-
-
-async def test_headers_behind_headers_are_refused(stack: Stack) -> None:
-    refused: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await start(send, length=2)
-        for sends in (start(send, length=2), body(send, b"ok")):
-            try:
-                await sends
-            except RuntimeError as error:
-                refused.append(str(error))
-
-    async with stack(app) as client:
-        await client.ask()
-    assert refused == ["Expected ASGI message 'http.response.body', but got 'http.response.start'."]
-
-
-@pytest.mark.parametrize("headers", [None, 1, [(b"a",)], [b"abc"]])
-async def test_headers_that_are_none_are_refused_at_once(stack: Stack, headers: Any) -> None:
-    refused: list[Exception] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await send({**start_message(), "headers": headers})
-        except (TypeError, ValueError) as error:
-            refused.append(error)
-
-    async with stack(app) as client:
-        await client.send(GET)
-        await client.to_end()
-    assert len(refused) == 1
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises"])
