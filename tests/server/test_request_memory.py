@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 import weakref
@@ -185,80 +186,142 @@ def assert_nothing_is_left(app: App, stepped: SteppedWorker) -> None:
     pytest.fail(f"{app.alive} are left")
 
 
+Serve = Callable[..., "Served"]
+
+
+class Served:
+    """An app on a connection that speaks HTTP/1.1 or HTTP/2.
+
+    :ivar peer: the client of HTTP/2.
+    """
+
+    def __init__(
+        self, make_stepped: MakeStepped, begin: Begin, response: Response, http2: bool, **more: Any
+    ) -> None:
+        self.app = App(response)
+        self.peer: Any = None
+        if http2:
+            more.pop("keepalive", None)
+            self.peer = begin(self.app, **more)
+            self.stepped, self.client = self.peer.stepped, self.peer.socket
+        else:
+            more.pop("window", None)
+            self.stepped = make_stepped(self.app, keepalive=5, **more)
+            self.client = self.stepped.connect()
+
+    def end(self, how: str) -> None:
+        if self.peer is None:
+            assert self.client.near.output.is_waiting
+            end_client(self.stepped, self.client, how)
+        else:
+            self.peer.end(1, how)
+
+
+@pytest.fixture
+def serve(make_stepped: MakeStepped, begin: Begin) -> Serve:
+    return functools.partial(Served, make_stepped, begin)
+
+
+STACKS = pytest.mark.parametrize("http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
+# Whether HTTP/2 is used, and how the client ends the response.
+ENDS = pytest.mark.parametrize(
+    ("http2", "end"),
+    [*((False, end) for end in CLIENT_ENDS), *((True, end) for end in STREAM_ENDS)],
+)
+REQUESTS = {
+    "GET": GET, "POST": POST, "POST in chunks": POST_IN_CHUNKS, "HEAD": GET.replace(b"GET", b"HEAD")
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("response", ENDS_BY_ITSELF.values(), ids=ENDS_BY_ITSELF)
-@pytest.mark.parametrize("sent", [GET, POST, POST_IN_CHUNKS, GET.replace(b"GET", b"HEAD")])
+@pytest.mark.parametrize("request_", REQUESTS)
 @pytest.mark.parametrize("streamed", [False, True])
+@STACKS
 def test_nothing_is_left_of_a_whole_request(
-    make_stepped: MakeStepped, response: Any, sent: bytes, streamed: bool
+    serve: Serve, http2: bool, response: Any, request_: str, streamed: bool
 ) -> None:
-    app = App(response)
-    stepped = make_stepped(app, keepalive=5, attributes={"buffer_bodies": not streamed})
-    client = stepped.begin(sent)
-    assert client.receive_all_there_is()
-    assert_nothing_is_left(app, stepped)
+    served = serve(response, http2, attributes={"buffer_bodies": not streamed})
+    if http2:
+        method = request_.partition(" ")[0]
+        served.peer.ask(method=method, body=b"hello" if method == "POST" else None)
+        served.peer.run()
+        assert not served.peer.has_ended
+    else:
+        served.client.run(REQUESTS[request_])
+        assert served.client.receive_all_there_is()
+    assert_nothing_is_left(served.app, served.stepped)
 
 
 @pytest.mark.parametrize("response", LEFT_MIDWAY.values(), ids=LEFT_MIDWAY)
-@pytest.mark.parametrize("end", CLIENT_ENDS)
+@ENDS
 def test_nothing_is_left_of_a_response_at_its_end(
-    make_stepped: MakeStepped, response: Any, end: str
+    serve: Serve, response: Any, http2: bool, end: str
 ) -> None:
-    app = App(response)
     # The writer may be ahead of its client by the whole body, as no other thread sends here.
-    stepped = make_stepped(app, keepalive=5, attributes={"output_ahead_bytes": 64 * LARGE})
-    client = stepped.begin()
-    assert client.near.output.is_waiting
-    end_client(stepped, client, end)
-    assert_nothing_is_left(app, stepped)
+    served = serve(response, http2, window=1000, attributes={"output_ahead_bytes": 64 * LARGE})
+    served.peer.get() if http2 else served.client.run(GET)
+    served.end(end)
+    assert_nothing_is_left(served.app, served.stepped)
 
 
-@pytest.mark.parametrize("end", CLIENT_ENDS)
+@ENDS
 @pytest.mark.parametrize("sendfile", [True, False])
 def test_nothing_is_left_of_a_file_at_its_end(
-    make_stepped: MakeStepped, tmp_path: Path, end: str, sendfile: bool
+    serve: Serve, tmp_path: Path, http2: bool, end: str, sendfile: bool
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4 * LARGE))
-    app = App(sends_file(path))
-    stepped = make_stepped(app, keepalive=5, sendfile=sendfile)
-    client = stepped.begin()
-    assert client.near.output.is_waiting
-    end_client(stepped, client, end)
-    assert_nothing_is_left(app, stepped)
+    served = serve(sends_file(path), http2, window=1000, sendfile=sendfile)
+    served.peer.get() if http2 else served.client.run(GET)
+    served.end(end)
+    assert_nothing_is_left(served.app, served.stepped)
 
 
-def test_nothing_is_left_of_app_whose_client_left(make_stepped: MakeStepped) -> None:
+def test_nothing_is_left_of_app_whose_client_left(serve: Serve) -> None:
     def response(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         start_response("200 OK", [])
-        client.close()
+        served.client.close()
         return app.keep(Body(environ, blocks=1000, size=10_000))
 
-    app = App(response)
-    stepped = make_stepped(app)
-    client = stepped.connect()
-    client.run(GET)
-    assert_nothing_is_left(app, stepped)
+    served = serve(response, False)
+    served.client.run(GET)
+    assert_nothing_is_left(served.app, served.stepped)
 
 
-@pytest.mark.parametrize("end", ["leaves", "malformed"])
-def test_nothing_is_left_of_app_whose_upload_broke(make_stepped: MakeStepped, end: str) -> None:
+@pytest.mark.parametrize(
+    ("http2", "end"),
+    [(False, "leaves"), (False, "malformed"), (True, "leaves"), (True, "reset")],
+)
+def test_nothing_is_left_of_app_whose_upload_broke(serve: Serve, http2: bool, end: str) -> None:
     def response(app: App, environ: dict[str, Any], start_response: Any) -> Any:
         app.keep(own := Marker())
         if end == "leaves":
-            client.close()
+            served.client.close()
+        elif end == "malformed":
+            served.client.send(b"no chunk\r\n")
         else:
-            client.send(b"no chunk\r\n")
+            served.peer.state.reset_stream(1)
+        if http2:
+            served.peer.serve_elsewhere()
         environ["own"] = own
         environ["wsgi.input"].read()
 
-    app = App(response)
-    stepped = make_stepped(app, attributes=STREAMED)
-    client = stepped.connect()
-    client.run(CHUNKED)
-    assert_nothing_is_left(app, stepped)
+    served = serve(response, http2, attributes=STREAMED)
+    if http2:
+        served.peer.ask(method="POST", body=b"begun", ends=False)
+        served.peer.run_unread()
+    else:
+        served.client.run(CHUNKED)
+    assert_nothing_is_left(served.app, served.stepped)
 
 
-def note_parsed(parser: Any, name: str, app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+@STACKS
+def test_nothing_is_left_of_a_request_that_is_refused(
+    serve: Serve, http2: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(small, http2, attributes={"body_limit_bytes": 10})
+    near, app = served.client.near, served.app
+    parser, name = (near._parser, "parse_stream") if http2 else (near._receiver.parser, "parse")
     parse = getattr(parser, name)
 
     def noting(*args: Any, **more: Any) -> Any:
@@ -267,93 +330,19 @@ def note_parsed(parser: Any, name: str, app: App, monkeypatch: pytest.MonkeyPatc
         return exchange
 
     monkeypatch.setattr(parser, name, noting)
+    if http2:
+        assert served.peer.get("/", "POST", body=bytes(20)).status == 413
+    else:
+        served.client.run(CHUNKED)
+        served.client.run(b"no chunk\r\n")
+        assert b" 400 " in served.client.receive_all_there_is()
+    assert_nothing_is_left(app, served.stepped)
 
 
-def test_nothing_is_left_of_a_request_that_is_refused(
-    make_stepped: MakeStepped, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = App(small)
-    stepped = make_stepped(app, keepalive=5)
-    client = stepped.connect()
-    note_parsed(client.near._receiver.parser, "parse", app, monkeypatch)
-    client.run(CHUNKED)
-    client.run(b"no chunk\r\n")
-    assert b" 400 " in client.receive_all_there_is()
-    assert_nothing_is_left(app, stepped)
-
-
-def test_nothing_is_left_on_an_idle_connection(make_stepped: MakeStepped) -> None:
-    app = App(small)
-    stepped = make_stepped(app, keepalive=5)
-    client = stepped.connect()
+def test_nothing_is_left_on_an_idle_connection(serve: Serve) -> None:
+    served = serve(small, False)
     for _ in range(3):
-        client.run(POST)
-    assert client.is_in("idle")
-    assert len(app.seen) >= 12
-    assert_nothing_is_left(app, stepped)
-
-
-@pytest.mark.parametrize("response", ENDS_BY_ITSELF.values(), ids=ENDS_BY_ITSELF)
-@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_nothing_is_left_of_a_whole_stream(
-    begin: Begin, response: Any, method: str, streamed: bool
-) -> None:
-    app = App(response)
-    peer = begin(app, attributes={"buffer_bodies": not streamed})
-    peer.ask(method=method, body=b"hello" if method == "POST" else None)
-    peer.run()
-    assert not peer.has_ended
-    assert_nothing_is_left(app, peer.stepped)
-
-
-@pytest.mark.parametrize("response", LEFT_MIDWAY.values(), ids=LEFT_MIDWAY)
-@pytest.mark.parametrize("end", STREAM_ENDS)
-def test_nothing_is_left_of_a_stream_at_its_end(begin: Begin, response: Any, end: str) -> None:
-    app = App(response)
-    peer = begin(app, window=1000, attributes={"output_ahead_bytes": 64 * LARGE})
-    peer.get()
-    peer.end(1, end)
-    assert_nothing_is_left(app, peer.stepped)
-
-
-@pytest.mark.parametrize("end", STREAM_ENDS)
-def test_nothing_is_left_of_a_streams_file_at_its_end(
-    begin: Begin, tmp_path: Path, end: str
-) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(LARGE))
-    app = App(sends_file(path))
-    peer = begin(app, window=1000)
-    peer.get()
-    peer.end(1, end)
-    assert_nothing_is_left(app, peer.stepped)
-
-
-@pytest.mark.parametrize("end", ["reset", "leaves"])
-def test_nothing_is_left_of_a_stream_that_breaks_off(begin: Begin, end: str) -> None:
-    def response(app: App, environ: dict[str, Any], start_response: Any) -> Any:
-        app.keep(own := Marker())
-        if end == "leaves":
-            peer.socket.close()
-        else:
-            peer.state.reset_stream(1)
-        peer.serve_elsewhere()
-        environ["own"] = own
-        environ["wsgi.input"].read()
-
-    app = App(response)
-    peer = begin(app, attributes=STREAMED)
-    peer.ask(method="POST", body=b"begun", ends=False)
-    peer.run_unread()
-    assert_nothing_is_left(app, peer.stepped)
-
-
-def test_nothing_is_left_of_a_stream_refused_in_body(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = App(small)
-    peer = begin(app, attributes={"body_limit_bytes": 10})
-    note_parsed(peer.near._parser, "parse_stream", app, monkeypatch)
-    assert peer.get("/", "POST", body=bytes(20)).status == 413
-    assert_nothing_is_left(app, peer.stepped)
+        served.client.run(POST)
+    assert served.client.is_in("idle")
+    assert len(served.app.seen) >= 12
+    assert_nothing_is_left(served.app, served.stepped)
