@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast import ASGIFast, FileResponse, StaticFiles
+from asgifast import FileResponse
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Receive, Scope, Send
 
-from tests.support.process import open_descriptors, uncollected
+from tests.support.process import uncollected
 from wsgifast.sockets.sending import FileTruncated
 
 from .protocols import (
@@ -331,43 +331,6 @@ async def test_descriptor_without_an_offset_moves_on(protocol: Any, large: Path)
         assert positions == [201_000, 201_010, 201_010, 200_007, 200_007]
 
 
-@pytest.mark.parametrize("kind", ["response", "static", "middleware"])
-async def test_parts_of_a_file_are_sent_and_closed(protocol: Any, large: Path, kind: str) -> None:
-    data = large.read_bytes()
-    app: Any = {
-        "response": FileResponse(large, media_type="text/plain"),
-        "static": StaticFiles(directory=large.parent),
-        "middleware": ASGIFast(FileResponse(large, media_type="text/plain")),
-    }[kind]
-
-    async with serving(protocol, app) as client:
-
-        async def ask(method: bytes, range_header: bytes) -> bytes:
-            request = b"%b /large HTTP/1.1\r\nHost: x\r\nRange: bytes=%b\r\n\r\n"
-            start_message = await client.ask(request % (method, range_header))
-            assert start_message.startswith(
-                b"HTTP/1.1 200 " if method == b"HEAD" else b"HTTP/1.1 206 "
-            )
-            return start_message
-
-        for first, last in ((5, 9), (100_000, 399_999), (0, LARGE_BYTES - 1)):
-            await ask(b"GET", b"%d-%d" % (first, last))
-            assert await client.exactly(last + 1 - first) == data[first : last + 1]
-        start_message = await ask(b"GET", b"5-9,200000-399999")
-        boundary = start_message.partition(b"boundary=")[2].partition(b"\r\n")[0]
-        body = await client.until(b"\r\n--" + boundary + b"--\r\n")
-        assert b"\r\n\r\n" + data[5:10] + b"\r\n--" + boundary in body
-        assert b"\r\n\r\n" + data[200_000:400_000] + b"\r\n--" + boundary in body
-        await ask(b"HEAD", b"5-9")
-        await client.hello()
-        before = open_descriptors()
-        for _ in range(3):
-            await ask(b"GET", b"100000-399999")
-            await client.exactly(300_000)
-            await client.hello()
-        assert open_descriptors() <= before
-
-
 async def test_head_taken_for_get_has_no_file_bytes(protocol: Any, large: Path) -> None:
     """Middleware does this for apps that do not support HEAD."""
     file = FileResponse(large)
@@ -381,18 +344,3 @@ async def test_head_taken_for_get_has_no_file_bytes(protocol: Any, large: Path) 
             await client.send(request + HELLO)
             assert (await client.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 206 ")
             assert (await client.until(b"hello")).startswith(b"HTTP/1.1 200 ")
-
-
-async def test_file_behind_a_body_that_is_read_late_arrives(
-    protocol: Any, large: Path, opened: io.BufferedReader
-) -> None:
-    before = b"b" * 500_000
-    sent = asyncio.Event()
-    start = start_message(length(len(before) + LARGE_BYTES))
-    app = sending(start, part(before), sent.set, zerocopy(opened))
-    async with serving(protocol, app) as client:
-        await client.send(GET)
-        await sent.wait()
-        await turns()
-        assert await client.body(len(before) + LARGE_BYTES) == before + large.read_bytes()
-        await client.hello()

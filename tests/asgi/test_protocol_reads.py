@@ -25,23 +25,6 @@ def no_sendfile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sendfile", refuse_sendfile)
 
 
-@pytest.mark.usefixtures("no_sendfile")
-@pytest.mark.parametrize("chunked", [True, False])
-async def test_files_are_read_where_there_is_no_sendfile(
-    protocol: Any, large: Path, chunked: bool
-) -> None:
-    app = sending(start_message(*[] if chunked else [length(LARGE_BYTES)]), pathsend(large))
-    async with serving(protocol, app) as client:
-        for _ in range(2):
-            await client.ask()
-            if chunked:
-                assert await client.until(b"\r\n") == b"%x\r\n" % LARGE_BYTES
-            assert await client.exactly(LARGE_BYTES) == large.read_bytes()
-            if chunked:
-                assert await client.exactly(7) == b"\r\n0\r\n\r\n"
-        await client.hello()
-
-
 @pytest.mark.parametrize("chunked", [True, False])
 async def test_files_are_read_where_sendfile_cannot_be_used(
     protocol: Any, large: Path, chunked: bool, monkeypatch: pytest.MonkeyPatch

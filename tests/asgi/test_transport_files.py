@@ -177,18 +177,6 @@ async def test_headers_taken_in_pieces_wait_for_the_file(
     assert pieces == [socket.MSG_MORE] * 6
 
 
-async def test_file_waits_for_what_is_coalesced(fd: int) -> None:
-    async with connected() as (transport, client):
-
-        async def in_one_turn() -> None:
-            transport.write(b"coalesced")
-            await send_file(transport, FileSegment(fd, 0, 100_000))
-
-        sending = asyncio.create_task(in_one_turn())
-        assert await read(client, 100_009) == b"coalesced" + os.pread(fd, 100_000, 0)
-        await sending
-
-
 async def test_file_keeps_its_place(fd: int) -> None:
     """The file is sent after more data than the socket takes, and before data that is written
     meanwhile.

@@ -66,22 +66,6 @@ def test_body_of_many_chunks_is_decoded_in_turns(stepped: SteppedWorker) -> None
     assert client.read_response().status == 200
 
 
-@pytest.mark.parametrize("buffered", [True, False])
-def test_continue_is_sent_before_the_body(make_stepped: MakeStepped, buffered: bool) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if not buffered:
-            client.send(b"body")  # as if it arrived now
-        return echo(environ, start_response)
-
-    stepped = make_stepped(app, attributes={"buffer_bodies": buffered})
-    client = stepped.connect()
-    client.run(EXPECTS)
-    assert client.read_headers().status == 100
-    if buffered:
-        client.run(b"body")
-    assert client.read_response().body == b"body"
-
-
 def test_late_continue_is_sent_before_the_body(stepped: SteppedWorker) -> None:
     client = stepped.connect()
     near = client.near

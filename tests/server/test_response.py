@@ -194,19 +194,6 @@ def test_written_and_returned_blocks_are_one_body(ask: Ask) -> None:
         assert received.stepped.log.requests == [(f"{method} /", "200 OK", 9)]
 
 
-@pytest.mark.parametrize("size", [65_000, 66_000, 300_000])
-def test_list_of_any_size_arrives_whole(ask: Ask, size: int) -> None:
-    blocks = [b"a" * (size // 2), b"", b"b" * (size // 2)]
-    request = ask(responses(blocks, ("Content-Length", str(size))))
-    received = request.raw
-    while len(received) < size:
-        request.stepped.run()
-        more = request.client.receive_all_there_is()
-        assert more
-        received += more
-    assert received.partition(b"\r\n\r\n")[2] == b"".join(blocks)
-
-
 @pytest.mark.parametrize("kind", [list, iter, segmented])
 def test_body_longer_than_its_length_is_cut(ask: Ask, kind: Callable[..., Any]) -> None:
     received = ask(responses(kind([b"abc", b"defg", b"hi"]), ("Content-Length", "5")))

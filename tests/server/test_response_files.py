@@ -55,23 +55,6 @@ def sent_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return sent
 
 
-@pytest.mark.parametrize("offset", [0, 1, SIZE - 16 * 1024 - 1, SIZE - 16 * 1024, SIZE - 1, SIZE])
-def test_wrapped_file_is_sent_from_its_position(ask: Ask, content: Path, offset: int) -> None:
-    expected = content.read_bytes()[offset:]
-    rest = len(expected)
-    received = ask(wrapped(content, rest, offset))
-    assert received.body == expected
-    assert received.stepped.log.requests == [("GET /", "200 OK", rest)]
-    assert not received.warnings
-    received = ask(wrapped(content, None, offset))
-    chunk = b"%x\r\n%b\r\n" % (rest, expected) if rest else b""
-    assert received.body == chunk + b"0\r\n\r\n"
-    assert received.stepped.log.requests == [("GET /", "200 OK", rest)]
-    received = ask(wrapped(content, rest, offset), "HEAD")
-    assert received.body == b""
-    assert not received.is_closed
-
-
 @pytest.mark.parametrize("length", [0, 5, 50_000, SIZE - 1])
 def test_file_longer_than_its_length_is_cut(ask: Ask, content: Path, length: int) -> None:
     received = ask(wrapped(content, length))

@@ -141,15 +141,6 @@ def test_written_and_yielded_blocks_stay_in_order(server: LiveServer) -> None:
         assert decoded(coding, response.body) == b"".join(b"w" + row + row for row in ROWS[:100])
 
 
-@pytest.mark.parametrize("coding", CODINGS)
-def test_compressed_stream_that_fails_has_no_end(server: LiveServer, coding: str) -> None:
-    with Connection(server.address) as connection:
-        connection.send_request("/failing", headers=[("Accept-Encoding", coding)])
-        connection.read_headers()
-        rest = connection.read_to_end()
-    assert not rest.endswith(b"0\r\n\r\n")
-
-
 def test_http_1_0_client_gets_stream_without_chunks(server: LiveServer) -> None:
     with Connection(server.address) as connection:
         connection.send(b"GET /rows HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import select
-import signal
 import socket
 import ssl
 from collections import deque
@@ -87,24 +85,6 @@ def life(make_stepped: MakeStepped) -> Iterator[Life]:
     made.close()
 
 
-def test_worker_serves_until_term(life: Life) -> None:
-    worker, pool = life.worker, life.pool
-    listened: list[bool] = []
-    pool.at_monitor = [
-        lambda: listened.append(life.listens()),
-        lambda: worker.handle_exit(signal.SIGTERM, None),
-    ]
-    worker.run()
-    assert life.said == [
-        "start", "notify", "sweep", "monitor", "notify", "sweep", "monitor", "interrupt", "stop",
-    ]  # fmt: skip
-    assert listened == [True]
-    assert pool.rounds == [1.0, 1.0]
-    assert not life.listens()
-    assert life.listener.fileno() == -1
-    worker.handle_exit(signal.SIGTERM, None)  # a second signal has no effect
-
-
 def test_worker_without_arbiter_ends(life: Life) -> None:
     life.worker.ppid = -1
     life.worker.run()
@@ -126,27 +106,6 @@ def test_failed_pool_ends_worker_with_status_1(life: Life) -> None:
     assert life.listener.fileno() == -1
 
 
-def test_requests_finish_within_graceful_timeout(life: Life) -> None:
-    worker, stepped = life.worker, life.stepped
-    client = stepped.connect()
-    seen: list[float] = []
-
-    def later() -> None:
-        assert not life.listens()
-        seen.append(stepped.clock.now)
-        stepped.clock.now += 0.5
-        if len(seen) == 3:
-            client.near.close()
-
-    life.pool.at_monitor = [lambda: setattr(worker, "alive", False), later, later, later]
-    client.run(b"GET / HT")
-    worker.run()
-    assert len(seen) == 3
-    assert life.said[5:] == ["interrupt", *["notify", "sweep", "monitor"] * 3, "interrupt", "stop"]
-    assert all(0 < seconds <= 0.1 for seconds in life.pool.rounds[1:])
-    assert not stepped.log.says("cut off")
-
-
 def test_ending_worker_waits_for_accept_under_way(life: Life) -> None:
     acceptor = life.stepped.server.acceptor
 
@@ -162,24 +121,6 @@ def test_ending_worker_waits_for_accept_under_way(life: Life) -> None:
     life.worker.run()
     assert life.pool.at_monitor == []
     assert acceptor._closed  # no connection is accepted that would never be served
-
-
-def test_requests_beyond_graceful_timeout_are_cut_off(life: Life) -> None:
-    worker, stepped = life.worker, life.stepped
-
-    def later() -> None:
-        stepped.clock.now += 9.99
-
-    life.pool.at_monitor = [lambda: setattr(worker, "alive", False), later, later, later, later]
-    client = stepped.connect()
-    client.near.deadline = math.inf
-    client.run(b"GET / HT")
-    client.near.deadline = math.inf
-    worker.run()
-    assert stepped.clock.now == pytest.approx(1000 + 4 * 9.99)
-    assert life.pool.rounds[-1] == pytest.approx(30 - 3 * 9.99)  # no longer than that
-    assert stepped.log.says("1 connections cut off")
-    assert life.said[-1] == "stop"
 
 
 def test_ending_worker_lets_idle_clients_ask_once_more(life: Life) -> None:
