@@ -42,14 +42,14 @@ def fed(decoder: Decoder, data: bytes, cuts: list[int]) -> tuple[bytes, Refusal 
     borders = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     content = rest = b""
     for start, end in itertools.pairwise(borders):
-        if decoder.rest is None:
+        if decoder.remaining is None:
             content += decoder.feed(data[start:end])
         else:
             rest += data[start:end]
-    assert decoder.rest is not None, "the end was not seen"
+    assert decoder.remaining is not None, "the end was not seen"
     if decoder.refusal is not None:
         content = b""
-    return content, decoder.refusal, decoder.rest + rest
+    return content, decoder.refusal, decoder.remaining + rest
 
 
 @given(DATA, st.lists(st.integers(0, 300)), st.sampled_from([None, 0, 5, 30, 60]))
@@ -69,7 +69,7 @@ def test_refused_message_has_no_more_content() -> None:
     decoder = DataDecoder(size_limit=100, line_limit=1001)
     taken = [decoder.feed(b"a" * 76 + b"\r\n") for _ in range(1000)]
     assert len(b"".join(taken)) <= 200
-    assert (decoder.feed(END), decoder.refusal, decoder.rest) == (b"", Refusal.TOO_MUCH, b"")
+    assert (decoder.feed(END), decoder.refusal, decoder.remaining) == (b"", Refusal.TOO_MUCH, b"")
 
 
 def test_line_without_end_is_refused() -> None:

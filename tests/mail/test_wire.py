@@ -41,7 +41,7 @@ def test_first_dot_at_the_start_of_a_line_is_found(
     data: bytes, line_end: bytes, looked_at: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wire, "_DOTS_LOOKED_AT", looked_at)
+        patch.setattr(wire, "_SEARCHED_DOTS", looked_at)
         assert wire.find_line_dot(data, line_end) == data.find(line_end + b".")
 
 

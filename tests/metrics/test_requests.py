@@ -192,7 +192,7 @@ def test_batch_of_several_labels_is_aggregated() -> None:
 
 
 def test_records_are_bounded_and_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_metrics, "_CHECK_EVERY_S", 0.0)
+    monkeypatch.setattr(request_metrics, "_CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(request_metrics, "_MAX_UNSORTED", 300)
     metrics = RequestMetrics()
     for number in range(3 * request_metrics._BATCH_SIZE):

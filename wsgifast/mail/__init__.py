@@ -1,4 +1,4 @@
-"""Fast SMTP and IMAP clients, as replacements of smtplib's and imaplib's.
+"""Fast SMTP and IMAP clients, which replace those of smtplib and imaplib.
 
 The server (:mod:`wsgifast.mail.server`) and the e-mail backend of Django
 (:mod:`wsgifast.mail.django`) must be imported separately. They need the packages aiosmtpd and

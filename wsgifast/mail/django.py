@@ -1,4 +1,4 @@
-"""Django's SMTP e-mail backend with the fast client.
+"""Django's SMTP e-mail backend, with the fast client of :mod:`wsgifast.mail`.
 
 In the settings:
 

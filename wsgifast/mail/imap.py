@@ -15,8 +15,8 @@ from ..checks import checked_timeout
 from ..sockets import send_all, set_nodelay
 from .wire import CRLF, with_crlf
 
-# RFC 7888, 5: with LITERAL-, non-synchronizing literals have at most this size. With LITERAL+ they
-# may have any size.
+# The largest literal that may be sent without waiting for the server, with LITERAL- (RFC 7888, 5).
+# With LITERAL+, the size is not limited.
 _LITERAL_MINUS_BYTES = 4096
 _LINE_BREAKING = re.compile(rb"[\0\r\n]")
 
@@ -25,9 +25,10 @@ class IMAP4(imaplib.IMAP4):
     """A replacement of imaplib.IMAP4.
 
     If the server offers LITERAL+ or LITERAL- (RFC 7888), APPEND sends the message without waiting
-    for a continuation response. The command, the message and the line end then need one round trip
-    and one send. A message whose line ends are CR LF is not copied. The attribute ``capabilities``
-    shows whether the server offers these extensions. imaplib does not update it after a login.
+    for a continuation response. Then one send and one round trip suffice for the command, the
+    message and the line end. A message whose line ends are CR LF is not copied. The attribute
+    ``capabilities`` shows whether the server offers these extensions. imaplib does not update this
+    attribute after a login.
     """
 
     # The message of the current APPEND.

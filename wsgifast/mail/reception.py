@@ -3,11 +3,12 @@ r"""Receive the data of DATA and BDAT: decode it, and store it in memory or in a
 Theory of operation. The data is decoded in blocks of the size that the socket returns, and not line
 by line. The decoder adds a virtual CR LF before the first block. So each line follows a CR LF, and
 the data always ends with ``CR LF . CR LF``. If the last octets of a block may be the beginning of
-that sequence, they are moved to the next block. So no CR LF and no dot at the start of a line is
-split. Both are found and replaced in whole blocks. The decoders do no I/O.
+that sequence, they are moved to the next block. So a block never splits a CR LF, or a CR LF and the
+dot after it. Line ends and dots are found and replaced in whole blocks. The decoders do no I/O.
 
-Only CR LF ends a line (RFC 5321, 2.3.8). Some servers treat a bare LF or CR next to a dot as the
-end of the data (SMTP smuggling). Here it is content, or a reason to refuse the message.
+Only CR LF ends a line (RFC 5321, 2.3.8). Some servers treat a dot with a bare LF or CR before or
+after it as the end of the data (SMTP smuggling). Here such a dot is content, or a reason to refuse
+the message.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ logger = logging.getLogger("mail.log")  # aiosmtpd's logger
 # The size of the blocks that are written to a file. A larger size needs fewer calls in a thread,
 # and more memory.
 _SPOOL_BLOCK_BYTES = 1 << 20
-# Octets that another server may treat as the end of the data, and the parts for a fast search. A
-# proper end (CR LF . CR LF) is found as well, but it occurs in BDAT chunks only.
+# A pattern for octets that another server may treat as the end of the data. A fast search for
+# _BARE_PARTS precedes it. The parts also occur in a proper end (CR LF . CR LF), which only BDAT
+# chunks can contain.
 _BARE_AROUND_DOT = re.compile(rb"[^\r]\n\.[\r\n]|\r\.[\r\n]|\r\n\.(?:\n|\r[^\n])")
-_PARTS_OF_IT = (b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r")
+_BARE_PARTS = (b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r")
 _BEFORE_LAST_OCTET = 4  # the most octets of a match that may be in an earlier block
 
 
@@ -47,8 +49,8 @@ class Content:
         self.size = 0
         self.file: IO[bytes] | None = None
         self._limit = limit
-        # One buffer in place of a list of blocks: joining a list would need twice the memory.
-        # getvalue() makes no copy.
+        # One buffer, because to join a list of blocks would need twice the memory. getvalue() makes
+        # no copy.
         self._memory = io.BytesIO()
         self._closed = False
 
@@ -58,7 +60,7 @@ class Content:
             self.size += len(data)
             self._memory.write(data)
 
-    def is_to_spool(self) -> bool:
+    def must_spool(self) -> bool:
         """Return whether spool() must be called before the next add()."""
         return self._is_long() and self._memory.tell() >= _SPOOL_BLOCK_BYTES
 
@@ -81,8 +83,8 @@ class Content:
         self._closed = True
         self._memory = io.BytesIO()
         if self.file is not None:
-            # If the disk is full, the file's buffer is not empty, and close() fails to write it.
-            # The descriptor is closed nevertheless.
+            # If the disk is full, close() fails to write the file's buffer, and raises an error.
+            # But it has closed the descriptor.
             with contextlib.suppress(OSError):
                 self.file.close()
 
@@ -114,15 +116,14 @@ class Reception:
         self._transport = transport
         self._peer = peer
         self._is_paused = False
-        # A future. Its result is set when the decoder has found the end, or when a block must be
-        # spooled.
+        # Its result is set when the decoder has found the end, or when a block must be spooled.
         self._ready: asyncio.Future[None] | None = None
 
     def feed(self, data: bytes) -> None:
         """Decode the octets that the transport has received."""
         decoder = self._decoder
-        if decoder.rest is not None:
-            decoder.rest += data  # the transport delivers data although it is paused
+        if decoder.remaining is not None:
+            decoder.remaining += data  # the transport delivers data although it is paused
             return
         self._content.add(decoder.feed(data))
         if decoder.refusal is not None:
@@ -133,18 +134,19 @@ class Reception:
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(None)
 
-    async def to_the_end(self) -> None:
+    async def wait_until_received(self) -> None:
         """Wait until all data has arrived and is in the content."""
-        is_whole = False
-        while not is_whole:
+        is_complete = False
+        while not is_complete:
             if not self._has_enough():
                 self._ready = asyncio.get_running_loop().create_future()
                 await self._ready
-            is_whole = self._decoder.rest is not None
+            is_complete = self._decoder.remaining is not None
             try:
                 await self._content.spool()
             except OSError:
-                # The remaining data must be read, because it would be treated as commands.
+                # The remaining data must be read, because otherwise it would be treated as
+                # commands.
                 logger.exception("%r cannot spool a message", self._peer)
                 self._decoder.refusal = Refusal.NO_STORAGE
                 self._content.close()
@@ -153,7 +155,7 @@ class Reception:
                 self._transport.resume_reading()
 
     def _has_enough(self) -> bool:
-        return self._decoder.rest is not None or self._content.is_to_spool()
+        return self._decoder.remaining is not None or self._content.must_spool()
 
 
 class Refusal(enum.Enum):
@@ -169,10 +171,11 @@ class SmugglingCheck:
     """Finds a line that consists of a dot, with a line end other than CR LF before or after it."""
 
     def __init__(self) -> None:
-        self._before = CRLF  # the last octets. A message starts a line, as after a CR LF.
+        # The last octets of the earlier blocks. The start of a message is also the start of a line.
+        self._before = CRLF
 
     def finds(self, block: bytes) -> bool:
-        """Return whether this block, or it and earlier blocks together, contain such a line."""
+        """Return whether such a line is in this block, or in this and earlier blocks together."""
         seam = self._before + block[:_BEFORE_LAST_OCTET]
         self._before = (self._before + block[-_BEFORE_LAST_OCTET:])[-_BEFORE_LAST_OCTET:]
         return self._is_in(seam) or self._is_in(block)
@@ -181,7 +184,7 @@ class SmugglingCheck:
     def _is_in(data: bytes) -> bool:
         return (
             b"." in data
-            and any(part in data for part in _PARTS_OF_IT)
+            and any(part in data for part in _BARE_PARTS)
             and _BARE_AROUND_DOT.search(data) is not None
         )
 
@@ -190,16 +193,16 @@ class Decoder:
     """Decodes a message's data, block by block.
 
     :ivar refusal: the reply if the message is refused. The remaining octets are then discarded.
-    :ivar rest: the octets after the end of the data. None until the end is found.
+    :ivar remaining: the octets after the end of the data. None until the end is found.
     """
 
     def __init__(self, smuggling_check: SmugglingCheck | None = None) -> None:
         self.refusal: Refusal | None = None
-        self.rest: bytes | None = None
+        self.remaining: bytes | None = None
         self._smuggling_check = smuggling_check
 
     def feed(self, data: bytes) -> bytes:
-        """Return the content in a block. Do not call this method after `rest` is set."""
+        """Return the content in a block. Do not call this method after `remaining` was set."""
         raise NotImplementedError
 
     def _is_smuggling(self, block: bytes) -> bool:
@@ -221,7 +224,7 @@ class ChunkDecoder(Decoder):
         block = data[: self._missing]
         self._missing -= len(block)
         if not self._missing:
-            self.rest = data[len(block) :]
+            self.remaining = data[len(block) :]
         if self.refusal is None and self._is_smuggling(block):
             self.refusal = Refusal.SMUGGLING
         return block if self.refusal is None else b""
@@ -249,7 +252,7 @@ class DataDecoder(Decoder):
         # The octets in all earlier blocks. The virtual CR LF is at offset -2.
         self._offset = -len(CRLF)
         # The octets from the last CR LF to the start of this block.
-        self._since_line_end = 0
+        self._partial_line_bytes = 0
 
     def feed(self, data: bytes) -> bytes:
         if self._carried:
@@ -257,7 +260,7 @@ class DataDecoder(Decoder):
         dot = find_line_dot(data)
         end = find_end_of_data(data, dot) if dot >= 0 else -1
         if end >= 0:
-            self.rest = data[end + len(END_OF_DATA) :]
+            self.remaining = data[end + len(END_OF_DATA) :]
             block = data[: end + len(CRLF)]
             self._carried = b""
         else:
@@ -275,33 +278,33 @@ class DataDecoder(Decoder):
         return block[len(CRLF) :] if first else block
 
     def _checked(self, block: bytes) -> Refusal | None:
-        line_end, whole = self._last_line_end(block)
-        # The offset in the data of the line after that line end.
+        line_end, lines_fit = self._last_line_end(block)
+        # The offset in the data of the line after the last line end.
         line_start = self._offset + line_end + len(CRLF)
         if self._size_limit and line_start > self._size_limit:
             return Refusal.TOO_MUCH
-        if not whole:
+        if not lines_fit:
             return Refusal.LINE_TOO_LONG
         return Refusal.SMUGGLING if self._is_smuggling(block) else None
 
     def _last_line_end(self, block: bytes) -> tuple[int, bool]:
         """Return the offset of the last CR LF before a too long line, and whether all lines fit.
 
-        A negative offset is in an earlier block. If no line is too long, it is the offset of the
-        last CR LF. The search jumps from each line end to the last line end within the limit. So it
-        needs one short search for about every thousand octets.
+        A negative offset is in an earlier block. If all lines fit, the offset is that of the last
+        CR LF. The search jumps from a line end to the last line end within the limit after it. So
+        one short search is needed for about every thousand octets.
         """
-        reach = self._line_limit + len(CRLF)
-        line_end = -self._since_line_end
-        while line_end + reach <= len(block):
-            found = block.rfind(CRLF, max(0, line_end + 1), line_end + reach)
+        max_step = self._line_limit + len(CRLF)
+        line_end = -self._partial_line_bytes
+        while line_end + max_step <= len(block):
+            found = block.rfind(CRLF, max(0, line_end + 1), line_end + max_step)
             if found < 0:
                 return line_end, False
             line_end = found
         found = block.rfind(CRLF, max(0, line_end + 1))
         if found >= 0:
             line_end = found
-        self._since_line_end = len(block) - line_end
+        self._partial_line_bytes = len(block) - line_end
         return line_end, True
 
 

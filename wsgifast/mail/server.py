@@ -1,13 +1,14 @@
 """A fast SMTP server: aiosmtpd's server with a faster DATA, with BDAT, and with joined replies.
 
-aiosmtpd reads the data line by line from a StreamReader whose limit is one line. So the transport
-is paused and resumed for every 2 KiB. Here data_received() passes whole blocks of the socket to a
-decoder. Commands, replies, limits, handlers, hooks and controllers are those of aiosmtpd.
+aiosmtpd reads the data line by line from a StreamReader whose limit is one line. So it pauses and
+resumes the transport for every 2 KiB. In this module, data_received() passes whole blocks of the
+socket to a decoder. Commands, replies, limits, handlers, hooks and controllers are those of
+aiosmtpd.
 
 Theory of operation. aiosmtpd reads commands from its StreamReader. When data begins, the server
 empties the reader and sets ``_reception``. Then data_received() passes all octets to
-``_reception``. After the end of the data, it passes pipelined commands and all later input to the
-reader again.
+``_reception``. After the end of the data, data_received() passes pipelined commands and all later
+input to the reader again.
 """
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ __all__ = [
     "UnthreadedController",
 ]
 
-# A size for read(). A reader never contains so many octets, so the call empties it.
-_WHOLE_BUFFER = 1 << 40
+# A size for read(). A StreamReader never contains so many octets, so read() returns all that it
+# contains.
+_ALL_BYTES = 1 << 40
 
 # RFC 3030, 2. 64-bit sizes have at most twenty digits.
 _BDAT_ARGUMENT = re.compile(r"(?P<size>[0-9]{1,20})(?P<last> +LAST)?", re.ASCII | re.IGNORECASE)
 
 # The form of most addresses: dot-atom "@" domain in angle brackets, in ASCII (RFC 5321, 4.1.2),
-# with parameters. The parser of the email package is much slower.
+# with parameters. All other addresses are parsed with the email package, which is much slower.
 _PLAIN_ADDRESS = re.compile(
     r"<(?P<address>[\w!#$%&'*+/=?^`{|}~-]+(?:\.[\w!#$%&'*+/=?^`{|}~-]+)*"
     r"@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*)>(?: +(?P<rest>[A-Za-z0-9][!-~ ]*))?",
@@ -60,13 +62,13 @@ _PLAIN_ADDRESS = re.compile(
 )
 
 
-# If the waiting replies have more bytes, they are sent at once, because a client may pipeline any
-# number of commands.
+# If the waiting replies have more bytes, they are sent at once. The limit is needed because a
+# client may pipeline any number of commands.
 _WAITING_REPLIES_BYTES = 16 * 1024
 
 
 class _FastFactory:
-    """Makes a controller of aiosmtpd start an SMTPServer. Options are keyword arguments.
+    """Makes a controller of aiosmtpd start an SMTPServer, with keyword arguments as options.
 
     The options are checked here, because a controller that fails to start does not close its port.
     """
@@ -85,7 +87,7 @@ class _FastFactory:
 class Controller(_FastFactory, _controller.Controller):
     """aiosmtpd's Controller with an :class:`SMTPServer`, in a separate thread, on a TCP port.
 
-    It accepts the options of both classes.
+    Its options are those of both classes.
     """
 
 
@@ -105,8 +107,10 @@ class Envelope(_smtp.Envelope):
     """aiosmtpd's Envelope, with an attribute for the file of a long message."""
 
     content_file: IO[bytes] | None = None
-    """The file of a spooled message, positioned at its start. It is open until handle_DATA returns.
-    ``content`` and ``original_content`` are then None."""
+    """The file of a spooled message, positioned at its start.
+
+    The file is open until handle_DATA returns. If it is set, ``content`` and ``original_content``
+    are None."""
 
 
 class SMTPServer(_smtp.SMTP):
@@ -123,12 +127,12 @@ class SMTPServer(_smtp.SMTP):
         as ``envelope.content_file``. None: all content stays in memory. The file is in the system's
         temporary folder (TMPDIR).
     :param refuse_smuggling: refuse (554) a message with a line that consists of a dot and has a
-        bare LF or CR before or after it. If False, such a dot is content, like in aiosmtpd. In both
-        cases it does not end the data.
+        bare LF or CR before or after it. If False, such a dot is content, like in aiosmtpd. It
+        never ends the data.
     :raises ConfigurationError: if an option has an invalid value.
     """
 
-    # None only while no command runs.
+    # aiosmtpd's attributes. While a command runs, they are not None.
     session: _smtp.Session
     envelope: Envelope
     transport: asyncio.Transport
@@ -150,8 +154,8 @@ class SMTPServer(_smtp.SMTP):
         super().__init__(handler, **options)
         self._spool_bytes = spool_bytes
         self._refuse_smuggling = refuse_smuggling
-        # Whether the next reply waits for later replies, and the waiting replies.
-        self._is_reply_to_wait = False
+        # Whether replies wait to be joined with later ones, and the waiting replies.
+        self._replies_wait = False
         self._waiting_replies = bytearray()
         self._reception: Reception | None = None
         # The content of the transaction's BDAT commands so far.
@@ -188,10 +192,10 @@ class SMTPServer(_smtp.SMTP):
         """Send a reply. Replies to MAIL and RCPT wait until the next iteration of the event loop.
 
         Pipelined commands are in the reader, and are handled in one iteration of the event loop. So
-        their replies are sent together (RFC 2920, 3.2), and the reply to a single command is not
-        delayed.
+        the replies to them are sent together (RFC 2920, 3.2). The reply to a single command is sent
+        when the iteration ends.
         """
-        if not self._is_reply_to_wait:
+        if not self._replies_wait:
             self._release_replies()
             await super().push(status)  # type: ignore[type-var]
             return
@@ -248,7 +252,8 @@ class SMTPServer(_smtp.SMTP):
             self._chunks_check = self._new_smuggling_check()
         content = self._chunks
         decoder = ChunkDecoder(size, self._chunks_check)
-        # If there are recipients, HELO, authentication and MAIL have been accepted.
+        # Without recipients, HELO, authentication or MAIL may be missing. Their checks follow
+        # below.
         if not self.envelope.rcpt_tos or (
             self.data_size_limit and content.size + size > self.data_size_limit
         ):
@@ -279,11 +284,11 @@ class SMTPServer(_smtp.SMTP):
 
     @contextlib.contextmanager
     def _replies_joined(self) -> Iterator[None]:
-        self._is_reply_to_wait = True
+        self._replies_wait = True
         try:
             yield
         finally:
-            self._is_reply_to_wait = False
+            self._replies_wait = False
 
     def _getaddr(self, arg: str) -> tuple[str | None, str | None]:
         plain = _PLAIN_ADDRESS.fullmatch(arg)
@@ -292,21 +297,21 @@ class SMTPServer(_smtp.SMTP):
         return plain["address"], plain["rest"] or ""
 
     async def _receive(self, decoder: Decoder, content: Content) -> None:
-        """Read data until the decoder finds its end, and add it to the content."""
+        """Read data until the decoder finds the end of the data. Add its content to `content`."""
         try:
-            # Return as soon as there is input, and empty the reader.
-            received = await self._reader.read(_WHOLE_BUFFER)
+            # This returns as soon as there is input, and empties the reader.
+            received = await self._reader.read(_ALL_BYTES)
             self._reception = Reception(decoder, content, self.transport, self.session.peer)
             self._reception.feed(received)
-            await self._reception.to_the_end()
+            await self._reception.wait_until_received()
         except asyncio.CancelledError:
             _smtp.log.info("Connection lost during DATA")
             self._writer.close()
             raise
         finally:
             self._reception = None
-        if decoder.rest:
-            super().data_received(decoder.rest)
+        if decoder.remaining:
+            super().data_received(decoder.remaining)
 
     async def _deliver(self, content: Content) -> None:
         """Call the handler with the message, and send its reply."""
@@ -334,7 +339,7 @@ class SMTPServer(_smtp.SMTP):
         if command != "EHLO" or self._ehlo_hook_ver != "new":
             return await super()._call_handler_hook(command, *args)
         hostname, responses = args
-        responses[-1:-1] = ["250-PIPELINING"]  # before the last line, which must not have a hyphen
+        responses[-1:-1] = ["250-PIPELINING"]  # inserted before the last line, which has no hyphen
         # With require_starttls, aiosmtpd refuses BDAT without reading its data.
         if self._tls_protocol or not self.require_starttls:
             responses[-1:-1] = ["250-CHUNKING"]

@@ -33,7 +33,7 @@ from .wire import CRLF, Quoter, with_crlf
 
 # A message is sent in parts of this size. The timeout applies to each part.
 _TIMED_BYTES = 64 * 1024
-# smtplib's default for `timeout`. It stands for the timeout of socket.setdefaulttimeout().
+# smtplib's default for `timeout`, an object that means the timeout of socket.setdefaulttimeout().
 _DEFAULT_TIMEOUT = inspect.signature(smtplib.SMTP).parameters["timeout"].default
 
 Reply: TypeAlias = "tuple[int, bytes]"
@@ -42,8 +42,8 @@ Reply: TypeAlias = "tuple[int, bytes]"
 # connection's buffers (RFC 2920, 3.1). A hundred replies have about 10 KiB.
 _PIPELINED_COMMANDS = 100
 # A message up to this size is sent together with its envelope, before the server has accepted any
-# recipient. If the server accepts none, the useless data costs less than another round trip. The
-# message is also joined with the commands into one send.
+# recipient. If the server accepts no recipient, the useless data costs less than another round trip
+# would. The message is also joined with the commands into one send.
 _SMALL_MESSAGE_BYTES = 64 * 1024
 Message: TypeAlias = "str | bytes | bytearray | memoryview | IO[bytes] | Iterable[bytes]"
 """A message for :meth:`SMTP.sendmail`, which describes these types."""
@@ -55,10 +55,10 @@ _BLOCK_BYTES = 256 * 1024
 class SMTP(smtplib.SMTP):
     """A replacement of smtplib.SMTP with the same methods, replies and errors.
 
-    sendmail() and send_message() do not call mail(), rcpt() and data(). If a subclass overrides
-    those methods, sendmail() and send_message() do not change. All replies 2yz count as positive
-    (RFC 5321, 4.2.1). smtplib reports a recipient with a 252 as refused, although the server
-    delivers to that recipient.
+    sendmail() and send_message() do not call mail(), rcpt() and data(). So an override of these
+    methods in a subclass has no effect on sendmail() and send_message(). All replies 2yz count as
+    positive (RFC 5321, 4.2.1). smtplib reports a recipient with a 252 as refused, although the
+    server delivers to that recipient.
 
     ``timeout`` is in seconds. None and math.inf mean no limit.
 
@@ -89,9 +89,9 @@ class SMTP(smtplib.SMTP):
 
         :param msg: the message. A str must be ASCII, and its line ends become CR LF. Bytes are sent
             unchanged, with dots doubled for DATA. A binary file is sent from its position to its
-            end, and an iterable of bytes block by block. Neither is read as a whole. Bytes are
-            copied only for DATA, block by block. A str is copied once, and a second time if its
-            line ends are not CR LF.
+            end. A file or an iterable of bytes is read block by block. Bytes are copied only for
+            DATA, block by block. A str is copied once, and a second time if its line ends are not
+            CR LF.
         :returns: the server's replies by refused recipient.
         :raises smtplib.SMTPSenderRefused: if the server refuses the sender.
         :raises smtplib.SMTPRecipientsRefused: if the server refuses all recipients.
@@ -120,7 +120,7 @@ class SMTP(smtplib.SMTP):
 
         code, response = dialogue.reply()
         if not _is_positive(code):
-            self._give_up(code, dialogue)
+            self._reset_transaction(code, dialogue)
             raise smtplib.SMTPSenderRefused(code, response, from_addr)
         refused: dict[str, Reply] = {}
         accepted = 0
@@ -134,15 +134,15 @@ class SMTP(smtplib.SMTP):
                 self.close()
                 raise smtplib.SMTPRecipientsRefused(refused)
         if not accepted:
-            self._give_up(code, dialogue)
+            self._reset_transaction(code, dialogue)
             raise smtplib.SMTPRecipientsRefused(refused)
         if not chunked:
             code, response = dialogue.reply()
             if code != 354:
                 if _is_negative(code):
-                    self._give_up(code, dialogue)
+                    self._reset_transaction(code, dialogue)
                 else:
-                    self.close()  # not a reply to DATA: replies no longer match commands
+                    self.close()  # this is not a reply to DATA, so replies no longer match commands
                 raise smtplib.SMTPDataError(code, response)
             code, response = self._send_data(body)
         elif pipelined and small:
@@ -150,7 +150,7 @@ class SMTP(smtplib.SMTP):
         else:
             code, response = self._send_chunks(body)
         if not _is_positive(code):
-            self._give_up(code, dialogue)
+            self._reset_transaction(code, dialogue)
             raise smtplib.SMTPDataError(code, response)
         return refused
 
@@ -159,9 +159,9 @@ class SMTP(smtplib.SMTP):
         if isinstance(s, str) or len(s) <= _TIMED_BYTES:
             super().send(s)
             return
-        whole = memoryview(s)
-        for start in range(0, len(whole), _TIMED_BYTES):
-            super().send(whole[start : start + _TIMED_BYTES])
+        view = memoryview(s)
+        for start in range(0, len(view), _TIMED_BYTES):
+            super().send(view[start : start + _TIMED_BYTES])
 
     def data(self, msg: Any) -> Reply:
         """Send DATA and a message, and return the reply to the message.
@@ -193,23 +193,26 @@ class SMTP(smtplib.SMTP):
             raise ValueError(f"a command contains a line end: {line!r}")
         return line.encode(self.command_encoding) + CRLF
 
-    def _give_up(self, code: int, dialogue: _Dialogue) -> None:
-        """Reset the transaction, so that a new one can begin. After 421, close the connection."""
+    def _reset_transaction(self, code: int, dialogue: _Dialogue) -> None:
+        """Reset the transaction, so that a new transaction can begin.
+
+        After 421, close the connection.
+        """
         if code == 421:
             self.close()
             return
-        # If the connection is lost here, the caller still raises the refusal. The next command then
-        # raises the error of the lost connection.
+        # If the connection is lost here, the caller still raises the error of the refusal. The next
+        # command raises the error of the lost connection.
         with contextlib.suppress(smtplib.SMTPServerDisconnected):
             dialogue.abandon()
             self.rset()
 
     def _send_data(self, body: _Body) -> Reply:
-        """Send a message and its end, after a 354. Return the reply."""
+        """Send a message and the end of the data, after a reply of 354. Return the reply."""
         quoter = Quoter()
         last = b""
         try:
-            for block in _gathered(map(quoter.feed, body.blocks())):
+            for block in _joined_blocks(map(quoter.feed, body.blocks())):
                 if last:
                     self.send(last)
                 last = block
@@ -224,38 +227,38 @@ class SMTP(smtplib.SMTP):
         """Send a message by BDAT. Return the reply to the last chunk, or the first negative one."""
         if body.size is None:
             return self._send_unmeasured_chunks(body)
-        end = body.missing_line_end()
+        line_end = body.missing_line_end()
         try:
-            self.send(b"BDAT %d LAST\r\n" % (body.size + len(end)))
-            self._send_whole(body)
-            if end:
-                self.send(end)
+            self.send(b"BDAT %d LAST\r\n" % (body.size + len(line_end)))
+            self._send_measured(body)
+            if line_end:
+                self.send(line_end)
         except BaseException:
             self.close()  # the declared chunk cannot be completed
             raise
         return self.getreply()
 
     def _send_unmeasured_chunks(self, body: _Body) -> Reply:
-        blocks = _gathered(body.blocks())
+        blocks = _joined_blocks(body.blocks())
         code, response = 250, b""
-        last, end = False, b""
+        last, last_bytes = False, b""
         while _is_positive(code) and not last:
             try:
                 block = next(blocks, None)
             except BaseException:
-                # Without the last chunk, the server does not deliver the message.
+                # The server does not deliver a message without its last chunk.
                 with contextlib.suppress(smtplib.SMTPServerDisconnected):
                     self.rset()
                 raise
             last = block is None
             if block is None:
-                block = b"" if end == CRLF else CRLF
-            end = (end + block[-2:])[-2:]
+                block = b"" if last_bytes == CRLF else CRLF
+            last_bytes = (last_bytes + block[-2:])[-2:]
             self.send(b"BDAT %d%b\r\n%b" % (len(block), b" LAST" if last else b"", block))
             code, response = self.getreply()
         return code, response
 
-    def _send_whole(self, body: _Body) -> None:
+    def _send_measured(self, body: _Body) -> None:
         """Send a message of known size unchanged. After an error the caller must call close()."""
         if body.data is not None:
             self.send(body.data)
@@ -308,8 +311,8 @@ class _Dialogue:
     def abandon(self) -> None:
         """Read the outstanding replies, and prevent the delivery of a message.
 
-        RFC 2920, 3.1: a server may answer DATA with 354 although it has accepted no recipient. Then
-        it waits for data. If no recipient can have been accepted, a single dot ends the data.
+        A server may reply to DATA with 354 although it has accepted no recipient (RFC 2920, 3.1).
+        Then the server waits for data. If all recipients were refused, a single dot ends the data.
         Otherwise the dot would deliver an empty message, so the connection is closed instead.
         """
         code = 0
@@ -318,8 +321,8 @@ class _Dialogue:
         if code != 354:
             return
         # The first command is MAIL, and the last is DATA.
-        is_of_data = len(self._codes) == len(self._commands)
-        if is_of_data and all(map(_is_negative, self._codes[1:-1])):
+        is_reply_to_data = len(self._codes) == len(self._commands)
+        if is_reply_to_data and all(map(_is_negative, self._codes[1:-1])):
             self._client.send(b"." + CRLF)
             self._client.getreply()
         else:
@@ -363,7 +366,7 @@ class _Body:
         return b"BDAT %d LAST\r\n" % len(data) + data
 
     def missing_line_end(self) -> bytes:
-        """Return CR LF if a message of known size does not end with it, else b""."""
+        """Return CR LF if a message of known size does not end with CR LF. Otherwise return b""."""
         if self.segment is not None:
             fd, offset, size = self.segment
             last = os.pread(fd, min(size, len(CRLF)), offset + max(0, size - len(CRLF)))
@@ -372,7 +375,10 @@ class _Body:
         return b"" if last.endswith(CRLF) else CRLF
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the message in blocks. The server handles one while the next is quoted."""
+        """Yield the message in blocks.
+
+        The server handles a block while the dots of the next one are doubled.
+        """
         if self.data is not None:
             for start in range(0, len(self.data), _BLOCK_BYTES):
                 yield self.data[start : start + _BLOCK_BYTES]
@@ -384,7 +390,7 @@ class _Body:
             yield block
 
 
-def _gathered(blocks: Iterable[bytes]) -> Iterator[bytes]:
+def _joined_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Join small blocks. Each block costs a send, and with BDAT also a reply."""
     small: list[bytes] = []
     size = 0

@@ -1,8 +1,8 @@
 """The wire format of mail data (RFC 5321): line ends, and dots at the start of lines.
 
-These are pure functions on bytes. Most messages need no change, so the searches for changes must be
-fast. On base64, they are as fast as memory. On text with many dots, they are several times as fast
-as regular expressions of the standard library.
+These are pure functions on bytes. Most messages need no change, so the searches for line ends and
+dots must be fast. On base64, they are as fast as reads of memory. On text with many dots, they are
+several times as fast as regular expressions.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ CRLF = b"\r\n"
 # RFC 5321, 4.1.1.4. The first CR LF belongs to the last line.
 END_OF_DATA = b"\r\n.\r\n"
 
-# The first dots are checked one by one. After this many dots, line end and dot are searched
-# together, which is faster for text with many dots. In a base64 message, only the headers have
-# dots.
-_DOTS_LOOKED_AT = 1_000
+# The number of dots that are found one by one, to check whether a line end precedes them. This is
+# the fastest for a base64 message, whose dots are only in the headers. After these dots, line end
+# and dot are searched together, which is faster for text with many dots.
+_SEARCHED_DOTS = 1_000
 
 
 def find_line_dot(data: bytes, line_end: bytes = CRLF) -> int:
@@ -24,14 +24,14 @@ def find_line_dot(data: bytes, line_end: bytes = CRLF) -> int:
     """
     size = len(line_end)
     position = -1
-    for _ in range(_DOTS_LOOKED_AT):
+    for _ in range(_SEARCHED_DOTS):
         position = data.find(b".", position + 1)
         if position < 0:
             return -1
         if position >= size and data.startswith(line_end, position - size):
             return position - size
-    wanted, start = line_end + b".", max(0, position - size)
-    return data.find(wanted, start) if data.rfind(wanted, start) >= 0 else -1
+    line_dot, start = line_end + b".", max(0, position - size)
+    return data.find(line_dot, start) if data.rfind(line_dot, start) >= 0 else -1
 
 
 def find_end_of_data(data: bytes, start: int) -> int:
@@ -42,7 +42,8 @@ def find_end_of_data(data: bytes, start: int) -> int:
 def replace_in_block(block: bytes, old: bytes, new: bytes) -> bytes:
     """Replace `old` by `new`, like bytes.replace(), but faster. `old` must not overlap with itself.
 
-    Use it for blocks only, because it makes an object for each piece between two replacements.
+    Use this function for blocks only, because it makes an object for each piece between two
+    replacements.
 
     :returns: the same object if there is nothing to replace.
     """
@@ -80,5 +81,5 @@ class Quoter:
         return out
 
     def finish(self) -> bytes:
-        """Return CR LF if the data does not end with it, else b""."""
+        """Return CR LF if the data does not end with CR LF. Otherwise return b""."""
         return b"" if self._last == CRLF else CRLF

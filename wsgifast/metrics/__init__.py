@@ -1,4 +1,7 @@
-"""Metrics: their catalogue, their recording and collection, and the back ends."""
+"""Record, collect and export metrics.
+
+A back end exports them: prometheus_client or OpenTelemetry.
+"""
 
 from __future__ import annotations
 

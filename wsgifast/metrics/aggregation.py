@@ -2,21 +2,22 @@
 
 Each process has its own files, one for each kind of metric. The counters and histograms of a
 process remain valid after its end. Workers may be replaced often. So the files of dead processes
-are merged into one file for each kind. Otherwise each scrape would read more files than the one
-before.
+are merged into one file for each kind. Otherwise the number of files, and the time of a scrape,
+would grow with each replaced worker.
 
 Theory of operation
 -------------------
 Merging. The merged file is written under a temporary name. A second file, the plan, lists the files
-that the merged file replaces. A rename of the plan completes the preparation. Before the rename,
-the metrics files are unchanged. All steps after the rename can be repeated. If the exporter is
-killed during these steps, the next exporter finds the plan, and carries it out before it reads
-other files. Scrapes ignore replaced files that could not be removed.
+that the merged file replaces. The plan is also written under a temporary name, and then renamed.
+Before this rename, the metrics files are unchanged. All steps after it can be repeated. If the
+exporter is killed during these steps, the next exporter finds the plan, and carries it out before
+it reads other files. Scrapes ignore replaced files that could not be removed.
 
 Reading. A process only appends entries to its files, and an entry never moves. So the keys of a
-file are parsed once, and again when the file has grown. Other scrapes only read the numbers, and
-add up the numbers of equal keys. prometheus_client's code would parse every entry of every process
-at each scrape. It is used only for the gauges, which are few, and have special rules.
+file are parsed once, and again when the file has grown. All other scrapes only read the numbers,
+and add up the numbers of equal keys. prometheus_client's code would parse every entry of every
+process at each scrape. That code is used only for the gauges, which are few, and have special
+rules.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ _VALUE_BYTES = 8
 class Directory:
     """The metrics files of several processes. Thread-safe.
 
-    :param own: whether wsgifast made the directory. If so, it also removes files of the app's own
-        metrics when their process has ended.
+    :param own: whether wsgifast made the directory. If so, :meth:`clean` also removes files with
+        metrics of the app whose process has ended.
     """
 
     def __init__(self, path: str, *, own: bool) -> None:
@@ -93,21 +94,21 @@ class Directory:
 
     def _read(self) -> list[Metric]:
         files = {file for file in self._files() if file[0] not in self._replaced}
-        lasting = {file for file in files if _parts_of(file[0])[0] in _ADDED_UP}
-        for gone in self._values.keys() - lasting:
-            self._values.pop(gone).close()
-        for new in lasting - self._values.keys():
+        summed_files = {file for file in files if _parts_of(file[0])[0] in _ADDED_UP}
+        for removed in self._values.keys() - summed_files:
+            self._values.pop(removed).close()
+        for new in summed_files - self._values.keys():
             self._values[new] = _ValuesFile(new[0])
         for file in self._values.values():
             file.read()
         merge: Any = MultiProcessCollector.merge  # has no types
-        gauges: list[Metric] = list(merge(path for path, _ in files - lasting))
-        for metric in gauges:
+        metrics: list[Metric] = list(merge(path for path, _ in files - summed_files))
+        for metric in metrics:
             metric.samples = [_with_plain_pid(sample) for sample in metric.samples]
         for kind in _ADDED_UP:
-            own = _sums(file for file in self._values.values() if file.kind == kind)
-            gauges += _added_up(kind, own)
-        return gauges
+            sums = _sums(file for file in self._values.values() if file.kind == kind)
+            metrics += _added_up(kind, sums)
+        return metrics
 
     def clean(self) -> None:
         """Remove the gauges of dead processes, and merge their counters and histograms."""
@@ -133,7 +134,7 @@ class Directory:
         """Return the path and the inode of each file.
 
         The inode shows whether a merged file was replaced. Empty files have just been created, and
-        are ignored. The app may remove files at the same time by prometheus_client's
+        are ignored. The app may remove files at any time, by prometheus_client's
         mark_process_dead().
         """
         found = []
@@ -146,14 +147,14 @@ class Directory:
 
     def _may_live(self, process: str) -> bool:
         if pid_in(process) is None:
-            # The name of a file with an app's own metrics contains the pid without a start time. If
-            # the user has chosen the directory, the user removes such files.
+            # The name of a file with metrics of the app contains the pid without a start time. If
+            # the user has chosen the directory, the user must remove such files.
             if not self._own or not process.isascii() or not process.isdecimal():
                 return True
             process = f"wsgifast-{process}-0"  # 0 stands for an unknown start time
         return is_alive(process)
 
-    # The caller must have the lock.
+    # These methods need the lock.
 
     def _merge(self, kind: str, paths: Iterable[str]) -> None:
         """Merge files of dead processes into the file of their kind, and remove them.
@@ -195,7 +196,7 @@ class Directory:
         return f"{path}.db", f"{path}.tmp"
 
     def _path_of(self, name: str) -> str:
-        """Return a path in this directory, even if another program has changed the plan."""
+        """Return a path in this directory, whatever name a changed plan may contain."""
         return os.path.join(self.path, os.path.basename(name))
 
 

@@ -1,8 +1,8 @@
-"""The catalogue of all metrics, with name, meaning and labels.
+"""The catalogue of all metrics: their names, meanings and labels.
 
-If OpenTelemetry's semantic conventions define a metric, its name is used, in Prometheus's spelling:
-`http.server.request.duration` in seconds is `http_server_request_duration_seconds`. Other names
-begin with `wsgifast`.
+If OpenTelemetry's semantic conventions define a metric, it has the name of the conventions, in
+Prometheus's spelling: `http.server.request.duration` in seconds is
+`http_server_request_duration_seconds`. Other names begin with `wsgifast`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Metric(NamedTuple):
         braces.
     :ivar labels: in Prometheus's spelling. :data:`ATTRIBUTES` has OpenTelemetry's names.
     :ivar bounds: the inclusive upper bounds of a histogram's buckets, without infinity.
-    :ivar known: all values of its only label, all of which are reported from the start. If a
-        counter first appeared with its first event, PromQL's increase() would be 0, and no alert
-        would fire.
+    :ivar known: all values of the only label. All of them are reported from the start. If a value
+        first appeared with its first event, PromQL's increase() would be 0, and no alert would
+        fire.
     """
 
     name: str
@@ -89,14 +89,14 @@ CONNECTION_STATES: Final = (
     "handshake", "idle", "head", "body", "running", "sending", "closing", "http2",
 )  # fmt: skip
 
-# The kinds of timeouts: what the connection waited for.
+# The kinds of timeouts: the part of a connection or request that was late.
 _TIMEOUTS = ("handshake", "head", "body", "send", "keepalive")
 # The reasons to drop a request that waits for a thread.
 _SHED = ("queue_timeout", "client_left")
 _CODINGS = tuple(PRECOMPRESSED_SUFFIXES)
 _ENDS = ("max_requests", "max_rss_bytes", "max_lifetime_s", "stuck", "failed", "stopped")
 
-# The bounds in OpenTelemetry's conventions, and three smaller ones for fast responses.
+# The bounds in OpenTelemetry's conventions, and three smaller bounds for fast responses.
 _DURATION_S = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
     7.5, 10.0,

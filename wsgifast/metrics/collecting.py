@@ -1,7 +1,8 @@
-"""Collectors return the values of metrics. A thread calls functions once a second.
+"""Collect the values of metrics, and call functions once a second.
 
-A collector is called at a scrape, or once a second in prometheus_client's multiprocess mode. It is
-not called during a request. So a number that the server already counts has no additional cost.
+A collector is a function that returns the current values. It is called at a scrape, or once a
+second in prometheus_client's multiprocess mode, and not for each request. So a metric of a number
+that the server counts anyway costs no request any time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Histogram:
     """Counts values in the buckets of a metric.
 
     :ivar metric: the metric of the values.
-    :ivar new: the values that are not in the buckets yet. Append to it.
+    :ivar new: the values that are not in the buckets yet. Append new values to this list.
     """
 
     __slots__ = ("_counts", "_total", "metric", "new")
@@ -111,8 +112,8 @@ def points_of(name: str, values: Mapping[str, float]) -> Iterator[Point]:
 class ConnectionCounters:
     """A server's counters of its connections.
 
-    Additions need no lock. CPython switches threads only at calls and at the end of loops, and an
-    addition to an attribute contains neither.
+    Additions need no lock. CPython switches threads only at calls and at the end of loop
+    iterations, and an addition to an attribute contains neither.
 
     :ivar accepted: accepted connections.
     :ivar connections_refused: accepted connections that were closed at once, because their address
@@ -136,7 +137,7 @@ class ConnectionCounters:
         self.request_timeouts = 0
 
     def collect(self) -> Iterator[Point]:
-        """Return all points, except the number of connections. Any thread may call it."""
+        """Return all points, except the number of connections. Any thread may call this."""
         yield point("wsgifast_sendfile_bytes_total", self.sendfile_bytes)
         yield from points_of("wsgifast_timeouts_total", self.timeouts.copy())
         for status, count in self.refused.copy().items():
@@ -171,7 +172,8 @@ class Failures:
 class Periodic:
     """Calls functions periodically, in a thread. The first failure of each function is logged.
 
-    A function that failed is called again. The thread is a daemon. A forked child does not have it.
+    A function that has failed is called again. The thread is a daemon, and does not exist in a
+    forked child.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
 """The exporter: a process that returns the metrics of all workers of one server to Prometheus.
 
-It is a separate process, so a scrape does not wait for workers, and works even if all of them are
-stuck. It ends after the arbiter. A worker that finds no exporter starts one (setup.py). An exporter
-locks a file while it runs, so there is only one.
+The exporter is a separate process, so a scrape does not wait for workers, and works even if all
+workers are stuck. It ends after the arbiter. A worker that finds no exporter starts an exporter
+(setup.py). An exporter locks a file while it runs, so only one can run.
 
-Another process may use the address, such as the exporter of an old server that is being replaced
-(USR2). Then the exporter tries again until the address is free.
+Another process may still use the address, such as the exporter of an old server that is being
+replaced (USR2). Then the exporter tries again until the address is free.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .top import view
 logger = logging.getLogger("wsgifast.metrics")
 
 # The time between two attempts to use the address.
-_LOOK_EVERY_S = 0.2
+_RETRY_S = 0.2
 # The time between two checks of the server, of its address, and of its workers.
-_CHECK_EVERY_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 # The longest time in which a client may send its request.
 _REQUEST_TIMEOUT_S = 10
-# The most clients at a time. If another client connects, the oldest client is disconnected.
-# Prometheus and probes need only a few.
+# The most clients at a time. If another client connects, the client that connected first is
+# disconnected. Prometheus and probes need only a few connections.
 _MAX_CLIENTS = 64
 # The default and the longest interval of /top.
 _TOP_S, _MAX_TOP_S = 2, 300
@@ -76,7 +76,7 @@ class _Exporter:
             self._clean()
             if self._server is None:
                 self._serve()
-            time.sleep(_LOOK_EVERY_S if self._server is None else _CHECK_EVERY_S)
+            time.sleep(_RETRY_S if self._server is None else _CHECK_INTERVAL_S)
         if self._server is not None:
             self._server.close()
         if export.own and not is_alive(export.arbiter):
@@ -114,7 +114,7 @@ class _Handler(WSGIRequestHandler):
     wbufsize = -1  # headers and body are sent together
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing. Otherwise there would be a line every few seconds."""
+        """Log nothing, because scrapes would add a line every few seconds."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -147,7 +147,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         try:
             return super().get_request()
         except OSError:
-            time.sleep(_LOOK_EVERY_S)  # too many open files: accept() would fail again at once
+            time.sleep(_RETRY_S)  # too many open files: accept() would fail again at once
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -183,7 +183,7 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
     :param log: called with an error that prevents reading the metrics.
     """
 
-    places = threading.Semaphore(_MAX_TOPS)
+    top_slots = threading.Semaphore(_MAX_TOPS)
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
@@ -217,17 +217,17 @@ def _app(directory: Directory, log: Callable[[str], object]) -> Callable[..., It
             found = view(before, directory.scrape(), slow_clients(directory.path))
             return HTTPResponse("200 OK", JSON, json.dumps(asdict(found)).encode())
 
-        if not places.acquire(blocking=False):
+        if not top_slots.acquire(blocking=False):
             text = f"{_MAX_TOPS} clients wait for /top: try again later\n"
             return HTTPResponse("503 Service Unavailable", PLAIN, text.encode())
         try:
             return read(compare)
         finally:
-            places.release()
+            top_slots.release()
 
     def read(found: Callable[[], HTTPResponse]) -> HTTPResponse:
-        # Without an error, old values would look new, or the values of some workers would look
-        # complete.
+        # Respond with an error if values cannot be written or read. Otherwise old values would look
+        # new, or the values of some workers would look complete.
         try:
             check_space(directory.path)
         except OSError as error:

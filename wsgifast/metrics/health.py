@@ -1,12 +1,13 @@
-"""The processes of a server: which are alive, their states, and the responses to health probes.
+"""Determine which processes of a server are alive, read their states, and respond to health probes.
 
-A server is *dead* when all its workers have been silent for twice the arbiter's timeout. Then only
-a restart helps. A worker's main thread sends a heartbeat each second, even if its other threads are
-busy. The arbiter replaces a worker without a heartbeat, so one such worker does no harm.
+A server is *dead* when all its workers have sent no heartbeat for twice the arbiter's timeout. Then
+only a restart helps. A worker's main thread sends a heartbeat each second, even if its other
+threads are busy. The arbiter replaces a worker without a heartbeat, so one such worker does no
+harm.
 
 A server is *ready* when at least one worker accepts connections, is not silent, and had a free
-thread in the last seconds. One worker is enough: if all threads of a worker are busy, it accepts no
-connections, and the other worker does.
+thread in the last seconds. One such worker suffices: a worker whose threads are all busy accepts no
+connections, and the ready worker accepts them.
 
 A worker writes its state into its own small file, once a second if the state has changed. The
 exporter reads the files of live workers.
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 _NAME = re.compile(r"wsgifast-(\d+)-(\d+)")
-# A worker with an older heartbeat does not respond: its interpreter is blocked.
+# A worker with an older heartbeat is silent. Its interpreter is blocked.
 _SILENT_S = 10.0
 # The paths of the metrics address, in addition to that of the metrics.
 PATHS = ("/livez", "/readyz", "/clients")
@@ -33,12 +34,12 @@ PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json"
 _PREFIX, _SUFFIX = "state_", ".json"
 # An unchanged state is written again after this time. It must be much shorter than _SILENT_S.
-_BEAT_EVERY_S = 2.5
+_BEAT_INTERVAL_S = 2.5
 _PART = ".part"  # the suffix of a file that is being written
 
 
 def name_of_process(pid: int) -> str:
-    """Return a name for a process: its pid and its start time. The system reuses pids.
+    """Return a name for a process: its pid and its start time, because the system reuses pids.
 
     :raises OSError: if too many files are open, for example.
     """
@@ -52,7 +53,10 @@ def pid_in(name: str) -> int | None:
 
 
 def is_alive(name: str) -> bool:
-    """Return whether the process with a name runs and is no zombie, or True if unknown."""
+    """Return whether the process with a name runs.
+
+    A zombie does not count. True if this is unknown.
+    """
     found = _NAME.fullmatch(name)
     if found is None:
         return False
@@ -132,11 +136,11 @@ class State(NamedTuple):
     :ivar accepts: False if the worker must end, or has the most connections that it may have.
     :ivar unready_after_s: the time for which all threads may be busy before the worker is not
         ready.
-    :ivar lost_after_s: the silence after which the worker is dead. Its arbiter would have replaced
-        it before.
+    :ivar lost_after_s: the worker is dead if it sends no heartbeat for this time. Its arbiter would
+        have replaced it before.
     :ivar slow_clients: the slowest clients.
 
-    Times are those of the monotonic clock, which is the same for all processes of a system.
+    Times are those of the monotonic clock, which all processes of a system share.
     """
 
     pid: int
@@ -169,8 +173,8 @@ def readiness(workers: Sequence[State], now: float) -> tuple[bool, str]:
         return False, "no worker accepts connections"
     free = sum(worker.exhausted_s(now) <= worker.unready_after_s for worker in serving)
     if not free:
-        least_s = min(worker.exhausted_s(now) for worker in serving)
-        return False, f"no thread of {len(serving)} workers has been free for {least_s:.0f} s"
+        shortest_s = min(worker.exhausted_s(now) for worker in serving)
+        return False, f"no thread of {len(serving)} workers has been free for {shortest_s:.0f} s"
     return True, f"ready: {free} of {len(serving)} workers"
 
 
@@ -190,7 +194,7 @@ class StateFile:
         written = self._written
         if written is not None and written._replace(beat_at=state.beat_at) == state:
             age_s = state.beat_at - written.beat_at
-            if age_s < min(_BEAT_EVERY_S, state.lost_after_s / 4):
+            if age_s < min(_BEAT_INTERVAL_S, state.lost_after_s / 4):
                 return
         part = self._path + _PART  # a rename replaces the file, so no reader gets an incomplete one
         with open(part, "w", encoding="ascii") as file:
@@ -259,7 +263,7 @@ def slow_clients(directory: str) -> list[dict[str, Any]]:
 
 
 def _files(directory: str) -> list[tuple[str, str]]:
-    """Return pairs of process name and path of all state files, also of incomplete ones."""
+    """Return the process name and the path of each state file, also of incomplete files."""
     with os.scandir(directory) as entries:
         return [
             (entry.name.removeprefix(_PREFIX).partition(".")[0], entry.path)

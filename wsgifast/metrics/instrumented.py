@@ -1,12 +1,12 @@
-"""Instrumentation of WSGIFast: record each request at the end of its response, with a URL pattern.
+"""Record each request of WSGIFast at the end of its response, with a URL pattern.
 
 If the app returns a list or tuple, the request is recorded at once, and the server sends the body
-later. For any other body it is recorded when the body is closed. The server gets a body with the
-same class, len() and file as without metrics.
+later. For any other body, the request is recorded when the body is closed. The server gets a body
+with the same class, len() and file as without metrics.
 
-The URL pattern of a request is the one that the framework has matched. It is never the path,
-because clients can invent any number of paths. There are few patterns, and each names a part of the
-app.
+The URL pattern of a request is the pattern that the framework has matched, such as `/users/<id>`.
+The path is not used, because clients can invent any number of paths. An app has few patterns, and
+each names a part of the app.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FRAMEWORKS = frozenset({_FLASK, _BOTTLE, _DJANGO})
 class Instrumented:
     """Records the requests of a WSGIFast.
 
-    :param recorder: its first error is logged.
+    :param recorder: records the requests. The first error that it raises is logged.
     :param spans: sets attributes on the span that is current when a request arrives.
     """
 
@@ -54,7 +54,7 @@ class Instrumented:
         # For requests that have a span, and that the server or another WSGIFast records.
         self._tracing = Recording(None, spans, logger)
         # If the environ's RECORDER is this recorder, the request is already recorded, and is passed
-        # on unchanged. None if spans are described.
+        # on unchanged. None if attributes are set on spans.
         self._recorded_by = recorder if spans is None else None
 
     def stage(self, respond: Respond) -> Respond:
@@ -148,7 +148,7 @@ def _followed(
     is_recorded = False
 
     def end(size: int, *, left: bool = False) -> None:
-        """Record the request, unless it is recorded: a body may be closed more than once."""
+        """Record the request, but only once, although a body may be closed more than once."""
         nonlocal is_recorded
         if not is_recorded:
             is_recorded = True
@@ -228,7 +228,7 @@ def _start_noting(
     headers: list[tuple[str, str]],
     exc_info: OptExcInfo | None = None,
 ) -> Callable[[bytes], object]:
-    """Call start_response. Store Flask's pattern first, which is lost when the app returns."""
+    """Store Flask's pattern, which is lost when the app returns, and call start_response."""
     request = environ.get("werkzeug.request")
     if request is not None:
         try:
@@ -244,9 +244,9 @@ def _start_noting(
 
 
 def note_django_pattern(environ: MutableMapping[str, Any], body: Any) -> None:
-    """Store the pattern that Django has matched in the environ or the scope.
+    """Store the URL pattern that Django has matched, in the environ or the scope.
 
-    Django's response has a reference to its request for close(), and the request has the match.
+    Django's response refers to its request, for close(), and the request contains the match.
 
     :param body: a response of Django, or the file of a FileResponse.
     """

@@ -1,4 +1,4 @@
-"""OpenTelemetry: metrics of requests, and the properties of a body as attributes of a span.
+"""Export metrics by OpenTelemetry, and set the properties of a body as attributes of a span.
 
 This module uses only the API of OpenTelemetry. The app configures the exports. If OpenTelemetry's
 semantic conventions for HTTP define a metric, its name is used.
@@ -31,10 +31,10 @@ def instruments() -> Instruments:
 class Instruments(RequestMetrics):
     """A recorder that also records requests with OpenTelemetry's instruments.
 
-    OpenTelemetry's histograms are synchronous: they record each request. Its counters and gauges
-    are asynchronous. At each collection, they get their values from the records here and from the
-    process's collectors, such as FastWorker's. Other histograms record each new value that such a
-    collector finds.
+    The histograms of requests are synchronous instruments: they record each request. The counters
+    and gauges are asynchronous instruments. At each collection, they get their values from the
+    records of this class and from the collectors of the process, such as FastWorker's. Other
+    histograms record each new value that such a collector finds.
 
     :param provider: the provider of meters. None for the global one.
     """
@@ -45,15 +45,15 @@ class Instruments(RequestMetrics):
         self._duration = _histogram(meter, CATALOGUE["http_server_request_duration_seconds"])
         self._size = _histogram(meter, CATALOGUE["http_server_response_body_size_bytes"])
         self._found_lock = threading.Lock()
-        # The points of one collection, by the name of the metric, until each callback has read its
-        # own.
+        # The points of one collection, by the name of the metric. The callback of a metric removes
+        # the points of that metric.
         self._found: dict[str, list[Point]] = {}
         for metric in CATALOGUE.values():
             make = _observable(meter, metric)
             if make is None:
                 if "middleware" not in metric.reported_by:
-                    own = observers.setdefault(metric.name, [])
-                    own.append(_histogram(meter, metric).record)
+                    functions = observers.setdefault(metric.name, [])
+                    functions.append(_histogram(meter, metric).record)
             else:
                 observe = partial(self._observe, metric)
                 make(metric.opentelemetry_name, [observe], metric.unit, metric.help)
@@ -120,9 +120,9 @@ _SENT_AS = ATTRIBUTES["wsgifast_sent_as"]
 class CurrentSpans:
     """Sets attributes on the span that is current when a request arrives.
 
-    It is the span of OpenTelemetry's WSGI or ASGI middleware around the app. OpenTelemetry's
-    instrumentation of Flask and Django ends its span within the app, before the body is known. Then
-    no attribute is set.
+    This is the span of OpenTelemetry's WSGI or ASGI middleware around the app. OpenTelemetry's
+    instrumentations of Flask and Django end their spans within the app, before the body is known.
+    On such a span no attribute is set.
     """
 
     def current(self) -> object | None:

@@ -1,4 +1,4 @@
-"""Prometheus: metrics of prometheus_client, from one process or from several.
+"""Export metrics by prometheus_client, from one process or from several.
 
 A single process collects its points (values with labels) at each scrape. In prometheus_client's
 multiprocess mode (PROMETHEUS_MULTIPROC_DIR) a thread of each process writes its points into files
@@ -49,7 +49,7 @@ _lock = threading.Lock()
 def recorder() -> RequestMetrics:
     """Return the request metrics of this process. The first call registers them."""
     global _recorder
-    with _lock:  # functools.cache could make two in two threads
+    with _lock:  # functools.cache could call the function in two threads at once
         if _recorder is None:
             if DIRECTORY in os.environ:
                 _recorder = RequestMetrics(on_first=every_second.start)
@@ -72,7 +72,7 @@ def reporter() -> FileReporter:
 
 
 class PointCollector:
-    """A collector for prometheus_client's registries, which calls our collectors at each scrape."""
+    """A collector for prometheus_client's registries. It calls our collectors at each scrape."""
 
     def __init__(self, sources: Iterable[Collector]) -> None:
         self._sources = list(sources)
@@ -119,8 +119,8 @@ class FileReporter:
         self._lock = threading.Lock()
         # prometheus_client's class of the values in this process's files.
         self._value_class: Any = None
-        # By metric and labels: prometheus_client's values, and the numbers that they were last set
-        # to.
+        # Maps a metric and its labels to prometheus_client's values, and to the numbers that they
+        # were last set to.
         self._values: dict[tuple[str, tuple[str, ...]], tuple[list[Any], list[float]]] = {}
         self._reported_activity: object = None
         self._reported_at = float("-inf")

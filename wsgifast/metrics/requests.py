@@ -1,4 +1,4 @@
-"""Request metrics: the record of a request, the recording, and metrics from records.
+"""Record requests, and make metrics from the records.
 
 All servers and middleware record requests with a :class:`Recording`. To add a label to the request
 metrics, add its name to the catalogue. Add its value here, to :class:`Answered` or to the three
@@ -27,21 +27,21 @@ _METHODS = frozenset(
     {"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"}
 )
 _SCHEMES = frozenset({"http", "https"})
-# The values of sent_as for a slow or wrong body that was repaired.
+# The values of sent_as for bodies that were slow or wrong and have been repaired.
 _REPAIRING = frozenset({"rescued", "joined", "coalesced"})
 # The most URL patterns, and the most series (combinations of pattern, method, status and sent_as).
 # Without a limit, an app that makes patterns from requests would fill the memory of this process
 # and of Prometheus.
 _MAX_PATTERNS = 500
 _MAX_SERIES = 5000
-# The most combinations of labels in a cache, with the values that clients have sent. Other
-# combinations are looked up for each request.
+# The most combinations of labels in a cache. Its keys contain the values that clients have sent.
+# Other combinations are looked up for each request.
 _MAX_LABELS = 5000
 # Records are aggregated in batches of at least this size. A much larger batch would not fit into
-# the processor's caches. The number of records is checked at this interval, because a check at each
-# request would cost more.
+# the processor's caches. The number of records is checked at most once in _CHECK_INTERVAL_S,
+# because a check at each request would cost more.
 _BATCH_SIZE = 250
-_CHECK_EVERY_S = 0.01
+_CHECK_INTERVAL_S = 0.01
 # The most durations and sizes that wait to be counted in buckets. Counting many values at once
 # costs less for each value.
 _MAX_UNSORTED = 2000
@@ -77,9 +77,9 @@ def labels_of_parsed(req: Any) -> RequestLabels:
 class Answered(NamedTuple):
     """The record of a request whose response has ended.
 
-    :ivar method: as the client sent it.
+    :ivar method: the method as the client sent it.
     :ivar scheme: "http" or "https".
-    :ivar status: 500 if the app raised before it started its response.
+    :ivar status: the status code. 500 if the app raised an error before it started its response.
     :ivar pattern: the framework's URL pattern, or None.
     :ivar sent_as: how the body was sent. "" if this is unknown.
     :ivar seconds: the time from the request's headers to the end of its response.
@@ -108,14 +108,14 @@ Record = tuple[str, str, int, str | None, str, float, int]
 class Recorder(Protocol):
     """An object that records requests, for WSGIFast's option `metrics`.
 
-    For each request, begin() is called once, and then record() once, perhaps in another thread. If
-    a method raises, the first error is logged. The response is sent in any case.
+    For each request, begin() is called once, and then record() once, perhaps in another thread. The
+    first error that a method raises is logged. The response is sent in any case.
     """
 
     def begin(self, method: str, scheme: str) -> object:
         """Note that a request has reached the app.
 
-        :param method: as the client sent it.
+        :param method: the method as the client sent it.
         :param scheme: "http" or "https".
         """
 
@@ -158,7 +158,8 @@ class Recording:
         self.recorder = recorder
         self._spans = spans
         self._failures = Failures(log)
-        # Not for a subclass, whose record() may do more.
+        # The recorder, if its methods can be replaced by faster code here. A subclass may override
+        # them.
         self._metrics = recorder if type(recorder) is RequestMetrics else None
 
     def begin(self, labels: RequestLabels) -> list[None] | None:
@@ -238,8 +239,9 @@ class RequestMetrics:
 
     Theory of operation. In the middle of a request, our instructions are not in the processor's
     caches, and cost several times as much as in a loop. So a request only extends a list by the
-    fields of its record. A tuple for each record would also cost its creation, and work of the
-    garbage collector. Records are aggregated in batches, and before each collection.
+    fields of its record. A tuple for each record would cost more: it must be created, and the
+    garbage collector must examine it. Records are aggregated in batches, and before each
+    collection.
 
     The list needs no lock, because list.append(), extend() and pop() are atomic.
 
@@ -284,7 +286,7 @@ class RequestMetrics:
     def aggregate_if_due(self, now: float) -> None:
         """Aggregate the records if there are enough of them."""
         is_first = not self.check_after
-        self.check_after = now + _CHECK_EVERY_S
+        self.check_after = now + _CHECK_INTERVAL_S
         if is_first and self._on_first is not None:
             self._on_first()
         if len(self.records) >= _BATCH_SIZE * _FIELDS:
@@ -332,7 +334,10 @@ class RequestMetrics:
         yield from points_of("wsgifast_compression_cpu_seconds_total", TOTALS.cpu_seconds)
 
     def _active(self, ended: Iterable[_Exported]) -> Iterator[Point]:
-        """Return the number of active requests by labels. It is 0 for labels of ended requests."""
+        """Return the number of active requests by labels.
+
+        Labels of ended requests get the number 0.
+        """
         if self.running_requests is None:
             active = [(labels, len(each)) for labels, each in self.active.known.items()]
         else:
@@ -342,7 +347,7 @@ class RequestMetrics:
         for labels, count in active:
             yield Point(_ACTIVE, labels, count)
 
-    # Called with the lock.
+    # These methods need the lock.
 
     def _aggregate(self) -> None:
         """Add the durations and sizes in the records to the series with their labels."""
@@ -406,7 +411,9 @@ class _SeriesByLabels(dict[Any, _Series]):
 
 
 class _Active(dict[Any, list[None]]):
-    """Maps the labels that clients and proxies have sent to the active requests.
+    """Maps labels to lists with an item for each active request.
+
+    Clients and proxies send the labels.
 
     :ivar known: the active requests by exported labels.
     """

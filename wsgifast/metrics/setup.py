@@ -1,9 +1,9 @@
 """Set up metrics for the workers of a server: the address, the directory, and the exporter.
 
-:func:`prepare` chooses the directory. It must be called before the app and prometheus_client are
-imported. :func:`check` finds invalid settings. FastWorker's arbiter calls both for its workers.
-Each worker of uvicorn calls :func:`check`. Then each worker calls :func:`start_exporting`, which
-also writes the state of the worker for the health probes.
+:func:`prepare` chooses the directory. It must be called before the app imports prometheus_client.
+:func:`check` finds invalid settings. FastWorker's arbiter calls both for its workers. Each worker
+of uvicorn calls :func:`check`. Then each worker calls :func:`start_exporting`, which also writes
+the state of the worker for the health probes.
 
 The directory is named after the server's process, so that all its workers find the same directory.
 
@@ -37,8 +37,8 @@ from ..sockets.options import Address
 from .collecting import every_second
 from .health import State, StateFile, is_alive, name_of_process, processes
 
-# The environment variable with the address of the metrics. It is not the app's address, so that
-# metrics are never public by accident.
+# The environment variable with the address of the metrics. They have their own address, so that
+# they are not public by accident.
 VARIABLE = "WSGIFAST_METRICS"
 # The environment variable that switches prometheus_client to its multiprocess mode.
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
@@ -46,18 +46,18 @@ DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 ADDRESS_PATIENCE_S = 3.0
 
 _PREFIX = "wsgifast-metrics-"
-# Metrics are written only while the file system has this much free space. On a full one, a write to
-# a mapped file would kill the process.
+# Metrics are written only while the file system has this much free space. On a full file system, a
+# write to a mapped file would kill the process.
 _MIN_FREE_BYTES = 16 * 1024 * 1024
 _LOCK_FILE = "exporter.lock"
-# The file in the directory with the server's present metrics address. An exporter at another
+# The file in the directory with the server's current metrics address. An exporter at another
 # address ends.
 ADDRESS_FILE = "address"
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; "
     "from wsgifast.metrics.exporter import main; main(sys.argv[1])"
 )
-# The least time between two starts of the exporter, which may fail each time at once.
+# The minimum time between two starts of an exporter that fails at once.
 _RESTART_S = 10.0
 
 # The directory that this process or its parent has chosen.
@@ -119,10 +119,10 @@ def prepare(wanted: Wanted, server_pid: int) -> str:
     wanted.address()
     if find_spec("prometheus_client") is None:
         raise MissingExtra(wanted.name, "prometheus_client", "prometheus")
-    given = os.environ.get(DIRECTORY)
-    # After USR2 a new server inherits the variable with the directory of the old one.
-    if given and (given == _chosen or not os.path.basename(given).startswith(_PREFIX)):
-        return given
+    existing = os.environ.get(DIRECTORY)
+    # After USR2, a new server inherits the variable with the directory of the old server.
+    if existing and (existing == _chosen or not os.path.basename(existing).startswith(_PREFIX)):
+        return existing
     parent = _memory_folder()
     directory = os.path.join(parent, f"{_PREFIX}{name_of_process(server_pid)}")
     try:
@@ -167,8 +167,8 @@ def check(wanted: Wanted, server_pid: int) -> str:
     return directory
 
 
-def hand_over(directory: str, uid: int, gid: int) -> None:
-    """Make the workers' user the owner of the directory, if root's server has chosen it."""
+def give_to_user(directory: str, uid: int, gid: int) -> None:
+    """Make the workers' user the owner of the directory, if a server of root has chosen it."""
     if directory == _chosen and os.geteuid() == 0:
         os.chown(directory, uid, gid)
 
@@ -176,7 +176,7 @@ def hand_over(directory: str, uid: int, gid: int) -> None:
 def check_space(directory: str) -> None:
     """Check that the disk has enough space to write metrics.
 
-    :raises OSError: if it has not. The values in the files are then old.
+    :raises OSError: if the space is not enough. Then the values in the files are old.
     """
     at = os.statvfs(directory)
     if at.f_bavail * at.f_frsize < _MIN_FREE_BYTES:
@@ -238,7 +238,7 @@ def _remove_stale(parent: str) -> None:
 
 
 def _is_in_use(directory: str) -> bool:
-    """Return whether an exporter or a worker uses a directory. Its maker may have ended."""
+    """Return whether an exporter or a worker uses a directory, even if the server has ended."""
     try:
         return bool(processes(directory)) or has_exporter(directory)
     except OSError:  # it belongs to another user, or is being removed
@@ -246,10 +246,11 @@ def _is_in_use(directory: str) -> bool:
 
 
 class Export(NamedTuple):
-    """The arguments of an exporter, which it gets as JSON.
+    """The arguments of an exporter process, which are passed as JSON.
 
     :ivar directory: the directory of prometheus_client's multiprocess mode.
-    :ivar own: whether the directory was made for this server, and is removed after it.
+    :ivar own: whether the directory was made for this server, and is removed when the server has
+        ended.
     :ivar address: the address to listen on.
     :ivar arbiter: the name of the process that ends last.
     """
@@ -264,10 +265,10 @@ class Export(NamedTuple):
 
         :raises OSError: if the file cannot be written.
         """
-        fd, made = tempfile.mkstemp(dir=self.directory, suffix=".tmp")
+        fd, temporary = tempfile.mkstemp(dir=self.directory, suffix=".tmp")
         with open(fd, "w") as file:
             file.write(self.address)
-        os.replace(made, os.path.join(self.directory, ADDRESS_FILE))
+        os.replace(temporary, os.path.join(self.directory, ADDRESS_FILE))
 
 
 def has_exporter(directory: str) -> bool:
@@ -276,7 +277,7 @@ def has_exporter(directory: str) -> bool:
     :raises OSError: if the lock cannot be opened.
     """
     try:
-        lock = _take_lock(directory, os.O_RDWR)
+        lock = _lock_exporter(directory, os.O_RDWR)
     except FileNotFoundError:
         return False
     if lock is None:
@@ -285,8 +286,8 @@ def has_exporter(directory: str) -> bool:
     return False
 
 
-def _take_lock(directory: str, flags: int) -> int | None:
-    """Lock the lock file. Return its descriptor for the exporter, or None if it is locked already.
+def _lock_exporter(directory: str, flags: int) -> int | None:
+    """Lock the lock file. Return its descriptor for the exporter, or None if it is already locked.
 
     :raises OSError: if the file cannot be opened.
     """
@@ -308,7 +309,7 @@ def start_exporting(wanted: Wanted, server_pid: int, state: Callable[[], State])
     Each worker writes the address, because a reload of the configuration may have changed it.
 
     :param server_pid: see :func:`check`, which must be called first.
-    :param state: returns the present state of the worker.
+    :param state: returns the current state of the worker.
     :raises OSError: if the address cannot be written.
     """
     export = _export_of(wanted, server_pid)
@@ -343,7 +344,7 @@ class _Supervisor:
         now = time.monotonic()
         if now < self._started_at + _RESTART_S:
             return
-        lock = _take_lock(self._export.directory, os.O_RDWR | os.O_CREAT)
+        lock = _lock_exporter(self._export.directory, os.O_RDWR | os.O_CREAT)
         if lock is None:
             return  # an exporter of another worker runs
         try:
@@ -353,8 +354,9 @@ class _Supervisor:
             os.close(lock)
 
     def _start(self, lock: int) -> None:
-        # Not `-m`: modules in the working directory would replace ours. Python's own folders are
-        # first, because an app may have a module named like one of Python's, such as `email`.
+        # With `-m`, modules in the working directory would replace those of wsgifast. Python's
+        # folders are first, because an app may have a module with the name of a module of Python,
+        # such as `email`.
         own = os.path.dirname(os.__file__)
         path = sorted(
             map(os.path.abspath, sys.path),

@@ -1,4 +1,4 @@
-"""The view of `wsgifast top`: the activity of a server between two scrapes."""
+"""Compute the view of `wsgifast top`: the activity of a server between two scrapes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ROUTE, _STATUS = "http_route", "http_response_status_code"
 
 @dataclass(frozen=True)
 class Scrape:
-    """All samples at one time.
+    """The samples of all metrics at one time.
 
     :ivar at: the monotonic time in seconds.
-    :ivar samples: by their name, such as "..._bucket", and then by their labels.
+    :ivar samples: maps the name of a sample, such as "..._bucket", to its values by labels.
     """
 
     at: float
@@ -145,9 +145,10 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
 
     Prometheus's histogram_quantile() gives the same result.
 
-    :param buckets: maps each upper bound to the number of values that are not larger. The last
-        bound is inf.
-    :returns: None if there are no values. The last finite bound, if the quantile is larger.
+    :param buckets: maps each upper bound to the number of values up to the bound. The last bound is
+        inf.
+    :returns: None if there are no values. If the quantile is above the last finite bound, that
+        bound.
     """
     count = max(buckets.values(), default=0.0)
     if not count:
@@ -194,14 +195,14 @@ def _endpoints(
 ) -> list[Endpoint]:
     bodies, times = _by_pattern(sizes), _by_pattern(durations)
     found = []
-    for pattern, own in _by_pattern(counts).items():
-        if any(own.values()):
+    for pattern, pattern_counts in _by_pattern(counts).items():
+        if any(pattern_counts.values()):
             buckets = _buckets(times[pattern])
             found.append(
                 Endpoint(
                     pattern,
-                    sum(own.values()) / seconds,
-                    _errors(own) / seconds,
+                    sum(pattern_counts.values()) / seconds,
+                    _errors(pattern_counts) / seconds,
                     quantile(0.5, buckets),
                     quantile(0.99, buckets),
                     sum(bodies[pattern].values()) / seconds,

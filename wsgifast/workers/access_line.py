@@ -1,4 +1,4 @@
-"""Writes gunicorn's access log lines faster than gunicorn's logger.
+"""Write gunicorn's access log lines faster than gunicorn's logger.
 
 For each line, gunicorn's logger computes about fifty fields. Most of them are environ keys that
 usual formats do not name. :func:`compile_format` makes a function from `access_log_format` that
@@ -65,8 +65,8 @@ _CONVERSIONS = re.compile(r"(?:[^%]|%%|%\([^()]*\)[#0 +-]*[0-9]*(?:\.[0-9]+)?[hl
 class AccessLog:
     """Writes gunicorn's access log.
 
-    If the logger is gunicorn's or JSONLogger, and unchanged, AccessLog writes compiled lines
-    itself. Otherwise it calls the logger's access().
+    If the logger is gunicorn's or JSONLogger, and no method was replaced, AccessLog writes compiled
+    lines itself. Otherwise it calls the logger's access().
 
     :param log: the logger that gunicorn made.
     """
@@ -87,7 +87,7 @@ class AccessLog:
         seconds: float,
         add_details: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        """Log a finished request. Errors are handled like in gunicorn's own method.
+        """Log a finished request. Errors are handled like in gunicorn's access().
 
         :param seconds: the duration of the request.
         :param add_details: adds keys to the environ. It is called only if the line may show them.
@@ -112,7 +112,7 @@ class AccessLog:
             add_details(environ)
         self._log.access(resp, req, environ, timedelta(seconds=seconds))
 
-    def is_seen(self) -> bool:
+    def runs_user_code(self) -> bool:
         """Return whether user code, such as a logging filter, may run while a line is written."""
         return self._next_route() is None
 
@@ -143,10 +143,14 @@ def _is_stock(log: Any) -> bool:
 
     A configuration file may replace methods of a class, for example to skip some requests.
     """
-    of = type(log)
-    if of is not JSONLogger and not (of is Logger and log.atoms_wrapper_class is SafeAtoms):
+    log_class = type(log)
+    if log_class is not JSONLogger and not (
+        log_class is Logger and log.atoms_wrapper_class is SafeAtoms
+    ):
         return False
-    functions = [f for kind in of.__mro__ for f in vars(kind).values() if type(f) is FunctionType]
+    functions = [
+        f for kind in log_class.__mro__ for f in vars(kind).values() if type(f) is FunctionType
+    ]
     functions += [SafeAtoms.__init__, SafeAtoms.__getitem__]
     return all(is_defined_in(glogging, f) or is_defined_in(json_log, f) for f in functions)
 
@@ -156,8 +160,8 @@ def _shows_message_only(formatter: logging.Formatter) -> bool | None:
 
     gunicorn's access log uses Logger.access_fmt, which a configuration file may change.
     """
-    is_own = type(formatter) is logging.Formatter and formatter._fmt == "%(message)s"
-    return is_own or None
+    is_plain = type(formatter) is logging.Formatter and formatter._fmt == "%(message)s"
+    return is_plain or None
 
 
 def compile_format(text: str) -> LineMaker | None:
@@ -188,7 +192,8 @@ def compile_format(text: str) -> LineMaker | None:
     exec(
         f"def escaped_line{start}return {template} % ({''.join(f'({v}), ' for v in escaped)})\n"
         f"def line{start}text = {template} % ({''.join(f'({v}), ' for v in values)})\n"
-        # Only quotes need escapes. A line with more quotes than its format is made again.
+        # Only quotes need escapes. If a line has more quotes than its format, a value contains
+        # quotes, and the line is made again with escapes.
         f" if text.count('\"') == {quotes}: return text\n"
         " return escaped_line(resp, req, environ, seconds)\n",
         namespace,

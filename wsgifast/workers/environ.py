@@ -1,8 +1,8 @@
-"""Makes the environ of a request, and the socket in it.
+"""Make the environ of a request, and the socket object in it.
 
 The environ has the same keys and values as gunicorn's. A template contains the values that all
-requests of a listener share, and each request copies the template. Only the parser decides which
-request headers are accepted. This module does not check headers again.
+requests of a listener share, and each request copies the template. The parser has already decided
+which request headers are accepted, so this module does not check headers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EnvironFactory:
             "wsgi.input_terminated": True,
             **worker_environ,
         }
-        self._shared: dict[Any, dict[str, Any]] = {}  # the templates, by address of the listener
+        self._templates: dict[Any, dict[str, Any]] = {}  # by the address of the listener
 
     def make(
         self, exchange: Exchange, connection: AcceptedSocket, *, check: bool = True
@@ -75,13 +75,13 @@ class EnvironFactory:
         if "%" in path or not path.isascii():
             path = decoded_path(path)
         address, peer = connection.address, connection.peer
-        shared = self._shared.get(address)
-        if shared is None:
-            shared = self._shared[address] = self._share(address)
+        template = self._templates.get(address)
+        if template is None:
+            template = self._templates[address] = self._make_template(address)
         sock = connection.app_socket
         if sock is None:
             sock = connection.app_socket = AppSocket(connection)
-        environ = shared.copy()
+        environ = template.copy()
         environ["gunicorn.socket"] = sock
         environ["wsgi.input"] = req.body
         environ["wsgi.url_scheme"] = req.scheme
@@ -104,16 +104,16 @@ class EnvironFactory:
         if "SERVER_NAME" not in environ:
             host = fields.get("HTTP_HOST")
             # An IPv6 address in brackets contains colons (RFC 3986 section 3.2.2).
-            address, bracket, rest = (host or "").rpartition("]")
-            name, _, port = rest.partition(":")
-            name = address + bracket + name
+            ipv6, bracket, remaining = (host or "").rpartition("]")
+            name, _, port = remaining.partition(":")
+            name = ipv6 + bracket + name
             if not port and host is not None:
                 port = _DEFAULT_PORTS.get(req.scheme, "")
             environ["SERVER_NAME"] = name
             environ["SERVER_PORT"] = port
         return environ
 
-    def _share(self, address: Any) -> dict[str, Any]:
+    def _make_template(self, address: Any) -> dict[str, Any]:
         """Make the template for the requests of a listener."""
         environ = {**self._worker_environ, **dict.fromkeys(_PER_REQUEST_KEYS)}
         if isinstance(address, tuple):

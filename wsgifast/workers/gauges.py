@@ -1,4 +1,7 @@
-"""The current state of a server, for metrics and `wsgifast top`. All functions are thread-safe."""
+"""Return the current state of a server, for metrics and `wsgifast top`.
+
+All functions are thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def slowest_clients(connections: Iterable[Endpoint], now: float, *, limit: int) 
             pace = output.sender.pace(now) if output.is_waiting else None
             if pace is None:  # the output may wait for the disk instead of the client
                 continue
-            waited_s, taken = pace
+            waited_s, accepted_bytes = pace
             peer = connection.peer
             found.append(
                 SlowClient(
@@ -76,7 +79,7 @@ def slowest_clients(connections: Iterable[Endpoint], now: float, *, limit: int) 
                     "" if exchange is None else str(exchange.req.path),
                     output.bytes_queued,
                     round(waited_s, 3),
-                    round(taken / max(waited_s, 1e-3), 1),
+                    round(accepted_bytes / max(waited_s, 1e-3), 1),
                 )
             )
     found.sort(key=lambda client: client.bytes_per_s)

@@ -1,4 +1,4 @@
-"""Parses HTTP/1 and uwsgi requests with gunicorn's parsers."""
+"""Parse HTTP/1 and uwsgi requests with gunicorn's parsers."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ class GunicornParser:
         if settings.uses_uwsgi:
             kind = http.get_parser(settings, [], None).mesg_class
             self.eager_bytes = _UWSGI_BYTES
-        # gunicorn would compare each request's peer with forwarded_allow_ips. All peers of this
-        # parser have the same result, so the result replaces the list.
-        self._for_request = settings.for_peers(trusted=trusted)
+        # gunicorn would compare each request's peer with forwarded_allow_ips. The result is the
+        # same for all peers of this parser, so these settings contain the result in place of the
+        # list.
+        self._request_settings = settings.for_peers(trusted=trusted)
         self._request_class = type(kind.__name__, (_Persistence, kind), {})
         self.head_limit_bytes = min(head_limit_bytes, _header_limit_bytes(settings))
 
@@ -71,7 +72,7 @@ class GunicornParser:
             return None
         unreader = Unreader(data)
         try:
-            req = self._request_class(self._for_request, unreader, peer, number)
+            req = self._request_class(self._request_settings, unreader, peer, number)
         except _CLIENT_ERRORS_ANSWERED_500 as error:
             raise MalformedRequest(str(error)) from error
         req.cfg = self.settings  # hooks may read it
@@ -89,15 +90,15 @@ class GunicornParser:
         is_chunked = isinstance(reader, ChunkedReader)
         if is_chunked:
             reader.req = None  # breaks a reference cycle that would keep the request in memory
-        rest, unreader.data = unreader.data, b""
+        unparsed, unreader.data = unreader.data, b""
         return Exchange(
             req,
             None if is_chunked else reader.length,
-            rest,
+            unparsed,
             fields,
             script_name=script_name,
             # HTTP/1.0 has no 100 Continue (RFC 9110 section 10.1.1). With uwsgi, the proxy sends
-            # it.
+            # 100 Continue.
             expects_continue=(
                 "HTTP_EXPECT" in fields and req.version >= (1, 1) and not self.settings.uses_uwsgi
             ),
@@ -110,8 +111,8 @@ class GunicornParser:
         headers, scheme = http1_headers(received)
         if len(headers) > self.head_limit_bytes:
             raise HeadersTooLarge(self.head_limit_bytes)
-        # Only a connection's request number 1 may follow a PROXY header or a preface. So a stream's
-        # request gets a higher number while it is parsed.
+        # A PROXY header or a preface may only precede a connection's request number 1. So a
+        # stream's request gets a higher number while it is parsed.
         exchange = self.parse(headers, peer, number + 1)
         if exchange is None:
             raise MalformedRequest("an HTTP/2 preface in place of a request")
@@ -162,7 +163,7 @@ class Unreader:
     def read(self, size: int | None = None, read_ahead: int | None = None) -> bytes:
         """Read `size` bytes, or all bytes if `size` is None.
 
-        :raises NeedMoreData: if fewer than `size` bytes are left, or none.
+        :raises NeedMoreData: if fewer than `size` bytes remain, or no bytes.
         """
         if size is None:
             size = len(self.data) or 1

@@ -49,8 +49,8 @@ class Settings:
             if not hasattr(type(cfg), name):
                 setattr(self, name, setting.get())
         # gunicorn replaces limits above its maximum, and limits below 1, by its maximum or default.
-        # Only for limit_request_line, 0 means "no limit". HttptoolsParser still applies gunicorn's
-        # maximum. It leaves longer request lines to gunicorn's parser.
+        # Only for limit_request_line, 0 means "no limit". HttptoolsParser applies gunicorn's
+        # maximum in this case too, and passes longer request lines to gunicorn's parser.
         line, fields = self.limit_request_line, self.limit_request_fields
         self.max_line_bytes = line if 0 < line <= MAX_REQUEST_LINE else MAX_REQUEST_LINE
         self.max_fields = fields if 0 < fields <= MAX_HEADERS else MAX_HEADERS
@@ -85,7 +85,7 @@ class Settings:
         return trusts_address(self._cfg, self.forwarded_allow_ips, peer[0])
 
     def is_proxy(self, address: str) -> bool:
-        """Return whether an IP address is a proxy's. A proxy's connections serve many clients."""
+        """Return whether an IP address is that of a proxy, whose connections serve many clients."""
         return self.proxy_protocol not in (False, "off") or self.trusts((address,))
 
 
@@ -100,7 +100,7 @@ def worker_environ(settings: Settings) -> dict[str, Any]:
 
 
 def thread_problem() -> str | None:
-    """Return why FastWorker cannot use the threads of this process, or None if it can."""
+    """Return the reason why FastWorker cannot use this process's threads, or None if it can."""
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return (
             "This Python runs without the GIL (free threading), which FastWorker does not support: "
@@ -123,8 +123,8 @@ def thread_problem() -> str | None:
 class MemoryReturn:
     """Makes glibc return freed memory to the system.
 
-    It calls :func:`~wsgifast.files.temporary.return_large_blocks`. :meth:`update` returns freed
-    memory that lies between used blocks.
+    The constructor calls :func:`~wsgifast.files.temporary.return_large_blocks`. :meth:`update`
+    returns freed memory between used blocks.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,8 @@ class MemoryReturn:
         is_written = on_disk_bytes >= self._min_disk_bytes + _TRIM_AT_DISK_BYTES
         if not (has_less or is_written or self._repeats):
             return
-        # Bytes on the disk are counted before their memory is freed. So the next call trims again.
+        # Bytes on the disk are counted before the memory that contained them is freed. So the next
+        # call trims again.
         self._repeats = is_written
         self._peak_bytes, self._min_disk_bytes = waiting_bytes, on_disk_bytes
         with contextlib.suppress(ImportError, OSError, AttributeError):  # no malloc_trim()
@@ -180,9 +181,9 @@ class _Errors:
 def early_signals(arbiter: Any) -> Callable[[], list[int]]:
     """Return a function that reads the signals that a worker received while it started.
 
-    A new worker inherits the arbiter's handlers. They put a signal into the worker's copy of the
-    arbiter's queue, and no code reads that copy. Without this function, an early SIGTERM would be
-    lost. The arbiter would then kill the worker after graceful_timeout.
+    A new worker inherits the arbiter's handlers. These handlers put a signal into the worker's copy
+    of the arbiter's queue, and no other code reads that copy. Without this function, an early
+    SIGTERM would be lost. The arbiter would then kill the worker after graceful_timeout.
 
     :param arbiter: gunicorn's arbiter, or None.
     :returns: a function that empties the queue and returns its signals.
@@ -201,7 +202,7 @@ _END_OF_HEADERS = re.compile(rb"\r?\n\r?\n")
 
 
 class ErrorPage:
-    """A socket for gunicorn's error pages. gunicorn writes each page to it in one call.
+    """Acts as the socket to which gunicorn writes an error page, in one call.
 
     :class:`ErrorPage` parses the page and sends it with corrected headers. From Python 3.14 on,
     gunicorn's page has a bare LF after its headers, because textwrap.dedent() removes the CR of the
@@ -232,9 +233,9 @@ class ErrorPage:
 
 
 class RecordingWorker:
-    """A stand-in for the worker while its handle_error() runs.
+    """Replaces the worker while its handle_error() runs.
 
-    It records the arguments of the access log. gunicorn would write the log line before the
+    It records the arguments of the access log, because gunicorn would write the log line before the
     response is sent, and without the path.
 
     :param worker: the real worker. All other attributes are read from it.
@@ -262,7 +263,8 @@ class _RecordingLog:
 
     def access(self, resp: Any, req: Any, environ: dict[str, Any], elapsed: Any) -> None:
         self._recording.status = resp.status
-        environ["wsgi.input"] = None  # wsgi.input refers to the environ: the cycle would leak
+        # Wsgi.input refers to the environ, and this reference cycle would leak memory.
+        environ["wsgi.input"] = None
         self._recording.line = resp, req, environ, elapsed
 
     def __getattr__(self, name: str) -> Any:

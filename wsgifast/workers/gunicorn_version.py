@@ -1,7 +1,7 @@
-"""Checks whether the installed gunicorn is supported and tested.
+"""Check whether the installed gunicorn is supported and tested.
 
-This module makes the error for an unsupported gunicorn. So it can be imported with any gunicorn,
-and without gunicorn.
+This module can be imported with any version of gunicorn, and without gunicorn, because it reports
+an unsupported version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SUPPORTED = (
 
 
 class UnsupportedGunicorn(WSGIFastError, RuntimeError):
-    """The installed gunicorn is too old, or does not have a name that FastWorker uses.
+    """Raised if the installed gunicorn is too old, or does not have a name that FastWorker uses.
 
     It is a RuntimeError, because gunicorn's command prints such errors without a traceback.
     """

@@ -1,8 +1,8 @@
-"""Calls gunicorn's hooks pre_request and post_request.
+"""Call gunicorn's hooks pre_request and post_request.
 
-The pre_request hook may change the request. gthread makes the environ after the hook. FastWorker's
-parser has made the environ's keys before the hook. So FastWorker compares the request's headers
-before and after the hook, and applies the changes to the environ's keys.
+The pre_request hook may change the request. gthread makes the environ after this hook. But
+FastWorker's parser has made the environ keys of the headers before the hook. So FastWorker compares
+the request's headers before and after the hook, and applies the changes to the environ's keys.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def post_request(settings: Settings, worker: Any) -> Callable[..., object] | Non
 def _apply_headers(exchange: Exchange, before: list[tuple[str, str]]) -> None:
     """Apply a hook's changes of the request's headers to the environ's keys.
 
-    The keys of unchanged headers keep their values, because CONTENT_LENGTH may differ from the
-    header: the server sets it if it has received a whole chunked body.
+    The keys of unchanged headers do not change. CONTENT_LENGTH may differ from the header, because
+    the server sets it if it has received a whole chunked body.
 
     :param before: the headers before the hook.
     """

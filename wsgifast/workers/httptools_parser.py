@@ -1,4 +1,4 @@
-"""Parses plain requests with httptools (llhttp), and all other requests with gunicorn's parser.
+"""Parse plain requests with httptools (llhttp), and all other requests with gunicorn's parser.
 
 For a short request, gunicorn's parser takes as long as all other work of the server. Most requests
 are *plain*:
@@ -8,9 +8,9 @@ are *plain*:
 - There is no body, or its length is known.
 
 All parsers agree about such a request, and llhttp is the fastest. gunicorn accepts a plain request
-with any settings. If a request is not plain, or llhttp refuses it, gunicorn's parser gets it from
-its first byte on. So each request has the same result as with gunicorn's parser. Refused requests
-get gunicorn's error responses.
+with any settings. If a request is not plain, or llhttp refuses it, gunicorn's parser parses all of
+the request. So each request has the same result as with gunicorn's parser, and refused requests get
+gunicorn's error responses.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class HttptoolsParser:
         schemes = settings.secure_scheme_headers if gunicorn.trusted else {}
         self._secure = {header_key(name): schemes[name] for name in schemes if "_" not in name}
         self._secure_keys = frozenset(self._secure)
-        # Attributes of the class, because all requests of this parser share them.
+        # These are attributes of a class, because all requests of this parser share them.
         self._request_class = type(
             PlainRequest.__name__,
             (PlainRequest,),
@@ -77,7 +77,8 @@ class HttptoolsParser:
                 "limit_request_field_size": settings.max_field_bytes,
             },
         )
-        # Readers that can be reused. A reader in use is only referenced by the thread that uses it.
+        # Readers that can be reused. A reader in use is not in this list, so no other thread uses
+        # it.
         self._readers: list[_Reader] = []
 
     def parse(self, data: bytes, peer: Any, number: int) -> Exchange | None:
@@ -103,7 +104,7 @@ class HttptoolsParser:
         scheme, scheme_headers = self._scheme_of(fields)
         line_bytes = len(method) + len(target) + len(" HTTP/1.1\r\n")
         host = fields["HTTP_HOST"]
-        # The size as HTTP/1 headers: each header has ": " and CR LF, and Host is a header too.
+        # The size of the same headers in HTTP/1: each header has ": " and CR LF, and Host is added.
         size += 4 * len(fields) + len("host") + len(host)
         if (
             scheme_headers > 1
@@ -266,7 +267,7 @@ class PlainRequest:
 
 
 class _Reader:
-    """An llhttp parser for one request at a time, and the results of its callbacks.
+    """An llhttp parser for one request at a time. Its callbacks store the target and the headers.
 
     The callbacks are methods of a list and a dict, which are faster than functions in Python.
     """

@@ -1,4 +1,4 @@
-"""A logger for all of gunicorn's workers, WSGI and ASGI, that writes one JSON object a line."""
+"""A logger for all workers of gunicorn, WSGI and ASGI. It writes one JSON object a line."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
     """
 
     FORMAT = "%(json)s"
-    # gunicorn's class for atoms escapes quotes for Apache's log format. JSON escapes them
-    # otherwise.
+    # gunicorn's class for atoms escapes quotes for Apache's log format, but JSON has other escapes.
     atoms_wrapper_class = dict
 
     def __new__(cls, cfg: Any) -> JSONLogger:
@@ -104,45 +103,46 @@ class JSONLogger(Logger):  # type: ignore[misc]
         return fields
 
     def line(self, resp: Any, req: Any, environ: dict[str, Any], seconds: float) -> str:
-        """Return the line of a request. :meth:`fields` is not called. Only `line` lists the fields.
+        """Return the line of a request.
 
-        It makes the text directly, because a dictionary of the fields would take twice the time.
+        This method makes the text directly, because a dictionary of the fields would take twice the
+        time. :meth:`fields` parses the line again.
 
         :param seconds: the duration of the request.
         """
         get = environ.get
         peer = client = get("REMOTE_ADDR")
         path, _, query = sent_text(get("RAW_URI") or "").partition("?")
-        more = f',"url.query":{quoted[query]}' if query else ""
+        fields = f',"url.query":{quoted[query]}' if query else ""
         if agent := get("HTTP_USER_AGENT"):
-            more += f',"user_agent.original":{quoted[sent_text(agent)]}'
+            fields += f',"user_agent.original":{quoted[sent_text(agent)]}'
         if referer := get("HTTP_REFERER"):
             # OpenTelemetry requires a list for any header.
-            more += f',"http.request.header.referer":[{quoted[sent_text(referer)]}]'
+            fields += f',"http.request.header.referer":[{quoted[sent_text(referer)]}]'
         if type(chunks := get(CHUNKS)) is int:
-            more += f',"{CHUNKS}":{chunks}'
+            fields += f',"{CHUNKS}":{chunks}'
         if not environ.keys().isdisjoint(_RARE_KEYS):
             if forwarded := get("HTTP_X_FORWARDED_FOR"):
                 client = self._client(peer or "", forwarded)
                 if peer and peer != client:
-                    more += f',"network.peer.address":{quoted[peer]}'
+                    fields += f',"network.peer.address":{quoted[peer]}'
             if (authorization := get("HTTP_AUTHORIZATION")) and (user := basic_user(authorization)):
-                more += f',"user.name":{quoted[user]}'
+                fields += f',"user.name":{quoted[user]}'
             if pattern := get(PATTERN):
-                more += f',"http.route":{json_value(pattern)}'
-            more += json_fields(_OTHERS, map(get, _OTHER_KEYS))
+                fields += f',"http.route":{json_value(pattern)}'
+            fields += json_fields(_OTHERS, map(get, _OTHER_KEYS))
         sent_as = get(SENT_AS)
         sent = getattr(resp, "sent", None)
         counted = sendfile_bytes, wait_us, app_us, send_us = (
             get(SENDFILE_BYTES), get(WAIT_US), get(APP_US), get(SEND_US)
         )  # fmt: skip
         if type(wait_us) is type(app_us) is type(send_us) is type(sendfile_bytes) is int:
-            more += (
+            fields += (
                 f',"{SENDFILE_BYTES}":{sendfile_bytes},"{WAIT_US}":{wait_us}'
                 f',"{APP_US}":{app_us},"{SEND_US}":{send_us}'
             )
         else:  # the environ of another server, or the app has replaced a value
-            more += json_fields(_COUNTED, counted)
+            fields += json_fields(_COUNTED, counted)
             if sent_as == "file" and sendfile_bytes is None and not sent:
                 sent = None  # gunicorn's own workers do not count bytes sent by sendfile
         usual = common_fields(
@@ -153,7 +153,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
         url = f',"url.path":{quoted[path]}' if path else ""
         size = "" if sent is None else f',"http.response.body.size":{sent}'
         return (
-            f"{access_line_start()}{address}{url}{size}{more}"
+            f"{access_line_start()}{address}{url}{size}{fields}"
             f',"wsgifast.duration_us":{round(seconds * 1e6)}{usual}}}'
         )
 
@@ -163,7 +163,7 @@ class JSONLogger(Logger):  # type: ignore[misc]
         Each proxy appends the address of its own peer to X-Forwarded-For. The address that an
         untrusted peer has appended may be false. So the client is the last untrusted address.
 
-        :param peer: the address of the connected peer. It is no IP address for a Unix socket.
+        :param peer: the address of the connected peer. For a Unix socket, it is not an IP address.
         :param forwarded: the value of X-Forwarded-For.
         """
         allowed = self.cfg.forwarded_allow_ips

@@ -1,8 +1,8 @@
-"""FastWorker's metrics of requests and of the worker.
+"""Collect FastWorker's metrics of requests and of the worker.
 
-Each request is recorded once. A thread collects the server's figures every second, and writes all
-metrics into the files that the exporter reads (wsgifast.metrics.exporter). If the app contains a
-WSGIFast middleware with its own back end, the middleware's back end gets these figures too.
+Each request is recorded once. A thread collects the values of the server every second, and writes
+all metrics into the files that the exporter reads (wsgifast.metrics.exporter). If the app contains
+a WSGIFast middleware with another back end, that back end gets the values of the server too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..metrics.collecting import (
 from ..metrics.health import SlowClient, State, resident_bytes
 from ..metrics.instrumented import FRAMEWORKS, call_noting_pattern
 from ..metrics.requests import LengthError, Recording, RequestMetrics, labels_of_parsed
-from ..metrics.setup import Wanted, check, hand_over, prepare, start_exporting, wanted_metrics
+from ..metrics.setup import Wanted, check, give_to_user, prepare, start_exporting, wanted_metrics
 from ..middleware import WSGIFast
 from ..server.application import Application, queued_seconds
 from ..server.deadlines import RequestTimedOut
@@ -54,8 +54,8 @@ _REQUEST_START = "HTTP_X_REQUEST_START"
 _CLIENT_LEFT_STATUS = 499
 # The maximum number of slow clients in a worker's state.
 _MAX_CLIENTS = 20
-# If no thread was free for this many seconds, /readyz reports the worker as not ready. A burst of
-# requests ends sooner, and most clients wait longer.
+# If no thread was free for this many seconds, /readyz reports the worker as not ready. Most bursts
+# of requests are shorter, and most clients wait longer.
 UNREADY_AFTER_S = 5.0
 # The arbiter replaces a worker that sends no heartbeat for `timeout` seconds. A worker is lost if
 # it is silent for this many timeouts. If all workers are lost, /livez fails.
@@ -92,10 +92,11 @@ def check_metrics(worker_class: Any, cfg: Any) -> None:
         directory = check(wanted, os.getpid())
     except (ConfigurationError, MissingExtra) as error:
         raise InvalidWorkerOption(str(error)) from None
-    # The arbiter can report an error of this import. It may also have more rights than its workers.
+    # The arbiter imports this module, because it can report an error of the import. It may also
+    # have more rights than its workers.
     from ..metrics import prometheus  # noqa: F401
 
-    hand_over(directory, cfg.uid, cfg.gid)
+    give_to_user(directory, cfg.uid, cfg.gid)
 
 
 class WorkerCollector:
@@ -130,7 +131,10 @@ class WorkerCollector:
         yield from gauges(self.server)
 
     def activity(self) -> object:
-        """Return a value that changes if a connection may have been served. None if one is open."""
+        """Return a value that changes when the server accepts a connection.
+
+        None while a connection is open.
+        """
         server = self.server
         if server.connections:
             return None
@@ -158,7 +162,8 @@ class ResponseRecorder:
     """Records requests after their responses have been sent.
 
     :param log: the first failure is logged there.
-    :ivar metrics: also in every environ, so that a WSGIFast in the app does not record them again.
+    :ivar metrics: the recorder. It is also in every environ, so that a WSGIFast in the app does not
+        record the request again.
     """
 
     def __init__(self, metrics: RequestMetrics, log: Any) -> None:

@@ -1,8 +1,9 @@
-"""FastWorker's options: the checks, and the values from gunicorn's configuration file.
+"""Check FastWorker's options, and read them from gunicorn's configuration file.
 
 The options are class attributes. gunicorn's configuration file may define them as variables, next
 to gunicorn's settings. gunicorn runs this file as a module, and ignores unknown names. FastWorker
-reads the variables when gunicorn loads the worker class: at the start and at each reload.
+reads the variables when gunicorn loads the worker class, which happens at the start and at each
+reload.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MIN_SIMILARITY = 0.87
 
 
 class InvalidWorkerOption(ConfigurationError, RuntimeError):
-    """An attribute of FastWorker has an unknown name, or a value that is not allowed.
+    """Raised for an attribute of FastWorker with an unknown name or a value that is not allowed.
 
     It is a RuntimeError, because gunicorn's command prints such errors without a traceback.
     """
@@ -52,7 +53,7 @@ def declare_options(base: type) -> None:
 def check_attributes(worker: Any, base: type) -> None:
     """Check the attributes of a worker class.
 
-    :param base: FastWorker. Its own attributes and those of its subclasses are checked.
+    :param base: FastWorker. Its attributes and those of its subclasses are checked.
     :raises InvalidWorkerOption: for the first wrong attribute.
     """
     for kind in worker.__mro__:
@@ -93,10 +94,12 @@ def check_settings(cfg: Any) -> None:
 
 
 def check_names(names: Mapping[str, Any]) -> None:
-    """Refuse names that resemble an option's name, because they would have no effect.
+    """Refuse names that resemble the name of an option.
 
-    Other unknown names are allowed: subclasses and configuration files may define their own. A name
-    that its own file reads is allowed too, as in ``timeout = request_timeout``.
+    Such names are probably misspelt, and would have no effect.
+
+    Other unknown names are allowed, because subclasses and configuration files may define names. A
+    name that is read in its file is allowed too, as in ``timeout = request_timeout``.
 
     :param names: names and values of a class or module.
     :raises InvalidWorkerOption: for the first misspelt name.
@@ -132,7 +135,7 @@ _last_valid: dict[str, Any] = {}
 
 
 def set_config(config: str | None) -> bool:
-    """Set which configuration to read. Return whether it is a Python module, not a file.
+    """Set which configuration to read. Return whether it is a Python module, and not a file.
 
     For a module, the caller must call :func:`configure` again: gunicorn loads the worker class
     before it knows the setting.
@@ -203,7 +206,7 @@ _SERVER_OPTIONS = [field.name for field in fields(Options) if field.name in OPTI
 
 
 def effective_value(worker: Any, name: str) -> Any:
-    """Return an option's value from the environment if it is set there, else from the worker.
+    """Return an option's value. The environment has precedence over the worker's attribute.
 
     :raises InvalidWorkerOption: if the environment variable's value is not allowed.
     """

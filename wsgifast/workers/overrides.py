@@ -1,8 +1,9 @@
-"""Finds parts of gunicorn that other code replaced, although FastWorker never calls them.
+"""Find parts of gunicorn that other code has replaced, although FastWorker never calls them.
 
-FastWorker has its own input, output and responses. A subclass may override a method of gthread to
-check or limit requests. FastWorker would not call that method, so FastWorker refuses the subclass.
-If other code replaced a part of gunicorn's modules, such as Response, FastWorker logs its name.
+FastWorker does not use gthread's input, output and responses. A subclass may override a method of
+gthread, for example to check or limit requests. FastWorker would not call that method, so
+FastWorker refuses the subclass. If other code replaced a part of gunicorn's modules, such as
+Response, FastWorker logs its name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PARTS: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (wsgi, ("Response", "create", "default_environ", "base_environ", "proxy_environ")),
     (message, ("Message", "Request")),
 )
-# Parts that were logged, in this process or in the arbiter before the fork.
+# The names of parts that were logged, in this process or in the arbiter before the fork.
 _named: set[str] = set()
 
 

@@ -1,4 +1,4 @@
-"""Replaces workers without a gap: an old worker ends after its successor is ready.
+"""Replace workers without a gap: an old worker ends after its successor is ready.
 
 Theory of operation
 -------------------
@@ -8,12 +8,12 @@ serves while the new workers import the app. If a new worker cannot import the a
 
 FastWorker turns the running arbiter into a :class:`ReplacingArbiter`. This class keeps gunicorn's
 methods, and changes when workers are started and ended. gunicorn passes the arbiter to its hook
-when_ready, which :func:`install` wraps. gunicorn calls the hook on_starting before FastWorker could
-wrap it.
+when_ready, which :func:`install` wraps. The hook on_starting also gets the arbiter, but gunicorn
+calls it before FastWorker could wrap it.
 
-With a setting ``arbiter_class`` in gunicorn, this module would not assign a class to a running
-object. It would need one changed line in ``BaseApplication.run()``, which makes the ``Arbiter``. A
-subclass would still have to replace two parts of gunicorn's arbiter:
+If gunicorn had a setting ``arbiter_class``, this module would not have to assign a class to a
+running object. gunicorn would need one changed line for it, in ``BaseApplication.run()``, which
+makes the ``Arbiter``. A subclass would still have to replace two parts of gunicorn's arbiter:
 
 - The end of ``reload()``, which starts new workers and ends the old workers.
 - The reaction of ``reap_workers()`` to a worker that cannot start.
@@ -28,24 +28,25 @@ The first byte is the *stage* of the worker:
   this stage.
 - RELEASED: a successor serves. The arbiter sets this stage and then sends SIGTERM.
 
-The second byte tells the worker to *drain*, because the whole server will stop. The arbiter sets it
-and then sends SIGTERM. The worker serves until the next SIGTERM, but its readiness probe fails.
+The second byte tells the worker to *drain*, because the whole server will stop. The arbiter sets
+this byte and then sends SIGTERM. The worker serves until the next SIGTERM, but its readiness probe
+fails.
 
 A worker is *old* if it was started before the last reload, or if it is RETIRING. For each old
 worker, the arbiter starts a spare worker, waits until the spare worker is READY, and then ends the
-oldest old worker. If a worker ends while it is BOOTING and other workers serve, the arbiter does
-not halt. The arbiter tries again after a second. After each further failure, it waits twice as
-long.
+oldest old worker. If a new worker ends while it is BOOTING, and other workers serve, the arbiter
+does not halt but starts another worker after a second. After each further failure, it waits twice
+as long.
 
 Some workers cannot run at the same time as their predecessor, because they use the same port or
 lock. So if the successor of a RETIRING worker fails, or its pre_fork hook fails, the arbiter ends
-the old worker and then starts the successor. The arbiter does this once. If the start fails again,
-the old workers were not the reason. If the successor is BROKEN, the old worker continues to serve.
-With ``end_old_worker_first``, the arbiter always ends one old worker before it starts the
+the old worker and then starts the successor. The arbiter does this once. If the successor fails
+again, the old worker was not the reason. If the successor is BROKEN, the old worker continues to
+serve. With ``end_old_worker_first``, the arbiter always ends one old worker before it starts the
 successor.
 
-A pre_fork hook may assign a number to a worker (worker_numbers.py). If the number is an old
-worker's, both would use the same files, and the old worker would delete them when it ends. So the
+A pre_fork hook may assign a number to a worker (worker_numbers.py). If an old worker has the same
+number, both would use the same files, and the old worker would delete them when it ends. So the
 arbiter ends this old worker first, and forks the successor afterwards.
 
 An old worker that a reload replaces must end within gunicorn's graceful_timeout. A RELEASED worker
@@ -77,8 +78,8 @@ RELEASED_TIMEOUTS = 10
 _MIN_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
 _HINT = "If new workers cannot start beside old ones, set end_old_worker_first = True"
-# The maximum part by which a worker's lifetime is shortened at random. So workers that started
-# together do not end together.
+# A worker's lifetime is shortened by a random share up to this. So workers that started together do
+# not end together.
 _JITTER = 0.1
 
 
@@ -111,7 +112,9 @@ class Lifecycle:
         self._shared[1] = 1
 
     def limit_reached(self, requests: int, max_requests: int) -> tuple[str, str] | None:
-        """Return the limit that the worker has reached, and a text for the log. None if it has not.
+        """Return the limit that the worker has reached, and a text for the log.
+
+        None if it has reached no limit.
 
         :param requests: the number of requests so far.
         :param max_requests: gunicorn's limit with its jitter, or a value that a hook has set.
@@ -164,7 +167,7 @@ def _install(arbiter: Any) -> None:
 
 
 def log_missing_arbiter(log: Any) -> None:
-    """Log once that the arbiter was not found, and what follows from that."""
+    """Log once that the arbiter was not found, with the consequences."""
     global _is_missing_logged
     if _is_missing_logged:
         return
@@ -178,7 +181,10 @@ def log_missing_arbiter(log: Any) -> None:
 
 
 class ReplacingArbiter(Arbiter):  # type: ignore[misc]
-    """gunicorn's arbiter with another order of starts and ends. See the theory of operation."""
+    """gunicorn's arbiter, which starts and ends workers in another order.
+
+    See the theory of operation.
+    """
 
     # The process ids of workers older than the last reload, and of workers that are ending.
     _outdated_pids: set[int]
@@ -189,9 +195,9 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
     _retry_at = 0.0
     _retry_s = 0.0
     _failed_age = 0
-    # A successor failed while an old worker served. So the next start ends the old worker first.
-    # The arbiter tries this once until a new worker is ready.
-    _ends_old_first = False
+    # Whether the next start must end an old worker first, because a successor has failed while the
+    # old worker served. The arbiter tries this once, and again only after a new worker was ready.
+    _end_old_first = False
     _has_ended_old_first = False
     # The process id of an old worker that must end before its successor starts.
     _awaited_pid = 0
@@ -210,7 +216,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             self._reads_configuration = False
         self._outdated_pids = set(self.WORKERS)
         self._retry_at = self._retry_s = 0.0
-        self._ends_old_first = self._has_ended_old_first = False
+        self._end_old_first = self._has_ended_old_first = False
         if self._unforked is not None:  # the old configuration made it
             self._unforked.tmp.close()
             self._unforked = None
@@ -307,8 +313,8 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         if self._awaited_pid in self._ending_pids:
             return False
         if self._must_end_old_first() and old and spare == 0 and not booting:
-            self._has_ended_old_first |= self._ends_old_first
-            self._ends_old_first = False
+            self._has_ended_old_first |= self._end_old_first
+            self._end_old_first = False
             self._awaited_pid = old[0].pid
             self._end(old[0], releases=False)
             return True
@@ -322,7 +328,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
 
     def _must_end_old_first(self) -> bool:
         """Return whether an old worker must end before its successor starts."""
-        return self._ends_old_first or getattr(self.worker_class, "end_old_worker_first", False)
+        return self._end_old_first or getattr(self.worker_class, "end_old_worker_first", False)
 
     def _end(self, worker: Any, *, releases: bool = True) -> None:
         self._ending_pids.add(worker.pid)
@@ -333,11 +339,11 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             self.log.info("All workers are replaced")
 
     def _may_spawn(self) -> bool:
-        """Return whether a worker may be started. It may not during the delay after a failure."""
+        """Return whether a worker may be started now. A delay follows each failure."""
         if any(worker.age > self._failed_age for worker in self._serving()):
             # A worker became ready after the failure.
             self._retry_at = self._retry_s = 0.0
-            self._ends_old_first = self._has_ended_old_first = False
+            self._end_old_first = self._has_ended_old_first = False
         return time.monotonic() >= self._retry_at or not self._serving()
 
     def _serving(self) -> list[Any]:
@@ -357,7 +363,8 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
             except HaltServer:  # a worker could not import the app, or a hook failed
                 if not self._stopping and not self._serving():
                     raise
-                # gunicorn skips this work if it halts. The worker is the last one that it reaped.
+                # The rest of gunicorn's work for the worker, which was skipped by the exception.
+                # The worker is the last one that gunicorn has reaped.
                 worker = [before[pid] for pid in before if pid not in self.WORKERS][-1]
                 worker.tmp.close()
                 self.cfg.child_exit(self, worker)
@@ -373,13 +380,13 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
                 self.log.error(_HINT)
 
     def _note_failure(self, age: int, *, may_end_old_first: bool) -> None:
-        """Set the delay before the next attempt, or let that attempt end the old worker first.
+        """Set the delay before the next attempt, or make that attempt end the old worker first.
 
         :param age: gunicorn's age of the failed worker.
         """
         self._failed_age = age
         if may_end_old_first and not (self._has_ended_old_first or self._must_end_old_first()):
-            self._ends_old_first = True
+            self._end_old_first = True
             self._retry_at = 0.0
             self.log.error("The old worker ends before the next attempt. %s", _HINT)
             return
@@ -399,7 +406,7 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
         super().stop(graceful)
 
     def _drain(self, delay_s: float) -> bool:
-        """Let the workers serve while their readiness probes fail.
+        """Make the readiness probes of the workers fail, while the workers continue to serve.
 
         The listeners stay open for this time, including those of Unix sockets.
 
@@ -422,11 +429,11 @@ class ReplacingArbiter(Arbiter):  # type: ignore[misc]
 
 
 class _ConfigurationRead(Exception):
-    """Raised to leave gunicorn's reload() after it has read the configuration."""
+    """Raised to end gunicorn's reload() after it has read the configuration."""
 
 
 class _NumberInUse(Exception):
-    """A new worker has the same number as an old worker.
+    """Raised if a new worker has the same number as an old worker.
 
     :ivar worker: the old worker.
     """

@@ -1,4 +1,4 @@
-"""The TLS context of a worker. It is renewed if its files have changed and are valid."""
+"""Make the TLS context of a worker. It is renewed if its files have changed and are valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class TLSContexts:
 
     If the files are invalid, such as a new certificate with an old key, the error is logged once
     and the last valid context is used. The arbiter makes the first context. So a worker has a
-    context even if the files are invalid at its start, or it has no permission to read the key.
+    context even if the files are invalid when it starts, or if it has no permission to read the
+    key.
 
     :param cfg: gunicorn's configuration.
     """

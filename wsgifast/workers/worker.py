@@ -1,7 +1,7 @@
 """FastWorker: a replacement of gunicorn's gthread worker, with its own input and output.
 
-gunicorn treats it as a ThreadWorker, with the same settings, hooks and logs. wsgifast.server does
-everything between the listeners and the app, and does not depend on gunicorn.
+For gunicorn, FastWorker is a ThreadWorker, with the same settings, hooks and logs. wsgifast.server
+does everything between the listeners and the app, and does not depend on gunicorn.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ from .tls import TLSContexts
 _MEMORY_DIR = "/dev/shm"
 
 
-# Exceptions of an import that mean that the app's code is wrong. Other exceptions may mean that a
-# port or a lock is in use.
+# If the import of the app raises one of these, the app's code is wrong. With other exceptions, a
+# port or a lock may be in use.
 _CODE_ERRORS = (
     AppImportError, AttributeError, ImportError, NameError, SyntaxError, TypeError,
 )  # fmt: skip
@@ -141,7 +141,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         :raises UnsupportedGunicorn: if gunicorn is too old, or does not have a name that FastWorker
             uses.
         :raises InvalidWorkerOption: for a wrong value, a misspelt name, or an overridden method
-            that FastWorker does not call. For unusable threads, TLS files or metrics.
+            that FastWorker does not call. Also if threads, TLS files or metrics cannot be used.
         """
         check_gunicorn()
         super().check_config(cfg, log)
@@ -188,8 +188,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
         self._memory_return = MemoryReturn()
         drop_http2(self.cfg)  # a reload has read the settings again
         self.lifecycle = Lifecycle(self.max_rss_bytes, self.max_lifetime_s)
-        # Only an arbiter's worker can miss its arbiter. `ppid` is the pid of the process that made
-        # it.
+        # This is only an error if an arbiter makes the worker, which is so if `ppid` is the pid of
+        # this process.
         if not self.lifecycle.has_arbiter and self.ppid == os.getpid():
             log_missing_arbiter(self.log)
         self._tls = TLSContexts(self.cfg, self.log) if self.cfg.is_ssl else None
@@ -360,7 +360,8 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     def _enter(self, stage: int) -> None:
         self.lifecycle.stage = stage
         if self.lifecycle.has_arbiter:
-            with contextlib.suppress(OSError):  # another user's arbiter: it looks every second
+            # The arbiter of another user looks for changes every second.
+            with contextlib.suppress(OSError):
                 os.kill(self.ppid, signal.SIGCHLD)  # wakes the arbiter
 
     def _stop_with_long_timeout(self) -> None:
@@ -389,7 +390,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             file_wrapper=environ["wsgi.file_wrapper"],
             settings=settings,
             log_access=access_log.write if self._logs_access() else None,
-            line_needs_thread=access_log.is_seen,
+            line_needs_thread=access_log.runs_user_code,
             pre_request=pre_request(settings, self),
             post_request=post_request(settings, self),
             answer_error=self._answer_error,
@@ -431,12 +432,12 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
     # Callbacks that the application calls.
 
     def _answer_error(self, channel: Channel, req: Any, error: Any) -> tuple[str, int]:
-        """Let gunicorn log an error and send its page. Return the page's status and size."""
+        """Make gunicorn log an error and send its error page. Return the page's status and size."""
         page = ErrorPage(channel.send_error)
         recording = RecordingWorker(self)
         type(self).handle_error(recording, req, page, channel.connection().peer, error)
         if req is None and recording.line is not None:
-            # gunicorn's parser failed within the request. Its error has the parsed part.
+            # gunicorn's parser failed within the request, and its error contains the parsed part.
             resp, req, environ, elapsed = recording.line
             environ.setdefault("PATH_INFO", decoded_path(req.path or ""))
             environ.setdefault("wsgi.url_scheme", req.scheme)

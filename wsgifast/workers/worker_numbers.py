@@ -1,4 +1,4 @@
-"""Finds the numbers that gunicorn's pre_fork hook assigns to workers.
+"""Find the numbers that gunicorn's pre_fork hook assigns to workers.
 
 Users' hooks number their workers, for example to choose a port for each worker. The search compares
 variables before and after a call of the hook. A hook may store a worker's number in:
@@ -8,8 +8,8 @@ variables before and after a call of the hook. A hook may store a worker's numbe
 - an entry of a dict or list in such a global or attribute. An entry either maps the worker or its
   age to the number, or maps the number to the worker or its age.
 
-A new attribute of the worker always counts as a number. The other variables may be flags. So their
-values count as numbers only after hooks have assigned several different values.
+A new attribute of the worker always counts as a number. A changed variable of another kind may be a
+flag. So its values count as numbers only after hooks have assigned several different values to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MISSING = object()
 
 
 class HookNumbers:
-    """The numbers of one worker, and the variables in which the hook stored them.
+    """The numbers of one worker, and the variables in which the hook has stored them.
 
     :ivar numbers: the worker's numbers, by name of the variable or attribute.
     :ivar variables: the values of the variables that hooks have changed, which may also be flags.
@@ -39,7 +39,7 @@ class HookNumbers:
         self._changes.append(change)
 
     def restore(self) -> None:
-        """Assign the variables again. Hooks for other workers may have changed them."""
+        """Assign the variables again, because hooks for other workers may have changed them."""
         for place, key, value in self._changes:
             if not isinstance(place, list) or key < len(place):
                 place[key] = value
@@ -50,7 +50,7 @@ class NumberSearch:
 
     def __init__(self) -> None:
         # All values that hooks have assigned to each variable.
-        self._seen: dict[str, set[object]] = {}
+        self._assigned_values: dict[str, set[object]] = {}
 
     def call(self, hook: Callable[[Any, Any], object], server: Any, worker: Any) -> HookNumbers:
         """Call a hook, and set the worker's attribute `hook_numbers`."""
@@ -76,7 +76,9 @@ class NumberSearch:
                 number = _number_in(worker, key, value)
                 if before[name].get(key, _MISSING) is not value and _is_number(number):
                     self._note(found, name, number, (place, key, value))
-        found.numbers = {n: v for n, v in found.variables.items() if len(self._seen[n]) > 1}
+        found.numbers = {
+            n: v for n, v in found.variables.items() if len(self._assigned_values[n]) > 1
+        }
         new = {name: value for name, value in vars(worker).items() if name not in attributes}
         found.numbers |= {name: value for name, value in new.items() if _is_number(value)}
         worker.hook_numbers = found
@@ -88,13 +90,13 @@ class NumberSearch:
         for key, value in list(place.items()):
             if place is os.environ or _is_number(value):
                 variable = f"{name}.{key}"
-                if variable in self._seen or before.get(key) != value:
+                if variable in self._assigned_values or before.get(key) != value:
                     self._note(found, variable, value, (place, key, value))
 
     def _note(
         self, found: HookNumbers, name: str, number: object, change: tuple[Any, Any, object]
     ) -> None:
-        self._seen.setdefault(name, set()).add(number)
+        self._assigned_values.setdefault(name, set()).add(number)
         found.note(name, number, change)
 
 
