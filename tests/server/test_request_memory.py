@@ -16,6 +16,7 @@ from gunicorn.http.wsgi import FileWrapper
 from tests.server.connections import CHUNKED, CLIENT_ENDS, HEAD, STREAMED, MakeStepped, end_client
 from tests.server.http2_peer import STREAM_ENDS, Begin
 from tests.workers.stepped_worker import GET, LARGE, SteppedWorker
+from wsgifast.server.http2.stream import Stream
 
 POST = HEAD + b"Content-Length: 5\r\n\r\nhello"
 POST_IN_CHUNKS = CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"
@@ -173,17 +174,24 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-def assert_nothing_is_left(app: App, stepped: SteppedWorker) -> None:
+def streams() -> list[Stream]:
+    return [each for each in gc.get_objects() if type(each) is Stream]
+
+
+def assert_nothing_is_left(
+    app: App, stepped: SteppedWorker, more: Callable[[], list[Any]] = list
+) -> None:
     # The test worker's log stores errors and environs.
     for recorded in (stepped.log.errors, stepped.log.environs, stepped.log.failures):
         recorded.clear()
     assert app.seen
     for _ in range(500):  # a disk thread may be about to end, and the test has the clock
         stepped.run()
-        if not app.alive:
+        left = app.alive or more()
+        if not left:
             return
         time.sleep(0.01)
-    pytest.fail(f"{app.alive} are left")
+    pytest.fail(f"{left} are left")
 
 
 Serve = Callable[..., "Served"]
@@ -261,7 +269,7 @@ def test_nothing_is_left_of_a_response_at_its_end(
     served = serve(response, http2, window=1000, attributes={"output_ahead_bytes": 64 * LARGE})
     served.peer.get() if http2 else served.client.run(GET)
     served.end(end)
-    assert_nothing_is_left(served.app, served.stepped)
+    assert_nothing_is_left(served.app, served.stepped, streams)
 
 
 @ENDS
@@ -274,7 +282,7 @@ def test_nothing_is_left_of_a_file_at_its_end(
     served = serve(sends_file(path), http2, window=1000, sendfile=sendfile)
     served.peer.get() if http2 else served.client.run(GET)
     served.end(end)
-    assert_nothing_is_left(served.app, served.stepped)
+    assert_nothing_is_left(served.app, served.stepped, streams)
 
 
 def test_nothing_is_left_of_app_whose_client_left(serve: Serve) -> None:
@@ -312,7 +320,7 @@ def test_nothing_is_left_of_app_whose_upload_broke(serve: Serve, http2: bool, en
         served.peer.run_unread()
     else:
         served.client.run(CHUNKED)
-    assert_nothing_is_left(served.app, served.stepped)
+    assert_nothing_is_left(served.app, served.stepped, streams)
 
 
 @STACKS
@@ -339,10 +347,14 @@ def test_nothing_is_left_of_a_request_that_is_refused(
     assert_nothing_is_left(app, served.stepped)
 
 
-def test_nothing_is_left_on_an_idle_connection(serve: Serve) -> None:
-    served = serve(small, False)
+@STACKS
+def test_nothing_is_left_on_an_idle_connection(serve: Serve, http2: bool) -> None:
+    served = serve(small, http2)
     for _ in range(3):
-        served.client.run(POST)
-    assert served.client.is_in("idle")
+        if http2:
+            served.peer.get("/", "POST", body=b"hello")
+        else:
+            served.client.run(POST)
+    assert http2 or served.client.is_in("idle")
     assert len(served.app.seen) >= 12
-    assert_nothing_is_left(served.app, served.stepped)
+    assert_nothing_is_left(served.app, served.stepped, streams)

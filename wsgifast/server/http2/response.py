@@ -284,6 +284,11 @@ class StreamOutput(OutputQueue):
             self._check()
             self._or_fail(lambda: self.stream_sender.send_interim(headers))
 
+    def close(self) -> None:
+        """Drop all output. The stream and its output then form no cycle, and are freed at once."""
+        super().close()
+        self.owner = _no_owner
+
     def lose(self, limit: int) -> int:
         """Count at most `limit` framed bytes as dropped. Return their number."""
         size = min(limit, self.stream_sender.sent)
@@ -314,6 +319,21 @@ class StreamOutput(OutputQueue):
         except OSError as error:
             self._fail(error)
             raise ClientGone(str(error)) from error
+
+
+class _NoOwner(Owner):
+    """The owner of a closed output."""
+
+    __slots__ = ()
+
+    def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
+        """Do nothing: no output is left."""
+
+    def resume_sending(self) -> None:
+        """Do nothing: the stream is over."""
+
+
+_no_owner = _NoOwner()
 
 
 def _gather(backlog: Backlog, room: int) -> bytes | memoryview:
