@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import asgifast
 from asgifast import ASGIFast
 from asgifast.messages import ASGIApp, Receive, Scope, Send
 
@@ -19,14 +20,16 @@ __all__ = ["FRAMEWORKS", "serve"]
 _FOLDER = os.environ.get("ASGIFAST_TEST_FILES", "")
 
 
-def _starlette_file_response() -> ASGIApp:
+def _file_response(*, ours: bool) -> ASGIApp:
+    from starlette import responses
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import FileResponse
     from starlette.routing import Route
 
-    async def file(request: Request) -> FileResponse:
-        return FileResponse(_FOLDER + request.url.path)
+    kind = asgifast.FileResponse if ours else responses.FileResponse
+
+    async def file(request: Request) -> responses.FileResponse:
+        return kind(_FOLDER + request.url.path)
 
     return Starlette(routes=[Route("/{path:path}", file)])
 
@@ -91,7 +94,8 @@ def __getattr__(name: str) -> Any:
 
 # name -> the function that makes the app, and whether it supports ranges
 FRAMEWORKS: dict[str, tuple[Callable[[], ASGIApp], bool]] = {
-    "starlette-file-response": (_starlette_file_response, True),
+    "starlette-file-response": (functools.partial(_file_response, ours=False), True),
+    "asgifast-file-response": (functools.partial(_file_response, ours=True), True),
     "starlette-static-files": (_starlette_static_files, True),
     "servestatic": (_servestatic, True),
     "django-whitenoise": (functools.partial(_below, "/static", _django), True),

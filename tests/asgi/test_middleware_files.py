@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgifast import ASGIFast, FileResponse, StaticFiles
+from asgifast import ASGIFast
 from asgifast.file_blocks import read_block
 from asgifast.messages import (
     FILE_EXTENSIONS,
@@ -78,15 +78,6 @@ def test_upload_stays_out_of_memory_during_a_file(tmp_path: Path, size: int) -> 
             assert (await receive())["body"] == b"%d" % number * size, "nothing is lost"
 
     asyncio.run(ASGIFast(app)(scope_of(), receive, send))
-
-
-@pytest.mark.parametrize("size", [10, 300_000])
-def test_range_answered_by_response_is_passed_on(tmp_path: Path, size: int) -> None:
-    data = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
-    (tmp_path / "f").write_bytes(data)
-    for app in (FileResponse(tmp_path / "f"), StaticFiles(directory=tmp_path)):
-        response = call(ASGIFast(app), scope_of("/f", range="bytes=2-4"))
-        assert (response.status, response.body) == (206, data[2:5])
 
 
 def test_range_answered_by_stream_is_passed_on(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 from asgifast import FileResponse
 from asgifast import responses as responses_module
 from starlette import responses
-from starlette.background import BackgroundTask
 
 from wsgifast.files import Plan
 
@@ -37,41 +36,14 @@ def test_signature_is_starlettes() -> None:
     assert issubclass(FileResponse, responses.FileResponse)
 
 
-def test_file_response_answers_get_head_and_range(path: Path) -> None:
-    whole = call(FileResponse(path, headers={"X-App": "1"}), scope_of())
-    headers = dict(whole.headers)
-    assert (whole.status, whole.body) == (200, DATA)
-    assert headers["content-length"] == str(len(DATA))
-    assert headers["content-type"] == "text/plain; charset=utf-8"
-    assert headers["x-app"] == "1"
-    assert len(headers) == len(whole.headers), "no header twice"
-    start_message = call(FileResponse(path), scope_of(method="HEAD"))
-    assert (start_message.status, start_message.body) == (200, b"")
-    part = call(FileResponse(path), scope_of(range="bytes=5-8"))
-    assert (part.status, part.body) == (206, DATA[5:9])
-    parts = call(FileResponse(path), scope_of(range="bytes=0-1,9000-"))
-    assert parts.status == 206
-    assert DATA[9000:] in parts.body
-    assert call(FileResponse(path), scope_of(range="bytes=99999-")).status == 416
-    unchanged = call(FileResponse(path), scope_of(if_none_match=headers["etag"]))
-    assert (unchanged.status, unchanged.body) == (304, b"")
-
-
 def test_file_response_keeps_filename_and_given_etag(path: Path) -> None:
     response = FileResponse(path, filename="grüße.txt", headers={"ETag": '"mine"'})
-    headers = dict(call(response, scope_of()).headers)
+    found = call(response, scope_of()).headers
+    headers = dict(found)
+    assert len(headers) == len(found), "no header twice"
+    assert headers["content-type"] == "text/plain; charset=utf-8"
     assert headers["content-disposition"] == "attachment; filename*=utf-8''gr%C3%BC%C3%9Fe.txt"
     assert headers["etag"] == '"mine"'
-
-
-def test_background_task_runs_behind_the_file(path: Path) -> None:
-    done: list[str] = []
-
-    async def note() -> None:
-        done.append("done")
-
-    call(FileResponse(path, background=BackgroundTask(note)), scope_of())
-    assert done == ["done"]
 
 
 def test_post_and_404_are_answered_as_by_starlette(path: Path) -> None:
