@@ -138,16 +138,6 @@ def test_early_hints_and_trailers_are_sent(begin: Begin) -> None:
         )
 
 
-def test_list_of_anything_but_bytes_is_a_clear_500(begin: Begin) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Any:
-        start_response("200 OK", [])
-        return [None]
-
-    peer = begin(app)
-    assert peer.get("/").status == 500
-    assert "a NoneType in it: yield bytes, or wrap" in str(peer.stepped.log.errors[0])
-
-
 def test_stream_has_no_101_socket_or_connection_fields(begin: Begin) -> None:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/101":

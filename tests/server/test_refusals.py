@@ -248,20 +248,6 @@ def test_disk_error_is_not_logged_as_the_clients(
     assert re.search(line, said)
 
 
-def raising_stop_iteration(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-    raise StopIteration
-
-
-@pytest.mark.parametrize("http2", [False, True])
-def test_stop_iteration_of_an_app_is_an_error(make_stepped: MakeStepped, http2: bool) -> None:
-    stepped = make_stepped(raising_stop_iteration, **HTTP2)
-    if http2:
-        assert Peer(stepped).get("/").status == 500
-    else:
-        assert status_of(stepped, GET) == 500
-    assert [type(error) for error in stepped.log.errors] == [StopIteration]
-
-
 def failing(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     raise ValueError("the app fails")
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.server.connections import responses
+from tests.server.http2_peer import Begin
 from tests.server.responses import Ask, segmented
 from tests.support.wsgi import exc_info
 from wsgifast.server.response import HeaderLines
@@ -71,6 +72,10 @@ class Again:
         return iter(self._blocks)
 
 
+def _stops(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    raise StopIteration
+
+
 # The mistake of each app, and the text of its error.
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "a number for a status": (responses((), status=200), "status is 200; give a str such as"),
@@ -104,6 +109,7 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
     "no start_response, an iterator": (lambda environ, start_response: iter([b"a"]), UNSTARTED),
     "no start_response, an empty block": (lambda environ, start_response: iter([b""]), UNSTARTED),
     "no start_response, segments": (lambda environ, start_response: segmented([b"a"]), UNSTARTED),
+    "StopIteration": (_stops, ""),
     "start_response twice": (
         lambda environ, start_response: [b"" for _ in range(2) if start_response("200 OK", [])],
         "start_response twice without exc_info",
@@ -118,13 +124,20 @@ WRONG: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_violation_of_pep_3333_is_a_500(ask: Ask, name: str) -> None:
+@pytest.mark.parametrize("http2", [False, True])
+def test_violation_of_pep_3333_is_a_500(ask: Ask, begin: Begin, name: str, http2: bool) -> None:
     app, says = WRONG[name]
-    received = ask(app)
-    assert received.failed, received.raw
-    assert b"\r\nX: 1" not in received.raw
-    assert received.stepped.log.says("Error handling request GET /")
-    assert says in str(received.stepped.log.errors[0])
+    if http2:
+        peer = begin(app)
+        assert peer.get("/").status == 500
+        log = peer.stepped.log
+    else:
+        received = ask(app)
+        assert received.failed, received.raw
+        assert b"\r\nX: 1" not in received.raw
+        log = received.stepped.log
+    assert log.says("Error handling request GET /")
+    assert says in str(log.errors[0])
 
 
 def test_refused_value_is_not_logged(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
