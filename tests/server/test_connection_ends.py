@@ -23,18 +23,6 @@ from wsgifast.workers.worker import FastWorker
 TOO_LARGE = KNOWN.replace(b"10", b"9" * 11)
 
 
-def test_refusal_arrives_while_client_sends_on(stepped: SteppedWorker) -> None:
-    """A socket that is closed with unread bytes resets its connection, and sent bytes are lost."""
-    client = stepped.begin(NONSENSE + bytes(10_000))
-    client.run(bytes(10_000))
-    assert client.is_in(LINGERING)
-    assert client.read_response().status == 400
-    assert client.read_to_end() == b""
-    client.close()
-    stepped.run()
-    assert client.is_in(CLOSED)
-
-
 def test_client_that_sends_on_lingers_for_so_long(stepped: SteppedWorker) -> None:
     client = stepped.begin(TOO_LARGE)
     began = stepped.clock.now

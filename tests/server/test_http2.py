@@ -182,24 +182,6 @@ def test_error_of_app_is_hidden_from_client(begin: Begin) -> None:
     assert not peer.streams
 
 
-def test_error_in_response_to_head_has_no_body(begin: Begin) -> None:
-    """Responses to HEAD have no body (RFC 9110, section 9.3.2).
-
-    Clients that receive one end the connection.
-    """
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        raise ValueError("a secret")
-
-    peer = begin(app)
-    for status, headers in ((500, []), (431, [("x", "a" * 9000)])):
-        response = peer.get(method="HEAD", headers=headers)
-        assert (response.status, response.body, response.ended) == (status, b"", True)
-        assert int(response.headers["content-length"]) > 0
-    assert not peer.goaways
-    assert b"Internal Server Error" in peer.get().body
-
-
 def test_short_body_resets_its_stream(begin: Begin) -> None:
     for body in ([b"abc"], iter([b"abc"])):
         response = begin(responses(body, ("Content-Length", "4"))).get()

@@ -126,30 +126,17 @@ def test_host_missing_or_malformed_is_400(
 ) -> None:
     """RFC 9112, section 3.2"""
     stepped = make_stepped(hello, keepalive=5)
-    assert status_of(stepped, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == status
+    for _ in range(2):  # also behind a good request
+        assert status_of(stepped, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == status
+        assert status_of(stepped, GET) == 200
     if status == 400:
-        (line,) = stepped.log.lines[-1:]
-        assert line.startswith("Invalid request from ")
+        said = [line.startswith("Invalid request from ") for line in stepped.log.lines]
+        assert said.count(True) == 2
         assert not stepped.log.errors
     if host.count(b"Host") < 2:  # this rule is gunicorn's own
         lax = make_stepped(hello, keepalive=5, attributes={"check_host": False})
         assert status_of(lax, b"GET / HTTP/1.1\r\n" + host + b"\r\n") == 200
     assert status_of(stepped, b"GET / HTTP/1.0\r\n\r\n") == 200
-
-
-def test_error_to_head_has_no_body(make_stepped: MakeStepped) -> None:
-    """Responses to HEAD have no body, from the app or from the server (RFC 9110, section 9.3.2)."""
-
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        raise ValueError("a secret")
-
-    stepped = make_stepped(app, attributes={"body_limit_bytes": 5})
-    for status, fields in ((500, b""), (413, b"Content-Length: 6\r\n")):
-        client = stepped.begin(b"HEAD / HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n")
-        headers = client.read_response("HEAD")
-        assert headers.status == status
-        assert int(headers.header("Content-Length") or 0) > 0
-        assert client.read_to_end() == b""
 
 
 @pytest.mark.parametrize(
@@ -189,31 +176,6 @@ def test_close_of_client_ends_connection(
     assert client.read_response().keep_alive is stays
     if not stays:
         assert client.read_to_end() == b""
-
-
-def test_body_without_room_on_disk_is_503(make_stepped: MakeStepped) -> None:
-    attributes = {"body_memory_bytes": 10, "bodies_on_disk_bytes": 150}
-    stepped = make_stepped(echo, attributes=attributes, keepalive=5)
-    headers = HEAD + b"Content-Length: 100\r\n\r\n"
-    first = stepped.begin(headers + bytes(90))
-    assert status_of(stepped, headers + bytes(100)) == 503
-    first.run(bytes(10))
-    assert first.read_response().body == bytes(100)
-    assert status_of(stepped, headers + bytes(100)) == 200  # the room has been released
-
-
-def test_host_is_checked_for_each_request(make_stepped: MakeStepped) -> None:
-    stepped = make_stepped(hello)
-    for headers, status in (
-        (b"GET / HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.0\r\n\r\n", 200),
-        (b"GET / HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
-    ):
-        assert status_of(stepped, GET) == 200
-        assert status_of(stepped, headers) == status, headers
 
 
 @pytest.mark.parametrize(
@@ -273,8 +235,6 @@ def test_error_response_is_the_same_over_http2(
     method: str,
 ) -> None:
     """The response has a Date (RFC 9110, section 6.6.1), and no body for HEAD (section 9.3.2)."""
-    if method == "HEAD" and body:
-        pytest.skip("HEAD has no body")
     stepped = make_stepped(app, attributes=attributes, keepalive=5, **HTTP2)
     lines = "".join(f"{name}: {value}\r\n" for name, value in [("host", "a"), *fields])
     client = stepped.begin(f"{method} / HTTP/1.1\r\n{lines}\r\n".encode() + body)
@@ -283,10 +243,14 @@ def test_error_response_is_the_same_over_http2(
     first, *rest = start.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
     assert headers.pop("connection") == "close"
-    response = Peer(stepped).get("/", method, headers=fields, body=body or None)
+    peer = Peer(stepped)
+    response = peer.get("/", method, headers=fields, body=body or None)
     assert (first.split()[1], response.status) == (str(status), status)
     found = {name: value for name, value in response.headers.items() if name[0] != ":"}
     assert headers.pop("date")[:16] == found.pop("date")[:16]  # the second may have changed
     assert found == headers
     assert response.body == page
     assert bool(page) is (method != "HEAD")
+    assert int(headers["content-length"]) > 0
+    assert response.ended
+    assert not peer.goaways

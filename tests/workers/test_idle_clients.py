@@ -72,16 +72,6 @@ def receiver(**attributes: Any) -> tuple[Any, Any]:
     return found, found._memory
 
 
-def test_long_headers_without_room_get_503() -> None:
-    found, memory = receiver(input_memory_bytes=10_000)
-    assert found.feed(GET + FIELDS[:9000]) is MORE
-    with pytest.raises(RequestError) as raised:
-        found.feed(FIELDS[9000:20_000])
-    assert raised.value.status == 503
-    found.close()
-    assert memory.used_bytes == 0
-
-
 def test_short_headers_need_no_room() -> None:
     found, memory = receiver(input_memory_bytes=0)
     assert found.feed(GET) is MORE
