@@ -77,6 +77,8 @@ class RequestLine:
     A RequestLine replaces the access logger of uvicorn's cycle for one request. uvicorn calls
     :meth:`info` when the response starts, and asgifast calls :meth:`end`. The second of these calls
     writes the line.
+
+    :ivar is_cut_off: whether the server has ended the response too early.
     """
 
     __slots__ = (
@@ -89,6 +91,7 @@ class RequestLine:
         "_peer",
         "_request",
         "_result",
+        "is_cut_off",
     )  # fmt: skip
 
     def __init__(self, cycle: Any, scope: Scope) -> None:
@@ -98,6 +101,7 @@ class RequestLine:
         self._headers = scope["headers"]  # the app may replace scope["headers"]
         self._args: tuple[Any, ...] | None = None
         self._result: tuple[Any, ...] | None = None
+        self.is_cut_off = False
 
     def info(self, _message: str, *args: Any) -> None:
         """Note uvicorn's arguments when the response starts."""
@@ -146,7 +150,7 @@ class RequestLine:
         :param size: the number of body bytes that the app has sent.
         :param seconds: the duration of the request.
         :param is_complete: whether the app has sent the end of its response.
-        :param file_is_cut: whether the last bytes of a file could not be sent.
+        :param file_is_cut: whether the last bytes of a file were not sent.
         """
         cycle = self._cycle
         cycle.access_logger = self._logger  # an error response of uvicorn still uses this object
@@ -156,7 +160,9 @@ class RequestLine:
             cycle.access_logger = self
             outcome, sent = SENT, None
         elif file_is_cut:
-            outcome = CLIENT_LEFT
+            outcome = CUT_OFF if self.is_cut_off else CLIENT_LEFT
+        elif self.is_cut_off:
+            outcome, sent = CUT_OFF, None
         elif cycle.disconnected and not cycle.response_complete:
             outcome, sent = CLIENT_LEFT, None  # uvicorn ignores messages to such a client
         elif is_complete:
@@ -205,6 +211,13 @@ def begin_line(scope: Scope, send: Send) -> RequestLine | None:
         return None
     line = cycle.access_logger = RequestLine(cycle, scope)
     return line
+
+
+def note_cut_off(cycle: Any) -> None:
+    """Note in the line of a request that the server ends the response too early."""
+    line = cycle.access_logger
+    if type(line) is RequestLine and not cycle.disconnected:
+        line.is_cut_off = True
 
 
 def _quoted_header(value: bytes) -> str:

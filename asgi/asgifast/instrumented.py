@@ -51,8 +51,9 @@ def note_sent_as(scope: Scope, sent_as: str) -> None:
 
 
 class Instrumented:
-    """Wraps an ASGI app. Records a request when the app has returned and its file has been sent.
+    """Wraps an ASGI app. Records a request when its response has ended.
 
+    A response ends when the last message is sent. Background tasks of the app may then still run.
     asgifast's protocols may send a file after the app has returned, and report when it is sent.
 
     :param recorder: records the requests. The first error that it raises is logged.
@@ -122,7 +123,7 @@ class Instrumented:
         request.size = request.chunks = 0
         request.sent_as = ""
         request.is_complete = request.client_left = request.file_is_cut = False
-        request.is_sent_later = request.is_returned = False
+        request.is_sent_later = request.is_sent = request.has_ended = False
         try:
             # Returned because servers report apps that return another value than None.
             return await self._app(inner, request.receive, request.send)
@@ -136,7 +137,7 @@ class Instrumented:
         finally:
             if self._is_server:
                 scope.pop(INSTRUMENTED, None)  # it refers to the scope
-            request.app_returned(scope)
+            request.app_returned()
 
 
 class Request:
@@ -146,7 +147,9 @@ class Request:
     :ivar status: the status of the response, or 500 until it starts.
     :ivar is_sent_later: whether bytes of a file are sent after send() returns. asgifast's protocols
         set this, and call :meth:`file_ended` later.
-    :ivar is_returned: whether the app has returned.
+    :ivar is_sent: whether the server has accepted the last message.
+    :ivar has_ended: whether no further message can be sent: the last message is sent, or the app
+        has returned.
     :ivar client_left: whether the client left before the response was complete.
     :ivar sent_as: how the body is sent. ASGIFast sets this if the messages do not show it.
     """
@@ -158,9 +161,10 @@ class Request:
         "chunks",
         "client_left",
         "file_is_cut",
+        "has_ended",
         "headers",
         "is_complete",
-        "is_returned",
+        "is_sent",
         "is_sent_later",
         "labels",
         "line",
@@ -193,7 +197,8 @@ class Request:
     sent_as: str
     is_complete: bool
     is_sent_later: bool
-    is_returned: bool
+    is_sent: bool
+    has_ended: bool
     client_left: bool
     file_is_cut: bool
 
@@ -204,7 +209,7 @@ class Request:
         return message
 
     def send(self, message: Message) -> Awaitable[None]:
-        """Send a message. This is not a coroutine function, which saves one coroutine."""
+        """Send a message. This is not a coroutine function, which saves coroutines."""
         kind = message["type"]
         if kind == "http.response.body":
             self.chunks += 1
@@ -214,6 +219,8 @@ class Request:
             if not self.sent_as:
                 self.sent_as = "as-is" if is_last else "stream"
             self.is_complete = is_last
+            if is_last:
+                return self._send_last(message)
         elif kind == "http.response.start":
             self.status = message["status"]
             if "headers" in message:
@@ -224,25 +231,44 @@ class Request:
             wire: Any = getattr(getattr(self.server_send, "__self__", None), "wire", None)
             if kind == PATHSEND and hasattr(wire, "recording"):
                 wire.recording = self  # asgifast's protocols send files after the app has returned
+            if self.is_complete:
+                return self._send_last(message)
         return self.server_send(message)
 
-    def app_returned(self, scope: Scope) -> None:
-        """Record the request when the app has returned, unless a file is still being sent."""
-        self.is_returned = True
-        inner = self.app_scope
-        self.pattern = None
-        if PATTERN in inner or "route" in inner:
-            self.pattern = asgi_pattern(inner, self.root_path)  # a Mount changes root_path
+    async def _send_last(self, message: Message) -> None:
+        try:
+            await self.server_send(message)
+        except Exception:
+            # The server refuses the message, for instance because of a wrong Content-Length.
+            if self.line is not None:
+                self.line.is_cut_off = True
+            raise
+        self.is_sent = True
+        self._end_messages()
+
+    def app_returned(self) -> None:
+        """Record the request, if its response has not ended before. Release objects."""
+        self._end_messages()
         del self.app_scope  # it refers to this object
+        if self.is_sent_later:
+            # While the file is sent, release objects that are no longer needed.
+            declared = declared_length(self.headers)
+            self.headers = () if declared is None else [(b"content-length", b"%d" % declared)]
+            del self.server_receive, self.server_send
+
+    def _end_messages(self) -> None:
+        """Record the request, unless it is recorded or a file is still being sent."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        scope = self.app_scope
+        self.pattern = None
+        if PATTERN in scope or "route" in scope:
+            self.pattern = asgi_pattern(scope, self.root_path)  # a Mount changes root_path
         if self.line is not None:
             self.line.note_request(scope, self.pattern)
         if not self.is_sent_later:
             self._end()
-            return
-        # While the file is sent, release objects that are no longer needed.
-        declared = declared_length(self.headers)
-        self.headers = () if declared is None else [(b"content-length", b"%d" % declared)]
-        del self.server_receive, self.server_send
 
     def file_ended(self, unsent: int | None) -> None:
         """Note the end of a file, and the number of unsent bytes, or None if all are unsent."""
@@ -251,7 +277,7 @@ class Request:
             self.is_complete = False
             self.size = 0 if unsent is None else max(0, self.size - unsent)
         self.is_sent_later = False
-        if self.is_returned:
+        if self.has_ended:
             self._end()
 
     def _end(self) -> None:
@@ -273,7 +299,7 @@ class Request:
                 self.chunks,
                 self.sent_as,
                 now - self.began,
-                is_complete=self.is_complete,
+                is_complete=self.is_sent,
                 file_is_cut=self.file_is_cut,
             )
         self.recording.end(

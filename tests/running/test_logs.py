@@ -208,11 +208,14 @@ def test_refusal_is_one_line_of_json(
 
 
 ROUTED = """\
+import asyncio
 import logging
+import os
 from contextvars import ContextVar
 
 from asgifast import ASGIFast
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.responses import FileResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 
@@ -239,9 +242,39 @@ def fails(request):
     raise ValueError("the\\nreason")
 
 
+async def stalls(request):
+    async def parts():
+        yield b"a" * 1000
+        await asyncio.sleep(60)
+    return StreamingResponse(parts())
+
+
+def shrunk(request):
+    return FileResponse("large", headers={"content-length": "4000000"})
+
+
+def sized(length):
+    def respond(request):
+        response = PlainTextResponse("abc")
+        response.headers["content-length"] = length
+        return response
+    return respond
+
+
+async def background(request):
+    async def wait():
+        while not os.path.exists("released"):
+            await asyncio.sleep(0.01)
+    return PlainTextResponse("ok", background=BackgroundTask(wait))
+
+
 routes = [Route("/item/{name}", item), Route("/file", file), Route("/cut", cut)]
-app = Starlette(routes=[Mount("/shop", routes=[*routes, Route("/fails", fails)])])
+routes += [Route("/fails", fails), Route("/stalls", stalls), Route("/shrunk", shrunk)]
+routes += [Route("/short", sized("9")), Route("/long", sized("1"))]
+routes += [Route("/background", background)]
+app = Starlette(routes=[Mount("/shop", routes=routes)])
 """
+CUT_OFF = {"wsgifast.outcome": "cut off", "http.response.status_code": 200}
 SENT = {"url.scheme": "https", "wsgifast.outcome": "sent", "http.response.status_code": 200}
 ADDRESSES = {"client.address": "192.0.2.7", "network.peer.address": "127.0.0.1"}
 LINES: dict[str, dict[str, object]] = {
@@ -257,6 +290,12 @@ LINES: dict[str, dict[str, object]] = {
     },
     "/shop/cut": {**SENT, "http.response.body.size": 1000, "wsgifast.outcome": "cut off"},
     "/shop/fails": {**SENT, "http.response.body.size": 21, "http.response.status_code": 500},
+    "/shop/short": CUT_OFF,
+    "/shop/long": CUT_OFF,
+    "/shop/shrunk": {**CUT_OFF, "http.response.body.size": 3_000_000},
+    "/shop/stalls": CUT_OFF,
+    # The line does not wait for the background task.
+    "/shop/background": {**SENT, "http.response.body.size": 2},
 }  # fmt: skip
 HEADERS = {
     "User-Agent": "mine", "Referer": "http://r/", "X-Forwarded-For": "192.0.2.7",
@@ -288,17 +327,19 @@ def test_asgi_line_has_the_fields_of_wsgi(
     if protocol == "AutoZttpProtocol":
         pytest.importorskip("uvicorn.protocols.http.auto_zttp_impl")
     (tmp_path / "large").write_bytes(b"x" * 3_000_000)
-    options = "--", f"--http=asgifast.uvicorn:{protocol}", f"--loop={loop}"
+    timeout = "--request-timeout-s=3"
+    options = timeout, "--", f"--http=asgifast.uvicorn:{protocol}", f"--loop={loop}"
     with serve(tmp_path, ROUTED, f"--workers={workers}", *options) as server:
         for target in LINES:
-            with suppress(EOFError):  # one response is cut off
+            with suppress(EOFError, ConnectionError):  # some responses are cut off
                 server.get(target, headers=HEADERS.items())
             server.wait_for_log(f'"url.path":"{target.partition("?")[0]}"')
+        (tmp_path / "released").touch()
         found = [json.loads(line) for line in server.log().splitlines()]
     logged = [line for line in found if "url.path" in line]
     assert len(logged) == len(LINES)
     for line, expected in zip(logged, LINES.values(), strict=True):
-        assert {name: line.get(name) for name in expected} == expected
+        assert {name: line.get(name) for name in expected} == expected, json.dumps(line)
         assert 0 < line["wsgifast.duration_us"] < 60_000_000
 
 

@@ -12,6 +12,7 @@ from wsgifast.http.framing import chunk, chunk_size_line
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import read_cached
 
+from ..access_line import note_cut_off
 from ..loops import BackgroundTask, wait_until_done
 from ..messages import (
     COALESCED_BYTES,
@@ -291,11 +292,15 @@ class QueueWire(Wire):
         await self.cycle.send(response_body(data))
         self.cycle.transport.flush()
 
-    def cut_off(self) -> None:
+    def cut_off(self, error: BaseException | None = None) -> None:
         """Close the connection, and have uvicorn ignore later messages of the app.
 
         Otherwise, later bytes would look to the client like the missing bytes of the body.
+
+        :param error: the reason. A ConnectionError means that the client has disconnected.
         """
+        if not isinstance(error, ConnectionError):
+            note_cut_off(self.cycle)
         self.cycle.transport.close()
         self.cycle.disconnected = True
 
@@ -386,10 +391,10 @@ class FileBody:
                     await self._wire.finish()
             elif self._recording is not None:
                 self._recording.is_sent_later = True
-        except ConnectionError:
-            self._wire.cut_off()  # uvicorn ignores later messages, too
-        except OSError:
-            self._wire.cut_off()
+        except ConnectionError as error:
+            self._wire.cut_off(error)  # uvicorn ignores later messages, too
+        except OSError as error:
+            self._wire.cut_off(error)
             raise
         finally:
             if self.body_sent is None:
@@ -450,12 +455,12 @@ class FileBody:
                     return
             except Exception as failure:  # noqa: BLE001 - raised where `body_sent` is awaited
                 error = failure
+        if error is not None:
+            self._wire.cut_off(error)
+            is_whole = False
         self._close_file()
         body_sent = self.body_sent
         assert body_sent is not None
-        if error is not None:
-            self._wire.cut_off()
-            is_whole = False
         if body_sent.done():  # cancelled
             return
         if error is not None and not isinstance(error, ConnectionError):

@@ -15,7 +15,7 @@ from wsgifast.checks import needs
 from wsgifast.errors import BodyTooLarge, HeadersTooLarge, RequestError, WSGIFastError
 from wsgifast.hosts import UVICORN
 
-from ..access_line import AccessLogger
+from ..access_line import AccessLogger, note_cut_off
 from ..counters import counters
 from ..exchange import Exchange
 from ..messages import COALESCING, EARLY_HINT, PATHSEND_ADVICE, Receive, Scope, Send
@@ -261,6 +261,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
                 logger.warning(
                     "The response for %r was cut off, because the server shuts down", path
                 )
+                note_cut_off(cycle)
                 cycle.disconnected = True
                 cycle.transport.close()
         return result
@@ -281,6 +282,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
     def _end_request(self, cycle: Any) -> None:
         """Close the connection of a refused request. Later messages of the app are ignored."""
         if not cycle.response_complete:
+            note_cut_off(cycle)
             self.transport.close()
         cycle.disconnected = True
         cycle.message_event.set()
@@ -381,6 +383,7 @@ class FileSending(ServerOptions, asyncio.Protocol):
             self.pipeline[0] = cycle, _bad_request  # called after the earlier requests
         elif cycle.more_body:
             if cycle.response_started:
+                note_cut_off(cycle)
                 self.transport.close()  # too late for a 400: cut off the response
             else:
                 super().send_400_response(msg)  # type: ignore[misc]

@@ -21,6 +21,7 @@ from wsgifast.checks import needs
 from wsgifast.errors import RequestError
 from wsgifast.server_options import SHARED
 
+from ..access_line import note_cut_off
 from ..counters import counters
 from ..messages import Receive, Scope, Send
 from ..protocols.receiving import Upload, count_connection, uncount_connection
@@ -113,6 +114,7 @@ class ZttpH2Protocol(FileSending, zttp_h2_impl.ZttpH2Protocol):
             cycle.stream.reset(zttp.H2ErrorCode.NO_ERROR)
             cycle.transport.write(cycle.conn.data_to_send())
         elif not cycle.response_complete:
+            note_cut_off(cycle)
             cycle.abort_stream()
         cycle.disconnected = True
         cycle.message_event.set()

@@ -19,6 +19,7 @@ from wsgifast.http.framing import has_body
 from wsgifast.sockets import FileSegment
 from wsgifast.sockets.sending import BLOCK_BYTES
 
+from ..access_line import note_cut_off
 from ..file_blocks import send_segment
 from ..messages import Message, copied_start, declared_length, response_body
 from ..protocols.large_bodies import memory, write_to_file
@@ -131,9 +132,9 @@ class _WindowedBody(FileBody):
             await self._wire.finish()
 
     def _on_read(self, task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._wire.cut_off(error)
         self._close_file()
-        if not task.cancelled() and task.exception() is not None:
-            self._wire.cut_off()
 
     async def _send_block(self, message: Message) -> None:
         await self._wire.cycle.send(message)
@@ -219,8 +220,10 @@ class ZttpH2Wire(QueueWire):
             pending_bytes > (0 if self._is_sending else _QUEUED_BYTES) or super().waits_for_client()
         )
 
-    def cut_off(self) -> None:
+    def cut_off(self, error: BaseException | None = None) -> None:
         """Reset the stream. Other streams of the connection continue."""
+        if not isinstance(error, ConnectionError):
+            note_cut_off(self.cycle)
         self.cycle.abort_stream()
 
     def has_no_body(self) -> bool:
