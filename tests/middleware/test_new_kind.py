@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.conftest import wsgi_server
 from tests.support import shapes
 from tests.support.decoders import decoded
+from tests.support.notes import Notes
 from tests.support.servers import LiveServer
 from tests.support.wsgi import Server, new_environ
 from tests.workers.serving import fast_worker
@@ -18,6 +20,7 @@ from wsgifast import Compression, WSGIFast, middleware
 from wsgifast.bodies.body import Body
 from wsgifast.bodies.classify import classify
 from wsgifast.bodies.start_response import AppResponse, Respond
+from wsgifast.metrics import Answered
 
 # The two ways of sending differ, so that a client sees which one the server has used.
 ITERATED = b"".join(b"row %d\n" % number for number in range(1000))
@@ -68,15 +71,24 @@ def _add_header(response: AppResponse) -> None:
     response.headers.append(("X-Sent-As", response.environ["wsgifast.sent_as"]))
 
 
+class Printer(Notes):
+    """A recorder that also prints the kind and the size of each body."""
+
+    def record(self, request: Answered) -> None:
+        super().record(request)
+        print(f"recorded {request.sent_as}, {request.size} bytes", file=sys.stderr, flush=True)
+
+
 @functools.cache
-def fast_app(*, compress: bool) -> WSGIFast:
+def fast_app(*, compress: bool, records: bool = False) -> WSGIFast:
     """Return the app in a WSGIFast that knows the kind. Only the process of a server calls this."""
 
     def classify_table(body: Any, wrapper: object = None) -> Body:
         return Rows(body, body) if isinstance(body, Table) else classify(body, wrapper)
 
     setattr(middleware, "classify", classify_table)  # noqa: B010 - mypy would reject an assignment
-    wrapped = WSGIFast(app, compress=Compression(codings=["gzip"]) if compress else False)
+    compression = Compression(codings=["gzip"]) if compress else False
+    wrapped = WSGIFast(app, compress=compression, metrics=Printer() if records else None)
     wrapped._respond = add_sent_as(wrapped._respond)
     return wrapped
 
@@ -89,7 +101,11 @@ def compressed(environ: dict[str, Any], start_response: Any) -> Any:
     return fast_app(compress=True)(environ, start_response)
 
 
-@pytest.fixture(scope="module", params=["uncompressed", "compressed"])
+def recorded(environ: dict[str, Any], start_response: Any) -> Any:
+    return fast_app(compress=True, records=True)(environ, start_response)
+
+
+@pytest.fixture(scope="module", params=["uncompressed", "compressed", "recorded"])
 def fast(request: pytest.FixtureRequest) -> Iterator[LiveServer]:
     app_name = f"{__name__}:{request.param}"
     with fast_worker(f"--access-logformat={FORMAT}", app=app_name) as running:
@@ -121,6 +137,14 @@ def test_new_kind_is_compressed_as_a_stream() -> None:
     assert response.header("Content-Encoding") == "gzip"
     assert decoded("gzip", response.body) == ITERATED
     assert response.header("X-Sent-As") == "stream"
+
+
+def test_new_kind_is_recorded_with_its_name_and_size() -> None:
+    with wsgi_server("gunicorn-fastworker", f"{__name__}:recorded") as server:
+        assert server.get("/").body == SENT
+        server.wait_for_log(f"recorded rows, {len(SENT)} bytes")
+        response = server.get("/", headers=[("Accept-Encoding", "gzip")])
+        server.wait_for_log(f"recorded stream-small, {len(response.body)} bytes")
 
 
 @pytest.mark.parametrize(

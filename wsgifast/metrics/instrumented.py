@@ -19,10 +19,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..bodies.access_log import CHUNKS, LENGTH_ERROR, PATTERN, SENT_AS
-from ..bodies.body import ClosedWith, Segments
+from ..bodies.body import ClosedWith, Segments, Sendable
+from ..bodies.classify import classify
 from ..bodies.files import CloseAndCall, FileReader, FileSlice, SegmentedBody, close_body
 from ..bodies.start_response import AppResponse, Respond
 from ..bodies.wrappers import known_file
+from ..bodies.writer import ResponseWriter
+from ..errors import ClientGone
 from .requests import RECORDER, Recorder, Recording, RequestLabels, labels_of_environ
 
 if TYPE_CHECKING:
@@ -177,14 +180,14 @@ def _followed(
     return _Body(end, body)
 
 
-class _Body:
-    """A body that counts its chunks during iteration."""
+class _Body(Sendable):
+    """A body whose bytes are counted while it is sent."""
 
     def __init__(self, end: Callable[..., None], body: Iterable[bytes]) -> None:
         self._end = end
         self._body = body
         self._size = 0
-        self._left = False  # whether the iteration stopped early, without an error
+        self._left = False  # whether the body was not sent completely, without an error of the app
 
     def __iter__(self) -> Iterator[bytes]:
         self._left = True
@@ -195,6 +198,17 @@ class _Body:
         except BaseException as error:
             self._left = isinstance(error, GeneratorExit)
             raise
+        self._left = False
+
+    def send_to(self, writer: ResponseWriter) -> None:
+        self._left = True
+        try:
+            classify(self._body).send_to(writer)
+        except BaseException as error:
+            self._left = isinstance(error, ClientGone)
+            raise
+        finally:
+            self._size = writer.sent
         self._left = False
 
     def close(self) -> None:
