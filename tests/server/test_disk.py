@@ -111,7 +111,7 @@ def test_job_queued_as_a_thread_gives_up_is_run(disks: Disks) -> None:
                 raise Empty
             return super().get(block, timeout)
 
-    disks.threads._devices[1] = device = disk._Device(Late())
+    disks.threads._devices[1] = device = disk._Device("test", 4, Late())
     device.jobs.put(lambda: disks.note("first"))
     device.unfinished = 1
     disks.submit(1, "second")

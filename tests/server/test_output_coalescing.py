@@ -151,21 +151,21 @@ def test_tick_after_its_queues_are_emptied_is_no_error() -> None:
 def test_tick_ends_although_writers_go_on() -> None:
     """It runs between two heartbeats of the worker."""
     shared: Any = rules()
-    flushed: list[int] = []
+    flushed: list[object] = []
 
-    def flush_soon(number: int) -> None:
-        def flush() -> bool:
-            flushed.append(number)
-            flush_soon(number)  # its writer delays the next block already
-            return True
+    class Queue:
+        lock = threading.Lock()
 
-        shared.flush_soon(number, flush)
+        def flush(self) -> None:
+            flushed.append(self)
+            shared.flush_soon(self, self.flush)  # its writer delays the next block already
 
-    for number in range(3):
-        flush_soon(number)
+    queues = [Queue() for _ in range(3)]
+    for queue in queues:
+        shared.flush_soon(queue, queue.flush)
     assert shared.tick()
-    assert sorted(flushed) == [0, 1, 2]
-    assert len(shared.to_flush) == 3
+    assert flushed == queues
+    assert list(shared.to_flush) == queues
 
 
 # Either thread may be quicker. No byte is lost, doubled, out of order or left over.

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 from ..files.temporary import Budget, TemporaryFile
@@ -42,23 +43,22 @@ class OutputMemory(Budget):
     """Counts the output in memory that waits for clients. Output above a limit uses the disk.
 
     :param disk: counts the bytes in temporary files.
-    :param warn: a function that logs a warning.
+    :param warn: logs a warning, but not often. The log may be on the same disk as the files.
     """
 
     def __init__(self, limit_bytes: int, disk: Budget, warn: Callable[..., object]) -> None:
         super().__init__(limit_bytes)
         self.disk = disk
-        self._warn = warn
-        self._warned = set[str]()
+        self.warn = warn
 
     @property
     def is_full(self) -> bool:
         return self.used_bytes >= self._limit_bytes
 
-    def reserve(self, size: int) -> bool:
-        if super().reserve(size):
+    def has_room(self, size: int) -> bool:
+        if super().has_room(size):
             return True
-        self.warn_once(
+        self.warn(
             "More than %d bytes wait in memory for slow clients: further output is written to "
             "temporary files in %s",
             self._limit_bytes,
@@ -66,15 +66,8 @@ class OutputMemory(Budget):
         )
         return False
 
-    def warn_once(self, text: str, *args: object) -> None:
-        """Log a text once. The log may be on the same disk as the temporary files."""
-        with self._lock:
-            warned = text in self._warned
-            self._warned.add(text)
-        if not warned:
-            self._warn(text, *args)
 
-
+@dataclass(slots=True, eq=False)
 class DelayedBlocks:
     """Delayed blocks of a stream, which are framed together.
 
@@ -85,35 +78,25 @@ class DelayedBlocks:
     :param frame: frames joined blocks as one chunk. None if the response has no chunks.
     :param max_waiting_bytes: the maximum number of bytes that may wait here for a slow client.
     :param compresses: whether `frame` also compresses.
+    :ivar max_delayed_bytes: the maximum number of bytes that may wait for the next block.
     :ivar blocks: the unframed blocks. None of them is empty.
     :ivar size: the bytes of the blocks, for limits and the log. It is changed without the lock, so
         it may be wrong for a moment.
     :ivar last_block_at: the monotonic time at which the app wrote its last block.
-    :ivar max_delayed_bytes: the maximum number of bytes that may wait for the next block.
     """
 
-    __slots__ = (
-        "_frame",
-        "blocks",
-        "last_block_at",
-        "max_delayed_bytes",
-        "max_waiting_bytes",
-        "size",
-    )
+    frame: Callable[[bytes], bytes] | None
+    max_waiting_bytes: int
+    compresses: bool
+    max_delayed_bytes: int = _COALESCED_BYTES
+    blocks: list[bytes] = field(default_factory=list)
+    size: int = 0
+    last_block_at: float = 0.0
 
-    def __init__(
-        self,
-        frame: Callable[[bytes], bytes] | None,
-        *,
-        max_waiting_bytes: int,
-        compresses: bool = False,
-    ) -> None:
-        self.blocks: list[bytes] = []
-        self.size = 0
-        self._frame = frame
+    def __post_init__(self) -> None:
         self.last_block_at = time.monotonic()
-        self.max_delayed_bytes = _COMPRESSED_BYTES if compresses else _COALESCED_BYTES
-        self.max_waiting_bytes = _COMPRESSED_BYTES if compresses else max_waiting_bytes
+        if self.compresses:
+            self.max_waiting_bytes = self.max_delayed_bytes = _COMPRESSED_BYTES
 
     def pop_all(self) -> bytes:
         """Remove all blocks, and return them joined and framed."""
@@ -121,51 +104,44 @@ class DelayedBlocks:
         del self.blocks[: len(taken)]
         self.size = 0
         data = b"".join(taken)
-        return self._frame(data) if self._frame is not None and data else data
+        return self.frame(data) if self.frame is not None and data else data
 
 
+@dataclass(slots=True, eq=False)
 class Spilling:
     """Buffers that a disk thread writes to a temporary file.
 
-    They may be sent before they are written.
-
-    :ivar size: the number of bytes that have not been popped.
-    :ivar popped_bytes: the number of bytes that were popped, to be sent before the file is written.
+    :ivar remaining: the buffers, without the bytes that were popped to be sent before.
+    :ivar popped_bytes: the number of these bytes.
     """
 
-    __slots__ = ("_at", "_first", "buffers", "popped_bytes", "size")
+    buffers: Sequence[memoryview]
+    remaining: deque[memoryview] = field(init=False)
+    popped_bytes: int = 0
 
-    def __init__(self, buffers: list[memoryview]) -> None:
-        self.buffers = buffers
-        self.size = sum(map(len, buffers))
-        self.popped_bytes = 0
-        # The first buffer with bytes that have not been popped, and the position in it.
-        self._first = self._at = 0
+    def __post_init__(self) -> None:
+        self.remaining = deque(self.buffers)
+
+    @property
+    def size(self) -> int:
+        """The number of bytes that have not been popped."""
+        return sum(map(len, self.remaining))
 
     def pop(self, limit: int) -> bytes:
         """Return a copy of the next bytes, at most `limit`, to be sent."""
         parts: list[memoryview] = []
-        missing = limit
-        while missing and self._first < len(self.buffers):
-            part = self.buffers[self._first][self._at : self._at + missing]
-            parts.append(part)
-            missing -= len(part)
-            self._at += len(part)
-            if self._at == len(self.buffers[self._first]):
-                self._first += 1
-                self._at = 0
-        self.popped_bytes += limit - missing
-        self.size -= limit - missing
-        return b"".join(parts)
-
-    def remaining(self) -> list[memoryview]:
-        """Return the buffers that have not been popped, without their popped bytes."""
-        buffers = self.buffers[self._first :]
-        if self._at:
-            buffers[0] = buffers[0][self._at :]
-        return buffers
+        while limit and self.remaining:
+            buffer = self.remaining.popleft()
+            parts.append(buffer[:limit])
+            if len(buffer) > limit:
+                self.remaining.appendleft(buffer[limit:])
+            limit -= len(parts[-1])
+        data = b"".join(parts)
+        self.popped_bytes += len(data)
+        return data
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Backlog:
     """A queue of buffers and parts of files.
 
@@ -179,25 +155,18 @@ class Backlog:
     :ivar spilling: buffers that a disk thread is writing.
     """
 
-    __slots__ = (
-        "_is_closed", "_items", "_memory", "_reserved", "_spill_file", "_temporary", "_uses",
-        "by_sendfile", "file_sent", "in_memory", "size", "spilling", "waited_s",
-    )  # fmt: skip
-
-    def __init__(self, memory: OutputMemory) -> None:
-        self.size = 0
-        self.file_sent = 0
-        self.by_sendfile = 0
-        self.waited_s = 0.0
-        self._items: deque[memoryview | FileSegment | Spilling] = deque()
-        self._memory = memory
-        self.in_memory = 0
-        self._reserved = 0  # the part of `in_memory` that `memory` has counted
-        self._spill_file: TemporaryFile | None = None  # the file for further buffers
-        self.spilling: Spilling | None = None
-        self._is_closed = False
-        self._uses: dict[int, int] = {}  # the reference count of each open descriptor
-        self._temporary: dict[int, TemporaryFile] = {}  # the temporary files among these
+    memory: OutputMemory
+    size: int = 0
+    in_memory: int = 0
+    file_sent: int = 0
+    by_sendfile: int = 0
+    waited_s: float = 0.0
+    spilling: Spilling | None = None
+    _reserved: int = 0  # the part of `in_memory` that `memory` has counted
+    _items: deque[memoryview | FileSegment | Spilling] = field(default_factory=deque)
+    _spill_file: TemporaryFile | None = None
+    _uses: dict[int, int] = field(default_factory=dict)  # the references to each descriptor
+    _is_closed: bool = False
 
     # Adding output.
 
@@ -222,68 +191,49 @@ class Backlog:
         self._items.append(segment)
         self.use(segment.fd)
 
-    def pop_excess(self, ahead_bytes: int | None) -> list[memoryview]:
-        """Count the buffers in memory, and remove those that exceed a limit from the end.
+    def begin_spill(self, ahead_bytes: float) -> Spilling | None:
+        """Count the buffers in memory. Let a disk thread write those that exceed a limit.
 
-        Buffers before a file are never removed. While a disk thread is writing, no buffer is
-        removed.
+        They are the last buffers after any file. The disk thread calls :meth:`spill`, and then
+        :meth:`end_spill`. Meanwhile, no other buffer is written.
 
-        :param ahead_bytes: if more than twice this many bytes are in memory, only this many remain.
-            None for no such limit.
-        :returns: the removed buffers.
+        :param ahead_bytes: the number of bytes to keep if there are more than twice as many.
+        :returns: the buffers to write, or None.
         """
-        if self.spilling is not None:
-            self.count_memory()
-            return []
-        more = self.in_memory - self._reserved
-        if self.in_memory <= _ALWAYS_IN_MEMORY_BYTES:
-            self._memory.count(max(0, more))
-        elif more > 0 and not self._memory.reserve(more):
-            return self._remove_last(self._reserved)
-        self._reserved = max(self._reserved, self.in_memory)
-        if ahead_bytes is not None and self.in_memory > 2 * ahead_bytes:
-            return self._remove_last(ahead_bytes)
-        return []
+        keep: float = self.in_memory
+        if self.spilling is None and self.in_memory > _ALWAYS_IN_MEMORY_BYTES:
+            more = self.in_memory - self._reserved
+            if more > 0 and not self.memory.has_room(more):
+                keep = self._reserved
+            elif self.in_memory > 2 * ahead_bytes:
+                keep = ahead_bytes
+        self.count_memory()
+        items, kept = self._items, self.in_memory
+        buffers: deque[memoryview] = deque()
+        while kept > keep and isinstance(buffer := items[-1], memoryview):
+            items.pop()
+            buffers.appendleft(buffer)
+            kept -= _bytes_in_memory(buffer)
+        if not buffers:
+            return None
+        self.spilling = spilling = Spilling(buffers)
+        items.append(spilling)
+        return spilling
 
     def count_memory(self) -> None:
         """Count all buffers in memory, even if they exceed the limit."""
         more = self.in_memory - self._reserved
         if more > 0:
-            self._memory.count(more)
+            self.memory.count(more)
             self._reserved = self.in_memory
 
-    def _remove_last(self, keep: int) -> list[memoryview]:
-        """Remove buffers from the end until at most `keep` bytes remain in memory."""
-        items = self._items
-        taken: list[memoryview] = []
-        while items and self.in_memory > keep:
-            buffer = items[-1]
-            if not isinstance(buffer, memoryview):
-                break
-            items.pop()
-            taken.append(buffer)
-            self._uncount(buffer)
-            self.size -= len(buffer)
-        taken.reverse()
-        self.release_memory()
-        return taken
+    @property
+    def spilled_bytes(self) -> int:
+        """The size of the temporary file, including sent bytes.
 
-    def may_spill(self, limit: int) -> bool:
-        """Return whether more bytes may be written to the temporary file.
-
-        :param limit: the maximum size of the file. The space of sent bytes cannot be reused,
-            because the socket may still refer to their pages.
+        The space of sent bytes cannot be reused, because the socket may still refer to their pages.
         """
-        return (0 if self._spill_file is None else self._spill_file.size) < limit
-
-    def begin_spill(self, buffers: list[memoryview]) -> Spilling:
-        """Add removed buffers. A disk thread then calls :meth:`spill` and :meth:`end_spill`."""
-        self.spilling = spilling = Spilling(buffers)
-        self._items.append(spilling)
-        self.size += spilling.size
-        self.in_memory += sum(map(_bytes_in_memory, buffers))
-        self.count_memory()
-        return spilling
+        return 0 if self._spill_file is None else self._spill_file.size
 
     def end_spill(self, spilling: Spilling, segment: FileSegment | None) -> None:
         """Replace buffers by the part of the temporary file that contains them.
@@ -307,37 +257,33 @@ class Backlog:
             taken = spilling.popped_bytes
             segment = segment._replace(offset=segment.offset + taken, size=segment.size - taken)
             self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
-            before = items[-1] if at else None
-            if isinstance(before, FileSegment) and before.fd == segment.fd:
-                if before.offset + before.size == segment.offset:
-                    segment = before._replace(size=before.size + segment.size)
+            match items[-1] if at else None:
+                case FileSegment(fd, offset, size) if (fd, offset + size) == segment[:2]:
+                    segment = FileSegment(fd, offset, size + segment.size)
                     items.pop()
                     at -= 1
-                else:
+                case _:
                     self.use(segment.fd)
-            else:
-                self.use(segment.fd)
             items.appendleft(segment)
         items.rotate(at)
         self.release_memory()
 
-    def spill(self, buffers: list[memoryview]) -> FileSegment | None:
+    def spill(self, buffers: Sequence[memoryview]) -> FileSegment | None:
         """Write buffers to a temporary file. A disk thread calls it without the lock.
 
         :returns: the part of the file, or None if it cannot be written.
         """
         try:
             if self._spill_file is None:
-                disk = self._memory.disk
-                # The file has no write buffer, because the kernel and os.pread read the file
-                # directly.
+                disk = self.memory.disk
+                # It has no write buffer, because the kernel and os.pread read it directly.
                 file = TemporaryFile(disk, min_free_bytes=_MIN_FREE_BYTES, buffer_bytes=1)
-                self._spill_file = self._temporary[file.fileno()] = file
+                self._spill_file = file
                 self.use(file.fileno())
             return self._spill_file.append(*buffers)
         except OSError as error:
             text = "Output stays in memory, because a temporary file cannot be written: %s"
-            self._memory.warn_once(text, error)
+            self.memory.warn(text, error)
             return None
 
     # Sending output.
@@ -402,7 +348,7 @@ class Backlog:
 
     def _requeue_remaining(self, spilling: Spilling) -> None:
         """Insert the buffers that have not been popped at the front of the queue."""
-        remaining = spilling.remaining()
+        remaining = spilling.remaining
         self.in_memory += sum(map(_bytes_in_memory, remaining))
         self.in_memory -= sum(map(_bytes_in_memory, spilling.buffers))
         self._items.extendleft(reversed(remaining))
@@ -411,7 +357,7 @@ class Backlog:
         self._items.appendleft(memoryview(data))
         self.in_memory += len(data)
         self._reserved += len(data)
-        self._memory.count(len(data))
+        self.memory.count(len(data))
 
     def _remove_from_file(self, size: int) -> None:
         segment = self._items[0]
@@ -430,7 +376,7 @@ class Backlog:
     def release_memory(self) -> None:
         """Stop counting bytes that are no longer in memory."""
         if self.in_memory < self._reserved:
-            self._memory.count(self.in_memory - self._reserved)
+            self.memory.count(self.in_memory - self._reserved)
             self._reserved = self.in_memory
 
     def clear(self) -> None:
@@ -445,14 +391,13 @@ class Backlog:
     def close(self) -> None:
         """Drop all output, and close the temporary file. The writer adds no more output."""
         self.clear()
-        self._is_closed = True
-        if self.spilling is None:  # otherwise end_spill() closes it
+        if self.spilling is None and not self._is_closed:  # otherwise end_spill() closes the file
             self._close_spill_file()
+        self._is_closed = True
 
     def _close_spill_file(self) -> None:
-        spill, self._spill_file = self._spill_file, None
-        if spill is not None:
-            self.release(spill.fileno())
+        if self._spill_file is not None:
+            self.release(self._spill_file.fileno())
 
     def use(self, fd: int) -> None:
         """Count a use of a descriptor.
@@ -465,8 +410,9 @@ class Backlog:
         uses = self._uses.pop(fd) - 1
         if uses:
             self._uses[fd] = uses
-        elif fd in self._temporary:
-            self._temporary.pop(fd).close()
+        elif self._spill_file is not None and self._spill_file.fileno() == fd:
+            self._spill_file.close()
+            self._spill_file = None
         else:
             os.close(fd)
 

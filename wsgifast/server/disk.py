@@ -27,8 +27,9 @@ from queue import Empty, SimpleQueue
 # The maximum number of threads for each device. A disk can order several requests, and a network
 # file system can handle several requests at once.
 _PER_DEVICE = 4
-# The key of the queue for temporary files, in place of a device's number.
+# The keys of the queues for temporary files and for the access log, in place of a device's number.
 _TEMPORARY_FILES = -1
+_LOG = -2
 # If this many lines wait for a slow log, threads with further lines wait too.
 _MAX_LINES = 1000
 # A thread ends after it has been idle for this time.
@@ -46,19 +47,30 @@ class DiskThreads:
     def __init__(self, on_error: Callable[[BaseException], object]) -> None:
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._devices: dict[int, _Device] = {}
-        self._log = _Device(max_threads=1)
+        self._devices = {_LOG: _Device("wsgifast-log", max_threads=1)}
         self._room_for_lines = threading.BoundedSemaphore(_MAX_LINES)
 
     def submit(self, device: int, job: Job) -> None:
         """Queue a job.
 
-        :param device: st_dev of the file.
+        :param device: st_dev of the file, or one of the keys above.
         :raises OSError: if the device has no thread and no thread can be started.
         """
         with self._lock:
-            known = self._devices.setdefault(device, _Device())
-        self._submit(known, job, "wsgifast-disk")
+            known = self._devices.setdefault(device, _Device("wsgifast-disk", _PER_DEVICE))
+            if known.unfinished >= known.threads < known.max_threads:
+                thread = threading.Thread(
+                    target=self._serve, args=(known,), name=known.name, daemon=True
+                )
+                try:
+                    thread.start()
+                    known.threads += 1
+                except RuntimeError as error:
+                    if not known.threads:
+                        text = f"no thread can be started for the disk: {error}"
+                        raise OSError(errno.ENOMEM, text) from error
+            known.unfinished += 1
+            known.jobs.put(job)
 
     def submit_temporary(self, job: Job) -> None:
         """Queue a job that reads or writes a temporary file, like :meth:`submit`."""
@@ -75,28 +87,14 @@ class DiskThreads:
 
         self._room_for_lines.acquire()
         try:
-            self._submit(self._log, job, "wsgifast-log")
+            self.submit(_LOG, job)
         except OSError:
             job()
 
     @property
     def has_pending_lines(self) -> bool:
         """Return whether a line has not been written yet."""
-        return self._log.unfinished > 0
-
-    def _submit(self, known: _Device, job: Job, name: str) -> None:
-        with self._lock:
-            if known.unfinished >= known.threads < known.max_threads:
-                thread = threading.Thread(target=self._serve, args=(known,), name=name, daemon=True)
-                try:
-                    thread.start()
-                    known.threads += 1
-                except RuntimeError as error:
-                    if not known.threads:
-                        text = f"no thread can be started for the disk: {error}"
-                        raise OSError(errno.ENOMEM, text) from error
-            known.unfinished += 1
-            known.jobs.put(job)
+        return self._devices[_LOG].unfinished > 0
 
     def _serve(self, device: _Device) -> None:
         while True:
@@ -121,10 +119,12 @@ class DiskThreads:
 class _Device:
     """The jobs and threads of one device.
 
+    :param name: the name of its threads.
     :ivar unfinished: the number of jobs that are queued or running.
     """
 
+    name: str
+    max_threads: int
     jobs: SimpleQueue[Job] = field(default_factory=SimpleQueue)
     unfinished: int = 0
     threads: int = 0
-    max_threads: int = _PER_DEVICE

@@ -40,6 +40,7 @@ for the writable event would end at once. So the queue waits until the next swee
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -75,19 +76,8 @@ class OutputQueue:
     """
 
     __slots__ = (
-        "_dropped",
-        "_progress",
-        "_rules",
-        "backlog",
-        "delayed",
-        "error",
-        "is_complete",
-        "is_waiting",
-        "lock",
-        "may_run_ahead",
-        "never_spills",
-        "owner",
-        "sender",
+        "_dropped", "_progress", "_rules", "backlog", "delayed", "error", "is_complete",
+        "is_waiting", "lock", "may_run_ahead", "never_spills", "owner", "sender",
     )  # fmt: skip
 
     def __init__(
@@ -131,12 +121,13 @@ class OutputQueue:
         with self.lock:
             if self.delayed is not None and self.delayed.blocks:
                 self._queue_delayed()
-            queued = 0
-            if self.backlog is not None:
-                queued = self._wait_for_backlog(self.backlog)
+            backlog = self.backlog
+            limit = self._rules.ahead_bytes
+            if backlog is not None and backlog.size > limit and not self._may_spill(backlog):
+                self._wait_for_room(backlog, limit // 2)
             if self.error is not None:
                 self._check(len(data))
-            if not queued and not self.is_waiting:
+            if not (self.is_waiting or (backlog is not None and backlog.size)):
                 sender = self.sender
                 size = len(data)
                 if size > sender.free_bytes:
@@ -171,7 +162,7 @@ class OutputQueue:
         """
         # Only event streams may not run ahead. A shorter queue makes their events arrive in time.
         ahead_bytes = self._rules.ahead_bytes // (1 if may_run_ahead else 4)
-        self.delayed = DelayedBlocks(frame, max_waiting_bytes=ahead_bytes, compresses=compresses)
+        self.delayed = DelayedBlocks(frame, ahead_bytes, compresses)
         self.may_run_ahead = may_run_ahead
         self.write(data)
         return self.write_block
@@ -260,8 +251,6 @@ class OutputQueue:
 
     def is_sent(self) -> bool:
         """Return whether all output was sent to the socket, or dropped after an error."""
-        if self.delayed is None:
-            return not self.is_waiting
         self.flush()
         with self.lock:  # the monitor may be moving delayed blocks into the backlog
             return not self.is_waiting
@@ -270,7 +259,8 @@ class OutputQueue:
         """Send all output, and wait until the client has received it or is disconnected."""
         self.flush()
         with self.lock:
-            self._wait_for_room(0)
+            if self.backlog is not None:
+                self._wait_for_room(self.backlog, 0)
 
     def flush(self) -> None:
         """Send or queue the delayed blocks, like :meth:`write_buffers`."""
@@ -281,23 +271,15 @@ class OutputQueue:
 
     # Any thread may call these methods.
 
-    def flush_at_tick(self) -> bool:
-        """Flush without waiting. Return False if another thread has the lock."""
-        if self.delayed is None or not self.delayed.blocks:
-            return True
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            if self.is_waiting:
-                return True  # the sending thread queues the blocks when it has no other output
-            self._queue_delayed()
-            if self.bytes_queued:
-                self._send()
-            if self.backlog is not None:
-                self.backlog.count_memory()
-        finally:
-            self.lock.release()
-        return True
+    def flush_at_tick(self) -> None:
+        """Flush without waiting. The caller has the lock."""
+        if self.is_waiting:
+            return  # the sending thread queues the blocks when it has no other output
+        self._queue_delayed()
+        if self.bytes_queued:
+            self._send()
+        if self.backlog is not None:
+            self.backlog.count_memory()
 
     def on_writable(self) -> bool:
         """Continue to send. The owner calls it after an event of the socket.
@@ -378,14 +360,12 @@ class OutputQueue:
         """Wait for a disk thread while this response or all responses use too much memory."""
         memory = self._rules.memory
         with self.lock:
-            began = time.monotonic()
             while (
                 backlog.spilling is not None
                 and self.error is None
                 and (memory.is_full or backlog.in_memory > _MAX_UNWRITTEN_BYTES)
             ):
-                self._wait()
-            backlog.waited_s += time.monotonic() - began
+                self._wait(backlog)
 
     def _send_from_disk(self, backlog: Backlog, segment: FileSegment) -> None:
         """Send the next bytes of a file, without the lock. A disk thread runs this."""
@@ -479,34 +459,27 @@ class OutputQueue:
             self._fail(error)
 
     def _begin_spilling(self, backlog: Backlog) -> Spilling | None:
-        excess = backlog.pop_excess(self._rules.ahead_bytes if self._may_spill(backlog) else None)
-        return backlog.begin_spill(excess) if excess else None
+        ahead_bytes = self._rules.ahead_bytes if self._may_spill(backlog) else math.inf
+        return backlog.begin_spill(ahead_bytes)
 
     def _may_spill(self, backlog: Backlog) -> bool:
         """Return whether output above `ahead_bytes` may be written to a temporary file."""
         limit = self._rules.options.response_on_disk_bytes
-        return self.may_run_ahead and backlog.may_spill(limit)
+        return self.may_run_ahead and backlog.spilled_bytes < limit
 
-    def _wait(self) -> None:
+    def _wait(self, backlog: Backlog) -> None:
+        """Wait until another thread has sent or written some output."""
         if self._progress is None:
             self._progress = threading.Condition(self.lock)
-        self._progress.wait()
-
-    def _wait_for_room(self, limit: int) -> None:
-        """Wait until at most `limit` bytes are queued, or there is an error."""
         began = time.monotonic()
-        # If the client accepts no bytes, the monitor sets `error` after `send_timeout_s`.
-        while self.is_waiting and self.bytes_queued > limit:
-            self._wait()
-        if self.backlog is not None:
-            self.backlog.waited_s += time.monotonic() - began
+        self._progress.wait()
+        backlog.waited_s += time.monotonic() - began
 
-    def _wait_for_backlog(self, backlog: Backlog) -> int:
-        """Wait for the client if too much is queued. Return the first size of the backlog."""
-        queued, limit = backlog.size, self._rules.ahead_bytes
-        if queued > limit and not self._may_spill(backlog):
-            self._wait_for_room(limit // 2)
-        return queued
+    def _wait_for_room(self, backlog: Backlog, limit: int) -> None:
+        """Wait until at most `limit` bytes are queued, or there is an error."""
+        # If the client accepts no bytes, the monitor sets `error` after `send_timeout_s`.
+        while self.is_waiting and backlog.size > limit:
+            self._wait(backlog)
 
     def _send_or_raise(self) -> None:
         if not self.is_waiting:

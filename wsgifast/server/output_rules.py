@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..files.temporary import Budget
 from ..sockets.client_limits import ClientWait
@@ -11,6 +13,7 @@ from .disk import DiskThreads
 from .shared import Shared
 
 
+@dataclass(eq=False, repr=False)
 class OutputRules:
     """The limits, counters and threads of all output queues.
 
@@ -18,29 +21,24 @@ class OutputRules:
         the remaining work.
     :param request_tick: requests a call of :meth:`tick`.
     :ivar to_flush: the queues with delayed blocks, and a function that flushes each queue at the
-        next tick. The function never blocks. It returns False if it must be called again.
+        next tick. It is called with the queue's lock, and never blocks.
     :ivar ahead_bytes: the number of bytes that may wait for one client before the writer waits or
         uses a temporary file.
     :ivar memory: counts the output in memory.
     :ivar disk: threads that read files that are not in the page cache.
     """
 
-    def __init__(
-        self,
-        shared: Shared,
-        *,
-        share_work: Callable[[], object],
-        request_tick: Callable[[], object],
-    ) -> None:
-        self.options = options = shared.options
+    shared: Shared
+    share_work: Callable[[], object]
+    request_tick: Callable[[], object]
+    to_flush: dict[Any, Callable[[], object]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.options = options = self.shared.options
         self.ahead_bytes = options.output_ahead_bytes
-        self.counters = shared.counters
-        self.share_work = share_work
-        self.to_flush: dict[object, Callable[[], bool]] = {}
-        self._request_tick = request_tick
-        log = shared.log
         on_disk = Budget(options.responses_on_disk_bytes)
-        self.memory = OutputMemory(options.output_memory_bytes, on_disk, log.warning)
+        self.memory = OutputMemory(options.output_memory_bytes, on_disk, self.shared.warn_seldom)
+        log = self.shared.log
         self.disk = DiskThreads(lambda error: log.error("Error in a disk thread", exc_info=error))
 
     def new_wait(self) -> ClientWait:
@@ -49,21 +47,21 @@ class OutputRules:
 
     # Queues with delayed blocks.
 
-    def flush_soon(self, queue: object, flush: Callable[[], bool]) -> None:
+    def flush_soon(self, queue: Any, flush: Callable[[], object]) -> None:
         """Flush a queue at the next tick."""
         self.to_flush[queue] = flush
-        self._request_tick()
+        self.request_tick()
 
     def tick(self) -> bool:
         """Send all delayed blocks, without blocking. Return whether there were delayed blocks."""
         if not self.to_flush:
             return False
-        later = {}
-        # Iterate over a copy, because writers may add queues meanwhile. Added queues are flushed at
-        # the next tick.
+        # A copy, because writers may add queues meanwhile. Those are flushed at the next tick.
         for queue, flush in self.to_flush.copy().items():
-            self.to_flush.pop(queue, None)
-            if not flush():
-                later[queue] = flush
-        self.to_flush.update(later)
+            if queue.lock.acquire(blocking=False):  # otherwise it is flushed at the next tick
+                try:
+                    self.to_flush.pop(queue, None)
+                    flush()
+                finally:
+                    queue.lock.release()
         return True

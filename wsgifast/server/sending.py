@@ -85,10 +85,7 @@ class Turn(enum.Enum):
 
 
 class Owner(ABC):
-    """The connection or stream of an output queue.
-
-    The queue calls these methods with the queue's lock.
-    """
+    """A connection or stream. Its output queue calls these methods, with its lock."""
 
     __slots__ = ()
 
@@ -106,6 +103,10 @@ class Owner(ABC):
     def resume_sending(self) -> None:
         """Call :meth:`.OutputQueue.on_writable` soon."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection or reset the stream. The queue does not call it."""
+
 
 class Sender(ABC):
     """Sends the output of one queue. Most methods need the queue's lock.
@@ -115,10 +116,11 @@ class Sender(ABC):
     :ivar free_bytes: the number of bytes that may be sent before :meth:`prepare_socket` is called.
     """
 
-    __slots__ = ("free_bytes",)
+    __slots__ = ("_wait", "free_bytes")
 
     send: Callable[[bytes | memoryview], int]
     free_bytes: float
+    _wait: ClientWait | None  # None until the first wait for the client
 
     @abstractmethod
     def prepare_socket(self) -> None:
@@ -141,7 +143,6 @@ class Sender(ABC):
             remains, because the client has accepted nothing.
         """
 
-    @abstractmethod
     def pace(self, now: float) -> tuple[float, int] | None:
         """Return how long the server has waited for the client, and the bytes that it has accepted.
 
@@ -151,6 +152,8 @@ class Sender(ABC):
         :param now: the monotonic time.
         :returns: None if the queue does not wait for the client.
         """
+        wait = self._wait  # a copy, because the sending thread may set it to None
+        return None if wait is None else wait.pace(now)
 
     @abstractmethod
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
@@ -176,7 +179,7 @@ class SocketSender(Sender):
 
     __slots__ = (
         "_accepted", "_full_since", "_is_full", "_may_grow", "_refusals", "_refused", "_rules",
-        "_sock", "_wait", "_was_quick", "encrypts", "send", "sends_files",
+        "_sock", "_was_quick", "encrypts", "send", "sends_files",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, rules: OutputRules) -> None:
@@ -192,7 +195,7 @@ class SocketSender(Sender):
         self._is_full = False  # whether the socket has accepted only a part of the last send
         self._refused = 0  # the size of the file's piece that TLS refused and must get again
         self._refusals = 0  # the number of writable events in a row with no byte accepted
-        self._wait: ClientWait | None = None  # reset when all of the response was sent
+        self._wait = None  # reset when all of the response was sent
         self._accepted = 0  # the number of bytes that the socket has accepted
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
@@ -232,15 +235,10 @@ class SocketSender(Sender):
 
     def wait_until(self, *, no_memory: bool) -> float:
         self.prepare_socket()
-        if self._may_grow:
-            self._full_since = time.monotonic()
+        self._full_since = time.monotonic()
         if self._wait is None:
             self._wait = self._rules.new_wait()
         return self._wait.deadline if no_memory else self._wait.begin()
-
-    def pace(self, now: float) -> tuple[float, int] | None:
-        wait = self._wait
-        return None if wait is None else wait.pace(now)
 
     # Sending bytes.
 
@@ -284,7 +282,7 @@ class SocketSender(Sender):
             return
         self._count(done)
         if self.sends_files:
-            self._rules.counters.sendfile_bytes += done
+            self._rules.shared.counters.sendfile_bytes += done
         backlog.advance_file(done, by_kernel=self.sends_files)
 
     def _send_file(

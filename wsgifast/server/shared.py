@@ -6,6 +6,7 @@ itself (server.py) knows the whole :class:`~.server.Server`.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from .options import Options
 
 # The maximum number of stored times. If the metrics do not collect them, older times are dropped.
 _MAX_TIMES = 10_000
+# The minimum time between two equal warnings.
+_WARN_AGAIN_S = 60.0
 
 
 class Counters(ConnectionCounters):
@@ -42,9 +45,8 @@ class Shared:
     :ivar input_memory: counts the bytes in memory of requests that are incomplete or wait for a
         thread.
     :ivar keepalive_s: how long an idle connection stays open. It is shorter while the server ends.
-    :ivar is_draining: whether readiness fails and connections are closed after their responses. New
-        connections are still accepted.
-    :ivar is_ending: whether the server ends, so that clients should use other connections.
+    :ivar is_draining: whether readiness fails and connections are closed after their responses.
+    :ivar is_ending: whether the server ends, and accepts no more connections. It also drains then.
     :ivar is_disconnecting: whether the graceful timeout is nearly over, so that the server has
         disconnected all clients.
     """
@@ -58,6 +60,14 @@ class Shared:
     is_draining: bool = False
     is_ending: bool = False
     is_disconnecting: bool = False
+    _warned_at: dict[str, float] = field(default_factory=dict)  # the time of each warning
+
+    def warn_seldom(self, text: str, *args: object) -> None:
+        """Log a warning, but no message twice in a minute."""
+        now, message = time.monotonic(), text % args
+        if now - self._warned_at.get(message, -_WARN_AGAIN_S) >= _WARN_AGAIN_S:
+            self._warned_at[message] = now
+            self.log.warning("%s", message)
 
     def __post_init__(self) -> None:
         self.bodies_on_disk = Budget(self.options.bodies_on_disk_bytes)

@@ -189,16 +189,10 @@ class Multiplexer:
                 return
         self.transmit()
 
-    def _transmit_at_tick(self) -> bool:
-        """Transmit gathered responses. The monitor calls this, and does not wait for the lock."""
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            if self._gathers_until is not None:
-                self.try_to_transmit()
-        finally:
-            self.lock.release()
-        return True
+    def _transmit_at_tick(self) -> None:
+        """Transmit gathered responses. The monitor calls this with the lock."""
+        if self._gathers_until is not None:
+            self.try_to_transmit()
 
     # Turns of streams. These methods need the lock.
 

@@ -17,7 +17,6 @@ from h2.exceptions import ProtocolError
 
 from ...errors import BodyError, ClientGone
 from ...http.fields import raw_headers, trailer_fields
-from ...sockets.client_limits import ClientWait
 from ...sockets.sending import BLOCK_BYTES, FileSegment, FileTruncated, view_cached
 from ..backlog import Backlog
 from ..output import OutputQueue
@@ -116,14 +115,14 @@ class StreamSender(Sender):
     """
 
     __slots__ = (
-        "_mux", "_number", "_window_wait", "ends_after", "has_headers", "has_sent_end", "headers",
-        "sent", "trailers",
+        "_mux", "_number", "ends_after", "has_headers", "has_sent_end", "headers", "sent",
+        "trailers",
     )  # fmt: skip
 
     def __init__(self, mux: Multiplexer, number: int) -> None:
         self._mux = mux
         self._number = number
-        self._window_wait: ClientWait | None = None  # most streams never wait
+        self._wait = None  # most streams never wait for their windows
         self.headers: Fields | None = None
         self.has_headers = False
         self.trailers: Fields = []
@@ -150,8 +149,8 @@ class StreamSender(Sender):
 
     def take_turn(self, backlog: Backlog, *, after_event: bool = False) -> Turn:
         mux = self._mux
-        if self._window_wait is not None:
-            self._window_wait.end()
+        if self._wait is not None:
+            self._wait.end()
         left = mux.quantum
         try:
             self._send_headers()
@@ -186,9 +185,6 @@ class StreamSender(Sender):
         self._frame_headers(headers)
         self._mux.transmit()
 
-    def pace(self, now: float) -> tuple[float, int] | None:
-        return None if self._window_wait is None else self._window_wait.pace(now)
-
     def is_blocked(self) -> bool:
         """Return whether the window of the stream or of the connection is used up."""
         return self._window_bytes() <= 0
@@ -196,9 +192,9 @@ class StreamSender(Sender):
     def wait_until(self, *, no_memory: bool) -> float:
         if self._mux.frames.stream_window(self._number) > 0:
             return math.inf  # it waits for the connection's window, which has its own deadline
-        if self._window_wait is None:
-            self._window_wait = self._mux.rules.new_wait()
-        return self._window_wait.begin()
+        if self._wait is None:
+            self._wait = self._mux.rules.new_wait()
+        return self._wait.begin()
 
     def step_from_disk(self, backlog: Backlog, segment: FileSegment) -> int | bytes:
         # The bytes wait in memory. So this reads no more than the windows accept.
@@ -259,8 +255,8 @@ class StreamSender(Sender):
         if ends and self.trailers:
             self._frame_headers(self.trailers, ends=True)
         self.has_sent_end = self.has_sent_end or ends
-        if self._window_wait is not None:
-            self._window_wait.moved += size
+        if self._wait is not None:
+            self._wait.moved += size
 
 
 class StreamOutput(OutputQueue):
