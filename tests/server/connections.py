@@ -15,7 +15,7 @@ from tests.support.wsgi import answering
 from tests.workers.stepped_worker import App as App
 from tests.workers.stepped_worker import Client, Clock, SteppedWorker, echo
 from tests.workers.stepped_worker import responses as responses
-from wsgifast.server.channel import RUNNING, SENDING
+from wsgifast.server.endpoint import RUNNING, SENDING
 
 HEAD = b"POST / HTTP/1.1\r\nHost: a\r\n"
 KNOWN = HEAD + b"Content-Length: 10\r\n\r\n"

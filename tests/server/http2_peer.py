@@ -18,7 +18,7 @@ from tests.support import http2
 from tests.support.servers import wait_for
 from tests.workers.stepped_worker import LARGE, SteppedWorker, echo
 from tests.workers.stepped_worker import Client as SocketClient
-from wsgifast.server.channel import CLOSED, LINGERING
+from wsgifast.server.endpoint import CLOSED, LINGERING
 from wsgifast.server.http2.connection import HTTP2Connection
 
 # The settings of a worker for HTTP/2. Over TLS, ALPN negotiates the version.

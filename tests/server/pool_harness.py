@@ -45,9 +45,9 @@ class Harness:
         self.failed = threading.Event()
         log = SimpleNamespace(exception=lambda *args: self.failed.set())
         self.pool = Pool(
-            size,
-            self.poller,
-            log,
+            size=size,
+            poller=self.poller,
+            log=log,
             receive=self.receive,
             run=self.run,
             on_tick=lambda: False,
@@ -220,9 +220,9 @@ class Monitored:
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         poller: Any = SimpleNamespace(poll=self._poll, wake=self._wake)
         self.pool: Pool = Pool(
-            SIZE,
-            poller,
-            logging.getLogger("test"),
+            size=SIZE,
+            poller=poller,
+            log=logging.getLogger("test"),
             receive=lambda item: self.receive(item),
             run=self._run,
             on_tick=self._tick,

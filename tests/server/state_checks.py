@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from wsgifast.server.channel import (
+from wsgifast.server.endpoint import (
     CLOSED,
     HANDSHAKE,
     IDLE,
@@ -16,8 +16,8 @@ from wsgifast.server.channel import (
     SENDING,
     SKIPPING,
     STREAMS,
+    Endpoint,
 )
-from wsgifast.server.endpoint import Endpoint
 
 FOLLOWS = {
     HANDSHAKE: {IDLE, LINGERING, CLOSED},

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.server.output_harness import OPTIONS
 from tests.workers.stepped_worker import Clock
 from wsgifast.server import acceptor as accepting
 from wsgifast.server.acceptor import _PAUSE_S, MAX_HANDSHAKES, SHORT_HANDSHAKE_S, Acceptor
-from wsgifast.server.channel import HANDSHAKE, IDLE
+from wsgifast.server.endpoint import HANDSHAKE, IDLE
+from wsgifast.server.shared import _WARN_AGAIN_S, Shared
 
 LISTENER = 3
 
@@ -103,17 +107,17 @@ class Server:
         self.warnings: list[str] = []
         self.state = IDLE  # of the accepted connections
         self.connections: list[Any] = []
+        self.pushed: list[tuple[Callable[[], object], int]] = []  # with the events before them
         log = SimpleNamespace(warning=lambda text, *args: self.warnings.append(text % args))
-        options = SimpleNamespace(worker_connections=most)
-        shared: Any = SimpleNamespace(log=log, options=options)
         poller, listeners = cast(Any, self.poller), cast(Any, [self.listener])
         self.acceptor = Acceptor(
-            shared,
-            poller,
-            listeners,
-            self.room,
+            shared=Shared(dataclasses.replace(OPTIONS, worker_connections=most), log),
+            poller=poller,
+            listeners=listeners,
+            connections=self.room,
             may_accept=lambda: self.open,
             connect=lambda *accepted: self.connect(*accepted),
+            push=lambda step, *, after: self.pushed.append((step, after)),
         )
         self.acceptor.update()
 
@@ -380,7 +384,7 @@ def test_missing_descriptors_are_logged_now_and_then(clock: Clock) -> None:
         server.acceptor.on_closed()
         assert server.listens
     assert len(server.warnings) == 1
-    clock.now += accepting._WARN_AGAIN_S
+    clock.now += _WARN_AGAIN_S
     server.accept()
     assert len(server.warnings) == 2
 
@@ -391,14 +395,22 @@ def test_newcomers_are_accepted_amid_a_crowd() -> None:
     server.accept()
     assert len(server.begun) == accepting._ACCEPTS
     events = 0
-    while server.acceptor.unfinished is not None:
-        server.acceptor.count_event()
-        events += 1
-        assert events < 1000
+    while server.pushed:
+        ((step, after),) = server.pushed
+        server.pushed.clear()
+        events += after
+        step()
     # The accept needs no other event of the listener, which would come after those of the crowd.
     assert len(server.begun) == waiting
     # The other connections do not wait for the new clients, either.
     assert events == 2 * accepting._EVENTS_BETWEEN_TURNS
+
+
+def test_unfinished_turn_is_continued_once() -> None:
+    server = Server(waiting=5 * accepting._ACCEPTS)
+    server.accept()
+    server.accept()  # the poller has reported the listener again
+    assert len(server.pushed) == 1
 
 
 def test_connection_that_fails_at_once_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,12 +448,12 @@ def test_turn_under_way_is_known_before_its_connection() -> None:
     thread.start()
     assert in_turn.wait(60)
     server.acceptor.close()
-    assert server.acceptor.is_accepting
+    assert server.acceptor.accepting
     assert not server.begun
     go_on.set()
     thread.join(60)
     assert server.begun == ["connection 0"]
-    assert not server.acceptor.is_accepting
+    assert not server.acceptor.accepting
 
 
 def test_connection_after_last_turn_is_not_accepted() -> None:

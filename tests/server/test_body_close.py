@@ -31,7 +31,7 @@ from tests.support.servers import wait_for
 from tests.workers.stepped_worker import GET, LARGE, SteppedWorker, request_for
 from wsgifast import StaticFiles, WSGIFast
 from wsgifast.bodies.files import SegmentedBody
-from wsgifast.server.channel import CLOSED, LINGERING
+from wsgifast.server.endpoint import CLOSED, LINGERING
 from wsgifast.sockets import FileSegment
 
 

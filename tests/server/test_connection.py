@@ -25,8 +25,9 @@ from tests.workers.stepped_worker import (
     echo,
     large,
 )
-from wsgifast.server import channel
-from wsgifast.server.channel import (
+from wsgifast.server import endpoint
+from wsgifast.server.connection import _STEPS
+from wsgifast.server.endpoint import (
     CLOSED,
     HANDSHAKE,
     IDLE,
@@ -36,7 +37,6 @@ from wsgifast.server.channel import (
     SENDING,
     STREAMS,
 )  # fmt: skip
-from wsgifast.server.connection import _STEPS
 from wsgifast.server.poller import READ
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
@@ -45,7 +45,7 @@ from wsgifast.workers.worker import FastWorker
 def test_every_state_is_handled() -> None:
     # In STREAMS, another object of HTTP/2 has the socket.
     assert {*FOLLOWS} - {STREAMS} == {*_STEPS}
-    constants = [value for name, value in vars(channel).items() if name.isupper()]
+    constants = [value for name, value in vars(endpoint).items() if name.isupper()]
     assert {*FOLLOWS} == {value for value in constants if isinstance(value, str)}
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.server.connections import HEAD, KNOWN, NONSENSE, MakeStepped, fill
 from tests.workers.stepped_worker import GET, HEAD_TIMEOUT_S, LARGE, SteppedWorker, large
 from wsgifast.errors import ClientGone
-from wsgifast.server.channel import CLOSED, LINGERING, RECEIVING, SENDING
+from wsgifast.server.endpoint import CLOSED, LINGERING, RECEIVING, SENDING
 from wsgifast.server.poller import WRITE
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker

@@ -20,7 +20,7 @@ from tests.server.connections import (
     responses,
 )  # fmt: skip
 from tests.workers.stepped_worker import GET, SteppedWorker, echo
-from wsgifast.server.channel import CLOSED, IDLE, LINGERING, SKIPPING
+from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, SKIPPING
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.sockets.closing import UNREAD_BODY_BYTES
 

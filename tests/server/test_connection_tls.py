@@ -17,7 +17,7 @@ from tests.server.connections import HEAD, MakeStepped
 from tests.support import http2
 from tests.support.tls import client_context, write_certificate
 from tests.workers.stepped_worker import GET, HEAD_TIMEOUT_S, LARGE, SteppedWorker, echo, large
-from wsgifast.server.channel import CLOSED, IDLE, LINGERING, STREAMS
+from wsgifast.server.endpoint import CLOSED, IDLE, LINGERING, STREAMS
 from wsgifast.server.http2 import multiplexer
 from wsgifast.server.poller import READ, WRITE
 from wsgifast.server.pool import Pool

@@ -22,7 +22,7 @@ from tests.server.http2_peer import (
 )
 from tests.workers.stepped_worker import HEAD_TIMEOUT_S, LARGE, echo
 from wsgifast.errors import ClientGone
-from wsgifast.server.channel import RUNNING
+from wsgifast.server.endpoint import RUNNING
 from wsgifast.server.http2.frames import ALL_STREAMS, Frames
 from wsgifast.server.http2.stream import Stream
 from wsgifast.server.receiving import Exchange

@@ -67,7 +67,7 @@ def test_too_large_upload_is_413(begin: Begin, declared: bool) -> None:
 def test_refused_upload_is_logged_and_not_recorded(begin: Begin) -> None:
     peer = begin(attributes={"body_limit_bytes": 1000})
     environs: list[Any] = []
-    peer.stepped.server._application.on_answered = lambda _, exchange, __: environs.append(
+    peer.stepped.server.application.on_answered = lambda _, exchange, __: environs.append(
         exchange.environ
     )
     peer.get(method="POST", body=bytes(2000))

@@ -11,9 +11,9 @@ import pytest
 
 from tests.server.http2_peer import Begin
 from tests.workers.stepped_worker import SteppedWorker
-from wsgifast.server.deadlines import Deadlines
+from wsgifast.server.deadlines import Deadlines, Shedding
 from wsgifast.server.monitor import Member
-from wsgifast.server.shedding import Shedding
+from wsgifast.server.receiving import Exchange
 
 
 def request(*, silent_s: float = 0.0, queued_s: float = 0.0, begun_s: float | None = None) -> Any:
@@ -31,18 +31,13 @@ def request(*, silent_s: float = 0.0, queued_s: float = 0.0, begun_s: float | No
         sock=SimpleNamespace(getsockopt=lambda *names: info),
         hijacked=False,
     )
+    req = SimpleNamespace(cfg=SimpleNamespace(trusts=lambda peer: True), peer_addr=accepted.peer)
+    exchange = Exchange(req, 0, b"", fields)
+    exchange.queued = now - queued_s if queued_s else 0.0
+    exchange.started = now - queued_s
     return SimpleNamespace(
         connection=lambda: accepted,
-        exchange=SimpleNamespace(
-            req=SimpleNamespace(
-                cfg=SimpleNamespace(trusts=lambda peer: True), peer_addr=accepted.peer
-            ),
-            fields=fields,
-            environ=None,
-            is_timed_out=False,
-            queued=now - queued_s if queued_s else 0.0,
-            started=now - queued_s,
-        ),
+        exchange=exchange,
     )
 
 
@@ -107,6 +102,6 @@ def test_check_that_raises_ends_its_stream(begin: Begin) -> None:
         raise ValueError("no readiness")
 
     peer = begin(attributes={"ready_path": "/readyz"})
-    peer.stepped.server._application.answer_probe = fail
+    peer.stepped.server.application.probes.answer = fail
     assert peer.get("/readyz").status == 500
     assert not peer.streams

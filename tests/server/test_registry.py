@@ -30,7 +30,6 @@ class Waits:
         self.fd = fd if sock is None else sock.fileno()
         self.deadline = float("-inf") if overdue else LATE
         self.waits_for_memory = retrying
-        self.is_registered = False
         self.ended = 0
         self.retried = 0
         self.meanwhile: Callable[[], object] = lambda: None
@@ -65,12 +64,14 @@ class Armed:
 def make_registry(poller: Any) -> Any:
     deferred: list[Any] = []
     registry: Any = Registry(
-        cast(Any, SimpleNamespace(log=logging.getLogger("test"))),
-        poller,
+        shared=cast(Any, SimpleNamespace(log=logging.getLogger("test"))),
+        poller=poller,
         defer=deferred.append,
         push_first=deferred.append,
         submit=lambda job: job(),
         on_closed=lambda connection: None,
+        on_handshake_end=lambda connection: None,
+        begin_http2=lambda *connection: None,
     )
     registry.deferred = deferred
     return registry
@@ -88,7 +89,7 @@ def registry(poller: Armed) -> Any:
 
 def wait(registry: Any, *connections: Waits) -> None:
     for connection in connections:
-        registry.wait(connection, READ)
+        registry.wait(connection, READ, is_new=True)
 
 
 def test_event_claims_a_waiting_connection_once(registry: Any, poller: Armed) -> None:
@@ -98,16 +99,16 @@ def test_event_claims_a_waiting_connection_once(registry: Any, poller: Armed) ->
     assert registry.waiting.pop(8, None) is None
     assert registry.waiting.pop(7, None) is connection
     assert registry.waiting.pop(7, None) is None
-    wait(registry, connection)
+    registry.wait(connection, READ)
     assert poller.events == [("add", 7, READ), ("arm", 7, READ)]
 
 
-def test_sweep_takes_what_is_overdue_or_retrying_alone(registry: Any) -> None:
+def test_sweep_claims_only_overdue_connections(registry: Any) -> None:
     late, retrying, waiting = Waits(fd=7, overdue=True), Waits(fd=8, retrying=True), Waits(fd=9)
     wait(registry, late, retrying, waiting)
     registry.sweep(0.0)
     assert (late.ended, retrying.retried) == (1, 1)
-    assert registry.waiting == {9: waiting}
+    assert registry.waiting == {8: retrying, 9: waiting}
 
 
 def test_sweep_leaves_a_connection_with_an_event_to_it(registry: Any) -> None:
@@ -118,9 +119,8 @@ def test_sweep_leaves_a_connection_with_an_event_to_it(registry: Any) -> None:
     assert (first.ended, second.ended) == (1, 0)
 
 
-@pytest.mark.parametrize("why", ["overdue", "retrying"])
-def test_sweep_leaves_a_reused_descriptor(registry: Any, why: str) -> None:
-    first, closed, other = Waits(fd=7, overdue=True), Waits(fd=8, **{why: True}), Waits(fd=8)
+def test_sweep_leaves_a_reused_descriptor(registry: Any) -> None:
+    first, closed, other = Waits(fd=7, overdue=True), Waits(fd=8, overdue=True), Waits(fd=8)
     wait(registry, first, closed)
 
     def used_again() -> None:
@@ -129,23 +129,22 @@ def test_sweep_leaves_a_reused_descriptor(registry: Any, why: str) -> None:
 
     first.meanwhile = used_again
     registry.sweep(0.0)
-    assert (closed.ended, closed.retried, other.ended, other.retried) == (0, 0, 0, 0)
+    assert (closed.ended, other.ended) == (0, 0)
     assert registry.waiting.pop(8, None) is other
 
 
-@pytest.mark.parametrize("why", ["overdue", "retrying"])
-def test_sweep_leaves_a_connection_that_had_a_turn(registry: Any, why: str) -> None:
-    first, second = Waits(fd=7, overdue=True), Waits(fd=8, **{why: True})
+def test_sweep_leaves_a_connection_that_had_a_turn(registry: Any) -> None:
+    first, second = Waits(fd=7, overdue=True), Waits(fd=8, overdue=True)
     wait(registry, first, second)
 
     def has_a_turn() -> None:
         assert registry.waiting.pop(8, None) is second
-        second.deadline, second.waits_for_memory = LATE, False
+        second.deadline = LATE
         wait(registry, second)
 
     first.meanwhile = has_a_turn
     registry.sweep(0.0)
-    assert (second.ended, second.retried) == (0, 0)
+    assert second.ended == 0
     assert registry.waiting.pop(8, None) is second
 
 
@@ -155,7 +154,7 @@ def test_event_of_a_swept_connection_comes_again(registry: Any, poller: Armed) -
 
     def goes_on() -> None:
         assert registry.waiting.pop(7, None) is None  # its event finds no connection
-        wait(registry, connection)
+        registry.wait(connection, READ)
 
     connection.meanwhile = goes_on
     registry.sweep(0.0)
@@ -179,8 +178,8 @@ def test_error_at_connection_end_stops_no_sweep(registry: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", POLLERS)
-@pytest.mark.parametrize("is_registered", [False, True])
-def test_sweep_before_arming_closes_nothing(kind: str, is_registered: bool) -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+def test_sweep_before_arming_closes_nothing(kind: str, is_new: bool) -> None:
     """Another connection could have its descriptor's number by the time that it is armed."""
     poller: Any = poller_of(kind)
     registry = make_registry(poller)
@@ -188,7 +187,7 @@ def test_sweep_before_arming_closes_nothing(kind: str, is_registered: bool) -> N
     connection = Waits(sock)
     swept: list[threading.Thread] = []
     armed = False
-    name = "arm" if is_registered else "add"
+    name = "add" if is_new else "arm"
     original = getattr(poller, name)
 
     def arm(fd: int, events: int) -> None:
@@ -209,13 +208,13 @@ def test_sweep_before_arming_closes_nothing(kind: str, is_registered: bool) -> N
         sock.close()
 
     with peer:
-        if is_registered:
-            registry.wait(connection, READ)
+        if not is_new:
+            wait(registry, connection)
             assert registry.waiting.pop(connection.fd, None) is connection
         connection.deadline = float("-inf")
         connection.meanwhile = end
         setattr(poller, name, arm)
-        registry.wait(connection, READ)
+        registry.wait(connection, READ, is_new=is_new)
         for thread in swept:
             thread.join(60)
         assert connection.ended == 1

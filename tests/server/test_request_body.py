@@ -15,7 +15,7 @@ from tests.workers.stepped_worker import GET as NEXT
 from wsgifast.errors import RequestError
 from wsgifast.files.temporary import Budget, Spool, TemporaryFile
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
-from wsgifast.server.receiving import BodyCollector
+from wsgifast.server.receiving import BodyCollector, Exchange
 
 DISK_BYTES = 1 << 40
 
@@ -25,11 +25,11 @@ def spool(in_memory: int = 1 << 20, disk: Budget | None = None) -> Spool:
 
 
 def chunked(in_memory: int = 1 << 20) -> BodyCollector:
-    return BodyCollector(ChunkDecoder(), spool(in_memory))
+    return BodyCollector(Exchange(None, None, b"", {}), ChunkDecoder(), spool(in_memory))
 
 
 def known(length: int, spool: Spool) -> BodyCollector:
-    return BodyCollector(LengthDecoder(length), spool)
+    return BodyCollector(Exchange(None, None, b"", {}), LengthDecoder(length), spool)
 
 
 def collect(collector: BodyCollector, data: bytes, cuts: list[int]) -> tuple[bytes, bytes]:

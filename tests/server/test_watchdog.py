@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from wsgifast.server.monitor import Watchdog
+from tests.workers.stepped_worker import SteppedWorker
+from wsgifast.server.monitor import Member, Watchdog
 
 
 class Stuck:
@@ -18,8 +19,7 @@ class Stuck:
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []  # with their levels
-        self.kills = 0
-        self.turn: int | None = 7
+        self.kills: list[str] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self.an_app_that_never_ends)
         self._thread.start()
@@ -27,7 +27,14 @@ class Stuck:
         levels = ("warning", "error", "critical")
         log = SimpleNamespace(**{level: functools.partial(self._log, level) for level in levels})
         shared: Any = SimpleNamespace(log=log, options=options)
-        self.watchdog = Watchdog(shared, self.turns, self.kill)
+        self.member = Member("two", turn=7, busy=True)
+        members = [Member("one", thread=self._thread, turn=3, busy=True), self.member]
+        self.watchdog = Watchdog(shared, members, self.kill)
+
+    def set_turn(self, turn: int | None) -> None:
+        """Let the second thread begin this turn. None: it is idle."""
+        self.member.busy = turn is not None
+        self.member.turn = turn or self.member.turn
 
     def _log(self, level: str, text: str, *args: object) -> None:
         self.lines.append((level, text % args))
@@ -36,14 +43,11 @@ class Stuck:
     def levels(self) -> list[str]:
         return [level for level, _ in self.lines]
 
-    def turns(self) -> list[tuple[str, int | None, int | None]]:
-        return [("one", self._thread.ident, 3), ("two", None, self.turn)]
-
     def an_app_that_never_ends(self) -> None:
         assert self._over.wait(60)
 
-    def kill(self) -> None:
-        self.kills += 1
+    def kill(self, reason: str, *args: object) -> None:
+        self.kills.append(reason % args)
 
     def end(self) -> None:
         self._over.set()
@@ -73,29 +77,38 @@ def test_stuck_threads_are_logged_once_with_stacks(stuck: Stuck) -> None:
     assert not stuck.kills
 
 
-def test_stuck_worker_is_killed_once(stuck: Stuck) -> None:
-    for now in (100, 130, 160, 170):
+def test_stuck_worker_is_killed(stuck: Stuck) -> None:
+    for now in (100, 130, 159):
         stuck.watchdog.check(now)
-    assert stuck.kills == 1
-    assert stuck.levels == ["error", "critical"]
+    assert not stuck.kills
+    stuck.watchdog.check(160)
+    assert stuck.kills == ["All threads have been stuck for 60 s"]
+    assert stuck.levels == ["error"]
+
+
+def test_killed_server_logs_its_first_reason(stepped: SteppedWorker) -> None:
+    stepped.server.kill("stuck for %d s", 60)
+    stepped.server.kill("stuck for %d s", 61)
+    assert stepped.server.end == "stuck"
+    assert stepped.log.warnings == ["stuck for 60 s: the worker ends"]
 
 
 @pytest.mark.parametrize("turn", [None, 8])
 def test_one_running_thread_satisfies_the_watchdog(stuck: Stuck, turn: int | None) -> None:
     stuck.watchdog.check(100)
-    stuck.turn = turn
+    stuck.set_turn(turn)
     stuck.watchdog.check(129)
-    stuck.turn = 8
+    stuck.set_turn(8)
     stuck.watchdog.check(150)
     stuck.watchdog.check(158)
     assert not stuck.lines
     stuck.watchdog.check(180)
     assert len(stuck.lines) == 1
-    stuck.turn = None
+    stuck.set_turn(None)
     stuck.watchdog.check(181)
     stuck.watchdog.check(182)
     assert stuck.levels == ["error", "warning"]
-    stuck.turn = 9
+    stuck.set_turn(9)
     stuck.watchdog.check(200)
     stuck.watchdog.check(230)
     assert stuck.levels == ["error", "warning", "error"]

@@ -12,7 +12,6 @@ import os
 import socket
 import ssl
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +27,7 @@ from tests.server.state_checks import checked_states
 from tests.support.http import Connection, ResponseReader
 from tests.workers.serving import split_options
 from wsgifast.server import connection, poller, server
+from wsgifast.server.monitor import this_thread
 from wsgifast.server_options import OPTIONS
 from wsgifast.workers import FastWorker, worker
 from wsgifast.workers.options import options
@@ -107,7 +107,7 @@ class Log:
         # The lines that an operator sees: of the level warning, or above.
         self.warnings: list[str] = []
         self.debug = self.info = self._log
-        self.warning = self.error = self._warn
+        self.warning = self.error = self.critical = self._warn
 
     def _log(self, text: str, *args: object, **more: object) -> None:
         self.lines.append(str(text) % args if args else str(text))
@@ -224,13 +224,13 @@ class SteppedWorker:
         self.worker.sockets = list(listeners)
         self.server = self.worker.server = self.worker.make_server()
         disk: Any = self.server.output_rules.disk
-        disk.submit_temporary = self.server.registry._submit = lambda job: job()
+        disk.submit_temporary = self.server.registry.submit = lambda job: job()
         self.worker.application.write_late = lambda write: write()
         rules: Any = self.server.output_rules
         rules.flush_soon = lambda queue, flush: queue.flush()  # since no monitor ticks
         self._pool = self.server.pool  # a test may replace it
         self.thread = self._pool.members[0]  # the only one
-        self._pool._by_ident[threading.get_ident()] = self.thread
+        this_thread.member = self.thread
 
     def close(self) -> None:
         for client in self._clients:
@@ -238,6 +238,7 @@ class SteppedWorker:
         for near in list(self.server.connections):
             near.close()
         self.server.poller.close()
+        this_thread.member = None
         self.worker.tmp.close()
         self._undo.close()
 

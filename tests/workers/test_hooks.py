@@ -185,7 +185,7 @@ def test_nr_counts_each_request(make_stepped: MakeStepped) -> None:
     stepped.worker.nr = 10
     ask(stepped)
     assert seen[-2:] == [("pre", 10), ("post", 11)]
-    assert stepped.server.requests == 3
+    assert stepped.server.application.requests == 3
 
 
 # Two requests are counted before one of their hooks reads the count.

@@ -6,7 +6,7 @@ import pytest
 from gunicorn.config import Config
 
 from tests.workers.stepped_worker import MakeStepped, echo, hello
-from wsgifast.server.channel import IDLE, STREAMS
+from wsgifast.server.endpoint import IDLE, STREAMS
 from wsgifast.workers import FastWorker
 from wsgifast.workers.options import InvalidWorkerOption
 

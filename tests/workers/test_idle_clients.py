@@ -69,7 +69,7 @@ def test_idle_clients_share_one_bound_of_memory(half: str) -> None:
 def receiver(**attributes: Any) -> tuple[Any, Any]:
     """Return a receiver, and the budget of memory that it uses."""
     found = receivers(attributes=attributes)()
-    return found, found._memory
+    return found, found._shared.input_memory
 
 
 def test_short_headers_need_no_room() -> None:

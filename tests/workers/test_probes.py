@@ -104,7 +104,7 @@ def test_worker_state_has_beat_and_slow_clients(make_stepped: MakeStepped) -> No
     (client,) = state.slow_clients
     assert client.path == "/"
     stepped.server.pool.exhaustion.since = 3.25
-    stepped.server.shared.is_ending = True
+    stepped.server.stop()
     state = state_of(stepped.server, stepped.worker)
     assert (state.exhausted_since, state.accepts) == (3.25, False)
 

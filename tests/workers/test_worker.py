@@ -110,12 +110,12 @@ def test_ending_worker_waits_for_accept_under_way(life: Life) -> None:
     acceptor = life.stepped.server.acceptor
 
     def begin() -> None:
-        acceptor._accepting += 1  # a thread is in accept()
+        acceptor.accepting += 1  # a thread is in accept()
         life.worker.alive = False
 
     def end() -> None:
-        assert acceptor.is_accepting
-        acceptor._accepting -= 1
+        assert acceptor.accepting
+        acceptor.accepting -= 1
 
     life.pool.at_monitor = [begin, end]
     life.worker.run()
@@ -147,7 +147,7 @@ def test_pool_has_the_threads_of_settings(make_stepped: MakeStepped) -> None:
     stepped = make_stepped(hello, threads=7)
     pool = stepped.server.pool
     assert len(pool.members) == 7
-    pool.monitor._on_tick()
+    pool.on_tick()
 
 
 def test_thread_that_fails_is_logged_and_ends_worker(make_stepped: MakeStepped) -> None:
@@ -169,7 +169,7 @@ def test_delayed_blocks_are_sent_at_tick(make_stepped: MakeStepped) -> None:
     write_next(b"two")
     assert client.receive_all_there_is() == b"one"
     assert stepped.server.pool.monitor._tick_requested
-    stepped.server.pool.monitor._on_tick()
+    stepped.server.pool.on_tick()
     assert client.receive_all_there_is() == b"two"
 
 
@@ -258,18 +258,6 @@ def test_listener_event_is_accepted_and_answered(
         server.stop()
         server.acceptor.update()
     assert [status for _, status, _ in stepped.log.requests] == ["200 OK"]
-
-
-def test_events_count_for_unfinished_listener(make_stepped: MakeStepped) -> None:
-    stepped = make_stepped(hello)
-    counted: list[int] = []
-    acceptor = stepped.server.acceptor
-    acceptor.count_event = lambda: counted.append(1)
-    ask(stepped)
-    assert not counted
-    acceptor.unfinished = 99
-    ask(stepped)
-    assert counted
 
 
 @pytest.mark.parametrize(

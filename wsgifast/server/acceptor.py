@@ -31,10 +31,12 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from .channel import HANDSHAKE
+from .endpoint import HANDSHAKE
 from .poller import Poller
 from .shared import Shared
 
@@ -50,8 +52,6 @@ MAX_HANDSHAKES = 512
 SHORT_HANDSHAKE_S = 3.0
 # The acceptor pauses for this time if the process has no free descriptors.
 _PAUSE_S = 0.2
-# The minimum time between two equal warnings.
-_WARN_AGAIN_S = 60.0
 _FULL = "The limit of %d %s is reached: new connections wait until others close"
 # The client or the network disconnected before accept() (accept(2)).
 _GONE = frozenset(
@@ -63,6 +63,7 @@ _GONE = frozenset(
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC})
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Acceptor:
     """Accepts connections from listeners, which the caller closes. It is thread-safe.
 
@@ -70,51 +71,38 @@ class Acceptor:
     :param may_accept: returns whether new connections are wanted now.
     :param connect: makes a connection from an accepted socket, the client's address and the
         listener's address. It returns None if it has closed the socket.
-    :ivar unfinished: a listener whose queue was not empty after a turn, or None.
+    :ivar accepting: the number of threads in a turn. Each may have a connection that is not counted
+        yet.
+    :param push: lets a thread run a function after a number of other events.
     """
 
-    def __init__(
-        self,
-        shared: Shared,
-        poller: Poller,
-        listeners: Iterable[socket.socket],
-        connections: Sized,
-        *,
-        may_accept: Callable[[], bool],
-        connect: Callable[[socket.socket, Any, Any], Any],
-    ) -> None:
-        self._listeners = {sock.fileno(): (sock, sock.getsockname()) for sock in listeners}
-        for sock, _ in self._listeners.values():
-            sock.setblocking(False)
-        self.log = shared.log
-        self._poller = poller
-        self._connections = connections
-        self._may_accept, self._connect = may_accept, connect
-        self._limit = shared.options.worker_connections
-        self._lock = threading.Lock()
-        self._resume_at = 0.0
-        self._warned_at: dict[str, float] = {}  # the monotonic time of each warning
-        self.listening = False
-        self._closed = False
-        self._accepting = 0  # the number of threads in a turn
-        self._handshakes: dict[Any, float] = {}  # the monotonic start time of each handshake
-        self.unfinished: int | None = None
-        self._events = 0
+    shared: Shared
+    poller: Poller
+    listeners: Sequence[socket.socket]
+    connections: Sized
+    may_accept: Callable[[], bool]
+    connect: Callable[[socket.socket, Any, Any], Any]
+    push: Callable[..., object]
+    listening: bool = False
+    accepting: int = 0
+    _closed: bool = False
+    _resume_at: float = 0.0
+    _is_pushed: bool = False  # whether the rest of an unfinished turn follows
+    _handshakes: dict[Any, float] = field(default_factory=dict)  # with their start times
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def is_accepting(self) -> bool:
-        """Whether a thread is in a turn. It may have a connection that is not counted yet."""
-        return self._accepting > 0
+    def __post_init__(self) -> None:
+        self._by_fd = {sock.fileno(): (sock, sock.getsockname()) for sock in self.listeners}
+        self._limit = self.shared.options.worker_connections
+        for sock in self.listeners:
+            sock.setblocking(False)
 
     def close(self) -> None:
-        """Stop listening, and take a last turn.
-
-        Another thread may still be in a turn: see is_accepting.
-        """
+        """Stop listening, and take a last turn. Another turn may still run: see `accepting`."""
         with self._lock:
             self._closed = True
         self.update()
-        for fd in self._listeners:
+        for fd in self._by_fd:
             self._accept(fd)
 
     def update(self) -> None:
@@ -122,20 +110,20 @@ class Acceptor:
         with self._lock:
             wanted = (
                 not self._closed
-                and len(self._connections) < self._limit
+                and len(self.connections) < self._limit
                 and len(self._handshakes) < MAX_HANDSHAKES
-                and self._may_accept()
+                and self.may_accept()
                 and (not self._resume_at or time.monotonic() >= self._resume_at)
             )
             if wanted == self.listening:
                 return
             self.listening = wanted
             try:
-                for fd in self._listeners:
+                for fd in self._by_fd:
                     if wanted:
-                        self._poller.listen(fd)
+                        self.poller.listen(fd)
                     else:
-                        self._poller.forget(fd)
+                        self.poller.forget(fd)
             except OSError as error:
                 self._listen_later(error)
 
@@ -163,18 +151,17 @@ class Acceptor:
     def accept(self, fd: int) -> None:
         """Accept connections from a readable listener. Ignore any other descriptor."""
         with self._lock:
-            if self._closed or fd not in self._listeners:
+            if self._closed or fd not in self._by_fd:
                 return
-            self._accepting += 1
+            self.accepting += 1
         try:
             self._accept(fd)
         finally:
             with self._lock:
-                self._accepting -= 1
+                self.accepting -= 1
 
     def _accept(self, fd: int) -> None:
-        listener, address = self._listeners[fd]
-        self.unfinished = None
+        listener, address = self._by_fd[fd]
         for _ in range(_ACCEPTS):
             try:
                 sock, peer = listener.accept()
@@ -189,57 +176,48 @@ class Acceptor:
                     break
                 connection = None
             else:
-                connection = self._connect(sock, peer, address)
+                connection = self.connect(sock, peer, address)
             if connection is not None:
                 if connection.state is HANDSHAKE:
                     self._handshakes[connection] = time.monotonic()
                 # The limits are checked before `begin`. Afterwards, another thread may close the
                 # connection at any time.
-                if len(self._connections) >= self._limit:
+                if len(self.connections) >= self._limit:
                     self.update()
-                    self._warn(_FULL, self._limit, "worker_connections")
+                    self.shared.warn_seldom(_FULL, self._limit, "worker_connections")
                 elif len(self._handshakes) >= MAX_HANDSHAKES:
                     self.update()
-                    self._warn(_FULL, MAX_HANDSHAKES, "TLS handshakes")
+                    self.shared.warn_seldom(_FULL, MAX_HANDSHAKES, "TLS handshakes")
                 connection.begin()
             if not self.listening:
                 return
         else:
-            self.unfinished = fd
-            self._events = 0
+            if not self._is_pushed:
+                self._is_pushed = True
+                self.push(partial(self._continue, fd), after=_EVENTS_BETWEEN_TURNS)
         with self._lock:
             if self.listening:
                 try:
-                    self._poller.requeue(fd)
+                    self.poller.requeue(fd)
                 except OSError as error:
                     self._listen_later(error)
 
-    def count_event(self) -> None:
-        """Count an event after an unfinished turn. After some events, take the next turn."""
-        fd = self.unfinished
-        self._events += 1
-        if fd is not None and self._events >= _EVENTS_BETWEEN_TURNS:
-            self.unfinished = None
-            if self.listening:
-                self.accept(fd)
+    def _continue(self, fd: int) -> None:
+        """Take the next turn after an unfinished one."""
+        self._is_pushed = False
+        if self.listening:
+            self.accept(fd)
 
     def _listen_later(self, error: OSError) -> None:
         """Retry at the next update, because the kernel cannot watch a listener. Needs the lock."""
         if error.errno not in _NO_ROOM:
             raise error
         self.listening = False
-        for fd in self._listeners:
-            self._poller.forget(fd)
+        for fd in self._by_fd:
+            self.poller.forget(fd)
         self._pause(error)
 
     def _pause(self, error: OSError) -> None:
         """Accept no connections for a moment."""
-        self._warn("Cannot accept connections: %s. The worker tries again soon", error)
+        self.shared.warn_seldom("Cannot accept connections: %s. The worker tries again soon", error)
         self._resume_at = time.monotonic() + _PAUSE_S
-
-    def _warn(self, text: str, *args: object) -> None:
-        now = time.monotonic()
-        message = text % args
-        if now - self._warned_at.get(message, -_WARN_AGAIN_S) >= _WARN_AGAIN_S:
-            self._warned_at[message] = now
-            self.log.warning("%s", message)

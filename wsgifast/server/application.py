@@ -26,7 +26,6 @@ from ..bodies.access_log import (
     SENDFILE_BYTES,
     SENT,
     WAIT_US,
-    queue_seconds,
 )
 from ..bodies.server_timing import wait_sources
 from ..bodies.wrappers import closes_file_alone
@@ -34,9 +33,10 @@ from ..deadlines import QueueTimeout
 from ..errors import ClientGone, RequestError
 from ..sockets.sending import FileTruncated
 from .backlog import Backlog
-from .channel import AcceptedSocket, Channel, Headers
-from .monitor import this_thread
+from .channel import Channel, Headers, exchange_of_this_thread
+from .endpoint import Endpoint
 from .output import OutputQueue
+from .probes import Probes
 from .receiving import Exchange
 from .response import Response, ResponseSettings
 from .shared import Shared
@@ -54,7 +54,7 @@ LogAccess = Callable[[Any, Any, dict[str, Any], float, AddDetails | None], objec
 class Application:
     """Runs a WSGI app. It is thread-safe.
 
-    The server sets `on_max_requests`, `write_late`, `postpone`, `probe_paths` and `answer_probe`.
+    The server sets `on_max_requests`, `write_late` and `postpone`.
 
     :param app: the WSGI app.
     :param make_environ: makes the environ from an exchange and its connection. With check=False it
@@ -77,14 +77,13 @@ class Application:
     :param on_answered: called after a response was sent or failed, before the access log is
         written, or None. Its arguments are the output, the exchange and the monotonic time. It must
         not raise.
+    :param readiness: returns whether this worker is ready for requests, and the reason.
     :ivar requests: the number of requests for which the app was called or is about to be called.
     :ivar max_requests: the number of requests after which `on_max_requests` is called once. It may
         change at any time.
     :ivar write_late: passes a function that writes a log line to a thread that never runs an app.
     :ivar postpone: see :meth:`.Pool.postpone`.
-    :ivar probe_paths: the paths of health checks to which the server responds itself.
-    :ivar answer_probe: responds to a request for such a path. It returns False if the request is
-        for the app.
+    :ivar probes: responds to health checks.
     """
 
     shared: Shared
@@ -93,22 +92,22 @@ class Application:
     file_wrapper: type
     settings: ResponseSettings
     log_access: LogAccess | None
-    pre_request: Callable[[Exchange, AcceptedSocket], object] | None
+    pre_request: Callable[[Exchange, Endpoint], object] | None
     post_request: Callable[[Any, dict[str, Any], Response | None, int], object] | None
     answer_error: Callable[[Channel, Any, BaseException], tuple[str, int]]
     on_answered: Callable[[OutputQueue, Exchange, float], object] | None = None
     line_needs_thread: Callable[[], bool] = lambda: True
+    readiness: Callable[[], tuple[bool, str]] = lambda: (True, "ready")
     requests: int = 0
     max_requests: float = math.inf
     on_max_requests: Callable[[], object] | None = None
     write_late: Callable[[Callable[[], object]], object] = field(init=False)
     postpone: Callable[[Callable[[], object], Any], Callable[[], object]] = field(init=False)
-    probe_paths: frozenset[str] = frozenset()
-    answer_probe: Callable[[Channel], bool] = field(init=False)
 
     def __post_init__(self) -> None:
         self.log = self.shared.log
         options = self.shared.options
+        self.probes = Probes(self.shared, self.settings, self.file_wrapper, self.readiness)
         self._unlogged = {options.health_path, options.ready_path, *options.access_log_skip}
 
     def run(self, channel: Channel, *, may_persist: bool) -> None:
@@ -197,14 +196,12 @@ class Application:
         # While bytes of a forbidden body are dropped, write() raises ClientGone to end an endless
         # body. Any other ClientGone of the app may come from another request.
         is_endless = resp is not None and resp.dropped and isinstance(error, ClientGone)
+        if resp is not None:
+            resp.force_close()
         if isinstance(error, ConnectionError) and (is_lost or is_endless):
             self.log.debug("Ignoring a lost connection: %s", error)
             exchange.resp = None if resp is not None and not resp.headers_sent else resp
-            if resp is not None:
-                resp.force_close()
             return
-        if resp is not None:
-            resp.force_close()
         if resp is not None and resp.headers_sent:
             # An error page would appear in the middle of the body.
             resp.is_cut_off = True
@@ -233,7 +230,7 @@ class Application:
                 channel.end_early(error, None)
                 return "the client is disconnected"
             refusal = RequestError(503, "The response has taken too long")
-            page = channel.error_page(503, refusal.reason, *_error_page(refusal))
+            page = channel.error_page(*_error_page(refusal))
             status = f"503 {refusal.reason}"
             exchange.replaced_by = self._error_response(channel, exchange, status, len(page.body))
             channel.end_early(error, page)
@@ -254,7 +251,7 @@ class Application:
         if exchange is not None and self.log_access is not None:
             resp = self._error_response(channel, exchange, status, size)
             exchange.context = Context()
-            self._log_access(resp, exchange, exchange.environ)
+            self._log_access(resp, exchange)
             exchange.environ = None  # Without it, no metrics are recorded: no app was called
 
     def _answer(
@@ -271,8 +268,7 @@ class Application:
             self.log.warning("Invalid request from %s: %s", channel.connection().peer, error)
         size = 0
         try:
-            headers, body = _error_page(error)
-            size = channel.send_error(error.status, error.reason, headers, body)
+            size = channel.send_error(*_error_page(error))
         except ClientGone as gone:
             self.log.debug("Failed to send error message: %s", gone)
         return f"{error.status} {error.reason}", size
@@ -296,6 +292,8 @@ class Application:
         """
         if exchange.replaced_by is not None:
             exchange.resp = exchange.replaced_by
+        elif output.error is not None and exchange.resp is not None:
+            exchange.resp.sent = max(0, exchange.resp.sent - output.unsent_bytes())
         if self.on_answered is not None:
             self.on_answered(output, exchange, now)
         if self.log_access is not None:
@@ -318,16 +316,12 @@ class Application:
         resp = exchange.resp
         if resp is None or resp.status is None or exchange.environ is None:
             return
-        is_replaced = resp is exchange.replaced_by
-        unsent = output.unsent_bytes()
-        if unsent and not is_replaced:
-            resp.sent = max(0, resp.sent - unsent)
-        if is_replaced or (output.error is None and not resp.is_cut_off):
+        if resp is exchange.replaced_by or (output.error is None and not resp.is_cut_off):
             outcome = SENT
         else:
             outcome = CUT_OFF if self._has_cut_off(output.error) else CLIENT_LEFT
         add_details = partial(_add_details, exchange, output.backlog, outcome)
-        self._log_access(resp, exchange, exchange.environ, add_details)
+        self._log_access(resp, exchange, add_details)
 
     def _has_cut_off(self, error: BaseException | None) -> bool:
         """Return whether the server ended a response early. False if the client left.
@@ -340,12 +334,9 @@ class Application:
         return not isinstance(error, _FROM_CLIENT) and getattr(error, "errno", None) not in _LOST
 
     def _log_access(
-        self,
-        resp: Response,
-        exchange: Exchange,
-        environ: Any,
-        add_details: AddDetails | None = None,
+        self, resp: Response, exchange: Exchange, add_details: AddDetails | None = None
     ) -> None:
+        environ: Any = exchange.environ
         if exchange.req.path in self._unlogged:
             return
         seconds = time.monotonic() - exchange.started
@@ -377,27 +368,10 @@ class Application:
             self.log.exception("Error in the access log")
 
 
-def queued_seconds(exchange: Exchange) -> float | None:
-    """Return how long a request waited before it arrived, by a trusted proxy's X-Request-Start.
-
-    The headers of other peers are ignored, because they may be false.
-    """
-    assert exchange.environ is not None
-    request_start = exchange.environ.get("HTTP_X_REQUEST_START")
-    if request_start is None or not exchange.req.cfg.trusts(exchange.req.peer_addr):
-        return None
-    arrived = time.time() - (time.monotonic() - exchange.started)
-    return queue_seconds(request_start, arrived)
-
-
 def _wait_of_this_thread() -> float | None:
     """Return how long this thread's request has waited for its app, in seconds."""
-    member = getattr(this_thread, "member", None)
-    exchange = None if member is None or member.job is None else member.job.exchange
-    if exchange is None or exchange.environ is None:
-        return None
-    waited_s = time.monotonic() - exchange.queued if exchange.queued else 0.0
-    return waited_s + (queued_seconds(exchange) or 0.0)
+    exchange = exchange_of_this_thread()
+    return None if exchange is None else exchange.waited_s()
 
 
 wait_sources.append(_wait_of_this_thread)
@@ -415,13 +389,13 @@ def _add_details(
     environ[WAIT_US] = int((begun - queued) * 1e6) if queued else 0
     environ[APP_US] = int((answered - begun - waited_s) * 1e6)
     environ[SEND_US] = int((time.monotonic() - answered + waited_s) * 1e6)
-    if (queued_s := queued_seconds(exchange)) is not None:
+    if (queued_s := exchange.waited_in_proxy_s()) is not None:
         environ[QUEUE_US] = int(queued_s * 1e6)
     environ[SENDFILE_BYTES] = 0 if backlog is None else backlog.by_sendfile
 
 
-def _error_page(error: RequestError) -> tuple[Headers, bytes]:
-    """Return the headers and body of an error response.
+def _error_page(error: RequestError) -> tuple[int, str, Headers, bytes]:
+    """Return the status, reason, headers and body of an error response.
 
     The page has the same form as gunicorn's error pages.
     """
@@ -431,4 +405,5 @@ def _error_page(error: RequestError) -> tuple[Headers, bytes]:
         f"    <h1><p>{reason}</p></h1>\n    {html.escape(str(error))}\n  </body>\n</html>\n"
     ).encode("latin-1", "replace")
     size = str(len(page))
-    return [("Content-Type", "text/html"), ("Content-Length", size), *error.headers], page
+    headers = [("Content-Type", "text/html"), ("Content-Length", size), *error.headers]
+    return error.status, reason, headers, page

@@ -14,34 +14,16 @@ waits for the next request, and an HTTP/2 stream is closed.
 
 from __future__ import annotations
 
-import socket
 from abc import abstractmethod
 from contextvars import copy_context
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
+from .endpoint import SENDING, Endpoint
+from .monitor import this_thread
 from .output import OutputQueue
 from .receiving import Exchange
 from .response import Response, header_lines
 from .sending import Owner
-
-# The states of a connection, and their possible next states. Any state can change to CLOSED.
-#
-#     HANDSHAKE: IDLE, LINGERING                   SENDING: IDLE, SKIPPING, LINGERING
-#     IDLE: RECEIVING, RUNNING, SENDING, STREAMS   SKIPPING: IDLE, LINGERING
-#     RECEIVING: RUNNING, SENDING, STREAMS         STREAMS: LINGERING
-#     RUNNING: SENDING, IDLE, SKIPPING, LINGERING
-#
-# Only the connection's owner changes its state. Metrics use the names of the states as labels. A
-# stream has some of these states too (http2/stream.py).
-HANDSHAKE: Final = "handshake"  # TLS handshake
-IDLE: Final = "idle"  # no byte of the next request has been received
-RECEIVING: Final = "receiving"  # a part of a request has been received
-RUNNING: Final = "running"  # the app runs, or the request waits for a thread
-SENDING: Final = "sending"  # the app is not running, and the output queue is not empty
-SKIPPING: Final = "body"  # the response was sent, and the unread body is being discarded
-STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py). Streams have their own states
-LINGERING: Final = "closing"  # waits until the client closes (RFC 9112 section 9.6)
-CLOSED: Final = "closed"
 
 Headers = list[tuple[str, str]]
 
@@ -55,42 +37,13 @@ class ErrorPage(NamedTuple):
     body: bytes
 
 
-class AcceptedSocket:
-    """An accepted socket, and the data for the environs of its requests.
-
-    :param peer: the client's address as returned by accept().
-    :param address: the listener's address.
-    :ivar app_socket: the value of `gunicorn.socket` in environs. None until it is needed.
-    :ivar hijacked: whether an app has taken over the socket.
-    :ivar proxy: environ keys from the PROXY header.
-    """
-
-    __slots__ = ("address", "app_socket", "peer", "proxy", "sock")
-
-    hijacked = False
-
-    def __init__(self, sock: socket.socket, peer: Any, address: Any) -> None:
-        self.sock = sock
-        self.peer = peer
-        self.address = address
-        self.app_socket: Any = None
-        self.proxy: dict[str, Any] | None = None
-
-    def hijack(self) -> socket.socket:
-        """Let the app take over the socket.
-
-        :raises OSError: if other streams use the socket too.
-        """
-        raise NotImplementedError
-
-
 class Channel(Owner):
     """Receives requests and sends their responses, one at a time.
 
     :ivar exchange: the current request and its response.
     :ivar output: the queue that sends the response.
-    :ivar state: one of the states above. It is SENDING if the app has returned and the output waits
-        for the client.
+    :ivar state: one of the states in endpoint.py. It is SENDING if the app has returned and the
+        output waits for the client.
     :cvar response_class: the class of the responses.
     """
 
@@ -102,7 +55,7 @@ class Channel(Owner):
     response_class: type[Response]
 
     @abstractmethod
-    def connection(self) -> AcceptedSocket:
+    def connection(self) -> Endpoint:
         """Return the HTTP/1 connection itself, or the connection of the stream."""
 
     @abstractmethod
@@ -176,3 +129,10 @@ class Channel(Owner):
                 output.is_complete = True
                 return
         self.finish()
+
+
+def exchange_of_this_thread() -> Exchange | None:
+    """Return the exchange for which this thread runs the app, or None."""
+    member = this_thread.member
+    channel: Channel | None = None if member is None else member.job
+    return None if channel is None else channel.exchange

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-channel.py defines the states and their possible next states. :data:`_STEPS` defines the step of
+endpoint.py defines the states and their possible next states. :data:`_STEPS` defines the step of
 each state. A waiting connection is in the registry. An event or the sweep claims the connection,
 and makes one thread its owner (endpoint.py). The owner calls :meth:`Connection.on_event`. This
 method makes the connection wait again, closes the connection, or returns it if its app can run now.
@@ -30,7 +30,8 @@ from typing import Any
 
 from ..errors import ClientGone, RequestError
 from .application import Application
-from .channel import (
+from .channel import Channel, ErrorPage
+from .endpoint import (
     CLOSED,
     HANDSHAKE,
     IDLE,
@@ -40,14 +41,14 @@ from .channel import (
     SENDING,
     SKIPPING,
     STREAMS,
-    Channel,
-    ErrorPage,
+    Endpoint,
+    Registry,
 )
-from .endpoint import Endpoint, Registry
 from .output import OutputQueue
 from .output_rules import OutputRules
 from .poller import READ, WOULD_BLOCK, WRITE
-from .receiving import COMPLETE, HTTP2, WANTS_CONTINUE, Exchange, Parser, Receiver
+from .pool import Job
+from .receiving import COMPLETE, HTTP2, WANTS_CONTINUE, Exchange, Receiver
 from .response import Response
 from .sending import SocketSender
 from .streamed_body import StreamedBody
@@ -69,18 +70,11 @@ class Connection(Endpoint, Channel):
     :param peer: the client's address as returned by accept().
     :param address: the listener's address.
     :param receiver: parses the requests.
-    :param begin_http2: replaces this connection by an HTTP/2 connection. Its arguments are this
-        connection, its parser and the received bytes. It returns a channel whose app is ready to
-        run, or None.
-    :param on_handshake_end: called when a TLS handshake succeeds or fails.
     :ivar exchange: the current request and its response.
     :ivar hijacked: whether the app has taken over the socket.
     """
 
-    __slots__ = (
-        "_application", "_begin_http2", "_on_handshake_end", "_receiver", "_unread", "exchange",
-        "hijacked",
-    )  # fmt: skip
+    __slots__ = ("_application", "_receiver", "_unread", "exchange", "hijacked")
 
     response_class = Response
 
@@ -93,9 +87,6 @@ class Connection(Endpoint, Channel):
         peer: Any,
         address: Any,
         receiver: Receiver,
-        *,
-        begin_http2: Callable[[Endpoint, Parser, bytes], Channel | None],
-        on_handshake_end: Callable[[Endpoint], object],
     ) -> None:
         secure = isinstance(sock, ssl.SSLSocket)
         super().__init__(registry, sock, peer, address, HANDSHAKE if secure else IDLE)
@@ -103,7 +94,6 @@ class Connection(Endpoint, Channel):
         self.exchange: Exchange | None = None
         self.hijacked = False
         self._application = application
-        self._begin_http2, self._on_handshake_end = begin_http2, on_handshake_end
         self._receiver = receiver
         self._unread: StreamedBody | None = None  # a body whose unread bytes are discarded
 
@@ -120,9 +110,8 @@ class Connection(Endpoint, Channel):
 
     # Events
 
-    def on_event(self, events: int) -> Channel | None:
-        ready: Channel | None = _STEPS[self.state][0](self, events)
-        return ready
+    def on_event(self, events: int) -> Job | None:
+        return _STEPS[self.state][0](self, events)
 
     def on_overdue(self) -> None:
         """End a connection that is past its deadline. The sweep owns it.
@@ -131,14 +120,14 @@ class Connection(Endpoint, Channel):
         connection were closed, the client would not know whether its request was processed (RFC
         9110 section 9.2.2).
         """
-        if self.state is IDLE and self.deadline != _LAST_TURN and self.has_unread():
+        if self.state is IDLE and self.deadline != _LAST_TURN and self.peek():
             self.deadline = _LAST_TURN
             self.registry.resume(self)
             return
         _, end, timeout_label = _STEPS[self.state]
         if self.receives_body:
             timeout_label = "body"
-        elif self.state is IDLE and self._receiver.is_first:
+        elif self.state is IDLE and not self._receiver.number:
             timeout_label = "head"
         if timeout_label:
             self.shared.counters.timeouts[timeout_label] += 1
@@ -150,25 +139,23 @@ class Connection(Endpoint, Channel):
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             self.wait(READ)
-            return None
         except ssl.SSLWantWriteError:
             self.wait(WRITE)
-            return None
         except (OSError, ValueError) as error:
             if isinstance(error, ssl.SSLError) and not _has_left(error):
                 ip = self.peer[0] if isinstance(self.peer, tuple) else ""
                 self.shared.log.warning("Invalid request from ip=%s: %s", ip, error)
-                self._on_handshake_end(self)
+                self.registry.on_handshake_end(self)
                 self.linger()  # so that the client receives OpenSSL's alert
             else:
                 self.shared.log.debug("The client has left in the TLS handshake: %s", error)
                 self.close()
-            return None
-        self.state = IDLE
-        self._on_handshake_end(self)
-        if self._tls.selected_alpn_protocol() == "h2":
-            return self._speak_http2()
-        return self._receive(READ)
+        else:
+            self.state = IDLE
+            self.registry.on_handshake_end(self)
+            is_http2 = self._tls.selected_alpn_protocol() == "h2"
+            return self._speak_http2() if is_http2 else self._receive(READ)
+        return None
 
     def _receive_request(self, events: int) -> Channel | None:
         """Receive more of a request. If a temporary file may be written, a disk thread does it."""
@@ -210,8 +197,8 @@ class Connection(Endpoint, Channel):
             self.state = RUNNING
             if exchange.body is None:
                 self._stream_body(exchange)
-            paths = self._application.probe_paths
-            if paths and exchange.req.path in paths and self._application.answer_probe(self):
+            probes = self._application.probes
+            if probes.paths and exchange.req.path in probes.paths and probes.answer(self):
                 return None
             return self
         if step is HTTP2:
@@ -229,12 +216,7 @@ class Connection(Endpoint, Channel):
         """
         deadline = self._receiver.deadline(time.monotonic())
         if wants_continue:
-            try:
-                self.output.write(_CONTINUE)
-            except ClientGone as error:
-                self.shared.log.debug("The client has gone before its body: %s", error)
-                self.close()
-                return
+            self._send_continue()
             if self.output.is_waiting:
                 return  # when it was sent, _receive() continues
         if deadline is not None:
@@ -253,6 +235,11 @@ class Connection(Endpoint, Channel):
         else:
             self.wait(READ)
 
+    def _send_continue(self) -> None:
+        """Send "100 Continue". The next receive, or the app's first read, reports a lost client."""
+        with contextlib.suppress(ClientGone):
+            self.output.write(_CONTINUE)
+
     def _stream_body(self, exchange: Exchange) -> None:
         """Make a `wsgi.input` that reads the body from the socket in the app's thread."""
         receiver = self._receiver
@@ -266,10 +253,7 @@ class Connection(Endpoint, Channel):
         )
         exchange.body = io.BufferedReader(streamed)
         if exchange.expects_continue and not exchange.unparsed:
-            try:
-                self.output.write(_CONTINUE)
-            except ClientGone:
-                pass  # the app's first read raises the error
+            self._send_continue()
 
     def _send(self, events: int) -> None:
         if self.output.on_writable():
@@ -279,7 +263,7 @@ class Connection(Endpoint, Channel):
         """Replace this connection by an HTTP/2 connection, which gets the received bytes."""
         self.state = STREAMS
         receiver = self._receiver
-        return self._begin_http2(self, receiver.parser, receiver.unparsed)
+        return self.registry.begin_http2(self, receiver.parser, receiver.unparsed)
 
     # The app's thread
 
@@ -289,12 +273,7 @@ class Connection(Endpoint, Channel):
 
     def has_left(self) -> bool:
         """Return whether the client has closed the connection or its sending side."""
-        try:
-            return not socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
-        except WOULD_BLOCK:
-            return False
-        except (OSError, ValueError):
-            return True
+        return self.peek() == b""
 
     def end_early(self, error: Exception, page: ErrorPage | None) -> None:
         self.output.replace(b"" if page is None else _encoded(page), error)
@@ -378,7 +357,7 @@ class Connection(Endpoint, Channel):
 
     def _drop_requests(self) -> bool:
         if self.state is HANDSHAKE:
-            self._on_handshake_end(self)
+            self.registry.on_handshake_end(self)
         exchange, self.exchange = self.exchange, None
         self._unread = None
         if exchange is not None and exchange.schedule_close is not None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import socket
 import ssl
@@ -33,75 +34,81 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ..errors import ClientGone
 from ..sockets.closing import Lingering
-from .channel import (
-    CLOSED,
-    HANDSHAKE,
-    IDLE,
-    LINGERING,
-    RUNNING,
-    SKIPPING,
-    AcceptedSocket,
-    Channel,
-)
 from .output import OutputQueue
 from .poller import READ, WOULD_BLOCK, WRITE, Poller
-from .receiving import Exchange
+from .pool import Job, Task
+from .receiving import Exchange, Parser
 from .sending import Owner
 from .shared import Shared
 
-# A step of a connection's owner. It returns a channel whose app is ready to run, or None.
-Step = Callable[[], Channel | None]
+# The states of a connection, and their possible next states. Any state can change to CLOSED.
+#
+#     HANDSHAKE: IDLE, LINGERING                   SENDING: IDLE, SKIPPING, LINGERING
+#     IDLE: RECEIVING, RUNNING, SENDING, STREAMS   SKIPPING: IDLE, LINGERING
+#     RECEIVING: RUNNING, SENDING, STREAMS         STREAMS: LINGERING
+#     RUNNING: SENDING, IDLE, SKIPPING, LINGERING
+#
+# Only the connection's owner changes its state. Metrics use the names of the states as labels. A
+# stream has some of these states too (http2/stream.py).
+HANDSHAKE: Final = "handshake"  # TLS handshake
+IDLE: Final = "idle"  # no byte of the next request has been received
+RECEIVING: Final = "receiving"  # a part of a request has been received
+RUNNING: Final = "running"  # the app runs, or the request waits for a thread
+SENDING: Final = "sending"  # the app is not running, and the output queue is not empty
+SKIPPING: Final = "body"  # the response was sent, and the unread body is being discarded
+STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py). Streams have their own states
+LINGERING: Final = "closing"  # waits until the client closes (RFC 9112 section 9.6)
+CLOSED: Final = "closed"
 
 # The maximum number of bytes that a lingering connection discards in one step.
 _DISCARD_BYTES = 256 * 1024
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Registry:
     """The connections of a worker. It is thread-safe.
 
     :param defer: makes a thread of the pool run a step, see :meth:`.Pool.defer`.
-    :param push_first: makes a thread run a step before other work, see :meth:`.Pool.push_first`.
+    :param push_first: makes a thread run a step before other work, see :meth:`.Pool.push`.
     :param submit: makes a disk thread run a function, see :meth:`.DiskThreads.submit_temporary`.
     :param on_closed: called after a connection has closed its descriptor.
+    :param on_handshake_end: called when a TLS handshake succeeds or fails.
+    :param begin_http2: replaces a connection by an HTTP/2 connection. Its arguments are the
+        connection, its parser and the received bytes. It returns a channel whose app is ready to
+        run, or None.
     :ivar connections: the open connections.
     :ivar waiting: the connections that wait for an event, by descriptor.
     """
 
-    def __init__(
-        self,
-        shared: Shared,
-        poller: Poller,
-        *,
-        defer: Callable[[Step], object],
-        push_first: Callable[[Step], object],
-        submit: Callable[[Callable[[], object]], object],
-        on_closed: Callable[[Endpoint], object],
-    ) -> None:
-        self.connections: set[Endpoint] = set()
-        self.shared = shared
-        self.log = shared.log
-        self._poller = poller
-        self.defer, self.push_first, self._submit = defer, push_first, submit
-        self._on_closed = on_closed
-        self.waiting: dict[int, Endpoint] = {}
-        self._lock = threading.Lock()
+    shared: Shared
+    poller: Poller
+    defer: Callable[[Task], object]
+    push_first: Callable[[Task], object]
+    submit: Callable[[Callable[[], object]], object]
+    on_closed: Callable[[Endpoint], object]
+    on_handshake_end: Callable[[Endpoint], object]
+    begin_http2: Callable[[Endpoint, Parser, bytes], Job | None]
+    connections: set[Endpoint] = field(default_factory=set)
+    waiting: dict[int, Endpoint] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     # The owner of a connection calls these methods.
 
-    def wait(self, connection: Endpoint, events: int) -> None:
-        """Make a connection wait for an event. The caller must not use the connection afterwards.
+    def wait(self, connection: Endpoint, events: int, *, is_new: bool = False) -> None:
+        """Let a connection wait for an event. The caller must not use it afterwards.
 
         :param events: see :meth:`Poller.arm`.
+        :param is_new: whether the poller does not know the descriptor yet.
         :raises OSError, ValueError: if the kernel cannot watch the descriptor. The caller then
             still owns the connection.
         """
-        arm = self._poller.arm if connection.is_registered else self._poller.add
-        connection.is_registered = True
+        arm = self.poller.add if is_new else self.poller.arm
         fd = connection.fd
         other = self.waiting.get(fd)
         if other is not None and other is not connection:
@@ -120,7 +127,7 @@ class Registry:
             except (OSError, ValueError) as error:
                 # If the connection is missing, an event has claimed it in spite of the error.
                 if self.waiting.pop(fd, None) is connection:
-                    self.log.warning("cannot wait for a connection: %s", error)
+                    self.shared.log.warning("cannot wait for a connection: %s", error)
                     raise
 
     def change(self, connection: Endpoint, events: int) -> None:
@@ -133,22 +140,20 @@ class Registry:
         """
         with self._lock:
             if self.waiting.get(connection.fd) is connection:
-                self._poller.arm(connection.fd, events)
+                self.poller.arm(connection.fd, events)
 
     def claim(self, connection: Endpoint, *, overdue_at: float | None = None) -> bool:
         """Make the caller the owner of a waiting connection, without an event.
 
         :param overdue_at: a monotonic time. The connection is then claimed only if its deadline is
-            earlier, or if it waits for memory.
+            earlier.
         :returns: False if the connection does not wait.
         """
         fd = connection.fd
         with self._lock:
             if self.waiting.get(fd) is not connection:
                 return False
-            if overdue_at is not None and not (
-                connection.deadline < overdue_at or connection.waits_for_memory
-            ):
+            if overdue_at is not None and connection.deadline >= overdue_at:
                 return False
             # None means that an event has claimed the connection. No other connection can have
             # replaced it, because that needs this lock.
@@ -162,25 +167,26 @@ class Registry:
     def remove(self, connection: Endpoint) -> None:
         """Remove a connection that has closed its descriptor."""
         self.connections.discard(connection)
-        self._on_closed(connection)
+        self.on_closed(connection)
 
     # The threads of the pool call these methods.
 
     def sweep(self, now: float) -> None:
         """Claim the overdue connections, and call their :meth:`Endpoint.on_overdue`.
 
+        Connections that wait for memory try again.
+
         :param now: the monotonic time in seconds.
         """
         for connection in list(self.waiting.values()):
-            if not (connection.deadline < now or connection.waits_for_memory):
-                continue
+            if connection.waits_for_memory:
+                try:
+                    connection.end_memory_wait()
+                except (OSError, ValueError):
+                    connection.deadline = -math.inf  # the kernel cannot watch it
             # An event may have claimed the connection in the meantime.
-            if not self.claim(connection, overdue_at=now):
-                continue
-            if connection.deadline < now:
+            if connection.deadline < now and self.claim(connection, overdue_at=now):
                 self.attempt(connection, connection.on_overdue)
-            else:
-                self.attempt(connection, connection.end_memory_wait)
 
     def cap_deadlines(self, deadline: float, applies: Callable[[Endpoint], bool]) -> None:
         """Limit the deadlines of the waiting connections for which `applies` returns True."""
@@ -188,12 +194,12 @@ class Registry:
             if applies(connection):
                 connection.deadline = min(connection.deadline, deadline)
 
-    def attempt(self, connection: Endpoint, step: Step) -> Channel | None:
+    def attempt(self, connection: Any, step: Task) -> Job | None:
         """Run a step of a connection's owner. Log any error and close the connection."""
         try:
             return step()
         except Exception:
-            self.log.exception("Error in a connection")
+            self.shared.log.exception("Error in a connection")
             connection.close()
             return None
 
@@ -201,8 +207,8 @@ class Registry:
         """Make a thread of the pool call :meth:`Endpoint.on_event` without an event."""
         self.defer(partial(self.attempt, connection, partial(connection.on_event, 0)))
 
-    def wait_for_disk(self, connection: Endpoint, step: Step) -> bool:
-        """Make a disk thread run a step that may write to a temporary file.
+    def wait_for_disk(self, connection: Endpoint, step: Task) -> bool:
+        """Let a disk thread run a step that may write to a temporary file.
 
         The disk thread owns the connection during the step. If the step returns a channel, a thread
         of the pool runs its app.
@@ -216,40 +222,44 @@ class Registry:
                 self.defer(lambda: ready)
 
         try:
-            self._submit(job)
+            self.submit(job)
         except OSError:
             return False
         return True
 
 
-class Endpoint(AcceptedSocket, Owner):
-    """An accepted socket, its output queue and its state.
-
-    connection.py explains which thread owns it.
+class Endpoint(Owner):
+    """An accepted socket, its output queue and its state. connection.py explains who owns it.
 
     :param peer: the client's address as returned by accept().
     :param address: the listener's address.
     :param state: the first state.
+    :ivar app_socket: the value of `gunicorn.socket` in environs. None until it is needed.
+    :ivar hijacked: whether an app has taken over the socket.
+    :ivar proxy: environ keys from the PROXY header.
     :ivar deadline: the monotonic time after which the sweep claims the connection.
-    :ivar is_registered: whether the descriptor was added to the poller.
-    :ivar waits_for_memory: whether the next sweep claims the connection before its deadline.
+    :ivar waits_for_memory: whether the connection waits until the next sweep.
     """
 
     __slots__ = (
-        "_lingering", "_tls", "deadline", "fd", "is_registered", "output", "registry", "shared",
-        "state", "waits_for_memory",
+        "_lingering", "_tls", "address", "app_socket", "deadline", "fd", "output", "peer", "proxy",
+        "registry", "shared", "sock", "state", "waits_for_memory",
     )  # fmt: skip
 
     output: OutputQueue
+    hijacked = False
 
     def __init__(
         self, registry: Registry, sock: socket.socket, peer: Any, address: Any, state: str
     ) -> None:
-        super().__init__(sock, peer, address)
+        self.sock = sock
+        self.peer = peer
+        self.address = address
+        self.app_socket: Any = None
+        self.proxy: dict[str, Any] | None = None
         self.shared = shared = registry.shared
         self.registry = registry
         self.fd = sock.fileno()
-        self.is_registered = False
         self.waits_for_memory = False
         self.deadline = time.monotonic() + shared.options.head_timeout_s
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
@@ -263,7 +273,7 @@ class Endpoint(AcceptedSocket, Owner):
         return False
 
     @abstractmethod
-    def on_event(self, events: int) -> Channel | None:
+    def on_event(self, events: int) -> Job | None:
         """Handle an event. The caller owns the connection.
 
         :param events: 0 to continue without an event.
@@ -280,6 +290,13 @@ class Endpoint(AcceptedSocket, Owner):
     @abstractmethod
     def outputs(self) -> list[tuple[OutputQueue, Exchange | None]]:
         """Return all output queues with their exchanges. Any thread may call this."""
+
+    @abstractmethod
+    def hijack(self) -> socket.socket:
+        """Let the app take over the socket.
+
+        :raises OSError: if other streams use the socket too.
+        """
 
     @abstractmethod
     def is_sending(self) -> bool:
@@ -301,7 +318,7 @@ class Endpoint(AcceptedSocket, Owner):
 
     def begin(self) -> None:
         """Wait for the first event."""
-        self.wait(READ)
+        self.wait(READ, is_new=True)
 
     def wait_to_send(self, deadline: float, *, no_memory: bool) -> None:
         self.deadline = deadline
@@ -312,25 +329,30 @@ class Endpoint(AcceptedSocket, Owner):
         self.registry.resume(self)
 
     def end_memory_wait(self) -> None:
-        """Wait until the socket is writable. Only the sweep calls this, and owns the connection."""
+        """Wait until the socket is writable. The sweep calls it without owning the connection."""
         self.waits_for_memory = False
-        self.wait(WRITE)
+        self.registry.change(self, WRITE)
 
-    def wait(self, events: int) -> None:
+    def wait(self, events: int, *, is_new: bool = False) -> None:
         """Let the connection wait for an event. The caller must not use it afterwards."""
         try:
-            self.registry.wait(self, events)
+            self.registry.wait(self, events, is_new=is_new)
         except (OSError, ValueError) as error:
             self.output.fail(error)
             if self.state is not RUNNING:
                 self.close()
 
-    def has_unread(self) -> bool:
-        """Return whether the socket has unread data. With TLS, the data is encrypted."""
+    def peek(self) -> bytes | None:
+        """Return the first unread byte, encrypted with TLS. None if there is none yet.
+
+        :returns: b"" if the client has closed the connection or its sending side.
+        """
         try:
-            return bool(socket.socket.recv(self.sock, 1, socket.MSG_PEEK))
+            return socket.socket.recv(self.sock, 1, socket.MSG_PEEK)
+        except WOULD_BLOCK:
+            return None
         except (OSError, ValueError):
-            return False
+            return b""
 
     def has_more_in_tls(self) -> bool:
         """Return whether the TLS object has decrypted bytes. No event reports them."""
@@ -398,8 +420,6 @@ class Endpoint(AcceptedSocket, Owner):
         self.output.close()
         self.app_socket = None
         self.registry.claim(self)
-        try:
+        with contextlib.suppress(OSError):
             self.sock.close()
-        except OSError:
-            pass
         self.registry.remove(self)

@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +44,6 @@ _RUNNING_PATIENCE_S = 0.005
 # A spare counts as blocked if its turn takes longer than this. A shorter turn may be long because
 # the spare competes with all apps for the GIL.
 _SPARE_PATIENCE_S = 0.25
-
-# See :meth:`.Pool.turns`.
-_Turns = list[tuple[str, int | None, int | None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +67,7 @@ class Member:
         self.gate.acquire()
 
 
+@dataclass(slots=True, eq=False)
 class Exhaustion:
     """Measures the time during which no thread of a pool was free.
 
@@ -79,11 +77,8 @@ class Exhaustion:
     :ivar since: the monotonic time at which the current period began. None if a thread is free.
     """
 
-    __slots__ = ("_total_s", "since")
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-        self._total_s = 0.0  # the sum of all past periods
+    since: float | None = None
+    _total_s: float = 0.0  # the sum of all past periods
 
     def begin(self) -> None:
         """Note that no thread is free."""
@@ -102,22 +97,25 @@ class Exhaustion:
         return self._total_s + (0.0 if since is None else now - since)
 
 
-# In the pool's threads, its attribute `member` is the thread's Member.
-this_thread = threading.local()
+class _ThisThread(threading.local):
+    """The current thread's Member. None in threads that are not the pool's."""
+
+    member: Member | None = None
+
+
+this_thread = _ThisThread()
 
 
 class Monitor:
     """Checks the leader of a pool, and replaces the leader if its turn takes too long.
 
-    :param on_tick: see :class:`.Pool`.
     :ivar guard_at: the first thread that begins a turn after this monotonic time calls
         :meth:`guard`.
     """
 
-    def __init__(self, pool: Pool, on_tick: Callable[[], bool]) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.guard_at = 0.0
         self._pool = pool
-        self._on_tick = on_tick
         self._tick_requested = False  # if True, the alarm must not be postponed
         # The duration of a turn after which the monitor checks the leader.
         self._patience_s = TICK_S
@@ -136,7 +134,7 @@ class Monitor:
             # now on, it sets the alarm.
             self._tick_requested = False
             self.guard_at = 0.0
-            more = self._on_tick()
+            more = self._pool.on_tick()
             leader = self._pool.leader
             now = time.monotonic()
             if leader.busy and self._must_replace(leader, now - leader.since):
@@ -198,63 +196,54 @@ def is_running(thread: threading.Thread | None) -> bool:
         return False
 
 
+@dataclass(eq=False, repr=False)
 class Watchdog:
     """Checks whether a thread has finished its turn since the last check. It is not thread-safe.
 
     If no thread has finished for `stuck_after_s`, the watchdog logs each thread's stack once. After
     `kill_stuck_after_s` it ends the server.
 
-    :param turns: see :meth:`.Pool.turns`.
-    :param kill: ends the server.
+    :param members: the threads that run apps.
+    :param kill: see :meth:`.Server.kill`.
     """
 
-    def __init__(
-        self, shared: Shared, turns: Callable[[], _Turns], kill: Callable[[], object]
-    ) -> None:
-        self._options, self.log = shared.options, shared.log
-        self._get_turns, self._kill = turns, kill
-        self._turns: _Turns = []
-        self._since = 0.0
-        self._has_warned = self._has_killed = False
+    shared: Shared
+    members: Sequence[Member]
+    kill: Callable[..., object]
+    _turns: Sequence[int] = ()  # the turns of the busy threads at the last check
+    _since: float = 0.0
+    _has_warned: bool = False
 
     def check(self, now: float) -> None:
         """Check the threads, and log or end the server if they are stuck.
 
         :param now: the monotonic time.
         """
-        turns = self._get_turns()
-        if turns != self._turns or any(turn is None for _, _, turn in turns):
+        members, options, log = self.members, self.shared.options, self.shared.log
+        turns = [member.turn for member in members if member.busy]
+        if turns != self._turns or len(turns) < len(members):
             self._turns, self._since = turns, now
             if self._has_warned:
-                self._has_warned = self._has_killed = False
-                self.log.warning("A thread is free again")
+                self._has_warned = False
+                log.warning("A thread is free again")
             return
         stuck_s = now - self._since
-        if stuck_s >= self._options.stuck_after_s and not self._has_warned:
+        if stuck_s >= options.stuck_after_s and not self._has_warned:
             self._has_warned = True
-            self.log.error(
+            log.error(
                 "All %d threads have worked on the same requests for %.0f s. No other request is "
                 "served.\n%s",
                 len(turns),
                 stuck_s,
-                _stacks(turns),
+                "\n".join(map(stack_of, members)),
             )
-        if stuck_s >= self._options.kill_stuck_after_s and not self._has_killed:
-            self._has_killed = True
-            self.log.critical("All threads have been stuck for %.0f s: the worker ends", stuck_s)
-            self._kill()
-
-
-def _stacks(turns: _Turns) -> str:
-    return "\n".join(_stack(name, ident) for name, ident, _ in turns)
+        if stuck_s >= options.kill_stuck_after_s:
+            self.kill("All threads have been stuck for %.0f s", stuck_s)
 
 
 def stack_of(member: Member) -> str:
     """Return the stack of a thread as text, in the format of a traceback."""
-    return _stack(member.name, None if member.thread is None else member.thread.ident)
-
-
-def _stack(name: str, ident: int | None) -> str:
+    ident = None if member.thread is None else member.thread.ident
     frame = None if ident is None else sys._current_frames().get(ident)
     stack = "" if frame is None else "".join(traceback.format_stack(frame))
-    return f"Thread {name} (most recent call last):\n{stack}"
+    return f"Thread {member.name} (most recent call last):\n{stack}"

@@ -57,11 +57,12 @@ only this close() releases.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -102,6 +103,7 @@ class Close:
     member: Member
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Pool:
     """A fixed number of threads that poll and run jobs, and a spare thread that only polls.
 
@@ -123,43 +125,35 @@ class Pool:
     :ivar failed: whether a thread has ended because of an internal error. The worker must end.
     """
 
-    def __init__(
-        self,
-        size: int,
-        poller: Poller,
-        log: Any,
-        *,
-        receive: Callable[[Event | Task], Job | None],
-        run: Callable[[Job], object],
-        on_tick: Callable[[], bool],
-        on_queued: Callable[[Job], object],
-        on_dequeued: Callable[[Job], bool],
-        on_saturation: Callable[[], object],
-    ) -> None:
-        self.work: deque[Event | Task] = deque()
-        self.deferred: deque[Event | Task] = deque()
-        self._polled_at = 0.0
-        self.ready: deque[Job] = deque()  # jobs that wait for a free thread
-        self.saturated = False
-        self.exhaustion = Exhaustion()
-        self.failed = False
-        self._poller = poller
-        self.log = log
-        self._receive, self._run = receive, run
-        self._on_queued, self._on_dequeued = on_queued, on_dequeued
-        self._on_saturation = on_saturation
-        self.members = [Member(f"wsgifast-{number}") for number in range(size)]
+    size: int
+    poller: Poller
+    log: Any
+    receive: Callable[[Event | Task], Job | None]
+    run: Callable[[Job], object]
+    on_tick: Callable[[], bool]
+    on_queued: Callable[[Job], object]
+    on_dequeued: Callable[[Job], bool]
+    on_saturation: Callable[[], object]
+    work: deque[Event | Task] = field(default_factory=deque)
+    deferred: deque[Event | Task] = field(default_factory=deque)
+    ready: deque[Job] = field(default_factory=deque)  # jobs that wait for a free thread
+    saturated: bool = False
+    exhaustion: Exhaustion = field(default_factory=Exhaustion)
+    failed: bool = False
+    _polled_at: float = 0.0
+    _spare_waits: bool = False  # at its gate
+    # Whether the leader's turn may be long, and no thread was free to lead when it was offered.
+    _lead_is_offered: bool = False
+    _followers: list[Member] = field(default_factory=list)  # the threads that wait at their gates
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stopped: bool = False
+    _early_promotions_left: int = 0
+
+    def __post_init__(self) -> None:
+        self.members = [Member(f"wsgifast-{number}") for number in range(self.size)]
         self._spare = Member("wsgifast-spare", spare=True)
-        self._spare_waits = False  # at its gate
-        self._by_ident: dict[int, Member] = {}  # the started threads
         self.leader = self.members[0]
-        # Whether the leader's turn may be long, and no thread was free to lead when it was offered.
-        self._lead_is_offered = False
-        self._followers: list[Member] = []  # the threads that wait at their gates
-        self._lock = threading.Lock()
-        self._stopped = False
-        self._early_promotions_left = 0
-        self.monitor = Monitor(self, on_tick)
+        self.monitor = Monitor(self)
 
     @property
     def is_behind(self) -> bool:
@@ -174,14 +168,13 @@ class Pool:
             )
             member.thread.start()
 
-    def push(self, item: Event | Task) -> None:
-        """Add work from any thread."""
-        self.work.append(item)
-        self._wake_for_work()
+    def push(self, item: Event | Task, *, after: int = sys.maxsize) -> None:
+        """Add work from any thread.
 
-    def push_first(self, task: Task) -> None:
-        """Add a task before all other work, like :meth:`push`. The task must not exceed a tick."""
-        self.work.appendleft(task)
+        :param after: the number of other items to handle before, if there are so many. With 0, the
+            item must not exceed a tick.
+        """
+        self.work.insert(after, item)
         self._wake_for_work()
 
     def defer(self, task: Task) -> None:
@@ -195,7 +188,7 @@ class Pool:
         :param timeout: see :meth:`Poller.poll`. With deferred items, the poll does not wait.
         """
         work, deferred = self.work, self.deferred
-        events = self._poller.poll(0 if deferred else timeout)
+        events = self.poller.poll(0 if deferred else timeout)
         if len(events) <= _FEW_EVENTS:
             work.extend(events)
         else:
@@ -221,7 +214,7 @@ class Pool:
                 item = deferred.popleft()
             except IndexError:
                 break  # another thread has handled the last item
-            job = self._receive(item)
+            job = self.receive(item)
             if job is not None:
                 if deferred:
                     self.work.appendleft(partial(self._handle_deferred, until))
@@ -248,7 +241,8 @@ class Pool:
         :returns: a function that makes the close() due. Any thread may call it. The app's thread
             then calls close() between two of its turns.
         """
-        me = self._by_ident[threading.get_ident()]
+        me = this_thread.member
+        assert me is not None
         postponed = Close(close, req, me)
         me.closes.add(postponed)
         return partial(self._make_due, postponed)
@@ -257,7 +251,7 @@ class Pool:
         member = close.member
         member.due.append(close)
         if member.polling:
-            self._poller.wake()
+            self.poller.wake()
             return
         with self._lock:
             if member in self._followers:
@@ -305,30 +299,16 @@ class Pool:
                 member.gate.release()
             self._followers.clear()
             self._wake_spare()
-        self._poller.wake()
-
-    def turns(self) -> list[tuple[str, int | None, int | None]]:
-        """Return the name, ident and turn of each thread that runs apps.
-
-        The turn of an idle thread is None.
-        """
-        return [
-            (
-                member.name,
-                None if member.thread is None else member.thread.ident,
-                member.turn if member.busy else None,
-            )
-            for member in self.members
-        ]
+        self.poller.wake()
 
     # The threads of the pool.
 
     def _serve_until_stopped(self, me: Member) -> None:
-        self._by_ident[threading.get_ident()] = this_thread.member = me
+        this_thread.member = me
         try:
             while not self._stopped:
                 self._serve(me)
-            self._poller.wake()  # another thread may still be polling
+            self.poller.wake()  # another thread may still be polling
         except BaseException:
             self.failed = True
             self.log.exception("A thread of the worker has failed. The worker ends")
@@ -346,7 +326,7 @@ class Pool:
                 close = me.due.popleft()
             elif self.ready and not me.spare:
                 job = self.ready.popleft()
-                if not self._on_dequeued(job):
+                if not self.on_dequeued(job):
                     return
             elif self.work:
                 item = self.work.popleft()
@@ -364,12 +344,12 @@ class Pool:
         if now >= self.monitor.guard_at:
             self.monitor.guard(now)
         if item is not None:
-            job = self._receive(item)
+            job = self.receive(item)
         elif close is not None:
             self._close(close)
         if job is not None:
             if me.spare:
-                self._on_queued(job)
+                self.on_queued(job)
                 self.ready.append(job)
                 self._wake_for_work()
             else:
@@ -377,7 +357,7 @@ class Pool:
                 if self._early_promotions_left:
                     self._promote_and_run(me, job)
                 else:
-                    self._run(job)
+                    self.run(job)
                 me.job = None
         me.busy = False
         job = item = close = None  # the thread may wait for long now, and must not keep a request
@@ -416,7 +396,7 @@ class Pool:
     def _promote_and_run(self, me: Member, job: Job) -> None:
         """Promote another thread before a job that may be slow, and record whether it was slow."""
         self._offer_lead(me)
-        self._run(job)
+        self.run(job)
         slow = time.monotonic() - me.since > _SLOW_S
         self._early_promotions_left = _EARLY_PROMOTIONS if slow else self._early_promotions_left - 1
 
@@ -451,7 +431,7 @@ class Pool:
                 self.exhaustion.end()
             saturated, self.saturated = self.saturated, False
         if saturated:
-            self._on_saturation()
+            self.on_saturation()
         if not leads:
             me.gate.acquire()
 
@@ -465,7 +445,7 @@ class Pool:
                 if self.leader is leader and self._followers:
                     self._promote(self._pop_follower())
         if leader.polling:
-            self._poller.wake()
+            self.poller.wake()
 
     def replace(self, leader: Member) -> None:
         """Promote another thread if the leader is still in its long turn.
@@ -485,7 +465,7 @@ class Pool:
             self._set_leader(self._spare)
             self.saturated = True
             self.exhaustion.begin()
-        self._on_saturation()  # before the spare polls
+        self.on_saturation()  # before the spare polls
         with self._lock:
             self._wake_spare()
 

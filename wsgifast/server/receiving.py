@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Final, Protocol
 
+from ..bodies.access_log import queue_seconds
 from ..errors import BodyTooLarge, HeadersTooLarge, RequestError
 from ..files.temporary import Reservation, Spool
 from ..http.chunked import BodyDecoder, ChunkDecoder, LengthDecoder
@@ -81,26 +82,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "answered",
-        "begun",
-        "body",
-        "context",
-        "environ",
-        "expects_continue",
-        "fields",
-        "is_timed_out",
-        "length",
-        "proxy",
-        "queued",
-        "replaced_by",
-        "req",
-        "resp",
-        "response_is_complete",
-        "schedule_close",
-        "script_name",
-        "started",
-        "streamed",
-        "unparsed",
+        "answered", "begun", "body", "context", "environ", "expects_continue", "fields",
+        "is_timed_out", "length", "proxy", "queued", "replaced_by", "req", "resp",
+        "response_is_complete", "schedule_close", "script_name", "started", "streamed", "unparsed",
     )  # fmt: skip
 
     def __init__(
@@ -143,6 +127,21 @@ class Exchange:
         if {coding.strip(" \t") for coding in codings} <= _ONLY_FRAMING:
             self.fields.pop("HTTP_TRANSFER_ENCODING", None)
             self.fields.setdefault("CONTENT_LENGTH", str(size))
+
+    def waited_in_proxy_s(self) -> float | None:
+        """Return how long the request waited before it arrived, by X-Request-Start, or None.
+
+        Only the header of a trusted proxy counts, because other peers may send false times.
+        """
+        start = self.fields.get("HTTP_X_REQUEST_START")
+        if start is None or not self.req.cfg.trusts(self.req.peer_addr):
+            return None
+        return queue_seconds(start, time.time() - (time.monotonic() - self.started))
+
+    def waited_s(self) -> float:
+        """Return how long the request has waited for its app, in a trusted proxy and here."""
+        waited_s = time.monotonic() - self.queued if self.queued else 0.0
+        return waited_s + (self.waited_in_proxy_s() or 0.0)
 
 
 class NeedMoreData(Exception):
@@ -195,23 +194,14 @@ class Receiver:
     :param shared: the server's shared data. Its budgets count bodies in temporary files and in
         memory. They also count long headers until the request is complete.
     :ivar exchange: the current or the last request. None while headers are incomplete.
+    :ivar number: the number of requests so far.
     :ivar unparsed: received bytes that have not been parsed.
     :ivar receive_limit: the maximum number of bytes for the next receive.
     """
 
     __slots__ = (
-        "_body",
-        "_disk",
-        "_header_memory",
-        "_memory",
-        "_number",
-        "_options",
-        "_peer",
-        "_scanner",
-        "exchange",
-        "parser",
-        "receive_limit",
-        "unparsed",
+        "_body", "_header_memory", "_peer", "_scanner", "_shared", "exchange", "number", "parser",
+        "receive_limit", "unparsed",
     )  # fmt: skip
 
     def __init__(self, parser: Parser, peer: Any, shared: Shared) -> None:
@@ -220,18 +210,11 @@ class Receiver:
         self.receive_limit = _HEADER_BYTES
         self.parser = parser
         self._peer = peer
-        self._options = shared.options
-        self._disk = shared.bodies_on_disk
-        self._memory = shared.input_memory
+        self._shared = shared
         self._header_memory = Reservation(shared.input_memory)
-        self._number = 0  # the number of the last request on this connection
+        self.number = 0
         self._scanner: HeaderScanner | None = None  # for incomplete headers
         self._body: BodyCollector | None = None  # for an incomplete body
-
-    @property
-    def is_first(self) -> bool:
-        """Return whether no request has been received on the connection yet."""
-        return not self._number
 
     def has_more_to_do(self) -> bool:
         """Return whether :meth:`feed` can continue with bytes that have been received."""
@@ -270,11 +253,12 @@ class Receiver:
 
         :param now: the monotonic time. Bytes have just been received.
         """
-        if self._body is None or self.exchange is None:
+        body = self._body
+        if body is None:
             return None
-        waited_s = now - self.exchange.started
+        waited_s = now - body.exchange.started
         return now + remaining_wait_s(
-            self._options.body_timeout_s, MIN_BYTES_PER_S, self._body.received, waited_s
+            self._shared.options.body_timeout_s, MIN_BYTES_PER_S, body.received, waited_s
         )
 
     def decoder(self, length: int | None) -> BodyDecoder:
@@ -284,7 +268,7 @@ class Receiver:
         """
         if length is not None:
             return LengthDecoder(length)
-        options = self._options
+        options = self._shared.options
         return ChunkDecoder(
             body_limit=options.body_limit_bytes if options.buffer_bodies else sys.maxsize,
             line_limit=options.trailer_line_bytes,
@@ -316,7 +300,7 @@ class Receiver:
 
     def _parse(self, data: bytes) -> str:
         parser = self.parser
-        number = self._number + 1
+        number = self.number + 1
         try:
             exchange = parser.parse(data, self._peer, number)
         except NeedMoreData:
@@ -332,7 +316,7 @@ class Receiver:
         if exchange is None:
             self.unparsed = data
             return HTTP2
-        self._number = number
+        self.number = number
         self.exchange = exchange
         limit = parser.head_limit_bytes
         if len(data) > limit and len(data) - len(exchange.unparsed) > limit:
@@ -341,17 +325,18 @@ class Receiver:
             self.unparsed = exchange.unparsed
             exchange.body = io.BytesIO()
             return COMPLETE
-        if not self._options.buffer_bodies:
+        if not self._shared.options.buffer_bodies:
             return COMPLETE
         return self._begin_body(exchange, len(data) - len(exchange.unparsed))
 
     def _begin_body(self, exchange: Exchange, header_bytes: int) -> str:
-        options = self._options
+        options = self._shared.options
         length = exchange.length
         if length is not None and length > options.body_limit_bytes:
             raise BodyTooLarge(options.body_limit_bytes)
-        spool = Spool(options.body_memory_bytes, options.body_limit_bytes, self._disk, self._memory)
-        self._body = body = BodyCollector(self.decoder(length), spool)
+        disk, memory = self._shared.bodies_on_disk, self._shared.input_memory
+        spool = Spool(options.body_memory_bytes, options.body_limit_bytes, disk, memory)
+        self._body = body = BodyCollector(exchange, self.decoder(length), spool)
         data, exchange.unparsed = exchange.unparsed, b""
         step = self._feed_body(body, data)
         if step is MORE:
@@ -365,8 +350,7 @@ class Receiver:
         if not body.decoder.done:
             self.receive_limit = body.receive_limit
             return MORE
-        exchange = self.exchange
-        assert exchange is not None
+        exchange = body.exchange
         self.add_trailers(body.decoder.trailers)
         self.unparsed = body.unparsed
         if exchange.length is None:
@@ -374,13 +358,12 @@ class Receiver:
         exchange.body = body.spool.open()
         self.receive_limit = _HEADER_BYTES
         self._body = None
-        if self._header_memory.size:
-            self._header_memory.release()
+        self._header_memory.release()
         return COMPLETE
 
 
 class BodyCollector:
-    """Collects a body while it is received.
+    """Collects the body of a request while it is received.
 
     Many small chunks take longer to decode than to receive. So one turn decodes a limited number of
     chunks, and the next receive is limited to the number of bytes that one turn has decoded.
@@ -391,7 +374,8 @@ class BodyCollector:
     :ivar unparsed: bytes that were received after the body.
     """
 
-    def __init__(self, decoder: BodyDecoder, spool: Spool) -> None:
+    def __init__(self, exchange: Exchange, decoder: BodyDecoder, spool: Spool) -> None:
+        self.exchange = exchange
         self.spool = spool
         self.decoder = decoder
         self.received = 0

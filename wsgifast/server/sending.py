@@ -85,7 +85,10 @@ class Turn(enum.Enum):
 
 
 class Owner(ABC):
-    """A connection or stream. Its output queue calls these methods, with its lock."""
+    """The connection or stream of an output queue.
+
+    The queue calls these methods with the queue's lock.
+    """
 
     __slots__ = ()
 
@@ -102,10 +105,6 @@ class Owner(ABC):
     @abstractmethod
     def resume_sending(self) -> None:
         """Call :meth:`.OutputQueue.on_writable` soon."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connection or reset the stream. The queue does not call it."""
 
 
 class Sender(ABC):

@@ -20,15 +20,13 @@ from .acceptor import Acceptor
 from .application import Application
 from .channel import Channel
 from .connection import Connection
-from .deadlines import Deadlines
+from .deadlines import Deadlines, Shedding
 from .endpoint import Endpoint, Registry
 from .monitor import Watchdog
 from .output_rules import OutputRules
 from .poller import HUNG_UP, Event, make_poller
 from .pool import Pool, Task
-from .probes import Probes
 from .receiving import Parser, Receiver
-from .shedding import Shedding
 
 # The maximum time between two calls of `beat`, and between two checks of deadlines.
 _ROUND_S = 1.0
@@ -47,7 +45,6 @@ class Server:
     :param parser_for: returns the parser for a peer's address.
     :param is_proxy: returns whether an IP address is a trusted proxy's.
     :param secure: wraps an accepted socket for TLS, without a handshake. None without TLS.
-    :param readiness: returns whether this worker is ready for requests, and the reason.
     :ivar shared: the application's shared data, which all parts use.
     :ivar connections: the open connections.
     """
@@ -60,30 +57,26 @@ class Server:
         parser_for: Callable[[Any], Parser],
         is_proxy: Callable[[str], bool],
         secure: Callable[[socket.socket], socket.socket] | None,
-        readiness: Callable[[], tuple[bool, str]] = lambda: (True, "ready"),
     ) -> None:
         self.shared = shared = application.shared
         self._options, self.log = options, log = shared.options, shared.log
         self.listeners = list(listeners)
-        self._application = application
+        self.application = application
         self._parser_for = parser_for
-        self._by_address = (
-            ConnectionsByAddress(options.connections_per_address, is_proxy, log.warning)
-            if options.connections_per_address < math.inf
-            else None
+        self._by_address = ConnectionsByAddress(
+            options.connections_per_address, is_proxy, log.warning
         )
         self._secure = secure
         # Connections may stay open after a response, if at most `_max_persistent` are open.
-        self._keeps_alive = options.keepalive_s > 0
-        self._max_persistent = options.max_keepalived
+        self._max_persistent = options.max_keepalived if options.keepalive_s > 0 else 0
         self._end_at = float("inf")  # monotonic
         self._killed = False
         self._sweep_pushed = False
         self.poller = make_poller()
         self.pool = Pool(
-            options.threads,
-            self.poller,
-            log,
+            size=options.threads,
+            poller=self.poller,
+            log=log,
             receive=self.receive,
             run=self.run,
             on_tick=lambda: self.output_rules.tick(),
@@ -97,29 +90,30 @@ class Server:
         )
         disk = self.output_rules.disk
         self.registry = Registry(
-            shared,
-            self.poller,
+            shared=shared,
+            poller=self.poller,
             defer=self.pool.defer,
-            push_first=self.pool.push_first,
+            push_first=partial(self.pool.push, after=0),
             submit=disk.submit_temporary,
             on_closed=self._on_closed,
+            on_handshake_end=lambda connection: self.acceptor.on_handshake_end(connection),
+            begin_http2=self._begin_http2,
         )
         self.connections = self.registry.connections
         self._waiting = self.registry.waiting
         self.acceptor = Acceptor(
-            shared,
-            self.poller,
-            self.listeners,
-            self.connections,
+            shared=shared,
+            poller=self.poller,
+            listeners=self.listeners,
+            connections=self.connections,
             may_accept=self._may_accept,
             connect=self.connect,
+            push=self.pool.push,
         )
-        self._watchdog = Watchdog(shared, self.pool.turns, self.kill)
+        self._watchdog = Watchdog(shared, self.pool.members, self.kill)
         application.on_max_requests = monitor.interrupt  # so that `beat` is called
         application.write_late = disk.write_line
         application.postpone = self.pool.postpone
-        probes = Probes(shared, application.settings, application.file_wrapper, readiness)
-        application.probe_paths, application.answer_probe = probes.paths, probes.response
         self._deadlines = Deadlines(shared, self.pool.members, application.time_out, self.kill)
         self._shedding = Shedding(shared)
         self._sheds = options.queue_timeout_s < math.inf
@@ -134,21 +128,10 @@ class Server:
         return "stuck" if self._killed else "stopped"
 
     @property
-    def requests(self) -> int:
-        """The number of requests for which the app was called or is about to be called."""
-        return self._application.requests
-
-    @property
     def accepts(self) -> bool:
-        """Return whether the server accepts connections.
-
-        It must not be ending, and be below its limit.
-        """
-        shared = self.shared
-        return (
-            not (shared.is_ending or shared.is_draining)
-            and len(self.connections) < self._options.worker_connections
-        )
+        """Return whether the server accepts connections: it is not ending, and below its limit."""
+        below_limit = len(self.connections) < self._options.worker_connections
+        return below_limit and not self.shared.is_draining
 
     def serve(self, beat: Callable[[], bool]) -> None:
         """Serve until :meth:`stop` is called.
@@ -222,10 +205,10 @@ class Server:
 
         Signal handlers may call this.
 
-        New connections are accepted until :meth:`stop` is called.
+        New connections are accepted until :meth:`stop` is called, which begins the drain, too.
         """
         self.shared.is_draining = True
-        self._keeps_alive = False
+        self._max_persistent = 0
         self.pool.monitor.interrupt()
 
     def stop(self, *, within_s: float | None = None) -> None:
@@ -240,9 +223,8 @@ class Server:
             within_s = self._options.graceful_timeout_s
         self._end_at = min(self._end_at, time.monotonic() + within_s)
         self.shared.is_ending = True
-        self._keeps_alive = False
         self.shared.keepalive_s = min(self.shared.keepalive_s, LINGER_S)
-        self.pool.monitor.interrupt()
+        self.drain()
 
     def _send_goaways(self, now: float) -> None:
         """Make the next sweep send GOAWAY frames on connections that have not sent any."""
@@ -254,12 +236,17 @@ class Server:
             return False
         if self._killed:  # stuck apps never end, so only responses of other apps count
             return any(each.is_sending() for each in list(self.connections))
-        return self.acceptor.is_accepting or bool(self.connections)
+        return bool(self.acceptor.accepting or self.connections)
 
-    def kill(self) -> None:
-        """End although apps are running. Responses that are being sent may finish."""
-        self._killed = True
-        self.stop()
+    def kill(self, reason: str, *args: object) -> None:
+        """End although apps are running. Responses that are being sent may finish.
+
+        :param reason: the text for the log, with its arguments. Only the first reason is logged.
+        """
+        if not self._killed:
+            self._killed = True
+            self.log.critical(f"{reason}: the worker ends", *args)
+            self.stop()
 
     # Connections.
 
@@ -276,7 +263,7 @@ class Server:
 
         :returns: None if the socket was closed.
         """
-        if self._by_address is not None and not self._by_address.open(peer):
+        if not self._by_address.open(peer):
             self.shared.counters.accepted += 1
             self.shared.counters.connections_refused += 1
             self._by_address.close(peer)
@@ -288,22 +275,19 @@ class Server:
                 sock = self._secure(sock)
             connection = Connection(
                 self.registry,
-                self._application,
+                self.application,
                 self.output_rules,
                 sock,
                 peer,
                 address,
                 Receiver(self._parser_for(peer), peer, self.shared),
-                begin_http2=self._begin_http2,
-                on_handshake_end=self.acceptor.on_handshake_end,
             )
         except Exception as error:
             if isinstance(error, OSError):
                 self.log.debug("A connection has failed at once", exc_info=True)
             else:
                 self.log.exception("A connection could not be made")
-            if self._by_address is not None:
-                self._by_address.close(peer)
+            self._by_address.close(peer)
             sock.close()
             return None
         self.shared.counters.accepted += 1
@@ -312,8 +296,7 @@ class Server:
 
     def _on_closed(self, connection: Endpoint) -> None:
         """Update counts and limits after a connection has closed its descriptor."""
-        if self._by_address is not None:
-            self._by_address.close(connection.peer)
+        self._by_address.close(connection.peer)
         self.acceptor.on_closed()
         if self.shared.is_ending and not self.connections:
             self.pool.monitor.interrupt()
@@ -327,7 +310,7 @@ class Server:
         from .http2.connection import HTTP2Connection  # needs h2
 
         http2 = HTTP2Connection(
-            self.registry, self._application, self.output_rules, connection, parser
+            self.registry, self.application, self.output_rules, connection, parser
         )
         self.registry.replace(connection, http2)
         return self.registry.attempt(http2, partial(http2.begin_streams, received))
@@ -345,8 +328,6 @@ class Server:
         if connection is None:
             self.acceptor.accept(fd)
             return None
-        if self.acceptor.unfinished is not None:
-            self.acceptor.count_event()
         try:
             ready = connection.on_event(events)
         except Exception:
@@ -368,9 +349,9 @@ class Server:
             if self._sheds and self._shedding.is_overdue(channel):
                 self._shed(channel)
                 return
-            may_persist = self._keeps_alive and len(self.connections) <= self._max_persistent
+            may_persist = len(self.connections) <= self._max_persistent
             try:
-                self._application.run(channel, may_persist=may_persist)
+                self.application.run(channel, may_persist=may_persist)
             finally:
                 channel.finish_when_sent()
         except Exception:
@@ -390,19 +371,15 @@ class Server:
             return False
         if channel.has_left():
             self.shared.counters.shed["client_left"] += 1
-            try:
-                channel.output.fail(ClientGone("the client left before its app was called"))
-                channel.finish()
-            except Exception:
-                self.log.exception("Error in a connection")
-                channel.close()
+            channel.output.fail(ClientGone("the client left before its app was called"))
+            self.registry.attempt(channel, channel.finish)
             return False
         self.shared.counters.waits.append(time.monotonic() - exchange.queued)
         return True
 
     def _shed(self, channel: Channel) -> None:
         """Respond with an error to a request that has waited too long."""
-        self._application.refuse(channel, channel.exchange, self._shedding.error())
+        self.application.refuse(channel, channel.exchange, self._shedding.error())
         channel.finish_when_sent()
 
     def _shed_overdue(self) -> None:

@@ -160,7 +160,6 @@ def receive_blocking(
     :raises RequestError: if no data arrives in time.
     :raises ClientGone: if the connection is lost.
     """
-    poller = None
     while True:
         awaited = select.POLLIN
         try:
@@ -175,8 +174,6 @@ def receive_blocking(
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise RequestError(408, "The request body did not arrive in time")
-        if poller is None:
-            poller = select.poll()
-            poller.register(sock.fileno(), awaited)
-        poller.modify(sock.fileno(), awaited)
+        poller = select.poll()
+        poller.register(sock.fileno(), awaited)
         poller.poll(min(remaining, _LONGEST_WAIT_S) * 1000)

@@ -174,7 +174,9 @@ class ConnectionsByAddress:
 
     def _address(self, peer: object) -> str | None:
         """Return the address or network to count a connection for. None if it does not count."""
-        if not isinstance(peer, tuple) or self._is_proxy(peer[0]):
+        if self._max_connections == math.inf or not isinstance(peer, tuple):
+            return None
+        if self._is_proxy(peer[0]):
             return None
         text: str = peer[0]
         if ":" not in text:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from ..errors import MalformedRequest
-from ..server.channel import AcceptedSocket
+from ..server.endpoint import Endpoint
 from ..server.receiving import Exchange
 
 _PROTOCOLS = {(1, 0): "HTTP/1.0", (1, 1): "HTTP/1.1"}
@@ -49,7 +49,7 @@ class EnvironFactory:
         self._templates: dict[Any, dict[str, Any]] = {}  # by the address of the listener
 
     def make(
-        self, exchange: Exchange, connection: AcceptedSocket, *, check: bool = True
+        self, exchange: Exchange, connection: Endpoint, *, check: bool = True
     ) -> dict[str, Any]:
         """Make the environ of a request.
 
@@ -137,7 +137,7 @@ class AppSocket:
 
     __slots__ = ("__weakref__", "_accepted", "_sock")
 
-    def __init__(self, accepted: AcceptedSocket) -> None:
+    def __init__(self, accepted: Endpoint) -> None:
         self._sock = accepted.sock
         self._accepted = accepted
 

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 from ..metrics.collecting import Point, point, points_of
 from ..metrics.health import SlowClient
 from ..metrics.requests import RequestLabels, labels_of_parsed
-from ..server.channel import CLOSED, LINGERING, RECEIVING
-from ..server.endpoint import Endpoint
+from ..server.endpoint import CLOSED, LINGERING, RECEIVING, Endpoint
 from ..server.server import Server
 from ..sockets.options import Address
 
@@ -28,10 +27,10 @@ _TCP_LISTEN = 10
 def gauges(server: Server) -> Iterator[Point]:
     """Yield a server's gauges while it serves."""
     connections = list(server.connections)
-    turns = server.pool.turns()
+    members = server.pool.members
     shared, memory = server.shared, server.output_rules.memory
-    yield point("wsgifast_threads", len(turns))
-    yield point("wsgifast_threads_busy", sum(turn is not None for _, _, turn in turns))
+    yield point("wsgifast_threads", len(members))
+    yield point("wsgifast_threads_busy", sum(member.busy for member in members))
     yield point("wsgifast_requests_waiting", len(server.pool.ready))
     exhausted_s = server.pool.exhaustion.seconds(time.monotonic())
     yield point("wsgifast_saturated_seconds_total", exhausted_s)

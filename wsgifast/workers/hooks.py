@@ -15,16 +15,14 @@ from gunicorn.config import PostRequest, PreRequest
 from gunicorn.glogging import Logger
 
 from ..http.request_headers import header_fields
-from ..server.channel import AcceptedSocket
+from ..server.endpoint import Endpoint
 from ..server.receiving import Exchange
 from .environ import AppSocket
 from .gunicorn_parser import proxy_addresses
 from .gunicorn_support import Settings
 
 
-def pre_request(
-    settings: Settings, worker: Any
-) -> Callable[[Exchange, AcceptedSocket], object] | None:
+def pre_request(settings: Settings, worker: Any) -> Callable[[Exchange, Endpoint], object] | None:
     """Return a function that calls the hook and then applies the hook's changes to the environ.
 
     :returns: None if the hook is gunicorn's default and its debug message would not be logged.
@@ -35,7 +33,7 @@ def pre_request(
             return None
         return lambda exchange, connection: hook(worker, exchange.req)
 
-    def call(exchange: Exchange, connection: AcceptedSocket) -> None:
+    def call(exchange: Exchange, connection: Endpoint) -> None:
         req = exchange.req
         sock = connection.app_socket
         if sock is None:

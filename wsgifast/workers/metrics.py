@@ -36,7 +36,7 @@ from ..metrics.instrumented import FRAMEWORKS, call_noting_pattern
 from ..metrics.requests import LengthError, Recording, RequestMetrics, labels_of_parsed
 from ..metrics.setup import Wanted, check, give_to_user, prepare, start_exporting, wanted_metrics
 from ..middleware import WSGIFast
-from ..server.application import Application, queued_seconds
+from ..server.application import Application
 from ..server.deadlines import RequestTimedOut
 from ..server.output import OutputQueue
 from ..server.receiving import Exchange
@@ -143,7 +143,7 @@ class WorkerCollector:
     def _wait(self) -> Distribution:
         counts, total_s = self._observed(self._waits, self.server.shared.counters.waits)
         # All other requests started without waiting for a thread.
-        at_once = max(0, self.server.requests - sum(counts))
+        at_once = max(0, self.server.application.requests - sum(counts))
         return Distribution((counts[0] + at_once, *counts[1:]), total_s)
 
     def _observed(self, histogram: Histogram, times: deque[float]) -> Distribution:
@@ -236,14 +236,12 @@ class ResponseRecorder:
             status, size = resp.status_code, resp.sent
         elif resp is not None and error is None:
             return  # the app has taken over its connection
-        if self._counters is not None and (queued_s := queued_seconds(exchange)) is not None:
+        if self._counters is not None and (queued_s := exchange.waited_in_proxy_s()) is not None:
             self._counters.queued.append(queued_s)
         length_error = environ.get(LENGTH_ERROR)
         client_has_left = resp is None  # during an upload that the app was reading
         if error is not None or resp is None or resp.must_close or resp.dropped:
             if error is not None:
-                if resp is not exchange.replaced_by:
-                    size = max(0, size - output.unsent_bytes())
                 client_has_left = not isinstance(error, (FileTruncated, RequestTimedOut))
             length_error = length_error or _length_error(resp, error)
         self._recording.end(

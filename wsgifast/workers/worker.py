@@ -395,6 +395,7 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             post_request=post_request(settings, self),
             answer_error=self._answer_error,
             on_answered=None if responses is None else responses.record,
+            readiness=self._readiness,
         )
         self.application = application
         self._pass_max_requests()
@@ -404,7 +405,6 @@ class FastWorker(gthread.ThreadWorker):  # type: ignore[misc]
             parser_for=parsers(self, settings),
             is_proxy=settings.is_proxy,
             secure=None if self._tls is None else self._secure,
-            readiness=self._readiness,
         )
         if responses is not None:
             responses.watch(server, application)

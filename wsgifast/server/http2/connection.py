@@ -15,7 +15,7 @@ the lock never waits for a client.
 A *lost* connection waits for no event. The thread that ends its last stream closes it.
 
 These are states of the multiplexer (multiplexer.py), which the streams use to send. The state of
-the connection itself is always STREAMS (channel.py).
+the connection itself is always STREAMS (endpoint.py).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from ...errors import BodyTooLarge, ClientGone
 from ...files.temporary import Reservation, Spool
 from ...http.stream_headers import Field, PlainHeaders, plain_headers, trailer_lines
 from ..application import Application
-from ..channel import RECEIVING, RUNNING, STREAMS, Channel
-from ..endpoint import Endpoint, Registry
+from ..channel import Channel
+from ..endpoint import RECEIVING, RUNNING, STREAMS, Endpoint, Registry
 from ..monitor import TICK_S
 from ..output import OutputQueue
 from ..output_rules import OutputRules
@@ -83,7 +83,7 @@ class HTTP2Connection(Endpoint):
         parser: Parser,
     ) -> None:
         super().__init__(registry, before.sock, before.peer, before.address, STREAMS)
-        self.is_registered, self.proxy = before.is_registered, before.proxy
+        self.proxy = before.proxy
         self.mux = mux = Multiplexer(self, application, rules)
         self.output = mux.output
         self.streams: dict[int, Stream] = mux.streams
@@ -154,12 +154,8 @@ class HTTP2Connection(Endpoint):
 
     def end_memory_wait(self) -> None:
         self.waits_for_memory = False
-        if self.state is not STREAMS:
-            self._discard(0)
-            return
-        self._is_in_turn = True
-        self._wait_for_socket()
-        self._run_soon(self._end_turn())
+        if self.state is STREAMS:
+            self._wait_for_socket()
 
     def _drop_requests(self) -> bool:
         self._header_memory.release()
@@ -186,8 +182,7 @@ class HTTP2Connection(Endpoint):
     def _end_turn(self) -> Channel | None:
         """End the owner's turn: send, wait for the next event, and return a stream to run."""
         self.mux.pump()
-        shared = self.shared
-        if shared.is_ending or shared.is_draining:
+        if self.shared.is_draining:
             self.send_goaway()
         with self._lock:
             self._is_in_turn = False
@@ -253,8 +248,7 @@ class HTTP2Connection(Endpoint):
         return self._end_turn()
 
     def _handle(self, data: bytes) -> None:
-        shared = self.shared
-        if shared.is_ending or shared.is_draining:
+        if self.shared.is_draining:
             self.send_goaway()  # before the response, so that clients see it in time
         try:
             with self._lock:
@@ -308,7 +302,7 @@ class HTTP2Connection(Endpoint):
             if ends:
                 exchange.body = io.BytesIO()
                 stream.request_is_complete = True
-                paths = self.mux.application.probe_paths
+                paths = self.mux.application.probes.paths
                 if paths and exchange.req.path in paths and stream.answer_probe():
                     return
                 self._make_ready(stream)

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Final
 from ...errors import ClientGone, RequestError
 from ...files.temporary import Spool
 from ...http.stream_headers import NO_PRIORITY
-from ..channel import RECEIVING, RUNNING, SENDING, AcceptedSocket, Channel, ErrorPage
+from ..channel import Channel, ErrorPage
+from ..endpoint import RECEIVING, RUNNING, SENDING, Endpoint
 from ..receiving import Exchange
 from ..streamed_body import RawBody
 from .response import HTTP2Response, StreamOutput, encoded_headers
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from .multiplexer import Multiplexer
 
-# States that only a stream has. The other states are in channel.py.
+# States that only a stream has. The other states are in endpoint.py.
 READY: Final = "ready"
 OVER: Final = "over"
 
@@ -82,7 +83,7 @@ class Stream(Channel):
         self._spool: Spool | None = None  # the buffer of the body while it is received
         self._received_before = mux.uploads.received
 
-    def connection(self) -> AcceptedSocket:
+    def connection(self) -> Endpoint:
         return self._mux.connection
 
     # The connection's owner calls these methods.
@@ -158,7 +159,7 @@ class Stream(Channel):
         """Respond to a health check. Return False if the request is for the app."""
         self.state = RUNNING
         try:
-            return self._mux.application.answer_probe(self)
+            return self._mux.application.probes.answer(self)
         finally:
             if self.state is RUNNING:  # the app gets the request, or the check has failed
                 self.state = RECEIVING
