@@ -15,9 +15,10 @@ from uvicorn.protocols.http import httptools_impl
 check("httptools")
 digest_of_send(httptools_impl)  # reads a file now, and not on the event loop
 
+# uvicorn's words, which its users may search for.
 _NO_WEBSOCKETS = (
-    "No supported WebSocket library detected. Install 'websockets' or 'wsproto', or "
-    "'uvicorn[standard]'"
+    "No supported WebSocket library detected. Please use \"pip install 'uvicorn[standard]'\", or "
+    "install 'websockets' or 'wsproto' manually."
 )
 
 
