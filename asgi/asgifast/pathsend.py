@@ -107,8 +107,8 @@ class Offer:
 
     It decides again when the app has changed: a route was added, or the middleware was built.
 
-    :param app: any ASGI app. Starlette builds its middleware at the first request or at startup.
-        Before that, the classes of the middleware are examined.
+    :param app: any ASGI app. The middleware of a Starlette app is built first, if the app has not
+        built it at its startup.
     :param requested: the option `pathsend`. If it is not None, it is the decision.
     """
 
@@ -239,7 +239,7 @@ class _Layers:
         if name in _WRAPPERS:
             return [inner] if (inner := getattr(layer, _WRAPPERS[name])) is not None else ()
         if name in _APPS:
-            return self._layers_of_app(layer, name)
+            return self._layers_of_app(layer)
         if name in _ROUTERS:
             return [layer.middleware_stack, *self._routes_of(layer)]
         if name in _ROUTES:
@@ -304,40 +304,20 @@ class _Layers:
             yield from self._watched(getattr(router, name, []))
         yield router.default
 
-    def _layers_of_app(self, app: Any, name: str) -> Iterable[Any]:
-        stack = app.middleware_stack
-        self.stacks.append((app, stack))
+    def _layers_of_app(self, app: Any) -> Iterable[Any]:
         for handler in app.exception_handlers.values():
             self._examine_endpoint(handler)
-        if stack is not None:
-            return [stack]
-        if "build_middleware_stack" in vars(app) or not _is_original(
-            type(app), "build_middleware_stack"
-        ):
-            raise _unknown(f"{name}.build_middleware_stack()")
-        for each in self._watched(app.user_middleware):
-            cls: Any = each.cls
-            class_name = f"{getattr(cls, '__module__', '?')}.{getattr(cls, '__qualname__', '?')}"
-            if class_name == _ASGIFAST:
-                self.has_asgifast = True
-                return ()
-            if class_name in _WRAPPERS and _is_original(cls, "__call__"):
-                continue
-            if not isinstance(cls, type) or not _is_base_middleware(cls):
-                raise _unknown(class_name)
-            function = each.kwargs.get("dispatch", each.args[0] if each.args else None)
-            if function is None and "__init__" in vars(cls) and _passes_dispatch(cls):
-                raise _unknown(class_name)
-            dispatch = function or cls.dispatch  # type: ignore[attr-defined]
-            self._examine_dispatch(dispatch, class_name, owner=cls)
-        return [app.router]
+        if app.middleware_stack is None:  # the app would build it now, at its first request
+            app.middleware_stack = app.build_middleware_stack()
+        self.stacks.append((app, app.middleware_stack))
+        return [app.middleware_stack]
 
-    def _examine_dispatch(self, function: Any, name: str, owner: Any = None) -> None:
+    def _examine_dispatch(self, function: Any, name: str) -> None:
         # BaseHTTPMiddleware fails on zerocopysend messages.
         self._supports_zerocopy = False
-        is_method = owner is not None and function is owner.dispatch
-        if isinstance(function, MethodType):
-            function, is_method = function.__func__, True
+        is_method = isinstance(function, MethodType)
+        if is_method:
+            function = function.__func__
         if type(function) is not FunctionType or not never_accesses_body(
             function, is_method=is_method
         ):
@@ -409,17 +389,6 @@ def _uses_files(function: Any) -> bool:
 def _sends_files(value: object) -> bool:
     names = {f"{each.__module__}.{each.__qualname__}" for each in getattr(value, "__mro__", ())}
     return not names.isdisjoint(_SEND_FILES)
-
-
-def _passes_dispatch(cls: Any) -> bool:
-    """Return whether a subclass of BaseHTTPMiddleware may choose its own dispatch function."""
-    code = getattr(cls.__init__, "__code__", None)
-    if code is None:
-        return True
-    names = {*code.co_names, *code.co_varnames}
-    for const in code.co_consts:
-        names.update(const if isinstance(const, tuple) else (const,))
-    return not names.isdisjoint({"dispatch", "dispatch_func", "dispatch_function"})
 
 
 def _is_endpoint(endpoint: FunctionType | type) -> bool:
