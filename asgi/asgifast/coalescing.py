@@ -38,13 +38,9 @@ class DelayedMessages:
     """
 
     __slots__ = (
-        "_delay_ends_at",
-        "_iterations",
-        "_single_iterations",
-        "chunks",
-        "size",
+        "_delay_ends_at", "_iterations", "_single_iterations", "chunks", "size",
         "undelayed_messages",
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []

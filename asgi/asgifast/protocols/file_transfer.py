@@ -199,14 +199,8 @@ class FileTransfer(FileOutput):
     """Sends a file by sendfile. See the module's docstring."""
 
     __slots__ = (
-        "_cached_until",
-        "_headers",
-        "_sock",
-        "_timer",
-        "_waiting_since",
-        "_waits_for_buffer",
-        "_was_quick",
-        "_watched",
+        "_cached_until", "_headers", "_sock", "_timer", "_waiting_since", "_waits_for_buffer",
+        "_was_quick", "_watched",
     )  # fmt: skip
 
     def begin(self, headers: bytes) -> bool:

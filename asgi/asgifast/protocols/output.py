@@ -62,17 +62,8 @@ class OutputQueue(FileOwner):
 
     # Slots, because every connection has an OutputQueue, even while it is idle.
     __slots__ = (
-        "_bytes_before_limit",
-        "_delayed",
-        "_file",
-        "_is_scheduled",
-        "_loop",
-        "_pending",
-        "_size",
-        "can_sendfile",
-        "flush_follows",
-        "is_closing",
-        "is_receiving",
+        "_bytes_before_limit", "_delayed", "_file", "_is_scheduled", "_loop", "_pending", "_size",
+        "can_sendfile", "flush_follows", "is_closing", "is_receiving",
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
