@@ -84,22 +84,9 @@ class Exchange:
     """
 
     __slots__ = (
-        "_body_is_dropped",
-        "_coalescer",
-        "_has_text",
-        "_headers",
-        "_may_delay",
-        "_queue",
-        "_try_delay",
-        "coding",
-        "is_examined",
-        "order",
-        "repairs",
-        "scope",
-        "server_receive",
-        "shared_receive",
-        "start",
-        "wire",
+        "_body_is_dropped", "_coalescer", "_has_text", "_headers", "_may_delay", "_queue",
+        "_try_delay", "coding", "is_examined", "order", "repairs", "scope", "server_receive",
+        "shared_receive", "start", "wire",
     )  # fmt: skip
 
     wire: Wire
@@ -158,8 +145,8 @@ class Exchange:
                         await self._in_order(self._send_compressed, message)
                         return
                     start = uncompressed
-                self.start = None  # also if send_whole() raises
-                if self.wire.send_whole(start, message):
+                self.start = None  # also if send_at_once() raises
+                if self.wire.send_at_once(start, message):
                     return
                 self.start = start
         elif not self.is_examined:
@@ -254,7 +241,7 @@ class Exchange:
         start, message = await self.coding.compress_whole(start, message)
         if began and any(name.lower() == b"content-encoding" for name, _ in start["headers"]):
             self.scope[TIMES].compressed(began)
-        if not self.wire.send_whole(start, message):
+        if not self.wire.send_at_once(start, message):
             if body_is_dropped(self.scope["method"], start):
                 message = {**message, "body": b""}
             self.start = start

@@ -10,7 +10,6 @@ import io
 import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wsgifast.compression.dictionaries import client_dictionary
@@ -28,10 +27,8 @@ from .loops import cancel_and_wait, in_thread, running_loop
 from .messages import (
     PATHSEND,
     PATHSEND_ADVICE,
-    PLANNED,
     ZEROCOPYSEND,
     Message,
-    PlannedBody,
     RequestedPath,
     Scope,
     Send,
@@ -49,9 +46,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("uvicorn.error")
 
-# A path that cannot be opened, for messages with PLANNED. With the real path, a server that does
-# not know PLANNED would send the whole file in place of a range.
-_NO_PATH = "/dev/null/asgifast.planned"
 # While a file of at least this size is read and sent, asgifast listens for a disconnect.
 _WATCHED_FILE_BYTES = 4 * BLOCK_BYTES
 _VALIDATORS = frozenset({b"etag", b"last-modified"})
@@ -60,10 +54,9 @@ _VALIDATORS = frozenset({b"etag", b"last-modified"})
 class FileSender:
     """Sends the body of one response, or a part of it, from a file, as fast as the server can.
 
-    A FileSender uses the output queue of asgifast's protocols if possible. Otherwise it uses an
-    extension: asgifast's PLANNED, or the server's pathsend or zerocopysend. With a server that has
-    no extension for files, it sends blocks of the file as body messages. The caller closes
-    descriptors.
+    A FileSender uses the output queue of asgifast's protocols if possible. Otherwise it uses the
+    server's zerocopysend or pathsend. If the server has neither, it sends blocks of the file as
+    body messages. The caller closes descriptors.
 
     For an app's pathsend and zerocopysend messages, use :meth:`send_message`. If the app sends a
     whole file with status 200, Range and the preconditions are handled (RFC 9110, sections 13 and
@@ -79,15 +72,8 @@ class FileSender:
     """
 
     __slots__ = (
-        "_coding",
-        "_direct_queue",
-        "_forward_start",
-        "_headers",
-        "_options",
-        "_scope",
-        "_send",
-        "_shared_receive",
-        "_start",
+        "_coding", "_direct_queue", "_forward_start", "_headers", "_options", "_scope", "_send",
+        "_shared_receive", "_start",
     )  # fmt: skip
 
     _start: Message | None
@@ -121,12 +107,12 @@ class FileSender:
             return False  # the response is compressed
         return name in (self._scope.get("extensions") or ())
 
-    def offers_ranges(self) -> bool:
-        """Return whether the server's http.response.pathsend accepts an offset and a count."""
+    def path_may_have(self, option: str) -> bool:
+        """Return whether the server's pathsend has an option: "ranges" or "files"."""
         if not self.offers(PATHSEND):
             return False
         options = self._scope["extensions"][PATHSEND]
-        return isinstance(options, Mapping) and options.get("ranges") is True
+        return isinstance(options, Mapping) and options.get(option) is True
 
     async def send_segments(
         self, segments: Sequence[bytes | ByteRange], fd: int | None, path: str | None = None
@@ -139,19 +125,15 @@ class FileSender:
         if not segments:
             await self._send(response_body())
             return
-        queue = self._queue
-        if fd is not None and queue is not None:
-            duplicate = os.dup(fd)
-            await queue.send_file(duplicate, segments, close=partial(os.close, duplicate))
-            return
-        if fd is not None and self.offers(PLANNED):
-            planned = PlannedBody(io.FileIO(os.dup(fd)), segments, path)
-            await self._send({"type": PATHSEND, "path": _NO_PATH, PLANNED: planned})
+        if fd is not None and self.path_may_have("files"):
+            file = io.FileIO(os.dup(fd))
+            path = path or f"/dev/fd/{file.fileno()}"
+            await self._send({"type": PATHSEND, "path": path, "file": file, "parts": segments})
             return
         last = len(segments) - 1
-        if path is not None and not last and not self.offers(ZEROCOPYSEND) and self.offers_ranges():
+        if path is not None and not last and not self.offers(ZEROCOPYSEND):
             byte_range = segments[0]
-            if isinstance(byte_range, ByteRange):
+            if isinstance(byte_range, ByteRange) and self.path_may_have("ranges"):
                 await self.send_path(path, byte_range.offset, byte_range.size)
                 return
         for index, segment in enumerate(segments):
@@ -174,13 +156,14 @@ class FileSender:
         """Send a range of a file: by the queue, by the server's zerocopysend, or in blocks."""
         queue = self._queue
         if queue is not None:
-            await queue.send_file(fd, [ByteRange(offset, size)], more_body=more_body)
+            own = fd if more_body else os.dup(fd)  # the caller closes `fd` soon
+            await queue.send_file(own, ByteRange(offset, size), more_body=more_body)
             return
         if size and self.offers(ZEROCOPYSEND):
             await self._send(
                 {
                     "type": ZEROCOPYSEND,
-                    "file": fd if self.offers(PLANNED) else io.FileIO(fd, closefd=False),
+                    "file": io.FileIO(fd, closefd=False),
                     "offset": offset,
                     "count": size,
                     "more_body": more_body,
@@ -221,16 +204,16 @@ class FileSender:
         self._headers = headers
         self._forward_start = forward_start
         if self._direct_queue is not None and self._direct_queue.has_ended():
-            if PLANNED in message:
-                message[PLANNED].file.close()
+            if "parts" in message:
+                message["file"].close()
             await self._send(message)  # the server raises an error, or ignores the message
             return
         if self._coding is not None:
             self._coding.expect_file()
         if message["type"] == ZEROCOPYSEND:
             await self._send_zero_copy(message)
-        elif PLANNED in message:
-            await self._send_planned(message)
+        elif "parts" in message:
+            await self._send_open_file(message)
         else:
             await self._send_path(parse_pathsend(message))
 
@@ -254,11 +237,7 @@ class FileSender:
         fd, size = open_for_pathsend(path)
         try:
             segment = FileSegment(fd, 0, size if declared is None else declared)
-            if (
-                may_compress
-                and segment.size <= size
-                and await self._send_compressed_file(path, segment)
-            ):
+            if may_compress and await self._send_compressed_file(path, segment):
                 return
             plan = None
             if file_request is not None:
@@ -295,7 +274,7 @@ class FileSender:
         else:
             await self.send_segments(plan.segments, fd, path)
 
-    async def _send_compressed_file(self, path: str | None, segment: FileSegment) -> bool:
+    async def _send_compressed_file(self, path: str, segment: FileSegment) -> bool:
         """Send a whole file compressed: its compressed copy, or blocks that are compressed now.
 
         Return False if the file must be sent uncompressed.
@@ -306,11 +285,14 @@ class FileSender:
         name = coding.file_coding(start, segment.size)
         if name is None or segment.size > MAX_FILE_BYTES:
             return False
+        stat_result = os.fstat(segment.fd)
+        if segment.offset + segment.size > stat_result.st_size:
+            return False
         file_request = file_request_from(self._scope)
-        file, headers = _NamedFile(path or ""), text_headers(start["headers"])
+        file, headers = _NamedFile(path), text_headers(start["headers"])
         may_plan = start.get("status") == 200 and file_request.method in ("GET", "HEAD")
         if may_plan and not is_made_for_one_response(file, segment.fd, coding.began_ns):
-            identity = identity_of(os.fstat(segment.fd))
+            identity = identity_of(stat_result)
             copy = COPIES.cached(copy_key(identity, segment.offset, segment.size, name))
             if copy is None:
                 copy = await in_thread(COPIES.get, segment, name)
@@ -345,10 +327,9 @@ class FileSender:
     async def _send_as_requested(self, requested: RequestedPath) -> None:
         """Send the file and the headers unchanged."""
         is_head = self._scope["method"] == "HEAD"
-        if self.offers(PATHSEND) if requested.is_whole else self.offers_ranges():
-            if not self.offers(PLANNED) and not is_head:
-                # Open the file to raise an error now. Other servers send the headers before they
-                # open the file.
+        if self.offers(PATHSEND) if requested.is_whole else self.path_may_have("ranges"):
+            if not is_head:
+                # Raise an error now. Other servers send the headers before they open the file.
                 os.close(open_for_pathsend(requested.path)[0])
             await self._forward_start()
             await self.send_path(requested.path, requested.offset, requested.count)
@@ -369,9 +350,8 @@ class FileSender:
             if queue is not None:
                 if byte_range.offset + byte_range.size > size:
                     _log_shrunk(requested.path, size, byte_range)
-                queued_fd, fd = fd, -1  # the queue closes it
-                close = partial(os.close, queued_fd)
-                await queue.send_file(queued_fd, [byte_range], close=close)
+                own, fd = fd, -1
+                await queue.send_file(own, byte_range)
                 return
             note_sent_as(self._scope, "blocks")
             await self.send_file(fd, byte_range.offset, byte_range.size)
@@ -379,30 +359,20 @@ class FileSender:
             if fd != -1:
                 os.close(fd)
 
-    async def _send_planned(self, message: Message) -> None:
-        file, segments, path = message[PLANNED]
-        try:
-            if self._coding is not None and self._start is not None and len(segments) == 1:
-                byte_range = segments[0]
-                if isinstance(byte_range, ByteRange) and await self._send_compressed_file(
-                    path, FileSegment(file.fileno(), byte_range.offset, byte_range.size)
+    async def _send_open_file(self, message: Message) -> None:
+        with message["file"] as file:
+            fd, parts = file.fileno(), message["parts"]
+            if self._coding is not None and self._start is not None and len(parts) == 1:
+                part = parts[0]
+                if isinstance(part, ByteRange) and await self._send_compressed_file(
+                    message["path"], FileSegment(fd, *part)
                 ):
                     return
             await self._forward_start()
-            if (queue := self._queue) is not None:
-                queued_file, file = file, None  # the queue closes it
-                await queue.send_file(queued_file.fileno(), segments, close=queued_file.close)
-            elif self.offers(PLANNED):
-                await self._send(message)
-                file = None  # the receiver closes the file
-            else:
-                await self.send_segments(segments, file.fileno(), path)
-        finally:
-            if file is not None:
-                file.close()
+            await self.send_segments(parts, fd)
 
     async def _send_zero_copy(self, message: Message) -> None:
-        if self.offers(PLANNED):  # to an outer ASGIFast or its server
+        if self.path_may_have("files"):  # by an outer ASGIFast or its server
             await self._forward_start()
             await self._send(message)
             return

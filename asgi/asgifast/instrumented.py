@@ -21,7 +21,6 @@ from wsgifast.metrics.requests import (
 
 from .messages import (
     PATHSEND,
-    PLANNED,
     ZEROCOPYSEND,
     ASGIApp,
     Message,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from wsgifast.metrics.opentelemetry import CurrentSpans
 
     from .access_line import RequestLine
-    from .messages import PlannedBody
 
 logger = logging.getLogger("wsgifast")
 
@@ -155,27 +153,9 @@ class Request:
     """
 
     __slots__ = (
-        "active",
-        "app_scope",
-        "began",
-        "chunks",
-        "client_left",
-        "file_is_cut",
-        "has_ended",
-        "headers",
-        "is_complete",
-        "is_sent",
-        "is_sent_later",
-        "labels",
-        "line",
-        "pattern",
-        "recording",
-        "root_path",
-        "sent_as",
-        "server_receive",
-        "server_send",
-        "size",
-        "span",
+        "active", "app_scope", "began", "chunks", "client_left", "file_is_cut", "has_ended",
+        "headers", "is_complete", "is_sent", "is_sent_later", "labels", "line", "pattern",
+        "recording", "root_path", "sent_as", "server_receive", "server_send", "size", "span",
         "status",
     )  # fmt: skip
 
@@ -226,10 +206,9 @@ class Request:
             if "headers" in message:
                 self.headers = message["headers"]
         elif kind in (PATHSEND, ZEROCOPYSEND):
-            self.sent_as = "file"
             self._count_file(message)
             wire: Any = getattr(getattr(self.server_send, "__self__", None), "wire", None)
-            if kind == PATHSEND and hasattr(wire, "recording"):
+            if self.is_complete and hasattr(wire, "recording"):
                 wire.recording = self  # asgifast's protocols send files after the app has returned
             if self.is_complete:
                 return self._send_last(message)
@@ -270,12 +249,12 @@ class Request:
         if not self.is_sent_later:
             self._end()
 
-    def file_ended(self, unsent: int | None) -> None:
-        """Note the end of a file, and the number of unsent bytes, or None if all are unsent."""
-        if unsent != 0:
+    def file_ended(self, unsent: int) -> None:
+        """Note the end of a file, and the number of unsent bytes."""
+        if unsent:
             self.client_left = self.file_is_cut = True
             self.is_complete = False
-            self.size = 0 if unsent is None else max(0, self.size - unsent)
+            self.size = max(0, self.size - unsent)
         self.is_sent_later = False
         if self.has_ended:
             self._end()
@@ -330,15 +309,15 @@ class Request:
         return "short" if self.size < declared else "long"
 
     def _count_file(self, message: Message) -> None:
-        planned: PlannedBody | None = message.get(PLANNED)
-        if planned is not None:
-            self.sent_as = "file" if len(planned.segments) == 1 else "segments"
-            self.size += sum(len(s) if isinstance(s, bytes) else s.size for s in planned.segments)
+        self.is_complete = not message.get("more_body", False)
+        self.sent_as = "file" if self.is_complete and not self.size else "segments"
+        if "parts" in message:
+            self.sent_as = "file" if len(message["parts"]) == 1 else "segments"
+            self.size += sum(len(s) if isinstance(s, bytes) else s.size for s in message["parts"])
         elif message.get("count") is not None:
             self.size += message["count"]
         else:
             self.size = declared_length(self.headers) or self.size
-        self.is_complete = not message.get("more_body", False)
 
 
 class Examined:

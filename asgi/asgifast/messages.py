@@ -5,11 +5,10 @@ The types are declared here because asgiref may not be installed.
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,11 +40,7 @@ EARLY_HINT = "http.response.early_hint"
 # A key in the scopes of asgifast's uvicorn protocols. With it, ASGIFast does not coalesce small
 # messages, because the protocol does.
 COALESCING = "asgifast.coalescing"
-# The name of asgifast's own extension. A pathsend message may contain a PlannedBody under this key,
-# which takes precedence over the path. zerocopysend messages are not used, because Starlette's
-# BaseHTTPMiddleware fails on them, and its GZipMiddleware drops them.
-PLANNED = "asgifast.planned"
-# A part of error messages about files that a middleware has broken.
+# Advice for error messages about an app whose middleware breaks its files.
 PATHSEND_ADVICE = (
     "a middleware does not support http.response.pathsend. If that middleware changes bodies, "
     "wrap the app in ASGIFast(app, pathsend=False), so that files are sent as bytes"
@@ -53,24 +48,9 @@ PATHSEND_ADVICE = (
 
 # The extensions that ASGIFast offers to an app if all layers of the app support them.
 FILE_EXTENSIONS: dict[str, dict[str, Any]] = {
-    PATHSEND: {"ranges": True},
+    PATHSEND: {"ranges": True, "files": True},
     ZEROCOPYSEND: {},
-    PLANNED: {},
 }
-
-
-class PlannedBody(NamedTuple):
-    """A complete body: bytes, and ranges of an open file.
-
-    The receiver of the message closes the file, perhaps long after send() has returned:
-    BaseHTTPMiddleware passes messages through a queue.
-    """
-
-    file: io.FileIO
-    segments: Sequence[bytes | ByteRange]
-    # The file's absolute path, for servers that support only pathsend. None if they must not open
-    # the file.
-    path: str | None = None
 
 
 def response_start(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
@@ -205,12 +185,11 @@ def parse_zerocopysend(message: Message) -> RequestedFile:
 
 @dataclass(frozen=True, slots=True)
 class RequestedPath:
-    """The file that a pathsend message names.
+    """The file that a pathsend message names. Offset 0 and count None mean the whole file.
 
-    With offset 0 and count None, it is the whole file.
+    :ivar path: an absolute path.
     """
 
-    # Absolute.
     path: str
     offset: int
     count: int | None
@@ -237,7 +216,10 @@ def parse_pathsend(message: Message) -> RequestedPath:
     """Return the file that a pathsend message names, with an absolute path.
 
     `offset` and `count` are a proposed addition to ASGI. Servers that accept them announce the
-    extension with {"ranges": True}.
+    extension with {"ranges": True}. With {"files": True}, a message may also contain an open `file`
+    and the `parts` of the body: bytes, and each ByteRange of the file. The receiver closes the
+    file, perhaps long after send() has returned: Starlette's BaseHTTPMiddleware passes messages
+    through a queue.
 
     The extension requires an absolute path. Starlette's FileResponse sends the path that the app
     passed to it, which may be relative to the working directory.

@@ -14,15 +14,7 @@ from wsgifast.metrics.requests import Recorder
 from .content_coding import ContentCoding, with_dictionary
 from .exchange import Repairs, exchange_for
 from .instrumented import INSTRUMENTED, Examined, Instrumented
-from .messages import (
-    FILE_EXTENSIONS,
-    PLANNED,
-    ASGIApp,
-    Receive,
-    Scope,
-    Send,
-    with_listed_headers,
-)
+from .messages import FILE_EXTENSIONS, PATHSEND, ASGIApp, Receive, Scope, Send, with_listed_headers
 from .pathsend import Offer, PathsendDecision, without_files
 from .request_bodies import buffer_bytes, call_limited
 from .request_ids import RequestIds
@@ -158,7 +150,8 @@ class ASGIFast:
         if not offered:
             if extensions:
                 inner = {**scope, "extensions": {**extensions}}
-        elif PLANNED in offered:  # an asgifast server or an outer ASGIFast
+        elif offered.get(PATHSEND) == FILE_EXTENSIONS[PATHSEND]:
+            # An asgifast server or an outer ASGIFast has made the extensions.
             if len(extensions) != len(FILE_EXTENSIONS):
                 inner = {**scope, "extensions": {**without_files(offered), **extensions}}
         # Otherwise the app gets the server's extensions unchanged.

@@ -41,18 +41,17 @@ class Wire:
     # uvicorn's RequestResponseCycle. Only a QueueWire has it.
     cycle: Any
 
-    def send_whole(self, start: Message, message: Message) -> bool:
-        """Send a start message and a body message at once, if they need no special treatment.
+    def send_at_once(self, start: Message, message: Message) -> bool:
+        """Send a small response in one write, without an await. Return False if it was not sent.
 
-        The Exchange calls this for the first body message after a delayed start message. Return
-        False if neither message was sent.
+        The Exchange calls this first, for the first body message after a delayed start message.
         """
         raise NotImplementedError
 
     async def send_both(self, start: Message, message: Message) -> None:
-        """Send a start message and the only body message of a response.
+        """Send a start message and the only body message of a response, one after the other.
 
-        The Exchange calls this if send_whole() has not sent the two messages.
+        The Exchange calls this if send_at_once() has returned False. It may wait for the client.
         """
         await self.send(start)
         await self.send(message)
@@ -100,7 +99,7 @@ class ServerWire(Wire):
         # The output to call when the event loop iteration ends.
         self._delayed: DelayedOutput | None = None
 
-    def send_whole(self, start: Message, message: Message) -> bool:
+    def send_at_once(self, start: Message, message: Message) -> bool:
         send_whole = whole_sender_for(self.send)
         return send_whole is not None and send_whole(self._server, start, message)
 

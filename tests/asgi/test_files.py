@@ -11,14 +11,7 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast, FileResponse
-from asgifast.messages import (
-    PATHSEND,
-    PLANNED,
-    ZEROCOPYSEND,
-    Message,
-    PlannedBody,
-    Scope,
-)
+from asgifast.messages import PATHSEND, ZEROCOPYSEND, Message, Scope
 
 from wsgifast import BodyError
 from wsgifast.files import ByteRange
@@ -218,22 +211,31 @@ def test_file_response_in_asgifast_answers_its_range(
     assert b"".join(parts) == DATA[5:10]
 
 
-def test_planned_body_may_be_sent_after_its_sender(path: str) -> None:
+def with_files(scope: Scope) -> Scope:
+    """Return a request to a server that sends open files."""
+    scope["extensions"][PATHSEND] = {"ranges": True, "files": True}
+    return scope
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_open_file_may_be_sent_after_its_sender(path: str, depth: int) -> None:
     """Starlette's BaseHTTPMiddleware passes messages on through a queue."""
-    scope = offering(PLANNED, PATHSEND, ZEROCOPYSEND, range="bytes=5-9")
-    response = call(FileResponse(path), scope)
+    app: Any = FileResponse(path)
+    for _ in range(depth):
+        app = ASGIFast(app, pathsend=True)
+    response = call(app, with_files(offering(PATHSEND, ZEROCOPYSEND, range="bytes=5-9")))
     assert response.types == ["http.response.start", PATHSEND]
-    with response.messages[1][PLANNED].file as file:
-        [part] = response.messages[1][PLANNED].segments
+    message = response.messages[1]
+    with message["file"] as file:
+        [part] = message["parts"]
         assert os.pread(file.fileno(), part.size, part.offset) == DATA[5:10]
 
 
 @pytest.mark.parametrize("extensions", [(), (ZEROCOPYSEND,), (PATHSEND,)])
-def test_planned_body_is_closed_by_whoever_sends_it(path: str, extensions: tuple[str, ...]) -> None:
-    def planned() -> Message:
-        file = io.FileIO(path)
-        body = PlannedBody(file, [b"<", ByteRange(5, 3), b">"])
-        return {"type": PATHSEND, "path": "/nowhere", PLANNED: body}
+def test_open_file_is_closed_by_whoever_sends_it(path: str, extensions: tuple[str, ...]) -> None:
+    def opened() -> Message:
+        parts = [b"<", ByteRange(5, 3), b">"]
+        return {**pathsend("/nowhere"), "file": io.FileIO(path), "parts": parts}
 
     parts: list[bytes] = []
 
@@ -244,20 +246,14 @@ def test_planned_body_is_closed_by_whoever_sends_it(path: str, extensions: tuple
         if message["type"] != "http.response.start":
             raise OSError("gone")
 
-    message = planned()
+    message = opened()
     call(app_of(START, message), offering(*extensions), on_send=read)
     assert b"".join(parts) == b"<" + DATA[5:8] + b">"
-    assert message[PLANNED].file.closed
-    message = planned()
+    assert message["file"].closed
+    message = opened()
     with pytest.raises(OSError, match="gone"):
         call(app_of(START, message), offering(*extensions), on_send=fail)
-    assert message[PLANNED].file.closed
-
-    message = planned()
-    response = call(app_of(START, message), offering(PLANNED, PATHSEND))
-    assert response.messages[1] is message
-    assert not message[PLANNED].file.closed, "the server sends it, whenever it does"
-    message[PLANNED].file.close()
+    assert message["file"].closed
 
 
 @pytest.mark.parametrize(
@@ -311,7 +307,7 @@ def test_app_is_offered_parts_by_path(path: str) -> None:
     app = ASGIFast(noting(offered, "extensions", sending(START, END)), pathsend=True)
     for scope in (scope_of(), offering(PATHSEND), RANGES):
         call(app, scope)
-    assert [each[PATHSEND] for each in offered] == [{"ranges": True}] * 3
+    assert [each[PATHSEND] for each in offered] == [{"ranges": True, "files": True}] * 3
 
 
 @pytest.mark.parametrize(
@@ -402,8 +398,8 @@ def test_server_of_descriptors_gets_offset_and_count(path: str) -> None:
 def test_server_of_ours_gets_the_message_unchanged(path: str) -> None:
     with open(path, "rb") as file:
         message = zerocopy(file, count=3)
-        response = call(app_of(START, message), offering(PLANNED, PATHSEND, ZEROCOPYSEND))
-        assert response.messages[1] is message
+        scope = with_files(offering(PATHSEND, ZEROCOPYSEND))
+        assert call(app_of(START, message), scope).messages[1] is message
         assert file.tell() == 0, "the server moves it"
 
 

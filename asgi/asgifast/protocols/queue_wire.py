@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wsgifast.files import ByteRange
@@ -72,7 +73,7 @@ class QueueWire(Wire):
 
     async def send(self, message: Message) -> None:
         if self.body_sent is not None:
-            await self._wait_for_body()
+            await self.wait_until_sent()
         kind = message["type"]
         if kind == "http.response.body":
             if self.forbids_body:
@@ -91,7 +92,7 @@ class QueueWire(Wire):
         else:
             await self.cycle.send(message)
 
-    def send_whole(self, start: Message, message: Message) -> bool:
+    def send_at_once(self, start: Message, message: Message) -> bool:
         cycle = self.cycle
         if whole_sender_for(cycle.send) is None:
             return False
@@ -201,11 +202,8 @@ class QueueWire(Wire):
         return size <= declared if message.get("more_body") else size == declared
 
     async def _send_large(self, data: bytes, more_body: bool) -> None:
-        body = self._body_class(self, -1, is_whole=not more_body)
-        segments = [data]
-        del data
-        body_sent = await body.send(segments)
-        segments.clear()  # an iterator refers to the list, and would keep the bytes
+        body = self._body_class(self, -1, is_last=not more_body)
+        body_sent = await body.send(data)
         if not more_body:
             self.body_sent = body_sent
         elif body_sent is not None:
@@ -216,58 +214,44 @@ class QueueWire(Wire):
     def has_ended(self) -> bool:
         return bool(self.cycle.response_complete or self.cycle.disconnected)
 
-    async def send_file(
-        self,
-        fd: int,
-        segments: Sequence[bytes | ByteRange],
-        *,
-        close: Callable[[], object] | None = None,
-        more_body: bool = False,
-    ) -> None:
-        """Send a body, or a part of it, that consists of bytes and of ranges of a file.
+    async def send_file(self, fd: int, part: ByteRange, *, more_body: bool = False) -> None:
+        """Send a part of a body that is a range of a file.
 
-        :param fd: the descriptor of the file.
-        :param close: closes the file. The segments are then the whole body, and may be sent after
-            this returns. None for a part of a body, which is sent when this returns.
-        :param more_body: whether more parts of the body follow."""
-        recording, self.recording = self.recording, None
-        cycle = self.cycle
+        :param fd: the descriptor of the file. With the last part, it is closed, perhaps after this
+            returns. An earlier part is sent when this returns.
+        :param more_body: whether more parts of the body follow.
+        """
+        recording, cycle, body = self.recording, self.cycle, None
+        if not more_body:
+            self.recording = None
         try:
-            if self.body_sent is not None:
-                await self._wait_for_body()
+            await self.wait_until_sent()
             if self.has_ended() or not cycle.response_started:
                 if recording is not None:
-                    recording.file_ended(None)
-                # uvicorn's send() raises an error, or ignores the message
-                await cycle.send({"type": PATHSEND if close is not None else ZEROCOPYSEND})
+                    recording.file_ended(part.size)
+                # uvicorn raises an error, or ignores the message
+                await cycle.send({"type": ZEROCOPYSEND if more_body else PATHSEND})
                 return
             if self.has_no_body():
-                segments = ()
-            is_whole = close is not None
-            body = self._body_class(self, fd, close, recording, is_whole=is_whole)
-            close = None
-            body_sent = await body.send(segments)
+                part = ByteRange(0, 0)
+            body = self._body_class(self, fd, recording, is_last=not more_body)
+            body_sent = await body.send(part)
         finally:
-            if close is not None:
-                close()
-        if is_whole:
+            if body is None and not more_body:
+                os.close(fd)
+        if not more_body:
             self.body_sent = body_sent
             return
         if body_sent is not None:
             await body.wait_until_sent()
         elif cycle.flow.write_paused:
             await cycle.flow.drain()
-        if not more_body:
-            await self.finish()
 
     async def wait_until_sent(self) -> None:
         """Wait until the remaining bytes of a body are sent."""
-        if self.body_sent is not None:
-            await self._wait_for_body()
-
-    async def _wait_for_body(self) -> None:
-        assert self.body_sent is not None
         body = self.body_sent
+        if body is None:
+            return
         try:
             await asyncio.shield(body)  # the app may cancel this send()
         finally:
@@ -329,68 +313,48 @@ def count(cycle: Any, size: int) -> None:
 
 
 class FileBody:
-    """Sends a body, or a part of it, that consists of bytes and of ranges of one open file.
+    """Sends a part of a body: bytes, or a range of a file.
 
     :meth:`send` sends as many bytes as the socket accepts. The output queue sends the remaining
     bytes later. So the app can return, and free its memory, long before the client has the last
     byte.
 
     :param wire: frames the bytes, and sends the end of the body.
-    :param close: called once, when the file is no longer needed.
+    :param fd: the descriptor of the file, or -1. It is closed with the last part.
     :param recording: the recorded request. Its file_ended() gets the number of unsent bytes.
-    :param is_whole: whether this is the whole body, so that the end of the body is sent after it.
+    :param is_last: whether this is the last part, so that the end of the body is sent after it.
     :ivar body_sent: a future that is done when the remaining bytes are sent. It gets an error if
         they cannot be sent. None if no bytes remain.
     """
 
     # Slots, because each download has this object, and thousands may be slow.
     __slots__ = (
-        "_close",
-        "_fd",
-        "_framing_after",
-        "_is_whole",
-        "_recording",
-        "_segments",
-        "_unsent",
-        "_wire",
-        "body_sent",
+        "_fd", "_framing_after", "_is_last", "_recording", "_unsent", "_wire", "body_sent",
     )  # fmt: skip
 
     def __init__(
-        self,
-        wire: QueueWire,
-        fd: int,
-        close: Callable[[], object] | None = None,
-        recording: Request | None = None,
-        *,
-        is_whole: bool = True,
+        self, wire: QueueWire, fd: int, recording: Request | None = None, *, is_last: bool
     ) -> None:
         self._wire = wire
         self._fd = fd
-        self._close = close
         self._recording = recording
-        self._is_whole = is_whole
-        # The next parts of the body.
-        self._segments: Iterator[bytes | ByteRange] = iter(())
-        # The framing after the current range, and the number of unsent bytes of that range.
+        self._is_last = is_last
+        # The framing after the part, and the number of its unsent bytes.
         self._framing_after = b""
         self._unsent = 0
         self.body_sent: asyncio.Future[None] | None = None
 
-    async def send(self, segments: Sequence[bytes | ByteRange]) -> asyncio.Future[None] | None:
+    async def send(self, part: bytes | ByteRange) -> asyncio.Future[None] | None:
         """Send as much as the socket accepts now. Return `body_sent`."""
-        self._segments = iter(segments)
-        is_single = self._is_whole and len(segments) == 1
-        data = self._read_small(segments[0]) if is_single else None
+        small = self._read_small(part) if self._is_last else None
         try:
-            if data is not None:
-                next(self._segments)
-                await self._wire.finish(data)
-            elif await self._begin():
-                if self._is_whole:
+            if small is not None:
+                await self._wire.finish(small)
+            elif await self._begin(part):
+                if self._is_last:
                     await self._wire.finish()
             elif self._recording is not None:
-                self._recording.is_sent_later = True
+                self._recording.is_sent_later = self._is_last
         except ConnectionError as error:
             self._wire.cut_off(error)  # uvicorn ignores later messages, too
         except OSError as error:
@@ -398,7 +362,7 @@ class FileBody:
             raise
         finally:
             if self.body_sent is None:
-                self._close_file()
+                self._end_file()
         return self.body_sent
 
     async def wait_until_sent(self) -> None:
@@ -414,58 +378,44 @@ class FileBody:
             await wait_until_done(self.body_sent)
             raise
 
-    async def _begin(self) -> bool:
-        """Begin to send the segments. Return whether all are sent. If not, set `body_sent`."""
-        if self._write_segments():
+    async def _begin(self, part: bytes | ByteRange) -> bool:
+        """Begin to send a part. Return whether all of it is sent. If not, set `body_sent`."""
+        wire = self._wire
+        queue = wire.cycle.transport
+        small = None if self._is_last else self._read_small(part)
+        if small is not None:
+            if small:  # an empty chunk would end the body
+                queue.write(wire.frame(small))
+            return True
+        self._unsent = size_of(part)
+        before, self._framing_after = wire.framing_for(self._unsent)
+        queue.write(before)
+        if (
+            queue.write_bytes(part, self._on_sent, self._is_last)
+            if isinstance(part, bytes)
+            else queue.write_file(FileSegment(self._fd, *part), self._on_sent)
+        ):
+            queue.write(self._framing_after)
+            self._unsent = 0
             return True
         self.body_sent = asyncio.get_running_loop().create_future()
         return False
 
-    def _write_segments(self) -> bool:
-        """Write segments until one has to wait for the client. Return whether all were written."""
-        wire = self._wire
-        queue = wire.cycle.transport
-        queue.write(self._framing_after)
-        for segment in self._segments:
-            small = self._read_small(segment)
-            if small is not None:
-                if small:  # an empty chunk would end the body
-                    queue.write(wire.frame(small))
-                continue
-            self._unsent = _size_of(segment)
-            before, self._framing_after = wire.framing_for(self._unsent)
-            queue.write(before)
-            if not (
-                queue.write_bytes(segment, self._on_sent, self._is_whole)
-                if isinstance(segment, bytes)
-                else queue.write_file(FileSegment(self._fd, *segment), self._on_sent)
-            ):
-                return False
-            queue.write(self._framing_after)
-            self._unsent = 0
-        return True
-
     def _on_sent(self, unsent: int, error: Exception | None) -> None:
-        """Continue after a range. The output queue calls this."""
+        """End the part. The output queue calls this."""
         self._unsent = unsent
-        is_whole = self._is_whole
         if error is None:
-            try:
-                if not self._write_segments():
-                    return
-            except Exception as failure:  # noqa: BLE001 - raised where `body_sent` is awaited
-                error = failure
-        if error is not None:
+            self._wire.cycle.transport.write(self._framing_after)
+        else:
             self._wire.cut_off(error)
-            is_whole = False
-        self._close_file()
+        self._end_file()
         body_sent = self.body_sent
         assert body_sent is not None
         if body_sent.done():  # cancelled
             return
         if error is not None and not isinstance(error, ConnectionError):
             body_sent.set_exception(error)
-        elif is_whole:
+        elif error is None and self._is_last:
             asyncio.get_running_loop().create_task(self._finish(body_sent))
         else:
             body_sent.set_result(None)
@@ -479,27 +429,26 @@ class FileBody:
         if not body_sent.done():
             body_sent.set_exception(error) if error is not None else body_sent.set_result(None)
 
-    def _read_small(self, segment: bytes | ByteRange) -> bytes | None:
-        """Return the bytes of a small segment if they are in memory or cached, or None."""
-        if isinstance(segment, bytes):
-            return segment if len(segment) <= LARGE_BYTES else None
-        if segment.size > SMALL_FILE_BYTES:
+    def _read_small(self, part: bytes | ByteRange) -> bytes | None:
+        """Return the bytes of a small part if they are in memory or cached, or None."""
+        if isinstance(part, bytes):
+            return part if len(part) <= LARGE_BYTES else None
+        if part.size > SMALL_FILE_BYTES:
             return None
-        if not segment.size:
+        if not part.size:
             return b""
-        data = read_cached(self._fd, segment.offset, segment.size)
-        return None if data is None or len(data) < segment.size else data
+        data = read_cached(self._fd, part.offset, part.size)
+        return None if data is None or len(data) < part.size else data
 
-    def _close_file(self) -> None:
-        close, self._close = self._close, None
-        if close is not None:
-            close()
-            if self._recording is not None:
-                self._recording.file_ended(self._unsent + sum(map(_size_of, self._segments)))
+    def _end_file(self) -> None:
+        if self._is_last and self._fd != -1:
+            os.close(self._fd)
+        if self._recording is not None and (self._is_last or self._unsent):
+            self._recording.file_ended(self._unsent)
 
 
-def _size_of(segment: bytes | ByteRange) -> int:
-    return len(segment) if isinstance(segment, bytes) else segment.size
+def size_of(part: bytes | ByteRange) -> int:
+    return len(part) if isinstance(part, bytes) else part.size
 
 
 QueueWire._body_class = FileBody

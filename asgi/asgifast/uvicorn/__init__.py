@@ -12,10 +12,10 @@ replaced:
   implements http.response.pathsend and http.response.zerocopysend, and passes all other messages to
   uvicorn's send().
 
-For a pathsend of more than 64 KiB, send() returns when the file is open. While the client reads,
-the app continues, for example with background tasks, or to return a database connection to the
-pool. The file may be removed or replaced after send() has returned. If its content is overwritten,
-the response changes.
+If a body ends with a file of more than 64 KiB, send() returns when the file is open. While the
+client reads, the app continues, for example with background tasks, or to return a database
+connection to the pool. The file may then be removed or replaced. If its content is overwritten, the
+response changes.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ opens its window.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 from wsgifast.files import ByteRange
@@ -23,7 +21,14 @@ from ..access_line import note_cut_off
 from ..file_blocks import send_segment
 from ..messages import Message, copied_start, declared_length, response_body
 from ..protocols.large_bodies import memory, write_to_file
-from ..protocols.queue_wire import LARGE_BYTES, SMALL_FILE_BYTES, FileBody, QueueWire, count
+from ..protocols.queue_wire import (
+    LARGE_BYTES,
+    SMALL_FILE_BYTES,
+    FileBody,
+    QueueWire,
+    count,
+    size_of,
+)
 
 # The most bytes of a frame's payload by default (SETTINGS_MAX_FRAME_SIZE, RFC 9113 section 6.5.2).
 _FRAME_BYTES = 16 * 1024
@@ -103,15 +108,12 @@ class _WindowedBody(FileBody):
 
     _wire: ZttpH2Wire
 
-    async def _begin(self) -> bool:
-        segments = list(self._segments)
-        self._unsent = sum(len(s) if isinstance(s, bytes) else s.size for s in segments)
+    async def _begin(self, part: bytes | ByteRange) -> bool:
+        self._unsent = size_of(part)
         if self._unsent <= SMALL_FILE_BYTES:
-            await self._read(segments)
+            await self._read([part])
             return True
-        self.body_sent = asyncio.get_running_loop().create_task(
-            self._read(segments, self._is_whole)
-        )
+        self.body_sent = asyncio.get_running_loop().create_task(self._read([part], self._is_last))
         self.body_sent.add_done_callback(self._on_read)
         return False
 
@@ -119,50 +121,50 @@ class _WindowedBody(FileBody):
         assert self.body_sent is not None
         await self.body_sent
 
-    async def _read(self, segments: list[bytes | ByteRange], is_whole: bool = False) -> None:
-        is_disconnected = partial(getattr, self._wire.cycle, "disconnected")
-        while segments:
-            if isinstance(segments[0], ByteRange):
-                segment = FileSegment(self._fd, *segments.pop(0))
-                await self._send_range(segment, is_disconnected)
-            else:
-                # No variable of this function may refer to the bytes.
-                await self._send_bytes(cast("bytes", segments.pop(0)), is_disconnected)
-        if is_whole:
+    async def _read(self, parts: list[bytes | ByteRange], is_last: bool = False) -> None:
+        """Send the only element of a list. No variable of this function may refer to its bytes."""
+        if isinstance(parts[0], bytes):
+            await self._send_bytes(cast("bytes", parts.pop()))
+        else:
+            await self._send_range(FileSegment(self._fd, *parts[0]))
+        if is_last:
             await self._wire.finish()
 
     def _on_read(self, task: asyncio.Future[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._wire.cut_off(error)
-        self._close_file()
+        self._end_file()
 
     async def _send_block(self, message: Message) -> None:
         await self._wire.cycle.send(message)
         self._unsent -= len(message["body"])
 
-    async def _send_range(self, segment: FileSegment, is_disconnected: Callable[[], bool]) -> None:
+    def _is_disconnected(self) -> bool:
+        return bool(self._wire.cycle.disconnected)
+
+    async def _send_range(self, segment: FileSegment) -> None:
         await send_segment(
-            self._send_block, segment, more_body=True, is_disconnected=is_disconnected,
+            self._send_block, segment, more_body=True, is_disconnected=self._is_disconnected,
             wait_for_room=self._wait_for_room,
         )  # fmt: skip
 
-    async def _send_bytes(self, data: bytes, is_disconnected: Callable[[], bool]) -> None:
+    async def _send_bytes(self, data: bytes) -> None:
         if len(data) <= LARGE_BYTES:
             await self._send_block(response_body(data, more_body=True))
             return
         reserved = Reservation(memory)
-        if self._is_whole and not reserved.grow_to(len(data)):
+        if self._is_last and not reserved.grow_to(len(data)):
             loop = asyncio.get_running_loop()
             written = await loop.run_in_executor(None, write_to_file, memoryview(data))
             if written is not None:
                 del data
                 file, segment = written
                 with file:
-                    await self._send_range(segment, is_disconnected)
+                    await self._send_range(segment)
                 return
         try:
             remaining = memoryview(data)
-            while remaining and not is_disconnected():
+            while remaining and not self._is_disconnected():
                 size = min(await self._wait_for_room(), BLOCK_BYTES)
                 await self._send_block(response_body(bytes(remaining[:size]), more_body=True))
                 remaining = remaining[size:]
