@@ -215,7 +215,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
                 self._run(self.application(), environ, response)
             except Exception as error:  # noqa: BLE001 - the application may raise any exception
                 response.keep_alive = False
-                if self._is_finished_by(error, response):
+                if self._handle_app_error(error, response):
                     return
                 response = new_response()
                 self._run(self.error_application(), environ, response)
@@ -228,7 +228,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             body.finish()
             if response.headers_sent:
                 self.log_request(response.status_code, response.body_bytes)
-        if response.keep_alive and self._skips(body):
+        if response.keep_alive and self._discard_body(body):
             self.close_connection = False
         else:
             self._client_may_send = not body.at_end
@@ -243,7 +243,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         if complaint:
             self.log_error("%s: %s", self.requestline, complaint)
 
-    def _is_finished_by(self, error: Exception, response: Response) -> bool:
+    def _handle_app_error(self, error: Exception, response: Response) -> bool:
         """Handle an error of the application. Return False if an error page has to be sent.
 
         :raises ClientGone: if `error` is a ClientGone.
@@ -284,7 +284,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
             line = self._stream.readline(_MAX_REQUEST_LINE_BYTES + 1)
         return line
 
-    def _skips(self, body: RequestBody) -> bool:
+    def _discard_body(self, body: RequestBody) -> bool:
         """Discard the unread bytes of a request body. Return whether all were discarded."""
         if body.at_end:
             return True
@@ -302,7 +302,7 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
         self._end_tls()
         self.connection.shutdown(socket.SHUT_WR)
         lingering = Lingering(time.monotonic())
-        if not self._waiting.has_thread_of_its_own:
+        if not self._waiting.is_threaded:
             lingering.hurry()  # other clients wait for this thread
         scratch = bytearray(_INPUT_BYTES)
         while (left_s := lingering.deadline - time.monotonic()) > 0:
@@ -322,17 +322,17 @@ class KeepAliveHandler(BaseHTTPRequestHandler):
 class Waiting:
     """Waits for the next request of a connection, until the server stops or another client waits.
 
-    :ivar has_thread_of_its_own: whether each connection has its own thread. If not, other clients
+    :ivar is_threaded: whether each connection has its own thread. If not, other clients
         may have to wait for this connection.
     """
 
     def __init__(self, connection: socket.socket, server: socketserver.TCPServer) -> None:
         self._server = server
         self._client = connection.fileno()
-        self.has_thread_of_its_own = isinstance(server, socketserver.ThreadingMixIn)
+        self.is_threaded = isinstance(server, socketserver.ThreadingMixIn)
         is_forking = isinstance(server, socketserver.ForkingMixIn)
         self._grace_s = _FORKING_GRACE_S if is_forking else 0.0
-        self._listener = -1 if self.has_thread_of_its_own else server.fileno()
+        self._listener = -1 if self.is_threaded else server.fileno()
 
     def for_request(self, timeout_s: float | None, grace_s: float) -> bool:
         """Wait until the client sends a byte. Return False if the connection must be closed.
