@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import forkserver
 from tests.support.servers import ROOT
-from wsgifast.commands.doctor.catalogue import entry_of
+from wsgifast.commands.doctor.catalogue import parse_entry
 from wsgifast.commands.doctor.formats import JSON_VERSION
 
 pytestmark = pytest.mark.long
@@ -165,13 +165,13 @@ With wsgifast: nothing.
 def test_finding_with_another_paragraph_is_refused(old: str, new: str) -> None:
     section = SECTION.replace(old, new, 1) if old else SECTION
     if old.startswith("How to fix it:\n\n    ") or not old:
-        entry = entry_of(section)
+        entry = parse_entry(section)
         assert (entry.what, entry.why) == ("This was seen.", "This is its cost.")
         assert dict(entry.fixes) == ({} if old else {"WSGI": "one way", "Flask": "another way"})
         assert entry.wsgifast == "nothing."
     else:
         with pytest.raises(ValueError, match=r"findings\.md, WF900: expected"):
-            entry_of(section)
+            parse_entry(section)
 
 
 def test_command_ends_although_a_thread_goes_on(tmp_path: Path) -> None:

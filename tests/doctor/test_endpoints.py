@@ -50,7 +50,7 @@ def test_access_log_names_paths_and_their_counts(tmp_path: Path) -> None:
         ("/go?u=http://else/", "/go", 1),
     ]
     assert not left
-    _, left = parted(from_access_log(str(path), most=1))
+    _, left = parted(from_access_log(str(path), max_paths=1))
     assert "most frequent" in left[0].reason
     path.write_text("nothing\n")
     with pytest.raises(ConfigurationError, match="log format"):

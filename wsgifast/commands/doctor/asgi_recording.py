@@ -1,8 +1,8 @@
-"""An ASGI server that handles one request of the doctor at a time, and records the response.
+"""Serve an ASGI app with one request at a time, and record the responses for the doctor.
 
 The server has one event loop in a thread, and a real connection for each request. Like uvicorn, it
-writes each body message to the transport, and waits while the transport's buffer is full. It can
-also support the extension http.response.pathsend, by sendfile, like asgifast's protocols.
+writes each body message to the transport, and waits while the transport's buffer is full. Like
+asgifast's protocols, it can also support the extension http.response.pathsend, with sendfile.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from urllib.parse import unquote
 from ...errors import WSGIFastError
 from ..loading import described
 from .model import Endpoint, Recording
-from .recording import RecordedRequest, body_file_noted
+from .recording import RecordedRequest, watch_opened_files
 
 App = Callable[..., Awaitable[None]]
 T = TypeVar("T")
 
 _HOST = (b"host", b"localhost")
 _HEARTBEAT_S = 0.005
-# The time limit of the app's startup, and of its shutdown (the lifespan protocol).
+# The time limit of the app's startup, and of its shutdown. The lifespan protocol of ASGI defines
+# these two steps.
 _LIFESPAN_S = 30.0
-# If the app blocks the event loop for this time, it is not shut down.
+# If the app blocks the event loop for this time, the doctor does not try to shut it down.
 _BLOCKED_S = 1.0
 
 
@@ -51,8 +52,8 @@ class StartedApp:
         )
         self._thread.start()
         self._loop = self._loops.get()
-        # The state that the app sets at its startup. Each request gets a copy (ASGI, "Lifespan
-        # State").
+        # The app stores this state at its startup. Each request gets a copy of the state (ASGI,
+        # "Lifespan State").
         self._state: dict[str, Any] = {}
         self._from_threads = 0  # the number of wake-ups of the event loop by other threads
         # The messages of the lifespan protocol to the app, and from the app.
@@ -71,7 +72,7 @@ class StartedApp:
         """Shut down the app, and end the event loop."""
         with contextlib.suppress(Exception):
             self._run(asyncio.sleep(0), _BLOCKED_S)
-            self._run(self._ask("lifespan.shutdown"), _LIFESPAN_S)
+            self._run(self._exchange_messages("lifespan.shutdown"), _LIFESPAN_S)
         self._end_loop()
 
     def _end_loop(self) -> None:
@@ -97,15 +98,16 @@ class StartedApp:
         version = {"version": "3.0", "spec_version": "2.0"}
         scope = {"type": "lifespan", "asgi": version, "state": self._state}
         self._app = asyncio.ensure_future(app(scope, self._requests.get, self._responses.put))
-        response = await self._ask("lifespan.startup")
+        response = await self._exchange_messages("lifespan.startup")
         if response["type"] == "lifespan.startup.failed":
             raise WSGIFastError(f"the app's startup failed: {response.get('message', '')}")
 
-    async def _ask(self, event: str) -> dict[str, Any]:
+    async def _exchange_messages(self, event: str) -> dict[str, Any]:
         self._requests.put_nowait({"type": event})
         response = asyncio.create_task(self._responses.get())
         await asyncio.wait({response, self._app}, return_when=asyncio.FIRST_COMPLETED)
-        # An app that does not support the lifespan protocol returns or raises instead.
+        # An app that does not support the lifespan protocol returns or raises, and sends no
+        # response.
         return response.result() if response.done() else {"type": ""}
 
     def record(
@@ -127,16 +129,17 @@ class StartedApp:
         request.state, request.pathsend = self._state.copy(), pathsend
         recording, client = request.recording, request.client
         recording.returned = "messages"
-        from_threads = self._from_threads + 1  # the start of the request wakes the loop once
-        cpu = time.process_time() - client.cpu_s
+        from_threads = self._from_threads + 1  # the start of the request wakes the event loop once
+        cpu_before = time.process_time() - client.cpu_s
         try:
             self._run(request.run(), limit_s)
         except TimeLimit:
             recording.timed_out = True
         finally:
             client.close()
-        # The CPU time includes threads that read files, but not the client's thread.
-        recording.cpu_s = time.process_time() - cpu - client.cpu_s
+        # The CPU time of the process includes threads that read files. The time of the client's
+        # thread is subtracted.
+        recording.cpu_s = time.process_time() - cpu_before - client.cpu_s
         recording.from_threads = max(0, self._from_threads - from_threads)
         return recording
 
@@ -161,7 +164,7 @@ class _Request(RecordedRequest, asyncio.Protocol):
     state: dict[str, Any]
     _transport: asyncio.Transport
     _body_sent = False
-    _before = _beaten_at = 0.0
+    _awaited_since = _last_beat = 0.0
 
     async def run(self) -> None:
         recording = self.recording
@@ -174,15 +177,15 @@ class _Request(RecordedRequest, asyncio.Protocol):
         self._transmit = self._transport.write
         heart = asyncio.create_task(self._beat())
         await asyncio.sleep(0)  # start the heartbeat
-        wall = self._before = time.perf_counter()
+        began = self._awaited_since = time.perf_counter()
         try:
-            with body_file_noted(recording):
+            with watch_opened_files(recording):
                 await self._app(self._scope(), self._receive, self._on_message)
         except Exception as error:  # noqa: BLE001 - any exception of the app is a finding
             recording.error = described(error)
         finally:
-            recording.wall_s = time.perf_counter() - wall
-            self._note_turn()  # the heartbeat has not run since the event loop was last blocked
+            recording.wall_s = time.perf_counter() - began
+            self._note_delay()  # the app may have blocked the event loop since the last heartbeat
             heart.cancel()
             self._transport.abort()
         if recording.failed:
@@ -242,11 +245,11 @@ class _Request(RecordedRequest, asyncio.Protocol):
         elif kind == "http.response.pathsend":
             await self._path(message)
         else:
-            raise self._fails(f"a message of type {kind!r}")
+            raise self._problem_error(f"a message of type {kind!r}")
 
     def _begin(self, message: dict[str, Any]) -> None:
         if self._response_start is not None:
-            raise self._fails("http.response.start was sent twice")
+            raise self._problem_error("http.response.start was sent twice")
         pairs = [
             (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
             for name, value in message.get("headers", ())
@@ -258,12 +261,12 @@ class _Request(RecordedRequest, asyncio.Protocol):
         self._send_headers()
         body, more = message.get("body", b""), message.get("more_body", False)
         if body or more or not isinstance(body, bytes):
-            self._record(body, time.perf_counter() - self._before)
+            self._record(body, time.perf_counter() - self._awaited_since)
         self._send_chunk(body)
         if not more:
             self._end()
         await self._may_write.wait()
-        self._before = time.perf_counter()
+        self._awaited_since = time.perf_counter()
 
     async def _path(self, message: dict[str, Any]) -> None:
         self._send_headers()
@@ -284,10 +287,10 @@ class _Request(RecordedRequest, asyncio.Protocol):
     async def _beat(self) -> None:
         """Measure the longest delay of the event loop."""
         while True:
-            self._beaten_at = time.perf_counter()
+            self._last_beat = time.perf_counter()
             await asyncio.sleep(_HEARTBEAT_S)
-            self._note_turn()
+            self._note_delay()
 
-    def _note_turn(self) -> None:
-        late = time.perf_counter() - self._beaten_at - _HEARTBEAT_S
-        self.recording.blocked_s = max(self.recording.blocked_s, late)
+    def _note_delay(self) -> None:
+        delay_s = time.perf_counter() - self._last_beat - _HEARTBEAT_S
+        self.recording.blocked_s = max(self.recording.blocked_s, delay_s)

@@ -1,4 +1,4 @@
-"""The catalogue of the doctor's findings, from the file findings.md.
+"""Read the catalogue of the doctor's findings from the file findings.md.
 
 The file has a section for each kind of finding. The documentation shows the same sections. The id
 of a finding never changes.
@@ -22,10 +22,10 @@ class Entry:
 
     :ivar title: a few words, for lists.
     :ivar what: the observation.
-    :ivar why: the effect on the server or the client.
-    :ivar wsgifast: how wsgifast helps without a change of the app.
-    :ivar fixes: changes of the app that fix the finding, by framework: "WSGI", "Flask", "Django" or
-        "FastAPI".
+    :ivar why: the effect of the observed response on the server or the client.
+    :ivar wsgifast: what wsgifast does about the finding without a change of the app.
+    :ivar fixes: maps names of frameworks to changes of the app that fix the finding. The names are
+        "WSGI", "Flask", "Django" and "FastAPI".
     """
 
     id: str
@@ -41,7 +41,7 @@ _FIX = "How to fix it:"
 _WITH = "With wsgifast: "
 
 
-def entry_of(section: str) -> Entry:
+def parse_entry(section: str) -> Entry:
     """Parse a section of findings.md.
 
     A section consists of these paragraphs:
@@ -75,7 +75,7 @@ def entry_of(section: str) -> Entry:
 
 _TEXT = (pkgutil.get_data(__package__, "findings.md") or b"").decode()
 CATALOGUE: Mapping[str, Entry] = {
-    entry.id: entry for entry in map(entry_of, _TEXT.removeprefix("## ").split("\n## "))
+    entry.id: entry for entry in map(parse_entry, _TEXT.removeprefix("## ").split("\n## "))
 }
 
 
@@ -97,12 +97,12 @@ def explain(finding_id: str) -> str:
     return "\n\n".join(parts)
 
 
-def known_ids(given: Iterable[str]) -> set[str]:
+def known_ids(names: Iterable[str]) -> set[str]:
     """Return ids of findings in upper case.
 
     :raises ConfigurationError: if the catalogue does not contain an id.
     """
-    ids = {each.upper() for each in given}
+    ids = {each.upper() for each in names}
     unknown = sorted(ids - CATALOGUE.keys())
     if unknown:
         known = ", ".join(CATALOGUE)

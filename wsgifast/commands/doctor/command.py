@@ -31,15 +31,16 @@ from . import examine
 from .catalogue import explain
 from .endpoints import Allow, Fetch, from_access_log, from_openapi, from_paths
 from .formats import FORMATS, as_html, as_text, baseline_of, by_reason
-from .model import OF_A_FILE, SEVERITIES, Endpoint, Found, Report
+from .model import SEVERITIES, STATIC_FILE, Endpoint, Found, Report
 
 # The maximum number of paths in the suggested command. `wsgifast bench` needs about 15 seconds for
 # each path.
 _MAX_TO_MEASURE = 3
-# The maximum number of reasons in the error message if no view was reached. The report has more.
+# The maximum number of reasons in the error message that no view was reached. The report contains
+# all reasons.
 _MAX_REASONS = 3
 # Options that have no effect with --live.
-_OF_APPS = ("access_log", "openapi", "value", "all", "unsafe", "https")
+_APP_OPTIONS = ("access_log", "openapi", "value", "all", "unsafe", "https")
 
 _EXAMPLES = """\
   wsgifast doctor shop.wsgi:application
@@ -63,11 +64,11 @@ def add_command(commands: Any) -> None:
         examples=_EXAMPLES,
     )
     parser.add_argument("app", nargs="?", help=APP_HELP)
-    which = "a path to examine (default: all routes of the framework)"
-    parser.add_argument("paths", nargs="*", metavar="/PATH", help=which)
+    paths_help = "a path to examine (default: all routes of the framework)"
+    parser.add_argument("paths", nargs="*", metavar="/PATH", help=paths_help)
     option(parser, "--live", "URL", "examine a running server from outside")
-    explained = "explain a finding. Without ID, list all findings"
-    option(parser, "--explain", "ID", explained, nargs="?", const="all")
+    explain_help = "explain a finding. Without ID, list all findings"
+    option(parser, "--explain", "ID", explain_help, nargs="?", const="all")
 
     source = parser.add_argument_group("endpoints")
     option(
@@ -77,25 +78,25 @@ def add_command(commands: Any) -> None:
         "examine the paths in this access log. It can have the common format, the combined format, "
         "uvicorn's format or wsgifast's JSON format",
     )
-    described = "an OpenAPI document in JSON, or the URL path at which the app serves it"
-    option(source, "--openapi", "FILE|/PATH", described)
+    openapi_help = "an OpenAPI document in JSON, or the URL path at which the app serves it"
+    option(source, "--openapi", "FILE|/PATH", openapi_help)
 
     requests = parser.add_argument_group("requests")
-    given = "a value for a URL parameter, such as slug=cat"
-    option(requests, "--value", "NAME=X", given, repeated=True, type=pair("="))
+    value_help = "a value for a URL parameter, such as slug=cat"
+    option(requests, "--value", "NAME=X", value_help, repeated=True, type=pair("="))
     add_header_options(requests)
-    rest = "also request endpoints that may change data (default: on a terminal, ask)"
-    option(requests, "--all", help=rest)
+    all_help = "also request endpoints that may change data (default: on a terminal, ask)"
+    option(requests, "--all", help=all_help)
     option(requests, "--unsafe", help="like --all, but also send methods other than GET and HEAD")
-    https = "send requests with the scheme https, for an app that redirects http to https"
-    option(requests, "--https", help=https)
+    https_help = "send requests with the scheme https, for an app that redirects http to https"
+    option(requests, "--https", help=https_help)
     option(requests, "--timeout", "S", "seconds for each request", default=10.0, type=seconds)
 
     result = parser.add_argument_group("result")
     option(result, "--format", "", "format of the report", default="text", choices=FORMATS)
     option(result, "--html", "FILE", "also write the report as one HTML file")
-    bad = "exit with status 1 if a finding has this severity or a higher one"
-    option(result, "--fail-level", "", bad, default="slow", choices=SEVERITIES)
+    level_help = "exit with status 1 if a finding has this severity or a higher one"
+    option(result, "--fail-level", "", level_help, default="slow", choices=SEVERITIES)
     option(result, "--baseline", "FILE", "ignore findings that an earlier JSON report contains")
     option(result, "--silence", "ID", "ignore a finding, such as WF010", repeated=True)
     parser.usage = "wsgifast doctor [OPTION ...] [APP] [/PATH ...]"
@@ -106,13 +107,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.explain is not None:
         show(explain(options.explain))
         return 0
-    known = _baseline(options)
+    ignored_keys = _baseline(options)
     if options.html is not None:
         check_writable("--html", options.html)
     if options.live is not None:
         from .live import examine_server
 
-        for name in _OF_APPS:
+        for name in _APP_OPTIONS:
             if getattr(options, name):
                 shown = name.replace("_", "-")
                 raise ConfigurationError(f"--{shown} has no effect with --live. Name paths instead")
@@ -124,17 +125,17 @@ def _run(options: argparse.Namespace) -> int:
             limit_s=options.timeout,
             silence=options.silence,
         )
-        return _finish(report, options, known)
+        return _finish(report, options, ignored_keys)
     if options.app is None:
         raise ConfigurationError("name an app, as in: wsgifast doctor shop.wsgi:application")
     with _stdout_restored():
-        report = _examined(options)
-    return _finish(report, options, known)
+        report = _examine_app(options)
+    return _finish(report, options, ignored_keys)
 
 
 @contextlib.contextmanager
 def _stdout_restored() -> Iterator[None]:
-    """Redirect the output of the app and its processes to stderr. stdout is for the report."""
+    """Redirect the app's output, and that of its processes, to stderr. stdout is for the report."""
     stdout = os.dup(1)
     try:
         os.dup2(2, 1)
@@ -145,7 +146,7 @@ def _stdout_restored() -> Iterator[None]:
         os.close(stdout)
 
 
-def _examined(options: argparse.Namespace) -> Report:
+def _examine_app(options: argparse.Namespace) -> Report:
     for name in ("html", "access_log", "openapi"):
         if (path := getattr(options, name)) and (name != "openapi" or os.path.isfile(path)):
             setattr(options, name, os.path.abspath(path))  # the app may change the directory
@@ -177,10 +178,10 @@ def _allow(options: argparse.Namespace) -> bool | Allow:
     is_all = bool(options.all or options.unsafe)
     if is_all or options.paths or not is_terminal:
         return is_all
-    return _ask
+    return _confirm
 
 
-def _ask(safe: Sequence[Endpoint], unsafe: Sequence[Endpoint]) -> bool:
+def _confirm(safe: Sequence[Endpoint], unsafe: Sequence[Endpoint]) -> bool:
     if not unsafe:
         return False
     lines = [f"Endpoints that change no data and are requested: {len(safe)}"]
@@ -200,7 +201,7 @@ def _shown(endpoint: Endpoint) -> str:
 def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fetch], Found] | None:
     """Return a function that finds the endpoints that the command line names.
 
-    None if the command line names no endpoints. Then the framework lists them.
+    None if the command line names no endpoints. Then the framework of the app lists the endpoints.
     """
 
     def find(fetch: Fetch) -> Found:
@@ -215,12 +216,12 @@ def _finder(options: argparse.Namespace, values: dict[str, str]) -> Callable[[Fe
     return find if any(sources) else None
 
 
-def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int:
+def _finish(report: Report, options: argparse.Namespace, ignored_keys: set[str]) -> int:
     """Show the report, and return the exit status.
 
-    :param known: the keys of findings to ignore.
+    :param ignored_keys: the keys of findings to ignore.
     """
-    report.findings = [finding for finding in report.findings if finding.key not in known]
+    report.findings = [finding for finding in report.findings if finding.key not in ignored_keys]
     if options.format == "text":
         width = output_width()
         colours = width is not None and "NO_COLOR" not in os.environ
@@ -234,7 +235,7 @@ def _finish(report: Report, options: argparse.Namespace, known: set[str]) -> int
     if report.reaches(options.fail_level):
         return STATUS_PART_FAILED
     evidence = {seen.endpoint.evidence for seen in report.observations}
-    if evidence <= {OF_A_FILE} and (report.unreached or not evidence):
+    if evidence <= {STATIC_FILE} and (report.unreached or not evidence):
         reached = "no view, only files," if evidence else "nothing"
         reasons = "; ".join(reason for reason, _ in by_reason(report.unreached)[:_MAX_REASONS])
         hint = "name paths to which the app responds with 200"

@@ -2,11 +2,12 @@
 
 A GET should not change data (RFC 9110, section 9.2.1), but in many apps it does. The method, the
 name and the path of an endpoint do not prove that a request is safe. So the doctor needs other
-evidence, or asks the user. There are three kinds of evidence (:attr:`.model.Endpoint.evidence`):
+evidence that a request is safe, or asks the user. There are three kinds of evidence
+(:attr:`.model.Endpoint.evidence`):
 
-- The user has named it.
-- It is a file of a folder that the app serves.
-- An OpenAPI document describes it as read-only.
+- The user has named the endpoint.
+- The endpoint is a file in a folder that the app serves.
+- An OpenAPI document describes the endpoint as read-only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _LOGGED = re.compile(r'"([A-Z]+) (\S+)(?: HTTP/[0-9.]+)?" ([0-9]{3})\b')
 _URL_CHARACTERS = "!$%&'()*+,/:;=?@[]~"
 # A parameter in a pattern: {name}, {name:path}, {*name}, <name>, <int:name>, <path:name>.
 _PARAMETER = re.compile(r"\{\*?(?P<curly>\w+)(?::[^}]*)?\}|<(?:[^<>]*:)?(?P<angle>[^<>:]+)>")
-# A function that returns whether to request unsafe endpoints: (safe endpoints, other endpoints).
+# A function that gets the safe endpoints and the other endpoints. It returns whether to request the
+# other endpoints.
 Allow = Callable[[Sequence[Endpoint], Sequence[Endpoint]], bool]
 
 _SAFE_METHODS = ("GET", "HEAD")
@@ -44,8 +46,8 @@ _SAFE_METHODS = ("GET", "HEAD")
 def chosen(found: Found, *, unsafe: bool, allow: Allow) -> tuple[list[Endpoint], list[Unreached]]:
     """Return the endpoints to request, and the endpoints that are not requested.
 
-    :param unsafe: request all endpoints with all methods, without a call of `allow`.
-    :param allow: decides about endpoints without evidence.
+    :param unsafe: whether to request all endpoints with all methods, without a call of `allow`.
+    :param allow: the function that decides about endpoints without evidence.
     """
     listed = [each for each in found if isinstance(each, Endpoint)]
     endpoints = list({(e.method, e.url): e for e in reversed(listed)}.values())[::-1]
@@ -72,19 +74,19 @@ def from_paths(paths: Iterable[str]) -> Found:
 
     :raises ConfigurationError: if a path is malformed.
     """
-    given = list(dict.fromkeys(paths))
-    for path in given:
+    unique = list(dict.fromkeys(paths))
+    for path in unique:
         check_path(path)
-    return [Endpoint(path, path, "command line", evidence=NAMED) for path in given]
+    return [Endpoint(path, path, "command line", evidence=NAMED) for path in unique]
 
 
-def from_access_log(path: str, *, most: int = 200) -> Found:
+def from_access_log(path: str, *, max_paths: int = 200) -> Found:
     """Return the endpoints of an access log, each with the number of its requests.
 
-    The format is common, combined, uvicorn's, or wsgifast's JSON.
+    The log has the common format, the combined format, uvicorn's format or wsgifast's JSON format.
 
     :param path: the path of the file.
-    :param most: the most endpoints to return. They are the most frequent ones.
+    :param max_paths: the maximum number of endpoints. The most frequent ones are returned.
     :raises ConfigurationError: if no line is in one of the formats.
     """
     lines = _file_text("--access-log", path).splitlines()
@@ -97,15 +99,20 @@ def from_access_log(path: str, *, most: int = 200) -> Found:
     counts = Counter((method, _path_of(url)) for method, url, status in logged if status[0] in "23")
     endpoints: Found = [
         Endpoint(url, url.partition("?")[0], "access log", method, requests=count)
-        for (method, url), count in counts.most_common(most)
+        for (method, url), count in counts.most_common(max_paths)
     ]
-    why = f"only the {most} most frequent of the log's {len(counts)} paths are requested"
-    left = [Unreached(url, why) for (_, url), _ in counts.most_common()[most : most + 1]]
-    return [*endpoints, *left]
+    reason = f"only the {max_paths} most frequent of the log's {len(counts)} paths are requested"
+    omitted = [
+        Unreached(url, reason) for (_, url), _ in counts.most_common()[max_paths : max_paths + 1]
+    ]
+    return [*endpoints, *omitted]
 
 
 def _read(line: str) -> tuple[str, str, str] | None:
-    """Return the method, URL and status in a line of an access log. None if they are missing."""
+    """Return the method, URL and status in a line of an access log.
+
+    None if one of them is missing.
+    """
     if not line.startswith("{"):
         found = _LOGGED.search(line)
         method, url, status = found.groups() if found else ("", "", "")
@@ -125,7 +132,7 @@ def _read(line: str) -> tuple[str, str, str] | None:
     return (method, url, status) if is_requested else None
 
 
-def _some(found: Found, problem: str) -> Found:
+def _checked(found: Found, problem: str) -> Found:
     """Return `found` unchanged.
 
     :raises ConfigurationError: if `found` is empty.
@@ -136,7 +143,10 @@ def _some(found: Found, problem: str) -> Found:
 
 
 def _path_of(url: str) -> str:
-    """Return the path and query of a URL, percent-encoded. A URL of //x is a path, not a host."""
+    """Return the percent-encoded path and query of a URL.
+
+    The URL //x is a path, and x is not a host.
+    """
     path = _ORIGIN.sub("", url).partition("#")[0]
     return encoded(path if path.startswith("/") else f"/{path}")
 
@@ -176,30 +186,32 @@ def filled(
     return Unreached(pattern, reason, method)
 
 
-# A function that requests a path of the app, and returns the body of the 200.
+# A function that requests a path of the app, and returns the body if the status is 200.
 Fetch = Callable[[str], bytes]
 
 
 def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
-    """Return the operations of an OpenAPI document, below the path of its first server.
+    """Return endpoints for the operations of an OpenAPI document.
 
-    :param source: the path of a JSON file, or a URL path of the app for the document.
+    Their paths start with that of the document's first server.
+
+    :param source: the path of a JSON file, or the URL path at which the app serves the document.
     :raises ConfigurationError: if the source is not an OpenAPI document.
     """
-    is_own = source.startswith("/") and not Path(source).is_file()
-    text = fetch(source) if is_own else _file_text("--openapi", source)
+    is_served = source.startswith("/") and not Path(source).is_file()
+    text = fetch(source) if is_served else _file_text("--openapi", source)
     try:
-        described = json.loads(text)
-        at = source if is_own else "/"
+        document = json.loads(text)
+        document_url = source if is_served else "/"
         found: Found = [
             filled(
-                _base(at, described, item, operation) + pattern,
+                _base(document_url, document, item, operation) + pattern,
                 {**_examples(item, operation), **values},
                 "openapi",
                 method.upper(),
-                _READ_ONLY if _is_read_only(described, item, method) else "",
+                _READ_ONLY if _is_read_only(document, item, method) else "",
             )
-            for pattern, item in described["paths"].items()
+            for pattern, item in document["paths"].items()
             for method, operation in item.items()
             if method in ("get", "head", "post", "put", "patch", "delete", "options")
         ]
@@ -208,7 +220,7 @@ def from_openapi(source: str, values: Mapping[str, str], fetch: Fetch) -> Found:
         raise ConfigurationError(
             f"--openapi {source}: it is not an OpenAPI document in JSON ({reason})"
         ) from None
-    return _some(found, f"--openapi {source}: it describes no operation")
+    return _checked(found, f"--openapi {source}: it describes no operation")
 
 
 _READ_ONLY = "the OpenAPI document describes its response, and neither a body nor an action"
@@ -217,8 +229,8 @@ _READ_ONLY = "the OpenAPI document describes its response, and neither a body no
 def _is_read_only(document: Mapping[str, Any], item: Mapping[str, Any], method: str) -> bool:
     """Return whether a document describes an operation as read-only.
 
-    The method GET is not enough, since many frameworks call any function for GET. All of these must
-    be true:
+    The method GET is not enough, since many frameworks let any function respond to GET. All of
+    these conditions must be true:
 
     - The operation describes its response, which is neither HTML nor plain text.
     - It has no request body.
@@ -230,25 +242,25 @@ def _is_read_only(document: Mapping[str, Any], item: Mapping[str, Any], method: 
     operation = item[method]
     if method not in ("get", "head") or "requestBody" in operation:
         return False
-    named = [operation[key] for key in ("summary", "description") if operation.get(key)]
-    for other, same in item.items():
-        is_other = other not in (method, "get", "head") and isinstance(same, Mapping)
-        if is_other and any(same.get(key) in named for key in ("summary", "description")):
+    texts = [operation[key] for key in ("summary", "description") if operation.get(key)]
+    for other_method, other in item.items():
+        is_comparable = other_method not in (method, "get", "head") and isinstance(other, Mapping)
+        if is_comparable and any(other.get(key) in texts for key in ("summary", "description")):
             return False
     parameters = [*item.get("parameters", ()), *operation.get("parameters", ())]
-    if any(_followed(document, each).get("in") in ("body", "formData") for each in parameters):
+    if any(_resolve(document, each).get("in") in ("body", "formData") for each in parameters):
         return False
-    good = {str(code): response for code, response in operation.get("responses", {}).items()}
-    good = {code: response for code, response in good.items() if code[:1] == "2"}
+    responses = {str(code): response for code, response in operation.get("responses", {}).items()}
+    successes = {code: response for code, response in responses.items() if code[:1] == "2"}
     return (
-        bool(good)
-        and good.keys() <= {"200", "206", "2XX"}
-        and all(_describes(_followed(document, response)) for response in good.values())
+        bool(successes)
+        and successes.keys() <= {"200", "206", "2XX"}
+        and all(_describes(_resolve(document, response)) for response in successes.values())
     )
 
 
 def _describes(response: Mapping[str, Any]) -> bool:
-    """Return whether a response has a content type and, for JSON, a description of its parts."""
+    """Return whether a document describes the type of a response and, for JSON, its parts."""
     content = response.get("content", {})
     return bool(content) and all(_describes_type(*each) for each in content.items())
 
@@ -262,7 +274,7 @@ def _describes_type(kind: str, media: Mapping[str, Any]) -> bool:
     )
 
 
-def _followed(document: Mapping[str, Any], node: Any) -> Mapping[str, Any]:
+def _resolve(document: Mapping[str, Any], node: Any) -> Mapping[str, Any]:
     """Return the target of a reference within a document. Return any other object unchanged."""
     for _ in range(8):
         if not (isinstance(node, Mapping) and str(node.get("$ref", "")).startswith("#/")):
@@ -274,18 +286,19 @@ def _followed(document: Mapping[str, Any], node: Any) -> Mapping[str, Any]:
     return node if isinstance(node, Mapping) else {}
 
 
-def _base(at: str, *levels: Mapping[str, Any]) -> str:
-    """Return the base path: of the first server (OpenAPI 3), or basePath (Swagger 2.0).
+def _base(document_url: str, *levels: Mapping[str, Any]) -> str:
+    """Return the path of the first server (OpenAPI 3), or the basePath (Swagger 2.0).
 
-    :param at: the path of the document. The URL of a server may be relative to it.
-    :param levels: the document, the item and the operation. The innermost one with servers counts.
+    :param document_url: the path of the document. The URL of a server may be relative to it.
+    :param levels: the document, the item and the operation. The last of them that lists servers
+        counts.
     """
     servers = (level["servers"][0] for level in reversed(levels) if level.get("servers"))
     server: Mapping[str, Any] = next(servers, {})
     url: str = server.get("url") or levels[0].get("basePath", "/")
     for name, variable in server.get("variables", {}).items():
         url = url.replace(f"{{{name}}}", str(variable["default"]))
-    return urlsplit(urljoin(at, url)).path.rstrip("/")
+    return urlsplit(urljoin(document_url, url)).path.rstrip("/")
 
 
 def _examples(*levels: Mapping[str, Any]) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""Request an endpoint in this process, raw and wrapped in turn, and compare the responses.
+"""Request an endpoint of the raw app and of the wrapped app in turn, and compare the responses.
 
-Many responses differ at each request: they contain the time, a token, a counter. So a difference
-counts only under two conditions. It must occur each time that both are requested. And the raw
-responses must not differ from each other in the same respect.
+The raw app has no wrapper of wsgifast. Many responses are different at each request, because they
+contain the time, a token or a counter. So a difference between the raw and the wrapped response
+counts only under two conditions. The difference must occur each time that both apps are requested.
+And the raw responses must not differ from each other in the same kind of difference, such as the
+body.
 """
 
 from __future__ import annotations
@@ -28,25 +30,25 @@ from .findings import BLOCKED_S
 from .model import LARGE_BYTES, CompressedSize, Cost, Endpoint, Observation, Recording
 from .recording import record_wsgi
 
-# A contender is a variant of the app, such as raw or wrapped. To measure costs, each contender is
-# requested in up to this number of rounds.
+# A contender is a variant of the app, such as the raw or the wrapped app. The costs of contenders
+# are measured in rounds, with one request to each contender. This is the maximum number of rounds.
 _ROUNDS = 12
-# After the first rounds, no further round begins if all requests took this time together.
+# After _MIN_ROUNDS rounds, no further round begins if all requests together took _COSTS_S seconds.
 _MIN_ROUNDS = 5
 _COSTS_S = 0.1
-# In the first rounds, no further round begins after this time.
+# Before _MIN_ROUNDS rounds, no further round begins if all requests together took this time.
 _MAX_COSTS_S = 3.0
-# After this time an endpoint gets only one more request for each missing cost.
+# After this time, an endpoint gets only one more request to each contender whose cost is unknown.
 MAX_S = 8.0
 # A smaller body fits into socket buffers, so a slow client blocks no thread.
 _BLOCKING_BYTES = 512 * 1024
 # Options for the recordings of contenders that are offered http.response.pathsend.
 _OPTIONS = {name: {"pathsend": True} for name in ("sendfile", "pathsend=True")}
-# The event loop must be blocked in this number of requests. Otherwise a busy machine may be the
-# cause.
+# A finding about a blocked event loop needs this number of requests that blocked it. If fewer
+# requests did, a busy machine may be the cause.
 _BLOCKED_REQUESTS = 4
 
-# A function that records one request: (endpoint, *, reads=True, inspect=True) -> Recording.
+# A function that requests an endpoint once: (endpoint, *, reads=True, inspect=True) -> Recording.
 Record = Callable[..., Recording]
 # A function that requests an endpoint three to sixty times.
 Observe = Callable[[Endpoint], Observation]
@@ -58,16 +60,16 @@ def observer(
 ) -> Iterator[tuple[Record, Observe]]:
     """Yield a function that records one request, and a function that observes an endpoint.
 
-    :param wrapped: the app in a WSGIFast or ASGIFast with its options. None for the default
-        options.
-    :param limit_s: the most seconds for one request.
+    :param wrapped: the app in WSGIFast or ASGIFast with the user's options. None to wrap `app` with
+        the default options.
+    :param limit_s: the time limit of one request in seconds.
     :raises WSGIFastError: if an ASGI app does not start.
     """
     with contextlib.ExitStack() as stack:
         if interface == "WSGI":
             record: Record = record_wsgi
             coalesced = WSGIFast(app, coalesce=True)
-            ways = {"raw": app, "wrapped": wrapped or WSGIFast(app), "coalesced": coalesced}
+            variants = {"raw": app, "wrapped": wrapped or WSGIFast(app), "coalesced": coalesced}
         else:
             from asgifast import ASGIFast
 
@@ -75,24 +77,24 @@ def observer(
 
             record = stack.enter_context(StartedApp(app)).record
             wrapped = wrapped or ASGIFast(app)
-            ways = {"raw": app, "wrapped": wrapped}
+            variants = {"raw": app, "wrapped": wrapped}
             # asgifast's protocols and ASGIFast offer pathsend to the same apps.
             if wrapped.pathsend_decision.offered:
-                ways["sendfile"] = wrapped
+                variants["sendfile"] = wrapped
             else:
-                ways["pathsend=True"] = ASGIFast(app, pathsend=True)
+                variants["pathsend=True"] = ASGIFast(app, pathsend=True)
         contenders: dict[str, Record] = {
-            name: partial(record, one, limit_s=limit_s, **_OPTIONS.get(name, {}))
-            for name, one in ways.items()
+            name: partial(record, variant, limit_s=limit_s, **_OPTIONS.get(name, {}))
+            for name, variant in variants.items()
         }
         yield contenders["raw"], partial(_observe, contenders)
 
 
 def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
-    ends = time.monotonic() + MAX_S
+    deadline = time.monotonic() + MAX_S
 
     def is_late() -> bool:
-        return time.monotonic() > ends
+        return time.monotonic() > deadline
 
     record = contenders["raw"]
     raw = record(endpoint)
@@ -114,13 +116,13 @@ def _observe(contenders: dict[str, Record], endpoint: Endpoint) -> Observation:
         seen.compressed_sizes = compressed_sizes(seen.compressed)
     raw.blocked_s = min(raw.blocked_s, seen.wrapped.blocked_s)
     if not is_late():
-        raw.blocked_s = _least_blocked_s(seen, record)
+        raw.blocked_s = _shortest_block_s(seen, record)
     measured = dict(contenders)
     requested = measured.pop("pathsend=True", None)
     if requested is not None and raw.file_bytes and not is_late():
         # The option is recommended only if it does not change responses.
-        ways = {"raw": record, "wrapped": requested}
-        if not changes(ways, (endpoint, browsers), {("raw", endpoint): raw}):
+        pair = {"raw": record, "wrapped": requested}
+        if not changes(pair, (endpoint, browsers), {("raw", endpoint): raw}):
             measured["pathsend=True"] = requested
     if "coalesced" in measured and (raw.chunks.count < 2 or raw.by_sendfile):
         del measured["coalesced"]
@@ -162,20 +164,20 @@ def compressed_sizes(response: Recording) -> dict[str, CompressedSize]:
     return found if smallest <= len(body) * (1 - MIN_SAVING) else {}
 
 
-def _least_blocked_s(seen: Observation, record: Record) -> float:
-    """Return the longest time that each request blocks the event loop.
+def _shortest_block_s(seen: Observation, record: Record) -> float:
+    """Return the time for which every request blocks the event loop at least.
 
-    If that time is long, further requests are made. On a busy machine some of them block the event
-    loop longer than the app does.
+    If the first requests block the event loop for long, further requests are made. The shortest
+    time counts, because other work on the machine makes some requests slower.
     """
-    least = min(seen.raw.blocked_s, seen.wrapped.blocked_s)
+    shortest_s = min(seen.raw.blocked_s, seen.wrapped.blocked_s)
     for _ in range(2, _BLOCKED_REQUESTS):
-        if least <= BLOCKED_S:
+        if shortest_s <= BLOCKED_S:
             break
-        again = record(seen.endpoint, inspect=False)
-        if not again.failed:
-            least = min(least, again.blocked_s)
-    return least
+        repeat = record(seen.endpoint, inspect=False)
+        if not repeat.failed:
+            shortest_s = min(shortest_s, repeat.blocked_s)
+    return shortest_s
 
 
 def _costs(
@@ -183,8 +185,8 @@ def _costs(
 ) -> dict[str, Cost]:
     """Measure the costs of the contenders.
 
-    :param first: earlier recordings, if there is no more time. Contenders without an earlier
-        recording then get one request.
+    :param first: if there is no time for rounds: the earlier recordings. Then only contenders
+        without an earlier recording get a request.
     :returns: an empty dict if a request fails.
     """
     runs = {name: [first[name]] if name in first else [] for name in contenders}
@@ -200,23 +202,27 @@ def _costs(
             spent += run.wall_s
         if spent > (_COSTS_S if round_ >= _MIN_ROUNDS else _MAX_COSTS_S):
             break
-    # The minimum of several runs: other work on the machine can only increase the time.
+    # The minimum of several runs counts, because other work on the machine can only increase the
+    # time.
     return {
-        name: Cost(min(r.cpu_s for r in of), min(r.wall_s for r in of), min(r.sends for r in of))
-        for name, of in runs.items()
+        name: Cost(
+            min(r.cpu_s for r in each), min(r.wall_s for r in each), min(r.sends for r in each)
+        )
+        for name, each in runs.items()
     }
 
 
-# If the responses differ, both contenders are requested again, three times. True: the raw app is
-# the first of them. Together with the first requests (raw, wrapped) this is the Thue-Morse
-# sequence. An app that alternates between two responses then sends both to each contender.
-_AGAIN_RAW_FIRST = (False, False, True)
+# If the responses differ, both contenders are requested again three times. Each item is True if the
+# raw app gets the first of the two requests. Together with the first two requests (raw, wrapped),
+# this order is the Thue-Morse sequence. If an app alternates between two responses, each contender
+# then gets both responses.
+_RAW_FIRST_IN_REPEATS = (False, False, True)
 # Headers that the server adds, or that belong to one connection.
 _SERVER_HEADERS = HOP_BY_HOP | {"date", "server"}
-# Headers that a wrapper may add to a response without them.
+# Headers that a wrapper may add.
 _ADDED = frozenset({"accept-ranges", "content-length", "etag", "last-modified"})
-# The ratio from which a body counts as larger. Two compressed bodies may differ by their random
-# padding, which prevents BREACH.
+# A body counts as larger from this ratio. The sizes of two compressed bodies may differ by their
+# random padding, which prevents the BREACH attack.
 _GROWN = 1.1
 
 
@@ -226,30 +232,32 @@ def changes(
     known: dict[tuple[str, Endpoint], Recording],
     is_late: Callable[[], bool] = lambda: False,
 ) -> dict[str, str]:
-    """Return the lasting differences of the wrapped app's responses: the first one of each kind.
+    """Return the lasting differences of the wrapped app's responses.
 
-    :param contenders: "raw", "wrapped", and for ASGI "sendfile".
-    :param requests: the endpoint, and the same endpoint with other headers.
-    :param known: the recordings so far, by contender and endpoint. New recordings are added.
+    Of each kind, return the first one.
+
+    :param contenders: the functions that request "raw", "wrapped", and for ASGI "sendfile".
+    :param requests: the endpoint with different headers.
+    :param known: maps contenders and endpoints to the recordings so far. New recordings are added.
     :param is_late: a function that returns whether there is no time for further requests.
     """
-    ways = [way for way in ("wrapped", "sendfile") if way in contenders]
+    compared = [name for name in ("wrapped", "sendfile") if name in contenders]
     found: dict[str, str] = {}
 
-    def first(way: str, requested: Endpoint) -> Recording:
-        if (way, requested) not in known:
-            known[way, requested] = contenders[way](requested)
-        return known[way, requested]
+    def first(name: str, requested: Endpoint) -> Recording:
+        if (name, requested) not in known:
+            known[name, requested] = contenders[name](requested)
+        return known[name, requested]
 
     for requested in requests:
         if "failure" in found or ((("raw", requested) not in known) and is_late()):
             break
-        own = first("raw", requested)
-        if own.failed:
+        raw = first("raw", requested)
+        if raw.failed:
             continue
-        for way in ways:
+        for name in compared:
             for kind, what in _lasting(
-                contenders, way, requested, own, first(way, requested)
+                contenders, name, requested, raw, first(name, requested)
             ).items():
                 found.setdefault(kind, what)
     return found
@@ -257,31 +265,35 @@ def changes(
 
 def _lasting(
     contenders: Mapping[str, Record],
-    way: str,
+    name: str,
     requested: Endpoint,
-    own: Recording,
+    raw: Recording,
     other: Recording,
 ) -> dict[str, str]:
-    """Return the differences that occur each time, by their kinds."""
-    found = _differences(own, other)
-    for raw_first in _AGAIN_RAW_FIRST[: 1 if other.timed_out else None]:
+    """Return the differences that occur each time. The keys are their kinds."""
+    found = _differences(raw, other)
+    for raw_first in _RAW_FIRST_IN_REPEATS[: 1 if other.timed_out else None]:
         if not found:
             break
-        order = ("raw", way) if raw_first else (way, "raw")
-        both = {name: contenders[name](requested) for name in order}
-        again = both["raw"]
-        if again.failed:
+        order = ("raw", name) if raw_first else (name, "raw")
+        repeated = {each: contenders[each](requested) for each in order}
+        repeat = repeated["raw"]
+        if repeat.failed:
             return {}
-        same = {kind for kind in found if _compared(again).get(kind) == _compared(own).get(kind)}
-        if "size" in found and not _is_larger(again, own):
-            same.add("size")
-        differs = _differences(again, both[way])
-        found = {kind: what for kind, what in found.items() if kind in same & differs.keys()}
+        stable_kinds = {
+            kind for kind in found if _compared(repeat).get(kind) == _compared(raw).get(kind)
+        }
+        if "size" in found and not _is_larger(repeat, raw):
+            stable_kinds.add("size")
+        differs = _differences(repeat, repeated[name])
+        found = {
+            kind: what for kind, what in found.items() if kind in stable_kinds & differs.keys()
+        }
     return found
 
 
 def _compared(recording: Recording) -> dict[str, object]:
-    """Return a value for each kind of difference. It must be the same in all raw responses."""
+    """Return the parts of a response to compare, by kind of difference."""
     fields = _fields(recording)
     return {
         "failure": recording.failed,
@@ -300,47 +312,47 @@ def _fields(recording: Recording) -> dict[str, list[str]]:
     return fields
 
 
-def _differences(own: Recording, other: Recording) -> dict[str, str]:
-    """Return the differences of a wrapped app's response, by their kinds."""
+def _differences(raw: Recording, other: Recording) -> dict[str, str]:
+    """Return the differences between two responses. The keys are their kinds."""
     if other.failed:
-        why = other.error or other.problem or "it does not end in time"
-        return {"failure": f"fails ({why}); as it is: {own.status}"}
-    if other.status != own.status:
-        return {"status": f"{other.status}; as it is: {own.status}"}
+        reason = other.error or other.problem or "it does not end in time"
+        return {"failure": f"fails ({reason}); as it is: {raw.status}"}
+    if other.status != raw.status:
+        return {"status": f"{other.status}; as it is: {raw.status}"}
     found = {}
-    fields, others = _fields(own), _fields(other)
+    fields, others = _fields(raw), _fields(other)
     # The values of these headers depend on the content coding.
     derived = {"content-length", "content-encoding", "vary", "etag", "accept-ranges"}
-    if other.coding and not own.coding:  # the wrapper compresses
+    if other.coding and not raw.coding:  # the wrapper compresses
         for name in derived:
             fields.pop(name, None)
             others.pop(name, None)
         body = decoded(bytes(other.body), other.coding)
-        if body is not None and hashlib.blake2b(body).digest() != own.digest.digest():
-            found["body"] = f"other bytes, decoded ({size_text(len(body))}); as it is: {_size(own)}"
+        if body is not None and hashlib.blake2b(body).digest() != raw.digest.digest():
+            found["body"] = f"other bytes, decoded ({size_text(len(body))}); as it is: {_size(raw)}"
     elif fields.get("content-encoding") != others.get("content-encoding"):
         codings = [(each.get("content-encoding") or ["no coding"])[0] for each in (others, fields)]
         found["coding"] = f"{codings[0]}; as it is: {codings[1]}"
-    elif own.digest.digest() != other.digest.digest():
-        found["body"] = f"other bytes ({_size(other)}); as it is: {_size(own)}"
-    if _is_larger(other, own):
-        found["size"] = f"{_size(other)}; as it is: {_size(own)}"
+    elif raw.digest.digest() != other.digest.digest():
+        found["body"] = f"other bytes ({_size(other)}); as it is: {_size(raw)}"
+    if _is_larger(other, raw):
+        found["size"] = f"{_size(other)}; as it is: {_size(raw)}"
     for name in sorted(fields.keys() | others.keys()):
-        was, now = fields.get(name), others.get(name)
-        is_added = was is None and name in _ADDED
-        if name == "vary":  # a wrapper that compresses adds Accept-Encoding, maybe as a new header
-            lists = (list_members(",".join(each or ())) for each in (was, now))
+        old, new = fields.get(name), others.get(name)
+        is_added = old is None and name in _ADDED
+        if name == "vary":  # a wrapper that compresses adds the member Accept-Encoding
+            lists = (list_members(",".join(each or ())) for each in (old, new))
             before, after = (set(filter(None, members)) for members in lists)
             is_added = before <= after <= before | {"accept-encoding"}
-        if was != now and not is_added and not (found and name in derived):
-            shown = [", ".join(each) if each else "none" for each in (now, was)]
+        if old != new and not is_added and not (found and name in derived):
+            shown = [", ".join(each) if each else "none" for each in (new, old)]
             found[f"header {name}"] = f"{name}: {shown[0]}; as it is: {shown[1]}"
     return found
 
 
-def _is_larger(recording: Recording, own: Recording) -> bool:
-    padding_bytes = MAX_PADDING_BYTES if own.coding else 0
-    return recording.sent_bytes > _GROWN * own.sent_bytes + padding_bytes
+def _is_larger(recording: Recording, raw: Recording) -> bool:
+    padding_bytes = MAX_PADDING_BYTES if raw.coding else 0
+    return recording.sent_bytes > _GROWN * raw.sent_bytes + padding_bytes
 
 
 def _size(recording: Recording) -> str:

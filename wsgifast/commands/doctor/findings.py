@@ -1,4 +1,4 @@
-"""The doctor's rules, which turn observations into findings. This module sends no requests."""
+"""Decide which findings follow from an observation. This module sends no requests."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ from .model import (
     Unreached,
 )
 
-# The minimum gain of a finding, as a ratio and in seconds. Smaller gains may be noise.
+# A finding about CPU time needs this minimum gain, as a ratio and in seconds. Smaller gains may be
+# errors of the measurement.
 _MIN_GAIN = 1.2
 _MIN_GAIN_S = 0.00005
-# If a step of an app blocks the event loop for longer, all other clients notice the delay.
+# If an app blocks the event loop for longer than this, other clients notice the delay.
 BLOCKED_S = 0.1
-# If other threads wake the event loop for at least this share of the messages, the app's body is a
-# sync generator.
-_FROM_THREADS = 0.5
+# If other threads wake the event loop for at least this share of the messages, the body is a sync
+# generator, which a thread runs.
+_MIN_THREAD_SHARE = 0.5
 
-# Texts for contenders of Observation.costs whose keys do not explain themselves.
+# Texts for keys of Observation.costs that users would not understand.
 _CONTENDERS = {"sendfile": "by sendfile", "pathsend=True": "by sendfile"}
 
-# Compression does not pay if the compressed body is larger than this share of the body. Bodies
-# below _SMALL_BYTES are not checked.
-_HARDLY_SMALLER = 0.95
+# Compression does not pay if the ratio of the compressed to the uncompressed size exceeds this.
+# Bodies below _SMALL_BYTES are not checked.
+_MAX_SIZE_RATIO = 0.95
 _SMALL_BYTES = 1000
-# If a compressed file costs more than this ratio, the app compresses it for each request. A cached
-# compressed copy costs no more than the file.
-_COSTS_MORE = 1.1
+# If a compressed file costs more than this ratio of the uncompressed file, the app compresses it
+# for each request. A compressed copy in a cache costs no more than the file.
+_MAX_COST_RATIO = 1.1
 
 _FIXED = "nothing: the app's wrapper fixes it"
-# If a wrapper makes at least this many times the sends of coalesce=True, it does not coalesce.
-_MANY_MORE = 2
+# If a wrapper makes at least this many times as many sends as coalesce=True, the wrapper does not
+# coalesce.
+_MIN_SENDS_RATIO = 2
 
 _MAY_HELP = "; --cookie or --header may help"
 _WRAP = "WSGIFast(app)"
 _ASGI_WRAP = "ASGIFast(app)"
 _PROTOCOL = "ASGIFast(app) on asgifast.uvicorn's protocols"
-_ONLY_PROTOCOL = "uvicorn --http asgifast.uvicorn:HttpToolsProtocol"
+_UVICORN_PROTOCOL = "uvicorn --http asgifast.uvicorn:HttpToolsProtocol"
 _REQUESTED_PROTOCOL = "ASGIFast(app, pathsend=True) on asgifast.uvicorn's protocols"
 _COALESCE = "WSGIFast(app, coalesce=True)"
 _FASTWORKER = "gunicorn -k wsgifast.workers.FastWorker"
@@ -67,8 +69,8 @@ def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding
     if failure is not None:
         findings = [failure]
     else:
-        each = (*_changed(seen), *_shape(seen), *_remarks(seen), *coding_findings(seen))
-        findings = [finding for finding in each if finding is not None]
+        candidates = (*_changed(seen), *_shape(seen), *_remarks(seen), *coding_findings(seen))
+        findings = [finding for finding in candidates if finding is not None]
     if not was_wrapped:
         return findings
     return [_with_wrapper(seen, finding) for finding in findings]
@@ -77,7 +79,7 @@ def findings_of(seen: Observation, *, was_wrapped: bool = False) -> list[Finding
 def _with_wrapper(seen: Observation, finding: Finding) -> Finding:
     """Return the finding with the severity and the fix for an app that is already wrapped."""
     if finding.id == "WF031" and finding.fix == _PROTOCOL:  # only the server needs a change
-        return replace(finding, severity="info", fix=_ONLY_PROTOCOL)
+        return replace(finding, severity="info", fix=_UVICORN_PROTOCOL)
     return replace(finding, severity="info", fix=_FIXED) if _is_fixed(seen, finding) else finding
 
 
@@ -87,7 +89,7 @@ def _is_fixed(seen: Observation, finding: Finding) -> bool:
         return not seen.wrapped.failed and status is not None and status < 500
     if finding.id == "WF003":
         wrapped, coalesced = (seen.costs.get(name) for name in ("wrapped", "coalesced"))
-        return bool(wrapped and coalesced and wrapped.sends < _MANY_MORE * coalesced.sends)
+        return bool(wrapped and coalesced and wrapped.sends < _MIN_SENDS_RATIO * coalesced.sends)
     if finding.id == "WF025":
         return seen.wrapped_compressed is not None and bool(seen.wrapped_compressed.coding)
     if finding.id == "WF034":
@@ -97,12 +99,12 @@ def _is_fixed(seen: Observation, finding: Finding) -> bool:
     return finding.id in ("WF020", "WF021") and finding.fix in (_WRAP, _ASGI_WRAP)
 
 
-def add_to(report: Report, seen: Observation, findings: Sequence[Finding]) -> None:
+def add_observation(report: Report, seen: Observation, findings: Sequence[Finding]) -> None:
     """Add an endpoint and its findings to a report.
 
     If the app redirected or refused the request, the report lists the endpoint as not reached.
     """
-    reason = _why_not_reached(seen)
+    reason = _unreached_reason(seen)
     if reason is not None and not any(finding.severity == "wrong" for finding in findings):
         report.unreached.append(Unreached(seen.endpoint.name, reason, seen.endpoint.method))
     else:
@@ -118,10 +120,10 @@ def answers_error(seen: Observation) -> Finding | None:
     return _finding("WF015", seen, f"answers {status}", "see the app's log")
 
 
-def _why_not_reached(seen: Observation) -> str | None:
+def _unreached_reason(seen: Observation) -> str | None:
     """Return why the request did not reach the endpoint, with a hint. None if it did.
 
-    Redirections and statuses from 400 to 499 come from the app's login or host check, for example.
+    For example, the login or the host check of the app may respond instead of the endpoint.
     """
     raw = seen.raw
     status = raw.status or 0
@@ -129,7 +131,8 @@ def _why_not_reached(seen: Observation) -> str | None:
         where = (raw.header("Location") or "").partition("?")[0]
         is_login = re.search(r"log_?-?in|sign_?-?in|auth", where, re.IGNORECASE)
         if where.startswith("https:"):
-            is_live = raw.returned == "response"  # of a running server behind a proxy
+            # The response of a running server, which may be behind a proxy.
+            is_live = raw.returned == "response"
             header = "--header 'X-Forwarded-Proto: https'"
             may_help = f"; {header if is_live else '--https'} may help"
         else:
@@ -171,22 +174,22 @@ def _failure(seen: Observation) -> Finding | None:
         return _finding("WF015", seen, raw.error, "see its traceback")
     if raw.problem is None:
         return answers_error(seen)
-    fixed = not wrapped.failed
+    is_fixed = not wrapped.failed
     cost = "fails as it is"
     if raw.problem.startswith("a bare"):
         kind = raw.returned
         return _finding("WF011", seen, f"a bare {kind}", f"{_WRAP}, or return [body]", cost)
     if raw.problem.startswith("a chunk is"):
-        fix = f"{_WRAP}, or yield bytes" if fixed else "yield bytes"
+        fix = f"{_WRAP}, or yield bytes" if is_fixed else "yield bytes"
         return _finding("WF012", seen, raw.problem, fix, cost)
     if raw.problem.startswith("Content-Length"):
-        fix = f"{_WRAP}, or count bytes, not characters" if fixed else "count the bytes"
+        fix = f"{_WRAP}, or count bytes, not characters" if is_fixed else "count the bytes"
         return _finding("WF013", seen, raw.problem, fix, "waits or cuts")
     return _finding("WF014", seen, raw.problem, "return a list of bytes", cost)
 
 
 def _changed(seen: Observation) -> Iterator[Finding]:
-    """Yield findings about changes of the response by the middleware, at most one for each id."""
+    """Yield findings about responses that the middleware changes. Yield at most one for each id."""
     by_id: dict[str, list[str]] = {}
     for kind, change in seen.changes.items():
         id_ = "WF024" if kind in ("coding", "size") else "WF017"
@@ -209,38 +212,40 @@ def _shape(seen: Observation) -> Iterator[Finding | None]:
     many = f"{chunks.count:,} {pieces}, median {block}"
     id_ = slow_shape(_body(seen))
     if id_ == "WF001":
-        yield _worth(id_, seen, many, f"{_WRAP}, or return [b''.join(parts)]", "wrapped")
+        yield _gain_finding(id_, seen, many, f"{_WRAP}, or return [b''.join(parts)]", "wrapped")
     elif id_ == "WF003":
-        yield _worth(id_, seen, many, _COALESCE, "coalesced")
+        yield _gain_finding(id_, seen, many, _COALESCE, "coalesced")
     elif id_ == "WF007" and chunks.count > 1:
         what = f"a file, read {block} at a time"
-        fix = f"{_WRAP}, or {_own_file(seen)}"
+        fix = f"{_WRAP}, or {_file_advice(seen)}"
         # If the server iterates over the lines of a file, a wrapper always gains time.
-        yield _worth(id_, seen, what, fix, "wrapped", certain=is_many_and_small(chunks))
+        yield _gain_finding(id_, seen, what, fix, "wrapped", any_gain=is_many_and_small(chunks))
     elif id_ == "WF007":  # small enough for one block
-        yield _finding(id_, seen, "a file in a foreign wrapper", f"{_WRAP}, or {_own_file(seen)}")
+        yield _finding(
+            id_, seen, "a file in a foreign wrapper", f"{_WRAP}, or {_file_advice(seen)}"
+        )
     elif id_ == "WF008":
         what = f"a file behind a {_kind(raw)}, {block} at a time"
-        yield _finding(id_, seen, what, _own_file(seen), _cost_as_it_is(seen))
+        yield _finding(id_, seen, what, _file_advice(seen), _cost_as_it_is(seen))
     elif id_ == "WF009":
         what = f"a file of {size_text(raw.chunks.total)}, read into memory"
-        yield _finding(id_, seen, what, _own_file(seen))
+        yield _finding(id_, seen, what, _file_advice(seen))
     elif id_ == "WF023":
         yield _finding(id_, seen, f"{chunks.count} {pieces}, with pauses", "nothing to do")
-    elif id_ == "WF030" and raw.from_threads >= chunks.count * _FROM_THREADS:
-        # The body is a sync generator. Each message costs a switch to a thread and back, which
-        # ASGIFast cannot avoid.
+    elif id_ == "WF030" and raw.from_threads >= chunks.count * _MIN_THREAD_SHARE:
+        # The body is a sync generator. For each message the event loop waits for a thread, and
+        # ASGIFast cannot avoid this cost.
         what = f"{many}, each from a thread"
         fix = "yield joined rows, or use an async generator"
         yield _finding(id_, seen, what, fix, _cost_as_it_is(seen))
     elif id_ == "WF030":
-        yield _worth(id_, seen, many, _ASGI_WRAP, "wrapped")
+        yield _gain_finding(id_, seen, many, _ASGI_WRAP, "wrapped")
     elif id_ == "WF031":
         what = f"a file, {block} at a time"
         if "pathsend=True" in seen.costs:
-            yield _worth(id_, seen, what, _REQUESTED_PROTOCOL, "pathsend=True")
+            yield _gain_finding(id_, seen, what, _REQUESTED_PROTOCOL, "pathsend=True")
         else:
-            yield _worth(id_, seen, what, _PROTOCOL, "sendfile")
+            yield _gain_finding(id_, seen, what, _PROTOCOL, "sendfile")
 
 
 def _body(seen: Observation) -> BodySeen:
@@ -292,7 +297,7 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
     kind = (compressed.header("Content-Type") or "a body").partition(";")[0]
     wrap = "ASGIFast" if raw.returned == "messages" else "WSGIFast"
     fix = f"{wrap}(app, compress=True)"
-    if raw.returned == "response":  # of a server that may run anything
+    if raw.returned == "response":  # the response of a running server, whose app is unknown
         fix = "compress it in the app, the server or a proxy"
     if seen.compressed_sizes:
         first = (
@@ -300,8 +305,8 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
             if compressed.sent_bytes <= MAX_STORED_BYTES
             else f"of {size_text(MAX_STORED_BYTES)}: "
         )
-        (name, one), *others = seen.compressed_sizes.items()
-        sizes = f"{name} {_kib(one.bytes)} KiB in {_ms(one.cpu_s)} ms"
+        (name, size), *others = seen.compressed_sizes.items()
+        sizes = f"{name} {_kib(size.bytes)} KiB in {_ms(size.cpu_s)} ms"
         sizes += "".join(f", {n} {_kib(c.bytes)} in {_ms(c.cpu_s)}" for n, c in others)
         what = f"{size_text(compressed.sent_bytes)} of {kind}, not compressed"
         yield _finding("WF025", seen, what, fix, first + sizes)
@@ -309,7 +314,7 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
         yield _finding("WF026", seen, f"compressed twice: {coding}", "leave one of them out")
     if not coding or raw.coding:  # the app sends the same body to all clients
         return
-    if raw.sent_bytes >= _SMALL_BYTES and compressed.sent_bytes > raw.sent_bytes * _HARDLY_SMALLER:
+    if raw.sent_bytes >= _SMALL_BYTES and compressed.sent_bytes > raw.sent_bytes * _MAX_SIZE_RATIO:
         sizes = f"{size_text(raw.sent_bytes)} become {size_text(compressed.sent_bytes)}"
         yield _finding("WF026", seen, f"{kind} in {coding}: {sizes}", "leave such types out")
     varies = {"*", "accept-encoding"} & _members(compressed, "Vary")
@@ -321,7 +326,7 @@ def coding_findings(seen: Observation) -> Iterator[Finding]:
         what = f"the same ETag in {coding} and without a coding: {etag}"
         yield _finding("WF028", seen, what, "send another tag with each, or a weak one")
     cost, other = (seen.costs.get(name) for name in ("raw", "coded"))
-    if cost and other and other.cpu_s > max(cost.cpu_s + _MIN_GAIN_S, cost.cpu_s * _COSTS_MORE):
+    if cost and other and other.cpu_s > max(cost.cpu_s + _MIN_GAIN_S, cost.cpu_s * _MAX_COST_RATIO):
         what = f"a file of {size_text(raw.sent_bytes)}, compressed anew each time"
         text = f"{_ms(cost.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms in {coding}"
         yield _finding("WF029", seen, what, f"{fix} in its place", text, other.cpu_s - cost.cpu_s)
@@ -353,7 +358,7 @@ def _repeats_without_tag(seen: Observation) -> bool:
         and raw.sent_bytes >= LARGE_BYTES
         and is_whole
         and not (raw.is_file or _has_validator(raw))
-        # Two responses to the same request are equal.
+        # The raw and the wrapped response are equal.
         and raw.digest.digest() == seen.wrapped.digest.digest()
         and may_have_tag(raw.status or 0, raw.sent_bytes, raw.headers)
     )
@@ -363,22 +368,24 @@ def _has_validator(recording: Recording) -> bool:
     return bool(recording.header("ETag") or recording.header("Last-Modified"))
 
 
-def _worth(
-    id_: str, seen: Observation, what: str, fix: str, better: str, *, certain: bool = False
+def _gain_finding(
+    id_: str, seen: Observation, what: str, fix: str, contender: str, *, any_gain: bool = False
 ) -> Finding | None:
-    """Return the finding, or None if the fix gains too little. Most CPU time may be the app's.
+    """Return the finding.
 
-    :param better: the contender with the fix, a key of `costs`.
-    :param certain: whether to return the finding for any gain.
+    Return None if the fix saves too little, because the app itself needs most of the CPU time.
+
+    :param contender: the contender that has the fix, as a key of `costs`.
+    :param any_gain: whether to return the finding for any gain.
     """
-    raw, other = seen.costs.get("raw"), seen.costs.get(better)
+    raw, other = seen.costs.get("raw"), seen.costs.get(contender)
     if raw is None or other is None:
         return None
     saved = raw.cpu_s - other.cpu_s
-    if not certain and (saved < _MIN_GAIN_S or raw.cpu_s < other.cpu_s * _MIN_GAIN):
+    if not any_gain and (saved < _MIN_GAIN_S or raw.cpu_s < other.cpu_s * _MIN_GAIN):
         return None
-    contender = _CONTENDERS.get(better, better)
-    cost = f"{_ms(raw.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms {contender}"
+    label = _CONTENDERS.get(contender, contender)
+    cost = f"{_ms(raw.cpu_s)} ms as it is -> {_ms(other.cpu_s)} ms {label}"
     return _finding(id_, seen, what, fix, cost, saved)
 
 
@@ -397,7 +404,7 @@ def _kib(size: int) -> str:
     return f"{kib:,.0f}" if kib >= 10 else f"{kib:.1f}"
 
 
-def _own_file(seen: Observation) -> str:
+def _file_advice(seen: Observation) -> str:
     returned = seen.raw.returned
     if returned == "messages":
         return "FileResponse"

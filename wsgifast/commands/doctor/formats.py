@@ -1,4 +1,4 @@
-"""A report as text, JSON, GitHub annotations and an HTML page."""
+"""Format a report as text, JSON, GitHub annotations or an HTML page."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from .catalogue import CATALOGUE
 from .examination import MAX_S
 from .model import Finding, Observation, Report, Severity, Unreached
 
-# The version increases if a field is removed or changes its meaning. A new field does not increase
-# it.
+# This number increases if a field is removed, or if the meaning of a field changes. A new field
+# does not increase the number.
 JSON_VERSION = 1
 _COLOURS: Mapping[Severity, str] = {"wrong": RED, "slow": YELLOW, "info": CYAN}
 _MIN_WIDTH = 60
 # The maximum widths of the columns with the id, the endpoint and the response, on terminals of any
-# width. Messages of exceptions may be long. --format json and the HTML page are complete.
+# width. The response may contain the long message of an exception. JSON and the HTML page contain
+# the full texts.
 _MAX_COLUMNS = (5, 40, 60)
 _MAX_REASON = 120
-# If the terminal is narrow, the response is cut first, and then the endpoint. The minimum widths by
-# column:
+# If the terminal is narrow, the response is cut first, and then the endpoint. The keys are column
+# numbers, and the values are the minimum widths.
 _MIN_COLUMNS = {2: 16, 1: 12}
 # The maximum number of reasons why endpoints were not reached, and of endpoints for each reason.
 _MAX_REASONS, _MAX_NAMES = 12, 3
@@ -34,7 +35,7 @@ _GITHUB: Mapping[Severity, str] = {"wrong": "error", "slow": "warning", "info": 
 
 
 def as_text(report: Report, *, width: int | None = None, colours: bool = False) -> str:
-    """Return a table of findings, worst first, and the endpoints that were not reached.
+    """Return a table of the findings, a summary, and the endpoints that were not reached.
 
     Fixes and CPU times are on separate lines, which are never cut.
 
@@ -46,7 +47,7 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
         cells = [("", "endpoint", "what it returns", "what to do", "CPU time")]
         cells += [(f.id, _endpoint(f), printable(f.what), f.fix, f.cost) for f in findings]
         severities: Sequence[Severity | None] = [None, *(f.severity for f in findings)]
-        bounded = [list(map(_at_most, row, _MAX_COLUMNS)) for row in cells]
+        bounded = [list(map(_shortened, row, _MAX_COLUMNS)) for row in cells]
         shown = fitted(bounded, None if width is None else max(width, _MIN_WIDTH), _MIN_COLUMNS)
         for row, severity, (*_, fix, cost) in zip(shown, severities, cells, strict=True):
             line = "  ".join(row).rstrip()
@@ -65,14 +66,14 @@ def as_text(report: Report, *, width: int | None = None, colours: bool = False) 
 
 
 def by_reason(unreached: Iterable[Unreached]) -> list[tuple[str, list[str]]]:
-    """Return the reasons with the names of their endpoints, the most frequent reason first.
+    """Return each reason with the names of its endpoints. The most frequent reason is first.
 
     Reasons about missing --value options are last, because a large app has many of them.
     """
     found: dict[str, list[str]] = {}
     for each in unreached:
-        name = _at_most(printable(f"{each.method} {each.name}"), _MAX_COLUMNS[1])
-        found.setdefault(_at_most(printable(each.reason), _MAX_REASON), []).append(name)
+        name = _shortened(printable(f"{each.method} {each.name}"), _MAX_COLUMNS[1])
+        found.setdefault(_shortened(printable(each.reason), _MAX_REASON), []).append(name)
     return sorted(found.items(), key=lambda group: (group[0].startswith("needs "), -len(group[1])))
 
 
@@ -87,7 +88,7 @@ def _not_reached(unreached: Iterable[Unreached], width: int | None) -> Iterator[
         yield f"  and {len(groups) - _MAX_REASONS} more reasons: --format json lists all of them"
 
 
-def _at_most(text: str, columns: int) -> str:
+def _shortened(text: str, columns: int) -> str:
     return text if width_of(text) <= columns else cut(text, columns)
 
 
@@ -103,7 +104,7 @@ def summary(report: Report) -> str:
 
 
 def as_json(report: Report) -> str:
-    """Return the whole report for programs. JSON_VERSION describes changes of the fields."""
+    """Return the whole report as JSON. Its field "version" is JSON_VERSION."""
     return json.dumps(_data(report), indent=2)
 
 
@@ -119,7 +120,7 @@ def as_github(report: Report) -> str:
 def baseline_of(text: str) -> set[str]:
     """Return the keys of the findings in an earlier JSON report.
 
-    :raises ValueError: if the text is not a report of this version.
+    :raises ValueError: if the text is not a report with this JSON_VERSION.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("version") != JSON_VERSION:
@@ -174,8 +175,8 @@ def _endpoint(finding: Finding) -> str:
     return f"{text} ({endpoint.requests:,}x)" if endpoint.requests else text
 
 
-def _escaped(text: str, more: str = "") -> str:
-    for character in f"%\r\n{more}":
+def _escaped(text: str, additional: str = "") -> str:
+    for character in f"%\r\n{additional}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text
 
@@ -229,12 +230,15 @@ def _finding(report: Report, finding: Finding) -> str:
 
 
 def _bars(seen: Observation) -> str:
-    """Return a chart: the CPU time of each contender, and the ratio of the app's to it."""
+    """Return a chart of the CPU times.
+
+    Each bar shows how many times less a contender needs than the app.
+    """
     bars: list[Bar] = []
     for name, cost in seen.costs.items():
-        times = seen.costs["raw"].cpu_s / cost.cpu_s if cost.cpu_s else 1.0
+        ratio = seen.costs["raw"].cpu_s / cost.cpu_s if cost.cpu_s else 1.0
         text = f"{cost.cpu_s * 1e3:,.2f} ms"
-        bars.append(Bar(name, (times, times, times), text, times >= 1))
+        bars.append(Bar(name, (ratio, ratio, ratio), text, ratio >= 1))
     return ratio_chart(bars)
 
 

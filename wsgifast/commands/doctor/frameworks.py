@@ -1,4 +1,4 @@
-"""Finds the endpoints of an app: the routes of its framework, and files in its static folders."""
+"""Find the endpoints of an app: the routes of its framework, and files in its static folders."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from urllib.parse import quote
 from ...files.site import StaticFilesBase
 from ..loading.frameworks import is_a
 from .endpoints import filled
-from .model import OF_A_FILE, Endpoint, Found, Unreached
+from .model import STATIC_FILE, Endpoint, Found, Unreached
 
 
 class _Route(NamedTuple):
-    """A URL pattern and its methods.
+    """A URL pattern of an app, and its methods.
 
-    :ivar files: the files that the route serves. None if it calls a view.
-    :ivar unlimited: the methods that accept request bodies of any size. None for all `methods`.
+    :ivar files: the files that the route serves. None if the route calls a view.
+    :ivar unlimited: the methods for which a request body may have any size. None for all `methods`.
     """
 
     pattern: str
@@ -32,15 +32,16 @@ class _Route(NamedTuple):
 
 _Routes = Iterator[_Route]
 
-# The maximum number of wrappers and other objects to search for the app of the framework.
+# The app of the framework may be in wrappers. At most this number of objects are searched for it.
 _MAX_LAYERS = 50
 
-# A group of a regular expression. It may contain groups that contain no other groups.
+# A group of a regular expression. It may contain further groups, but only one level of them.
 _GROUP = re.compile(r"\((?:\?P<(?P<name>\w+)>|\?:)?(?:[^()]|\([^()]*\))*\)")
-# Packages that name a framework. For a class of another package, the report has that package.
+# The names of packages that are frameworks. If an app has a class of another package, the report
+# names this package.
 _PACKAGES = frozenset({"django", "fastapi", "flask", "quart", "starlette", "werkzeug"})
 
-# Methods of requests that usually have a body.
+# The methods of requests that usually have a body.
 _UPLOADING = frozenset({"PATCH", "POST", "PUT"})
 
 
@@ -59,7 +60,7 @@ class Listed(NamedTuple):
 def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
     """Return the endpoints of an app.
 
-    The caller should start an ASGI app before, because some frameworks build routes at startup.
+    An ASGI app should have started, because some frameworks build routes at startup.
 
     :param values: maps names of URL parameters to values.
     """
@@ -73,8 +74,8 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
     found: dict[tuple[str, str], Endpoint | Unreached] = {}
     source = name or "static files"
     for pattern, methods, files, _ in routes:
-        for url in sample(files or {}):
-            found["GET", url] = Endpoint(url, url, source, evidence=OF_A_FILE)
+        for url in largest_files(files or {}):
+            found["GET", url] = Endpoint(url, url, source, evidence=STATIC_FILE)
         methods = sorted(set(methods) - {"OPTIONS"})
         if not methods or files is not None:
             continue
@@ -86,13 +87,13 @@ def from_framework(app: Any, values: Mapping[str, str]) -> Listed:
 
 
 def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:
-    """Return the framework and the routes of an app, including the files that its wrappers serve.
+    """Return the framework and the routes of an app. Include the files that its wrappers serve.
 
     :param prefix: the URL path where the app is mounted.
     """
     found: list[_Route] = []
     for inner in _layers(app):
-        files = files_served_by(inner)
+        files = served_files(inner)
         if files is not None:
             found.append(_Route("/{path}", ("GET",), files))
         for reader in _READERS:
@@ -101,40 +102,40 @@ def _routes_of(app: Any, prefix: str = "") -> tuple[str | None, list[_Route]]:
                 found += routes
                 names = [kind.__module__.partition(".")[0] for kind in type(inner).__mro__]
                 package = next((name for name in names if name in _PACKAGES), names[0])
-                return package, [_below(prefix, route) for route in found]
-    return None, [_below(prefix, route) for route in found]
+                return package, [_mounted(prefix, route) for route in found]
+    return None, [_mounted(prefix, route) for route in found]
 
 
-def _below(prefix: str, route: _Route) -> _Route:
+def _mounted(prefix: str, route: _Route) -> _Route:
     prefix = prefix.rstrip("/")
     files = route.files and {prefix + url: path for url, path in route.files.items()}
     return route._replace(pattern=prefix + route.pattern, files=files)
 
 
 def _layers(app: Any) -> Iterator[Any]:
-    """Yield an app, and the apps that it wraps, from its attributes and closures."""
+    """Yield an app, and the callables in its attributes and closures, such as a wrapped app."""
     seen: set[int] = set()
-    waiting = [app]
-    while waiting and len(seen) < _MAX_LAYERS:
-        inner = waiting.pop(0)
+    queue = [app]
+    while queue and len(seen) < _MAX_LAYERS:
+        inner = queue.pop(0)
         if id(inner) in seen or not callable(inner) or isinstance(inner, type):
             continue
         seen.add(id(inner))
         yield inner
         bound = getattr(inner, "__self__", None)
         if bound is not None and not isinstance(bound, type(sys)):
-            waiting.append(bound)
+            queue.append(bound)
         for cell in getattr(inner, "__closure__", None) or ():
             with contextlib.suppress(ValueError):  # the variable of the closure has no value yet
-                waiting.append(cell.cell_contents)
+                queue.append(cell.cell_contents)
         if isinstance(attributes := getattr(inner, "__dict__", None), dict):
-            waiting += attributes.values()
+            queue += attributes.values()
         if is_a(inner, "channels.routing", "ProtocolTypeRouter"):
-            waiting.append(inner.application_mapping.get("http"))
+            queue.append(inner.application_mapping.get("http"))
 
 
-# Each of these functions returns the routes of an app of its framework, or None for other apps.
-# Only an app's own framework is imported.
+# Each of these functions returns the routes of an app of one framework. It returns None for any
+# other app. A function imports the framework only if the app belongs to it.
 
 
 def _dispatcher(app: Any) -> _Routes | None:
@@ -158,7 +159,10 @@ def _werkzeug(app: Any) -> _Routes | None:
 
 
 def _flask_files(app: Any, rule: Any) -> Files | None:
-    """Return the files of a static folder of the app or a blueprint. None for other rules."""
+    """Return the files of a static folder of the app or of a blueprint.
+
+    None if a rule serves no such folder.
+    """
     name, _, view = str(rule.endpoint).rpartition(".")
     owner = app if not name else getattr(app, "blueprints", {}).get(name)
     prefix, is_static, _ = rule.rule.partition("<path:filename>")
@@ -202,7 +206,7 @@ def _django_routes(resolver: Any, prefix: str) -> _Routes:
         view, root = entry.callback, (entry.default_args or {}).get("document_root")
         if root and (view.__module__, view.__name__) in ((m, "serve") for m in _DJANGO_VIEWS):
             files = files_below(pattern.partition("<path>")[0], [root])
-        # Django's URL patterns do not list the methods of a view.
+        # A URL pattern of Django does not list the methods of its view.
         limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         yield _Route(pattern, ("GET",), files, unlimited=("POST",) if limit is None else ())
 
@@ -228,17 +232,17 @@ def _starlette(app: Any) -> _Routes | None:
     return (route._replace(unlimited=()) for route in routes)
 
 
-def _with_paths(routes: Sequence[Any]) -> list[Any]:
-    """Return the routes that have a path. Starlette's Host has none.
+def _routes_with_path(routes: Sequence[Any]) -> list[Any]:
+    """Return the routes that have a path. Starlette's Host, for example, has no path.
 
-    Newer releases of FastAPI list an included router, whose routes are nested.
+    In newer releases of FastAPI, an included router is one item, which contains its routes.
     """
-    unfolded = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", list)
-    return [each for each in unfolded(routes) if isinstance(getattr(each, "path", None), str)]
+    flatten = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", list)
+    return [each for each in flatten(routes) if isinstance(getattr(each, "path", None), str)]
 
 
 def _path_routes(routes: Sequence[Any], prefix: str) -> _Routes:
-    for route in _with_paths(routes):
+    for route in _routes_with_path(routes):
         path = prefix + route.path
         inner = getattr(route, "routes", None)
         # Newer releases of FastAPI wrap each route in an object with other attributes.
@@ -265,7 +269,7 @@ _MAX_LISTED = 5000
 Files = Mapping[str, str]
 
 
-def files_served_by(app: Any) -> Files | None:
+def served_files(app: Any) -> Files | None:
     """Return the files of an app or middleware that serves static files. None for other apps."""
     if isinstance(app, StaticFilesBase):
         return files_below(app._lookup.prefix, [each.path for each in app._lookup.directories])
@@ -275,7 +279,8 @@ def files_served_by(app: Any) -> Files | None:
     if not any(is_a(app, *kind) for kind in kinds):
         return None
     found = {
-        quote(url, safe="/"): served.alternatives[-1][1]  # the largest, which is not compressed
+        # The largest file, which is not compressed.
+        quote(url, safe="/"): served.alternatives[-1][1]
         for url, served in app.files.items()
         if hasattr(served, "alternatives") and _is_shown(url)  # not a redirect
     }
@@ -292,11 +297,11 @@ def files_below(prefix: str, directories: Iterable[str | os.PathLike[str]]) -> F
     return {
         prefix + quote(os.path.relpath(path, top), safe="/"): path
         for top in [str(os.fspath(each)) for each in directories]
-        for path in islice(_files(top), _MAX_LISTED)
+        for path in islice(_walk(top), _MAX_LISTED)
     }
 
 
-def _files(top: str) -> Iterator[str]:
+def _walk(top: str) -> Iterator[str]:
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
@@ -310,8 +315,11 @@ def _is_shown(path: str) -> bool:
     return "/." not in f"/{path}" and not path.endswith((".gz", ".br", ".zst"))
 
 
-def sample(files: Files) -> list[str]:
-    """Return the URL paths of the largest files, at most one for each file name extension."""
+def largest_files(files: Files) -> list[str]:
+    """Return the URL paths of the largest files.
+
+    For each file name extension, return at most one.
+    """
     largest: dict[str, tuple[int, str]] = {}
     for url, path in files.items():
         try:

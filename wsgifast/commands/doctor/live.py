@@ -13,23 +13,24 @@ from ..arguments import check_path
 from ..client import BROWSER_ACCEPT_ENCODING, HTTPClient, NoResponse, Response
 from .catalogue import known_ids
 from .examination import compressed_sizes
-from .findings import add_to, answers_error, coding_findings, finding_at, findings_of
+from .findings import add_observation, answers_error, coding_findings, finding_at, findings_of
 from .model import Endpoint, Finding, Observation, Recording, Report, Unreached
 
-# A server sends bodies of up to this size in a few packets. Nagle's algorithm causes a pause
-# between the headers and such a body.
+# A server sends a body of up to this size in a few packets. Without TCP_NODELAY, Nagle's algorithm
+# causes a pause between the headers and such a body.
 _SMALL_BYTES = 32 * 1024
-# Such a pause is at least 40 ms in Linux, the shortest delay of an acknowledgement. The limit is
-# lower, because measurements have errors.
+# In Linux, this pause is at least 40 ms, which is the shortest delay of an acknowledgement. The
+# limit is lower, because measurements have errors.
 _STALL_S = 0.030
 _REQUESTS_FOR_STALL = 8
-# The number of slow readers, and the time in which they do not read.
+# A slow reader is a client that requests a body, and does not read it. The number of slow readers,
+# and the time for which they do not read.
 _SLOW_READERS = 8
 _SLOW_S = 2.0
 # Smaller bodies fit into socket buffers, so slow readers do not block the server.
 _BLOCKING_BYTES = 1024 * 1024
-# Slow readers block other clients if the others wait at least this many times as long as before,
-# and at least this many seconds.
+# Slow readers block other clients if a response takes at least _BLOCKED_RATIO times as long as
+# without slow readers, and at least _BLOCKED_S seconds.
 _BLOCKED_RATIO = 10.0
 _BLOCKED_S = 0.25
 
@@ -44,13 +45,13 @@ def examine_server(
 ) -> Report:
     """Examine paths of a running server with GET.
 
-    This function sends about ten requests for each path. If a body has 1 MiB or more, eight further
-    clients request it and do not read it for two seconds.
+    This function sends about ten requests for each path. If the largest body has 1 MiB or more,
+    eight further clients request it, and do not read it for two seconds.
 
-    :param url: the URL of the server, such as "http://127.0.0.1:8000". A path of the URL is added
-        before all paths.
+    :param url: the URL of the server, such as "http://127.0.0.1:8000". If the URL has a path, it is
+        put before each of `paths`.
     :param headers: the headers of every request.
-    :param limit_s: the most seconds for one request.
+    :param limit_s: the time limit of one request in seconds.
     :param silence: the ids of findings to omit.
     :raises ConfigurationError: if the URL or a path is malformed, or an id is unknown.
     :raises NoResponse: if the server cannot be reached.
@@ -68,7 +69,7 @@ def examine_server(
             if isinstance(error.__cause__, TimeoutError) and is_event_stream(error.headers):
                 partial = Recording(error.status, list(error.headers), "response", timed_out=True)
                 seen = Observation(endpoint, partial, Recording())
-                add_to(report, seen, findings_of(seen))
+                add_observation(report, seen, findings_of(seen))
                 continue
             if not report.observations and not report.unreached:
                 raise
@@ -78,7 +79,7 @@ def examine_server(
         server_error = answers_error(seen)
         findings = [] if server_error is None else [server_error]
         failure = ""
-        for check in (_length, _packets, _compression):
+        for check in (_length, _packet_delay, _compression):
             try:
                 findings += check(client, endpoint, first)
             except NoResponse as error:  # the next check is still made
@@ -87,7 +88,7 @@ def examine_server(
             report.unreached.append(Unreached(path, failure))
             report.findings += findings
         else:
-            add_to(report, seen, findings)
+            add_observation(report, seen, findings)
     report.findings += _slow_readers(client, report)
     report.finish(silenced)
     return report
@@ -100,7 +101,7 @@ def _length(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterator
         yield finding_at("WF013", endpoint, what, "count the bytes")
 
 
-def _packets(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterator[Finding]:
+def _packet_delay(client: HTTPClient, endpoint: Endpoint, first: Response) -> Iterator[Finding]:
     if first.closes:
         fix = "a server that keeps connections open: gunicorn's gthread or FastWorker"
         yield finding_at("WF041", endpoint, "the server closes the connection after it", fix)
@@ -138,9 +139,9 @@ def _slow_readers(client: HTTPClient, report: Report) -> Iterator[Finding]:
         for _ in range(_SLOW_READERS):
             stack.enter_context(contextlib.closing(client.read_slowly(endpoint.url)))
         time.sleep(0.2)
-        end = time.monotonic() + _SLOW_S
+        deadline = time.monotonic() + _SLOW_S
         waits = []
-        while time.monotonic() < end:
+        while time.monotonic() < deadline:
             began = time.monotonic()
             try:
                 client.ask(small)

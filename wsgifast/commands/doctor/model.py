@@ -1,4 +1,9 @@
-"""The data of the doctor: endpoints, recordings of their responses, findings and reports."""
+"""Define the data of the doctor: endpoints, recordings of responses, findings and reports.
+
+A recording contains all that the doctor's server noticed about one response. An observation
+contains the recordings and measurements of one endpoint. A finding is a problem or a fact that
+follows from an observation.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +27,10 @@ SEVERITIES: tuple[Severity, ...] = ("wrong", "slow", "info")
 class Endpoint:
     """An endpoint of an app, and the request for it.
 
-    :ivar url: the path and query of the request line.
+    :ivar url: the path and query in the request.
     :ivar name: the pattern of the framework, such as "/media/{name}", or the path.
     :ivar source: the source of the endpoint: "flask", "command line", "access log" and others.
-    :ivar evidence: the reason why a request changes no data. "" if it may change data.
+    :ivar evidence: the reason why a request changes no data. "" if a request may change data.
     :ivar requests: the number of requests in an access log. None without a log.
     :ivar scheme: "http" or "https", for the environ or scope.
     """
@@ -40,8 +45,8 @@ class Endpoint:
     scheme: str = "http"
 
 
-# The evidence of an endpoint that is not a view of the app.
-OF_A_FILE = "a file of a folder that the app serves"
+# The evidence of an endpoint that is a static file, and not a view of the app.
+STATIC_FILE = "a file of a folder that the app serves"
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,13 @@ Found = list[Endpoint | Unreached]
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one response, with the work of the app. The minimum of several runs.
+    """The cost of one response, including the work of the app.
 
-    :ivar cpu_s: the CPU seconds of the app's thread. For ASGI, those of the process.
+    Each value is the minimum of several runs.
+
+    :ivar cpu_s: the CPU seconds of the app's thread. For ASGI, the CPU seconds of the process.
     :ivar wall_s: the seconds from the call of the app until the last byte is in the socket.
-    :ivar sends: the number of system calls that send.
+    :ivar sends: the number of system calls that send data.
     """
 
     cpu_s: float
@@ -73,17 +80,17 @@ class Cost:
 
 @dataclass(frozen=True)
 class CompressedSize:
-    """The size of a body after compression, and the CPU time for it."""
+    """The size of a compressed body, and the CPU time of its compression."""
 
     bytes: int
     cpu_s: float
 
 
-# The bytes that a server sends before it waits for the client: ten packets (RFC 6928). Compression
-# or a 304 does not make a smaller body arrive sooner.
+# A server sends this number of bytes in ten packets before it waits for the client (RFC 6928). If a
+# body is smaller, neither compression nor a 304 response arrives sooner.
 LARGE_BYTES = 10 * 1460
-# The most bytes of a body to store. The doctor parses them as a page or an OpenAPI document, and
-# measures their compression. Such documents have at most a few MB.
+# The maximum number of bytes of a body to store. The doctor parses a stored body as an OpenAPI
+# document, and measures its compression.
 MAX_STORED_BYTES = 8 * 1024 * 1024
 
 
@@ -98,15 +105,15 @@ class Recording:
     :ivar body: the first bytes of the body, at most MAX_STORED_BYTES.
     :ivar digest: the hash of all sent bytes of the body.
     :ivar sent_bytes: the number of sent bytes of the body.
-    :ivar from_threads: ASGI: the number of wake-ups of the event loop by other threads.
+    :ivar from_threads: for ASGI: how often other threads woke the event loop.
     :ivar sent_as: the value of environ["wsgifast.sent_as"]. None if the app was not wrapped.
-    :ivar wall_s: see :class:`Cost`, like `cpu_s` and `sends`.
+    :ivar wall_s: see :class:`Cost`. The same applies to `cpu_s` and `sends`.
     :ivar file_bytes: the size of the body, if the app opened a file of this size. Otherwise None.
     :ivar by_sendfile: the number of bytes of the body that sendfile() sent.
-    :ivar blocked_s: ASGI: the longest time that the event loop was blocked, in seconds. If that is
-        long, the minimum of several requests.
+    :ivar blocked_s: for ASGI: the longest time in seconds for which the event loop was blocked. If
+        this time is long, several requests are made, and their minimum counts.
     :ivar blocks_thread: whether the app's thread waited for a client that does not read. None if
-        that was not tested.
+        the doctor did not test this.
     :ivar problem: the violation of PEP 3333 or ASGI. None if there was no violation.
     :ivar error: the exception that the app raised, and its place.
     :ivar timed_out: whether the response was not complete within the time limit.
@@ -172,15 +179,18 @@ class Observation:
     :ivar wrapped: the response of the app in WSGIFast or ASGIFast.
     :ivar compressed: the response of the unwrapped app to a browser, which accepts content codings.
         None if there was no such request.
-    :ivar wrapped_compressed: the same for the wrapped app.
-    :ivar compressed_sizes: for a large body that a browser gets uncompressed: maps content codings
-        to compressed sizes.
+    :ivar wrapped_compressed: the response of the wrapped app to a browser. None if there was no
+        such request.
+    :ivar compressed_sizes: maps content codings to compressed sizes. Empty unless a browser gets a
+        large body uncompressed.
     :ivar costs: maps contenders to costs: "raw", "wrapped", "coalesced" (WSGIFast(coalesce=True)),
         "sendfile" (on asgifast's protocols), "pathsend=True" (ASGIFast(pathsend=True), if that is
         not the default), and `coded` (a file that the app compresses for a browser).
-    :ivar changes: the lasting differences between both apps' responses, in a few words. The keys
-        are "failure", "status", "coding", "body", "size", or "header ..." with a name.
-    :ivar cut_short: whether the endpoint got fewer requests than others, because they were slow.
+    :ivar changes: the lasting differences between the responses of the raw and the wrapped app, in
+        a few words. The keys are "failure", "status", "coding", "body", "size", or "header ..."
+        with a name.
+    :ivar cut_short: whether the endpoint got fewer requests than other endpoints, because its
+        responses were slow.
     """
 
     endpoint: Endpoint
@@ -196,11 +206,11 @@ class Observation:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact about an endpoint that is wrong, slow or useful to know.
+    """A problem of an endpoint, or a fact that is useful to know.
 
     :ivar id: the id in the catalogue, such as "WF003". `wsgifast doctor --explain WF003` explains
         the finding.
-    :ivar what: the response of the endpoint, in a few words.
+    :ivar what: the observation about the response of the endpoint, in a few words.
     :ivar cost: the CPU time without and with the fix, such as "412 ms as it is -> 46 ms wrapped",
         or another effect. "" if the cost was not measured.
     :ivar fix: the remedy, in a few words.
@@ -227,7 +237,8 @@ class Report:
 
     :ivar app: the name of the examined app.
     :ivar framework: the name of the framework, such as "flask". None if unknown.
-    :ivar was_wrapped: whether the app was in wsgifast's middleware. The doctor has removed it.
+    :ivar was_wrapped: whether the app was in wsgifast's middleware. The doctor has removed the
+        middleware.
     :ivar findings: the findings, sorted by severity and saved time after :meth:`finish`.
     :ivar unreached: the endpoints that were not examined.
     """
@@ -262,7 +273,7 @@ class Report:
         return sum(each not in bad for each in requested)
 
     def finish(self, silenced: Collection[str]) -> None:
-        """Sort the findings by severity, then by the seconds that a fix saves in total.
+        """Sort the findings by severity, then by the seconds that a fix saves for all requests.
 
         :param silenced: the ids of findings to remove.
         """

@@ -1,11 +1,11 @@
-"""A WSGI server that handles one request of the doctor, and records the response.
+"""Serve one request of the doctor to a WSGI app, and record the response.
 
-The server runs in this process, and sends through a real socket to a client thread. It sends like
-gunicorn's gthread worker: the headers and each chunk in a separate system call, and files in
-`wsgi.file_wrapper` by sendfile. So the measured CPU time is similar to gthread's.
+The server runs in this process, and sends through a real socket to a client thread. It uses the
+same system calls as gunicorn's gthread worker: one for the headers, one for each chunk, and
+sendfile for a file in `wsgi.file_wrapper`. So the measured CPU time is similar to that of gthread.
 
 asgi_recording.py uses three parts of this module: :class:`RecordedRequest`,
-:class:`RecordingClient` and :func:`body_file_noted`.
+:class:`RecordingClient` and :func:`watch_opened_files`.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from ...sockets.sending import FileSegment, file_segment, send_file_segment
 from ..loading import described
 from .model import Endpoint, Recording
 
-# The time in which a slow client reads nothing. Meanwhile the doctor checks whether the response
-# occupies the app's thread.
+# A slow client reads nothing for this time. Then the doctor checks whether the app's thread still
+# sends the response.
 DELAY_S = 0.3
-# The size of a slow client's receive buffer, and of the server's send buffer. The app's thread has
-# to wait if its response is larger than both.
+# The size of a slow client's receive buffer, and of the server's send buffer. If a response is
+# larger than both buffers together, the app's thread has to wait for the client.
 _SLOW_BUFFER_BYTES = 64 * 1024
 _READ_BYTES = 1 << 20
 # Smaller files gain nothing from sendfile.
 _MIN_FILE_BYTES = 16 * 1024
 # The paths of files that any thread opens during a request. None if no request runs. An audit hook
-# cannot be removed. So the hook is added once, and does nothing between requests.
+# of Python adds the paths. Since an audit hook cannot be removed, it is added only once, and does
+# nothing between requests.
 _opened: list[str] | None = None
-_adding_hook = threading.Lock()
+_hook_lock = threading.Lock()
 _has_hook = False
 
 
 class RecordedRequest:
-    """A request to an app. It frames the response for HTTP/1.1, sends it and records it.
+    """A request to an app. This class frames the response for HTTP/1.1, sends it and records it.
 
     Subclasses call the app, and set `_transmit`, which sends bytes to the client. Mistakes of the
     app are recorded, and raised as WSGIFastError.
@@ -79,7 +80,7 @@ class RecordedRequest:
             self.recording.sends += 1
             self._transmit(data)
 
-    def _fails(self, problem: str) -> WSGIFastError:
+    def _problem_error(self, problem: str) -> WSGIFastError:
         """Record a mistake of the app, and return the exception to raise."""
         self.recording.problem = problem
         return WSGIFastError(problem)
@@ -92,7 +93,7 @@ class RecordedRequest:
         try:
             self._response_start = start = ResponseStart(status, headers)
         except WSGIFastError as error:
-            raise self._fails(str(error)) from None
+            raise self._problem_error(str(error)) from None
         self.recording.status = start.code
         self.recording.headers = list(headers)
 
@@ -103,7 +104,7 @@ class RecordedRequest:
         """
         start, framing = self._response_start, self._framing
         if start is None:
-            raise self._fails(f"the body was sent before {self.begin}")
+            raise self._problem_error(f"the body was sent before {self.begin}")
         if framing is None:
             framing = frame_response(self._endpoint.method, start.code, start.content_length)
             self._framing = framing
@@ -112,7 +113,7 @@ class RecordedRequest:
         return framing
 
     def _send_chunk(self, data: bytes) -> None:
-        """Frame and send a chunk. Drop its bytes beyond the Content-Length."""
+        """Frame and send a chunk. Drop the bytes of the chunk that exceed the Content-Length."""
         framing = self._send_headers()
         data = data[: self._counter.admit(len(data))]
         if self._inspect:
@@ -129,7 +130,7 @@ class RecordedRequest:
         :raises WSGIFastError: if the chunk is not bytes.
         """
         if not isinstance(data, bytes):
-            raise self._fails(f"a chunk is a {type(data).__name__}")
+            raise self._problem_error(f"a chunk is a {type(data).__name__}")
         if self._inspect:
             self.recording.chunks.add(len(data), wait_s)
 
@@ -144,8 +145,8 @@ class RecordedRequest:
     def _check_length(self, *, is_file: bool = False) -> None:
         """Record a problem if the length of the body differs from the Content-Length.
 
-        :param is_file: whether the body is in `wsgi.file_wrapper`. Such a file may be longer,
-            because the wrapper sends only Content-Length bytes (PEP 3333).
+        :param is_file: whether the body is a file in `wsgi.file_wrapper`. Such a file may be longer
+            than the Content-Length, because the wrapper sends only Content-Length bytes (PEP 3333).
         """
         if self._framing is None or not self._framing.has_body:
             return
@@ -161,7 +162,7 @@ class RecordingClient:
 
     :param reads: whether the client reads immediately. False to wait until `may_read` is set.
     :ivar server_side: the server's socket of the connection.
-    :ivar cpu_s: the CPU seconds of the client's thread. Complete after :meth:`close`.
+    :ivar cpu_s: the CPU seconds of the client's thread. 0 before :meth:`close`.
     """
 
     def __init__(self, *, reads: bool = True) -> None:
@@ -201,13 +202,13 @@ class RecordingClient:
 
 
 @contextlib.contextmanager
-def body_file_noted(recording: Recording) -> Iterator[None]:
-    """Check whether the body is a file that is opened for reading. Then set `file_bytes`.
+def watch_opened_files(recording: Recording) -> Iterator[None]:
+    """Watch which files are opened for reading. If one of them is the body, set `file_bytes`.
 
-    A file counts as the body if its size is that of the body.
+    A file counts as the body if it has the size of the body.
     """
     global _opened, _has_hook
-    with _adding_hook:
+    with _hook_lock:
         if not _has_hook:
             sys.addaudithook(_on_audit_event)
             _has_hook = True
@@ -216,7 +217,7 @@ def body_file_noted(recording: Recording) -> Iterator[None]:
     try:
         yield
     finally:
-        if _opened is paths:  # false if this request timed out, and the next one has begun
+        if _opened is paths:  # not if this request timed out, and the next request has begun
             _opened = None
     size = recording.declared or recording.chunks.total
     if size >= _MIN_FILE_BYTES and any(_has_size(path, size) for path in paths):
@@ -258,7 +259,7 @@ def record_wsgi(
 ) -> Recording:
     """Request an endpoint of a WSGI app, and record the response.
 
-    A new thread calls the app. The thread is abandoned after the time limit.
+    A new thread calls the app. After the time limit, this function no longer waits for the thread.
 
     :param reads: whether the client reads immediately. False to read after DELAY_S.
     :param inspect: whether to record each chunk. False to measure only times.
@@ -278,7 +279,8 @@ def record_wsgi(
     finally:
         client.close()
     if recording.timed_out:
-        thread.join(0.1)  # an app that is sending ends, because the connection is closed
+        # If the app is sending, it gets an error now, because the connection is closed.
+        thread.join(0.1)
     return recording
 
 
@@ -287,7 +289,7 @@ class _Request(RecordedRequest):
 
     def run(self) -> None:
         try:
-            with body_file_noted(self.recording):
+            with watch_opened_files(self.recording):
                 self._run()
         except BaseException as error:  # noqa: BLE001 - any exception of the app is a finding
             self.recording.error = described(error)
@@ -319,7 +321,7 @@ class _Request(RecordedRequest):
             try:
                 check_second_start(exc_info, sent=self._framing is not None)
             except BodyError as error:
-                raise self._fails(str(error)) from None
+                raise self._problem_error(str(error)) from None
             finally:
                 exc_info = None
         self._start(status, headers)
@@ -334,11 +336,11 @@ class _Request(RecordedRequest):
         if isinstance(body, (str, bytes, bytearray, memoryview)):
             data = body.encode() if isinstance(body, str) else body
             self.recording.chunks.add(memoryview(data).nbytes)
-            raise self._fails(f"a bare {type(body).__name__} is not an iterable of bytes")
+            raise self._problem_error(f"a bare {type(body).__name__} is not an iterable of bytes")
         try:
             chunks = iter(body)
         except TypeError:
-            raise self._fails(f"{_class_name(body)} is not an iterable of bytes") from None
+            raise self._problem_error(f"{_class_name(body)} is not an iterable of bytes") from None
         began = time.perf_counter()
         for data in chunks:
             self._record(data, time.perf_counter() - began)
