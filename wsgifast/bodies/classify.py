@@ -1,6 +1,7 @@
-"""Classify the body that an app returned, by its type, without reading or sending its bytes.
+"""Classify the body that an app has returned by its type, without reading its bytes.
 
-PEP 3333 asks for an iterable of byte strings. Apps return strings, files, wrappers and worse.
+PEP 3333 requires an iterable of byte strings. But apps also return strings, files, wrappers of
+files, and objects that cannot be sent.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ _UNORDERED = (OrderedDict, dict, set, frozenset)
 
 
 def classify(body: Any, server_wrapper: object = None) -> Body:
-    """Classify a body.
+    """Return an object of the class for this kind of body.
 
+    :param body: the object that the app has returned.
     :param server_wrapper: the server's `wsgi.file_wrapper`, if it has one.
     """
     kind = type(body)

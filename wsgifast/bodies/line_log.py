@@ -1,7 +1,7 @@
-"""Writes the lines of an access log without a record of :mod:`logging`, if no code would use it.
+"""Writes the lines of an access log without :mod:`logging`, if the result is the same.
 
 logging makes a record for each line, and passes the record to filters, handlers and formatters.
-That takes longer than a short request. A line skips these steps only under all of these conditions:
+These steps take longer than a short request. A line skips the steps under all of these conditions:
 
 - The logger is logging's own class, with one handler, no filter and no propagation.
 - The handler is logging's own StreamHandler or FileHandler, without a filter.
@@ -19,7 +19,7 @@ from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
-# Returns a function that makes the same text as a formatter, or None.
+# A function that returns another function, which makes the same text as a formatter, or None.
 FindMaker = Callable[[logging.Formatter], Any]
 _INFO = logging.INFO
 
@@ -38,7 +38,8 @@ class Route:
 
     A route never changes. So a thread may write through a route that has been replaced.
 
-    :ivar make: makes the same text as the formatter. None if logging has to write the lines.
+    :ivar make: a function that makes the same text as the formatter. None if logging has to write
+        the lines.
     """
 
     __slots__ = (
@@ -101,9 +102,9 @@ class Route:
 class LineLog:
     """Finds the direct path from a logger to the stream of its only handler.
 
-    :param logger: its lines have the level INFO.
-    :param line_maker: returns a function that makes the same text as a formatter, or None. It is
-        called with the handler's formatter, and again when the handler or its formatter changes.
+    :param logger: the logger of the access log. Its lines have the level INFO.
+    :param line_maker: a function that accepts the formatter of the handler. It returns a function
+        that makes the same text, or None. It is called again if the handler or formatter changes.
     """
 
     def __init__(self, logger: logging.Logger, line_maker: FindMaker) -> None:

@@ -118,10 +118,11 @@ def _write(spool: Spool, piece: bytes) -> None:
 class LimitedInput(io.IOBase):
     """A `wsgi.input` that may be read up to a limit.
 
-    IOBase iterates the lines and collects them in readlines(), by calls of readline().
+    IOBase implements iteration and readlines() by calls of readline().
 
     :param stream: the server's `wsgi.input`.
-    :ivar error: the error that reads raise beyond the limit.
+    :param limit_bytes: the most bytes that may be read.
+    :ivar error: the error of the first read beyond the limit. None before such a read.
     """
 
     def __init__(self, stream: Any, limit_bytes: int) -> None:
@@ -133,14 +134,14 @@ class LimitedInput(io.IOBase):
         return True
 
     def read(self, size: int | None = -1) -> bytes:
-        """:raises BodyTooLarge: as soon as there is more than the limit."""
+        """:raises BodyTooLarge: if more bytes than the limit have arrived."""
         if size is not None and size >= 0:
             return self._counted(self._stream.read, size)
         blocks = iter(lambda: self._counted(self._stream.read, _READ_BYTES), b"")
         return b"".join(blocks)
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        """:raises BodyTooLarge: as soon as there is more than the limit."""
+        """:raises BodyTooLarge: if more bytes than the limit have arrived."""
         if size is None or size < 0:
             size = sys.maxsize
         return self._counted(self._stream.readline, size)
@@ -201,7 +202,7 @@ def _respond_counted(
     try:
         body = respond(response)
     except Exception:
-        if limited.error is None or has_started:  # the app may have sent a part with write()
+        if limited.error is None or has_started:  # the app may have called write()
             raise
         response.server_start = server_start
         return refuse(limited.error)

@@ -36,7 +36,10 @@ class Times:
         self.compress_s: float | None = None
 
     def compressed(self, since: float) -> None:
-        """Note that the compression has finished. It began at `since` (perf_counter)."""
+        """Store the time of a compression that has just finished.
+
+        :param since: the time at which the compression began, by time.perf_counter().
+        """
         self.compress_s = time.perf_counter() - since
 
     def value(self) -> str:
@@ -59,7 +62,8 @@ def server_timing_stage(respond: Respond) -> Respond:
             start = queue_seconds(response.environ.get("HTTP_X_REQUEST_START"), time.time())
             waits = [] if start is None else [start]
         times = Times(max(waits, default=None))
-        # The instance's attribute is replaced: without the option, a response has no further call.
+        # The method is replaced on the instance. So a response without the option has no extra
+        # call.
         response.compress_whole = partial(_timed, times, response.compress_whole)  # type: ignore[method-assign]
         response.edits = [*response.edits, partial(_add_header, times)]
         return respond(response)
@@ -82,5 +86,5 @@ def _timed(
 
 
 def _add_header(times: Times, response: AppResponse) -> None:
-    """Add a Server-Timing header. One that the app has set remains."""
+    """Add a Server-Timing header. A Server-Timing header of the app is not removed."""
     response.headers.append((NAME, times.value()))
