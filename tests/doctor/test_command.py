@@ -101,11 +101,12 @@ def test_github_report_names_findings() -> None:
     assert ended.stdout.startswith("::error title=WF011 a bare str or bytes::/str: a bare str.")
 
 
-def test_html_page_has_findings(tmp_path: Path) -> None:
+def test_html_page_has_findings_and_charts(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     doctor(APP, "/list", "/str", "--html", str(page))
     text = page.read_text()
     assert "WF001" in text
+    assert 'class="good"' in text
     assert "http://" not in text.replace("http://www.w3.org", "")  # no app is loaded
 
 
