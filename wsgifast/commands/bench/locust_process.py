@@ -250,19 +250,19 @@ def main(
     )
     role, *address = sys.argv[1:]
     runner: Any
-    if role == "worker":
-        runner = environment.create_worker_runner(address[0], int(address[1]))
-        runner.register_message("run", begin)
-        with contextlib.suppress(KeyboardInterrupt):
-            runner.greenlet.join()
-        return
     workers = 0
     if role == "master":
         workers = int(address[2])
         runner = environment.create_master_runner(address[0], int(address[1]))
+    elif role == "worker":
+        runner = environment.create_worker_runner(address[0], int(address[1]))
     else:
         runner = environment.create_local_runner()
-        runner.register_message("run", begin)
+    runner.register_message("run", begin)
+    if role == "worker":
+        with contextlib.suppress(KeyboardInterrupt):
+            runner.greenlet.join()
+        return
     master = _Master(runner, workers)
     master.gather()
     output = sys.stdout
@@ -312,8 +312,7 @@ class _Master:
         reports = self._reports_of(run)
         runner.stop()
         stats = runner.environment.stats
-        good = stats.get(GOOD, "GET")
-        good = good if good.num_requests else stats.get(GOOD, "POST")
+        good = stats.get(GOOD, "GET" if (GOOD, "GET") in stats.entries else "POST")
         errors = Counter[str]()
         for each in stats.errors.values():
             errors[_error_text(each.to_name().partition(": ")[2])] += each.occurrences

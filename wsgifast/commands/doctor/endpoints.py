@@ -148,10 +148,10 @@ def _path_of(url: str) -> str:
     The URL //x is a path, and x is not a host.
     """
     path = _ORIGIN.sub("", url).partition("#")[0]
-    return encoded(path if path.startswith("/") else f"/{path}")
+    return _encoded(path if path.startswith("/") else f"/{path}")
 
 
-def encoded(url: str) -> str:
+def _encoded(url: str) -> str:
     """Percent-encode a path and query, so that a client can send it."""
     return quote(url.encode(errors="surrogateescape"), safe=_URL_CHARACTERS)
 
@@ -181,7 +181,7 @@ def filled(
 
     url = _PARAMETER.sub(value, pattern)
     if not missing:
-        return Endpoint(encoded(url), pattern, source, method, evidence)
+        return Endpoint(_encoded(url), pattern, source, method, evidence)
     reason = f"needs {' '.join(f'--value {name}=...' for name in missing)}"
     return Unreached(pattern, reason, method)
 

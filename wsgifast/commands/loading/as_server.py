@@ -19,7 +19,6 @@ from typing import Any, cast
 
 from ...errors import ConfigurationError, WSGIFastError
 from ...metrics.health import resident_bytes
-from ...sockets.options import Address
 from . import AppNotLoaded, ServerName, described, django_settings, load_app, unwrapped
 from .frameworks import configured_static, debug_setting, free_paths
 from .servers import PROBE_PATHS, Loaded
@@ -135,7 +134,6 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
         "worker_class": cfg.worker_class_str,
         "logger_class": str(cfg.logger_class),
         "logconfig_dict": bool(cfg.logconfig_dict),
-        "bind": [_shown(each) for each in cfg.address] if "bind" in found else [],
     }
     own_socket = {"control_socket", "control_socket_disable"} & found
     configured = {
@@ -202,13 +200,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float)) else None
 
 
-def _shown(address: Any) -> str:
-    """Return an address in the form of --bind."""
-    if isinstance(address, tuple):
-        return str(Address(address[0] or "0.0.0.0", address[1]))
-    return f"fd://{address}" if isinstance(address, int) else f"unix:{address}"
-
-
 def _lines() -> list[str]:
     """Return the last lines on stderr, which is a file in this process."""
     sys.stderr.flush()
@@ -233,14 +224,6 @@ def _explained(reason: str) -> str:
     if value and any(repr(part.strip()) in reason for part in value.split(",")):
         return f"{name}={value!r} in the environment: {reason}"
     return reason
-
-
-# The settings that find the app, and those of its address.
-_UVICORN = (
-    "interface", "factory", "host", "port", "uds", "fd", "workers", "forwarded_allow_ips",
-    "timeout_keep_alive", "timeout_graceful_shutdown", "ssl_certfile", "ssl_keyfile", "backlog",
-    "limit_max_requests", "limit_max_requests_jitter", "log_level", "log_config",
-)  # fmt: skip
 
 
 def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
@@ -290,9 +273,9 @@ def _like_uvicorn(arguments: list[str], target: str) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "settings": {
-            name: values[name]
-            for name in _UVICORN
-            if name in values and context.get_parameter_source(name) not in unset
+            name: _plain(value)
+            for name, value in values.items()
+            if context.get_parameter_source(name) not in unset
         },
         "named_app": app,
         "is_special": any(n.startswith("UVICORN_") for n in os.environ),
