@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not selected:
             parser.error(f"{' '.join(keys)}: add --link MBIT, the link's rate")
     if given.list:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as `head` may end early
         print("\n".join(f"{row.key:32} {row.title}" for table in selected for row in table.rows))
         return 0
     profile = PROFILES[given.profile]

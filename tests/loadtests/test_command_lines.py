@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,12 @@ def test_loadtest_command_has_help_and_refusals() -> None:
             assert status == 2, said
             assert err.startswith(f"usage: python -m {module} [-h]"), said
             assert out == "", said
+
+
+def test_list_of_rows_ends_quietly_with_its_reader() -> None:
+    command = [sys.executable, "-m", "loadtests", "--list"]
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, timeout=100)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, b"")
