@@ -120,10 +120,8 @@ def _like_gunicorn(arguments: list[str], target: str) -> dict[str, Any]:
     os.environ["SERVER_SOFTWARE"] = SERVER_SOFTWARE
     try:
         application = Application()
-    except SystemExit as end:
-        raise ConfigurationError(_explained(_last_line() or f"it ends with {end.code}")) from None
-    except Exception as error:
-        raise ConfigurationError(_explained(described(error))) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(_refusal(error)) from error
     cfg, found = application.cfg, application.found
     for path in filter(None, (cfg.pythonpath or "").split(",")):
         if os.path.abspath(path) not in sys.path:
@@ -200,23 +198,17 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float)) else None
 
 
-def _lines() -> list[str]:
-    """Return the last lines on stderr, which is a file in this process."""
+def _refusal(error: BaseException) -> str:
+    """Return gunicorn's reason, and the file, the setting or the variable that it is about."""
     sys.stderr.flush()
-    size = os.fstat(2).st_size
+    size = os.fstat(2).st_size  # stderr is a file in this process
     text = os.pread(2, _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace")
-    return [line.strip() for line in text.split("\n") if line.strip()]
-
-
-def _last_line() -> str:
-    return (
-        _lines()[-1].removeprefix("gunicorn: error: ").removeprefix("Error: ") if _lines() else ""
-    )
-
-
-def _explained(reason: str) -> str:
-    """Add the file, the setting or the variable to a reason that names only the value."""
-    for line in reversed(_lines()):
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    reason = described(error)
+    if isinstance(error, SystemExit):
+        last = lines[-1] if lines else f"it ends with {error.code}"
+        reason = last.removeprefix("gunicorn: error: ").removeprefix("Error: ")
+    for line in reversed(lines):
         if line.startswith(("Failed to read config file: ", "Invalid value for ")):
             return f"{line}. {reason}"
     name = "FORWARDED_ALLOW_IPS"
