@@ -24,14 +24,15 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.support.calls import recorded
 from tests.support.decoders import Decoder, decoded
 from tests.support.files import write_settled
 from tests.support.http import Connection
 from tests.support.process import open_descriptors
 from tests.support.servers import LiveServer
 from wsgifast import Compression
+from wsgifast.compression import response as compression_response
 from wsgifast.compression.codings import compressor
-from wsgifast.compression.response import decide
 from wsgifast.files import compressed_copies
 
 from .protocols import turns
@@ -303,13 +304,7 @@ SHAPES: dict[str, Callable[[Path, io.BufferedReader], list[Any]]] = {
 def test_compression_is_decided_once(
     shape: str, kind: bytes, coding: str, method: str, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decisions: list[object] = []
-
-    def counted(*given: Any) -> Any:
-        decisions.append(given)
-        return decide(*given)
-
-    monkeypatch.setattr("wsgifast.compression.response.decide", counted)
+    decisions = recorded(monkeypatch, compression_response, "decide")
     with text.open("rb") as file:
         app = sending(start_message((b"content-type", kind)), *SHAPES[shape](text, file))
         ask(app, coding, method=method)
@@ -319,13 +314,9 @@ def test_compression_is_decided_once(
 async def test_hundred_requests_compress_once_off_the_loop(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[threading.Thread] = []
-
-    def counted(coding: str, **options: Any) -> Any:
-        made.append(threading.current_thread())
-        return compressor(coding, **options)
-
-    monkeypatch.setattr("wsgifast.files.compressed_copies.compressor", counted)
+    made = recorded(
+        monkeypatch, compressed_copies, "compressor", lambda *_, **__: threading.current_thread()
+    )
     sent: list[Message] = []
 
     async def one() -> None:

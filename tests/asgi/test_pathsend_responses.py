@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
+from tests.support.calls import recorded
 from tests.support.servers import live_server
 
 from .layers import BEARING, MIDDLEWARE, TEXT, Counting, bare, routes, starlette
@@ -185,14 +186,7 @@ def test_our_protocols_change_no_response_of_any_stack(
 def test_our_protocols_send_files_of_known_apps(
     protocol: Any, make: Any, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[str] = []
-    original = files_module.open_for_pathsend  # type: ignore[attr-defined]
-
-    def noted(path: str) -> Any:
-        opened.append(path)
-        return original(path)
-
-    monkeypatch.setattr(files_module, "open_for_pathsend", noted)
+    opened = recorded(monkeypatch, files_module, "open_for_pathsend")
     middleware = [BEARING["adds_a_header"], BEARING["CORS"]]
     for app, expected in (
         (make(routes=routes(texts)), True),

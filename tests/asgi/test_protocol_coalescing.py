@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from asgifast import ASGIFast
 from asgifast.coalescing import DELAY_ITERATIONS, SINGLE_ITERATIONS
-from asgifast.messages import Message, Receive, Scope, Send
+from asgifast.messages import Receive, Scope, Send
 from asgifast.protocols.output import OutputQueue
 from asgifast.protocols.queue_wire import QueueWire
+
+from tests.support.calls import recorded
 
 from .protocols import GET, serving, turns
 from .support import body, length, sending, start_message, zerocopy
@@ -122,22 +124,14 @@ async def test_small_messages_of_asgifast_pass_no_send(
     protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the protocol delays the messages. So a stock protocol is not faster."""
-    passed = 0
-    original = QueueWire.send
-
-    async def noted(wire: QueueWire, message: Message) -> None:
-        nonlocal passed
-        passed += 1
-        await original(wire, message)
-
-    monkeypatch.setattr(QueueWire, "send", noted)
+    passed = recorded(monkeypatch, QueueWire, "send")
     sent = [b"<%d>" % number for number in range(1000)]
     app = ASGIFast(sending(start_message(), *map(body, sent), body(b"end", False)))
     async with serving(protocol, app) as client:
         await client.ask()
         assert b"".join(await client.chunks()) == b"".join(sent) + b"end"
         await client.hello()
-    assert passed < 10
+    assert len(passed) < 10
 
 
 async def test_lone_messages_schedule_nothing(
@@ -147,15 +141,8 @@ async def test_lone_messages_schedule_nothing(
 
     Many messages in one turn are joined again.
     """
-    scheduled: list[int] = []
-    schedule = OutputQueue._schedule
-
-    def noted(transport: OutputQueue) -> None:
-        scheduled.append(number)
-        schedule(transport)
-
-    monkeypatch.setattr(OutputQueue, "_schedule", noted)
     number = 0
+    scheduled = recorded(monkeypatch, OutputQueue, "_schedule", lambda _: number)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal number

@@ -21,6 +21,7 @@ import pytest
 from asgifast.protocols import file_transfer
 from asgifast.protocols.output import OutputQueue
 
+from tests.support.calls import recorded
 from tests.support.process import send_buffer_is_limited
 from wsgifast.sockets import FileSegment, options
 
@@ -125,16 +126,9 @@ async def test_unknown_file_system_is_not_read_on_the_loop(
     fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FUSE and other file systems reject RWF_NOWAIT, and may need any time for a page."""
-    on_loop: list[bool] = []
-    sendfile = os.sendfile
-
-    def noted(*args: Any) -> int:
-        on_loop.append(on_the_loop())
-        return sendfile(*args)
-
     async with connected() as (transport, client):
         monkeypatch.setattr(os, "preadv", raising(OSError, errno.EOPNOTSUPP, "no RWF_NOWAIT"))
-        monkeypatch.setattr(os, "sendfile", noted)
+        on_loop = recorded(monkeypatch, os, "sendfile", lambda *_: on_the_loop())
         transport.write(b"head")
         sending = asyncio.create_task(send_file(transport, FileSegment(fd, 0, FILE_BYTES)))
         assert await read(client, FILE_BYTES + 4) == b"head" + os.pread(fd, FILE_BYTES, 0)
@@ -270,15 +264,8 @@ async def test_download_has_two_descriptors(fd: int) -> None:
 
 
 async def test_sendfile_sends_one_window_at_most(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = []
-    sendfile = os.sendfile
-
-    def counted(out: int, fd: int, offset: int, count: int) -> int:
-        counts.append(count)
-        return sendfile(out, fd, offset, count)
-
     async with connected() as (transport, client):
-        monkeypatch.setattr(os, "sendfile", counted)
+        counts = recorded(monkeypatch, os, "sendfile", lambda out, fd, offset, count: count)
         await arrives(transport, client, fd, 3_000_000)
     assert max(counts) == file_transfer.WINDOW_BYTES
 

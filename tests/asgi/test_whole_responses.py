@@ -23,6 +23,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from uvicorn.protocols.http import httptools_impl
 
+from tests.support.calls import recorded
 from wsgifast.hosts import UVICORN
 
 from .protocols import GET, Client, body, is_sent_whole, serving, start, two_bytes
@@ -347,15 +348,7 @@ async def test_headers_and_their_body_leave_in_one_write(
 async def test_plain_response_is_not_examined(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its messages are not examined or queued. Both are sent at once."""
     monkeypatch.setattr(Exchange, "_examine", pytest.fail)
-    given: list[str] = []
-    passed_on = QueueWire.send
-
-    async def noted(self: Any, message: Message) -> None:
-        given.append(message["type"])
-        await passed_on(self, message)
-
-    monkeypatch.setattr(QueueWire, "send", noted)
-
+    given = recorded(monkeypatch, QueueWire, "send", lambda self, message: message["type"])
     async with serving(HttpToolsProtocol, ASGIFast(app)) as client:
         for _ in range(2):
             await client.send(GET)

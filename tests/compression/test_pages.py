@@ -11,6 +11,7 @@ import pytest
 from starlette.authentication import SimpleUser, UnauthenticatedUser
 
 from tests.devservers.serving import serve
+from tests.support.calls import recorded
 from tests.support.chromium import chromium
 from tests.support.decoders import BROWSERS, available, decoded, decoded_delta
 from tests.support.servers import wait_for
@@ -292,13 +293,6 @@ def test_dictionary_is_digested_before_requests_come(
     dictionary: Path, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compression at level 19 takes half a second for a dictionary of 1 MB."""
-    made = []
-    compressor = PagesDictionary.compressor
-
-    def noted(self: PagesDictionary, level: int, size: int | None, *, padding: bool) -> Any:
-        made.append(level)
-        return compressor(self, level, size, padding=padding)
-
-    monkeypatch.setattr(PagesDictionary, "compressor", noted)
+    made = recorded(monkeypatch, PagesDictionary, "compressor")
     Compression(dictionary=dictionary, levels={"zstd": level})
-    assert set(made) == {level, level // 2}
+    assert {asked for _, asked, _ in made} == {level, level // 2}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.calls import recorded
 from tests.support.decoders import decoded
 from tests.support.servers import wait_for
 from wsgifast.files import compressed_copies
@@ -63,14 +64,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the inodes of the files that are compressed."""
     monkeypatch.setattr("wsgifast.files.found._SETTLED_NS", 0)
     monkeypatch.setattr(compressed_copies, "_LOCK_TIMEOUT_S", 60)
-    make, fds = compressed_copies._make, []
-
-    def noted(segment: FileSegment, *args: object) -> CompressedCopy | None:
-        fds.append(os.fstat(segment.fd).st_ino)
-        return make(segment, *args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(compressed_copies, "_make", noted)
-    return fds
+    return recorded(
+        monkeypatch, compressed_copies, "_make", lambda segment, *_: os.fstat(segment.fd).st_ino
+    )
 
 
 def ask(copies: CompressedCopies, segments: list[FileSegment]) -> None:

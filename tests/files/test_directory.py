@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.calls import recorded
 from tests.support.process import NEEDS_ROOT, another_user, open_descriptors
 from wsgifast import ConfigurationError
 from wsgifast.files.directory import Directory, identity_of, names_of
@@ -167,14 +168,7 @@ def test_fifo_socket_and_device_are_refused_unopened(
     monkeypatch.chdir(tree)  # the path of a Unix socket must be short
     listener.bind("socket")
     (tree / "null").symlink_to("/dev/null")
-    opened: list[object] = []
-    real = os.open
-
-    def recording(path: str, *args: int, **options: int) -> int:
-        opened.append(path)
-        return real(path, *args, **options)
-
-    monkeypatch.setattr(os, "open", recording)
+    opened = recorded(monkeypatch, os, "open", lambda path, *_, **__: path)
     with listener:
         for follow in (True, False):
             for name in ("fifo", "socket", "null"):

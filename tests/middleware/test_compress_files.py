@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.calls import recorded
 from tests.support.decoders import decoded
 from tests.support.files import write_settled
 from tests.support.wsgi import Server, answering, ask_compressed, new_environ
 from wsgifast import StaticFiles, WSGIFast
-from wsgifast.compression.codings import compressor
 from wsgifast.files import compressed_copies
 
 if TYPE_CHECKING:
@@ -177,14 +177,8 @@ def test_file_behind_written_data_is_compressed_too(text: Path) -> None:
 def test_hundred_requests_at_once_compress_once(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
     all_wait = threading.Barrier(100)
-
-    def counted(coding: str, **options: Any) -> Any:
-        made.append(coding)
-        return compressor(coding, **options)
-
-    monkeypatch.setattr("wsgifast.files.compressed_copies.compressor", counted)
+    made = recorded(monkeypatch, compressed_copies, "compressor")
     app = WSGIFast(sending(lambda: text.open("rb")), compress=True)
 
     def one(_: int) -> bytes:
@@ -195,7 +189,7 @@ def test_hundred_requests_at_once_compress_once(
         bodies = set(pool.map(one, range(100)))
     assert len(bodies) == 1
     assert decoded("br", bodies.pop()) == TEXT
-    assert made == ["br"]
+    assert made == [("br",)]
 
 
 def test_unknown_wrapper_keeps_uncompressed_bodies(text: Path) -> None:

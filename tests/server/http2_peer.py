@@ -15,6 +15,7 @@ from gunicorn.http.wsgi import FileWrapper
 
 from tests.server.connections import App, MakeStepped
 from tests.support import http2
+from tests.support.calls import recorded
 from tests.support.servers import wait_for
 from tests.workers.stepped_worker import LARGE, SteppedWorker, echo
 from tests.workers.stepped_worker import Client as SocketClient
@@ -94,16 +95,7 @@ class Peer(http2.Client):
 
     def sends(self, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         """Return the bytes that the worker sends from now on, one item for each send."""
-        sent: list[bytes] = []
-        sender = self.near.output.sender
-        send = sender.send
-
-        def note(data: bytes) -> int:
-            sent.append(data)
-            return send(data)
-
-        monkeypatch.setattr(sender, "send", note)
-        return sent
+        return recorded(monkeypatch, self.near.output.sender, "send", lambda data: data)
 
     def send_raw(self, data: bytes) -> None:
         """Send frames that h2 would not make, and let the worker run."""

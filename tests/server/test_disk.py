@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
+from tests.support.calls import recorded
 from tests.support.servers import wait_for
 from wsgifast.server import disk
 from wsgifast.server.disk import DiskThreads
@@ -83,14 +84,7 @@ def test_error_in_a_job_ends_no_thread(disks: Disks, monkeypatch: pytest.MonkeyP
 
 def test_disk_threads_end_when_idle(disks: Disks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_IDLE_S", 0.01)
-    started: list[threading.Thread] = []
-    start = threading.Thread.start
-
-    def note_start(thread: threading.Thread) -> None:
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", note_start)
+    started = recorded(monkeypatch, threading.Thread, "start", lambda thread: thread)
     disks.submit(1, "first")
     disks.wait_for(lambda: disks.done == ["first"])
     assert started

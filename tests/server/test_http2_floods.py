@@ -12,6 +12,7 @@ from hyperframe.frame import PingFrame, SettingsFrame
 
 from tests.server.connections import responses
 from tests.server.http2_peer import ENHANCE_YOUR_CALM, REFUSED, Begin, Peer, raw_frame, raw_headers
+from tests.support.calls import recorded
 from tests.support.wsgi import Closing
 from tests.workers.stepped_worker import LARGE, echo
 from wsgifast.server import output
@@ -279,14 +280,7 @@ def test_long_headers_are_not_huffman_encoded(
     begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """hpack's Huffman decoder takes quadratic time."""
-    compressed: list[int] = []
-    encode = HuffmanEncoder.encode
-
-    def counting(self: HuffmanEncoder, data: bytes) -> bytes:
-        compressed.append(len(data))
-        return encode(self, data)
-
-    monkeypatch.setattr(HuffmanEncoder, "encode", counting)
+    compressed = recorded(monkeypatch, HuffmanEncoder, "encode", lambda _, data: len(data))
     value = "a" * 60_000
     peer = begin(responses(list, ("X-Long", value), ("X-Short", "short")))
     compressed.clear()

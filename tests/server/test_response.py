@@ -9,6 +9,7 @@ import pytest
 
 from tests.server.connections import MakeStepped, responses
 from tests.server.responses import Ask, Headers, Received, segmented
+from tests.support.calls import recorded
 from tests.support.wsgi import exc_info
 from wsgifast import BodyError
 from wsgifast.errors import ClientGone
@@ -164,14 +165,7 @@ def test_head_request_gets_headers_at_the_first_write(
         seen.append(client.receive_all_there_is())
         return [b"dy"]
 
-    written: list[bytes] = []
-    write = OutputQueue.write
-
-    def look(queue: OutputQueue, data: bytes) -> None:
-        written.append(data)
-        write(queue, data)
-
-    monkeypatch.setattr(OutputQueue, "write", look)
+    written = recorded(monkeypatch, OutputQueue, "write", lambda _, data: data)
     stepped = make_stepped(app)
     client = stepped.connect()
     client.run_request(method="HEAD")

@@ -16,6 +16,7 @@ from werkzeug.wsgi import ClosingIterator
 
 from tests.server.connections import App, MakeStepped, responds_wrapped, responses
 from tests.server.responses import Ask, Headers, segmented
+from tests.support.calls import recorded
 from wsgifast import WSGIFast
 from wsgifast.bodies.files import FileSlice
 from wsgifast.sockets import FileSegment
@@ -44,15 +45,7 @@ def wrapped(path: Path, length: int | None, offset: int = 0) -> App:
 @pytest.fixture
 def sent_by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return the offset and the size of each sendfile()."""
-    sent: list[tuple[int, int]] = []
-    sendfile = os.sendfile
-
-    def look(out: int, source: int, offset: int, count: int) -> int:
-        sent.append((offset, count))
-        return sendfile(out, source, offset, count)
-
-    monkeypatch.setattr(os, "sendfile", look)
-    return sent
+    return recorded(monkeypatch, os, "sendfile", lambda out, source, *part: part)
 
 
 @pytest.mark.parametrize("length", [0, 5, 50_000, SIZE - 1])

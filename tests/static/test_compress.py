@@ -12,10 +12,10 @@ import pytest
 from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
 from tests.static.calls import Answered, call, write_precompressed
+from tests.support.calls import recorded
 from tests.support.decoders import decoded
 from tests.support.files import settle
 from wsgifast import Compression, StaticFiles, WSGIFast
-from wsgifast.compression.codings import compressor
 from wsgifast.errors import ConfigurationError
 from wsgifast.files import RequestFacts, compressed_copies
 
@@ -143,13 +143,7 @@ def test_response_from_the_cache_compresses_nothing(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = StaticFiles(directory=script.parent, compress=True)
-    made = []
-
-    def counted(coding: str, **options: Any) -> Any:
-        made.append(coding)
-        return compressor(coding, **options)
-
-    monkeypatch.setattr("wsgifast.files.compressed_copies.compressor", counted)
+    made = recorded(monkeypatch, compressed_copies, "compressor")
     call(app, "/large.js")
     conditions = RequestFacts(accept_encoding="br")
     assert app.answer_from_cache(conditions, "/large.js") is None
@@ -158,7 +152,7 @@ def test_response_from_the_cache_compresses_nothing(
     response = app.answer_from_cache(conditions, "/large.js")
     assert response is not None
     assert response[1] is None
-    assert made == ["br"]
+    assert made == [("br",)]
 
 
 def test_compressed_asgi_responses_equal_wsgis(script: Path) -> None:

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.static.deltas import NEW, NEW_NAME, OLD, OLD_NAME, ask
+from tests.support.calls import recorded
 from tests.support.decoders import decoded_delta
 from tests.support.files import settle
 from wsgifast import StaticFiles
@@ -115,14 +116,7 @@ def test_unknown_dictionary_reads_the_releases_once(
 ) -> None:
     (releases / "app.00000a1b.js").symlink_to(__file__)  # outside the directory
     settle(releases / "app.00000a1b.js")
-    read: list[str] = []
-    content_of = deltas.content_of
-
-    def counted(root: Directory, names: Sequence[str], *identity: Any) -> bytes | None:
-        read.append(names[-1])
-        return content_of(root, names, *identity)
-
-    monkeypatch.setattr(deltas, "content_of", counted)
+    read = recorded(monkeypatch, deltas, "content_of", lambda root, names, *_: names[-1])
     app = StaticFiles(directory=releases, dictionaries=True)
     for number in range(20):
         assert ask(app, old=bytes([number])).body == NEW
