@@ -14,6 +14,8 @@ import anyio
 from asgifast import ASGIFast
 from asgifast.messages import PATHSEND, ZEROCOPYSEND, ASGIApp, Message, Receive, Scope, Send
 
+from tests.support.calls import raising as raising
+
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 END: Message = {"type": "http.response.body", "body": b".", "more_body": False}
 DATA = bytes(range(256)) * 4
@@ -78,15 +80,6 @@ def noting(seen: list[Any], key: str, app: ASGIApp) -> ASGIApp:
 def app_of(*messages: Message, **options: Any) -> ASGIApp:
     """Return an app that sends these messages, in ASGIFast with these options."""
     return ASGIFast(sending(*messages), **options)
-
-
-def raising(error: type[BaseException], *said: object) -> Callable[..., Any]:
-    """Return a function that raises an error with any arguments."""
-
-    def fail(*args: object, **options: object) -> None:
-        raise error(*said)
-
-    return fail
 
 
 def start_message(*headers: tuple[bytes, bytes], status: int = 200) -> Message:

@@ -160,11 +160,8 @@ def test_small_response_is_two_messages(
     site: Path, path: str, method: str, headers: dict[str, str], body: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    def refuse(*args: object) -> None:
-        raise AssertionError("no file is sent")
-
     (site / "404.html").unlink(missing_ok=True)
-    monkeypatch.setattr("asgifast.static.FileSender", refuse)
+    monkeypatch.setattr("asgifast.static.FileSender", raising(AssertionError, "no file is sent"))
     response = call(asgifast.StaticFiles(directory=site), scope_of(path, method, **headers))
     assert response.types == ["http.response.start", "http.response.body"]
     assert response.body == body

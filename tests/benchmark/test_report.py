@@ -22,6 +22,7 @@ from loadtests.harness.report import as_html, results_text, rows_figures
 from loadtests.harness.runner import measure
 from loadtests.harness.tables import REQUESTS, Client, Contender, Profile, Row, Table, Task
 from tests.benchmark.runs import client, compared, results
+from tests.support.calls import raising
 from wsgifast import WSGIFastError
 from wsgifast.commands.bench import report
 from wsgifast.commands.bench.loads import FirstResponse, Load
@@ -229,10 +230,10 @@ def test_figures_are_shown_if_they_cannot_be_written(
 def test_failed_row_leaves_the_others_as_they_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(task: Task) -> Load:
-        raise RuntimeError("no such tool")
-
-    good, bad = (client(1.0, 2.0), client(1.0, 2.0)), (client(1.0, 2.0), fails)
+    good, bad = (
+        (client(1.0, 2.0), client(1.0, 2.0)),
+        (client(1.0, 2.0), raising(RuntimeError, "no such tool")),
+    )
     rows = [
         Row(key, key, tuple(Contender(n, client=c) for n, c in zip("ab", sides, strict=True)),
             sides[0])
@@ -246,10 +247,7 @@ def test_failed_row_leaves_the_others_as_they_are(
 
 @pytest.fixture
 def stopped() -> Client:
-    def stops(task: Task) -> Load:
-        raise KeyboardInterrupt
-
-    return stops
+    return raising(KeyboardInterrupt)
 
 
 def test_run_replaces_its_own_rows_alone(tmp_path: Path, stopped: Client) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import servers_with
+from tests.support.calls import raising
 from tests.support.http import Connection
 from tests.support.limited_app import LIMIT
 from tests.support.notes import Notes
@@ -229,11 +230,8 @@ def test_wsgi_app_with_begun_response_gets_the_error() -> None:
 
 
 def test_other_errors_stay_the_apps() -> None:
-    def failing(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        raise LookupError
-
     with pytest.raises(LookupError):
-        served(failing, b"short")
+        served(raising(LookupError), b"short")
 
 
 def test_body_that_is_replaced_is_closed() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.calls import raising
 from tests.support.http import Connection
 from tests.support.wsgi import TEXT, answering
 from wsgifast.devservers.request import CheckedLines, RequestBody, check_headers
@@ -183,10 +184,7 @@ BROKEN = [
 
 
 def test_broken_request_gets_status_and_ends(kind: str) -> None:
-    def app(environ: WSGIEnvironment) -> list[bytes]:
-        raise AssertionError("the app was called")
-
-    with serve(answering(app), kind) as served:
+    with serve(answering(raising(AssertionError, "the app was called")), kind) as served:
         for headers, status in BROKEN:
             with Connection(served.address) as client:
                 client.send(headers + b"\r\n" + b"GET /smuggled HTTP/1.1\r\n")

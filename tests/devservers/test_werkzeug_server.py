@@ -14,6 +14,7 @@ import pytest
 from werkzeug.debug import DebuggedApplication
 from werkzeug.middleware.proxy_fix import ProxyFix
 
+from tests.support.calls import raising
 from tests.support.http import Connection, get, reset_on_close
 from tests.support.servers import free_port, live_server, wait_for
 from tests.support.tls import client_context, server_context
@@ -178,20 +179,14 @@ def test_app_that_took_the_socket_over_is_left_alone() -> None:
 
 
 def test_connection_error_of_the_app_is_logged() -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        raise ConnectionRefusedError("the database is down")
-
-    with serve(app, "werkzeug") as served:
+    with serve(raising(ConnectionRefusedError, "the database is down"), "werkzeug") as served:
         assert get(served.address).status == 500
     assert "the database is down" in served.log
 
 
 def test_errors_pass_through_by_the_option() -> None:
-    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        raise OSError("through")
-
     caught: list[BaseException] = []
-    with talking(app, "werkzeug") as (served, client):
+    with talking(raising(OSError, "through"), "werkzeug") as (served, client):
         served.server.passthrough_errors = True
 
         def handle_error(*_: object) -> None:

@@ -30,6 +30,7 @@ from tests.doctor.apps import (
     wsgi,
     wsgi_app,
 )
+from tests.support.calls import raising
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError, WSGIFast, WSGIFastError
 from wsgifast.commands.doctor import (
@@ -318,10 +319,9 @@ def test_redirect_or_refusal_is_unreached(
 
 
 def test_error_of_several_lines_is_reported_in_one() -> None:
-    def response() -> Any:
-        raise ValueError("no such table\n  [SQL: SELECT 1]\n")
-
-    (finding,) = examine(wsgi(response), ["/"]).findings
+    (finding,) = examine(
+        wsgi(raising(ValueError, "no such table\n  [SQL: SELECT 1]\n")), ["/"]
+    ).findings
     assert finding.what.startswith("ValueError: no such table [SQL: SELECT 1] (")
     assert "\n" not in finding.what
 

@@ -21,6 +21,7 @@ import pytest
 
 from tests.files.conftest import TEXT
 from tests.static.calls import call
+from tests.support.calls import raising
 from tests.support.decoders import decoded
 from tests.support.process import NEEDS_ROOT, another_user, open_terminal
 from tests.support.servers import wait_for
@@ -110,10 +111,7 @@ def test_precompressed_that_stays_is_reported(tree: Path, monkeypatch: pytest.Mo
     compress(tree, codings=["gzip"])
     (tree / "page.html").unlink()
 
-    def failing(name: str, **folder: Any) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "unlink", failing)
+    monkeypatch.setattr(os, "unlink", raising(PermissionError, 1, "Operation not permitted"))
     assert compress(tree, codings=["gzip"]).failed == {"page.html.gz": "Operation not permitted"}
     monkeypatch.undo()
     assert compress(tree, codings=["gzip"]).removed == ["page.html.gz"]
@@ -179,14 +177,11 @@ def test_interrupt_waits_for_no_compression(tree: Path, monkeypatch: pytest.Monk
             waited_for.append(content)
         return compress_file(content, coding)
 
-    def interrupt(done: int, total: int, path: str) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(module, "compress_file", slow)
     before = set(threading.enumerate())
     try:
         with pytest.raises(KeyboardInterrupt):
-            compress(tree, codings=["gzip"], jobs=8, progress=interrupt)
+            compress(tree, codings=["gzip"], jobs=8, progress=raising(KeyboardInterrupt))
         manifest = tree / MANIFEST
         made = json.loads(manifest.read_text())["siblings"] if manifest.exists() else {}
     finally:
@@ -457,10 +452,7 @@ def test_command_prints_a_summary_and_exits_by_it(
     assert cli.main(["compress", str(tree)]) == 0
     assert "page.html.gz is a link or older than its original" in capsys.readouterr().err
 
-    def failing(content: bytes, coding: str) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(module, "compress_file", failing)
+    monkeypatch.setattr(module, "compress_file", raising(OSError, 5, "Input/output error"))
     (tree / "new.txt").write_bytes(TEXT)
     assert cli.main(["compress", str(tree)]) == 1
     assert "new.txt: Input/output error" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.calls import recorded
+from tests.support.calls import raising, recorded
 from tests.support.decoders import decoded
 from tests.support.servers import wait_for
 from wsgifast.files import compressed_copies
@@ -105,10 +105,7 @@ def test_full_file_of_copies_begins_anew(segments: list[FileSegment], made: list
 def test_copies_without_a_disk_are_made_again(
     segments: list[FileSegment], made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", raising(OSError, 28, "No space left on device"))
     copies = CompressedCopies(max_bytes=0)
     for _ in range(2):
         ask(copies, segments)

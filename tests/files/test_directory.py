@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.calls import recorded
+from tests.support.calls import raising, recorded
 from tests.support.process import NEEDS_ROOT, another_user, open_descriptors
 from wsgifast import ConfigurationError
 from wsgifast.files.directory import Directory, identity_of, names_of
@@ -296,11 +296,8 @@ def test_link_into_an_unsearchable_directory_is_none(tree: Path) -> None:
 
 
 def test_failing_disk_raises(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(path: str, *args: int, **options: int) -> int:
-        raise OSError(errno.EIO, "I/O error")
-
     directory = Directory(tree)
-    monkeypatch.setattr(os, "open", failing)
+    monkeypatch.setattr(os, "open", raising(OSError, errno.EIO, "I/O error"))
     with pytest.raises(OSError, match="I/O error"):
         directory.open(["a.txt"])
 

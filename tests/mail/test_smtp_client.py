@@ -24,6 +24,7 @@ from tests.mail.scripted import (
     connect,
     delivered,
 )
+from tests.support.calls import raising
 from wsgifast.mail import SMTP
 from wsgifast.mail import smtp as smtp_module
 
@@ -260,10 +261,7 @@ def test_failed_source_is_raised_though_server_left() -> None:
 def test_connection_lost_in_a_file_is_a_disconnection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def reset(sock: object, segment: object) -> None:
-        raise ConnectionResetError("by peer")
-
-    monkeypatch.setattr(smtp_module, "send_file_segment", reset)
+    monkeypatch.setattr(smtp_module, "send_file_segment", raising(ConnectionResetError, "by peer"))
     path = tmp_path / "message"
     path.write_bytes(LARGE)
     with ScriptedSMTP(FEATURES["chunking"]) as server, path.open("rb") as file:

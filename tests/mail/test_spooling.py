@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.mail.serving import LARGE, RECIPIENT, SENDER, TEXT, Handler, Line, send, serving
+from tests.support.calls import raising
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
 from wsgifast.mail import SMTP
@@ -65,12 +66,11 @@ def test_spooled_message_beyond_the_limit_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("chunking", [True, False])
 def test_full_disk_refuses_a_message_for_now(monkeypatch: Any, chunking: bool) -> None:
-    def full(**options: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with serving(spool_bytes=1000) as (port, handler):
         with monkeypatch.context() as patch:
-            patch.setattr(tempfile, "TemporaryFile", full)
+            patch.setattr(
+                tempfile, "TemporaryFile", raising(OSError, errno.ENOSPC, "No space left on device")
+            )
             with pytest.raises(smtplib.SMTPDataError) as refused:
                 send(port, LARGE, chunking=chunking)
         assert refused.value.smtp_code == 452

@@ -23,6 +23,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.utils import floatToGoString
 from prometheus_client.values import MultiProcessValue
 
+from tests.support.calls import raising
 from tests.support.process import in_a_child, open_descriptors
 from wsgifast.metrics import Distribution
 from wsgifast.metrics import aggregation as module
@@ -152,15 +153,12 @@ def test_file_vanishing_once_listed_is_left_out(
 def test_files_that_cannot_be_removed_count_once(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: str) -> None:
-        raise PermissionError
-
     for _ in range(2):
         in_a_child(report)
     directory = Directory(str(path), own=True)
     for _ in range(3):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "unlink", refuse)
+            patch.setattr(os, "unlink", raising(PermissionError))
             with pytest.raises(PermissionError):
                 directory.clean()
         found = samples(directory)

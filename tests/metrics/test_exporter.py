@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.calls import raising
 from tests.support.http import Connection, get
 from tests.support.servers import free_port, wait_for
 from wsgifast.metrics import exporter, setup
@@ -154,10 +155,7 @@ def test_file_without_values_is_named_in_the_error(tmp_path: Path) -> None:
 def test_exporter_without_threads_answers_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with serving(tmp_path) as address, monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", raising(RuntimeError, "can't start new thread"))
         for _ in range(3):
             assert fetched(address, "/livez")[0] == 200

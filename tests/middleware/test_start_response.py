@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import shapes
+from tests.support.calls import raising
 from tests.support.notes import Notes
 from tests.support.wsgi import (
     Closing,
@@ -353,9 +354,8 @@ def test_close_is_called_when_the_body_is_refused() -> None:
 def test_close_is_called_when_server_refuses_headers() -> None:
     body = Closing([b"a", b"b"])
 
-    def start(status: str, headers: Any, exc_info: Any = None, /) -> Callable[[bytes], object]:
-        raise ValueError("a header that the server does not like")
-
     with pytest.raises(ValueError, match="does not like"):
-        WSGIFast(returning(body))(new_environ(), start)
+        WSGIFast(returning(body))(
+            new_environ(), raising(ValueError, "a header that the server does not like")
+        )
     assert body.closed == 1

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tests.server.output_harness import OPTIONS
+from tests.support.calls import raising
 from tests.workers.stepped_worker import Clock
 from wsgifast.server import acceptor as accepting
 from wsgifast.server.acceptor import _PAUSE_S, MAX_HANDSHAKES, SHORT_HANDSHAKE_S, Acceptor
@@ -245,13 +246,12 @@ def test_unwatchable_listener_pauses_accepting(
 
 
 def test_listener_that_cannot_be_watched_ends_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(fd: int) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
     server = Server()
     server.set_open(False)
     server.open = True
-    monkeypatch.setattr(server.poller, "listen", refuse)
+    monkeypatch.setattr(
+        server.poller, "listen", raising(OSError, errno.EPERM, "Operation not permitted")
+    )
     with pytest.raises(PermissionError):
         server.acceptor.update()
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.server.connections import HEAD, KNOWN, NONSENSE, MakeStepped, fill
+from tests.support.calls import raising
 from tests.workers.stepped_worker import GET, HEAD_TIMEOUT_S, LARGE, SteppedWorker, large
 from wsgifast.errors import ClientGone
 from wsgifast.server.endpoint import CLOSED, LINGERING, RECEIVING, SENDING
@@ -102,12 +103,9 @@ def test_client_gone_before_its_response_is_no_error(
 def test_internal_error_ends_one_connection_only(
     stepped: SteppedWorker, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object) -> None:
-        raise ZeroDivisionError
-
     client, other = stepped.connect(), stepped.connect()
     with monkeypatch.context() as patch:
-        patch.setattr(type(client.near), failing, fail)
+        patch.setattr(type(client.near), failing, raising(ZeroDivisionError))
         stepped.clock.now += HEAD_TIMEOUT_S - 1
         if failing == "on_overdue":
             other.run_request()

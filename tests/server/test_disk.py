@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from tests.support.calls import recorded
+from tests.support.calls import raising, recorded
 from tests.support.servers import wait_for
 from wsgifast.server import disk
 from wsgifast.server.disk import DiskThreads
@@ -72,10 +72,7 @@ def test_error_in_a_job_ends_no_thread(disks: Disks, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(disk, "_PER_DEVICE", 1)
     error = RuntimeError("a defect")
 
-    def fail() -> None:
-        raise error
-
-    disks.threads.submit(1, fail)
+    disks.threads.submit(1, raising(error))
     disks.submit(1, "next")
     disks.wait_for(lambda: disks.done == ["next"])
     # Another thread may have run the next job meanwhile.

@@ -29,6 +29,7 @@ from tests.server.output_harness import (
     rules,
     started,
 )  # fmt: skip
+from tests.support.calls import raising
 from tests.support.effort import effort
 from tests.support.process import open_descriptors
 from wsgifast.errors import ClientGone
@@ -99,14 +100,11 @@ def test_socket_that_has_taken_something_is_waited_for(
 ) -> None:
     """Only a client that takes nothing, although its socket was writable, is left to the sweep."""
 
-    def full(out: int, source: int, offset: int, count: int) -> int:
-        raise BlockingIOError
-
     near.queue.write(bytes(SIZE))
     assert near.armed == [False]
     near.queue.write_buffers([b"more"])
     near.queue.write_file(b"", content, 0, 100)
-    monkeypatch.setattr(os, "sendfile", full)
+    monkeypatch.setattr(os, "sendfile", raising(BlockingIOError))
     received = 0
     while near.queue.bytes_queued > 100:
         received += len(near.receive(SIZE + 104 - near.queue.unsent_bytes() - received))
@@ -351,10 +349,7 @@ def test_file_that_sendfile_cannot_read_ends_the_queue(
 
 
 def refuse_sendfile(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(out: int, source: int, offset: int, count: int) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "sendfile", refuse)
+    monkeypatch.setattr(os, "sendfile", raising(OSError, number, os.strerror(number)))
 
 
 def test_response_ending_while_looked_at_is_no_error(near: Near) -> None:

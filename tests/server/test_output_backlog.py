@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from tests.server.output_harness import (
     rules,
     started,
 )  # fmt: skip
+from tests.support.calls import raising
 from tests.support.effort import effort
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
@@ -120,13 +121,13 @@ def test_output_of_usual_size_stays_in_memory(content: int) -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_output_stays_in_memory_without_files(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **kwargs: object) -> int:
-        raise OSError(errno.ENOSPC if full else errno.EMFILE, "no room")
-
     warnings: list[str] = []
     shared = rules(memory_bytes=0, warnings=warnings)
     with giving_back(shared) as (near,), monkeypatch.context() as patch:
-        patch.setattr(*((os, "pwritev") if full else (tempfile, "TemporaryFile")), refuse)
+        patch.setattr(
+            *((os, "pwritev") if full else (tempfile, "TemporaryFile")),
+            raising(OSError, errno.ENOSPC if full else errno.EMFILE, "no room"),
+        )
         for _ in range(3):
             near.queue.write_buffers([CONTENT] * 5)
             # One warning for each queue would be too many: the log may be on the same disk.
@@ -457,11 +458,10 @@ def test_failing_disk_leaves_output_in_memory_in_order(disk: HangingWrites) -> N
 
 
 def test_output_without_a_disk_thread_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(job: Callable[[], object]) -> None:
-        raise OSError(errno.ENOMEM, "no thread")
-
     with spilling() as near:
-        monkeypatch.setattr(near.rules.disk, "submit_temporary", refuse)
+        monkeypatch.setattr(
+            near.rules.disk, "submit_temporary", raising(OSError, errno.ENOMEM, "no thread")
+        )
         near.queue.write(WRITTEN)
         assert not near.queue.may_run_ahead
         assert near.receive_in_turn(len(WRITTEN)) == WRITTEN

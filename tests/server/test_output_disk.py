@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.output_harness import CONTENT, SIZE, MakeNear, Near, needs_near_buffers
+from tests.support.calls import raising
 from tests.support.eviction import wait_until_missed
 from tests.support.process import open_descriptors
 from tests.support.servers import wait_for
@@ -176,11 +177,8 @@ def test_file_that_shrank_on_its_disk_ends_the_queue(
 def test_file_without_disk_thread_ends_the_queue(
     near: Near, content: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     monkeypatch.setattr(sending, "cached_bytes", lambda fd, offset, size: 0)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError, "can't start new thread"))
     descriptors = open_descriptors()
     with pytest.raises(ClientGone, match="can't start new thread"):
         near.queue.write_file(b"", content, 0, 100)

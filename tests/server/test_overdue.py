@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.server.http2_peer import Begin
+from tests.support.calls import raising
 from tests.workers.stepped_worker import SteppedWorker
 from wsgifast.server.deadlines import Deadlines, Shedding
 from wsgifast.server.monitor import Member
@@ -98,10 +99,7 @@ def test_reset_stream_holds_up_no_refusal(begin: Begin) -> None:
 
 
 def test_check_that_raises_ends_its_stream(begin: Begin) -> None:
-    def fail(channel: Any) -> bool:
-        raise ValueError("no readiness")
-
     peer = begin(attributes={"ready_path": "/readyz"})
-    peer.stepped.server.application.probes.answer = fail
+    peer.stepped.server.application.probes.answer = raising(ValueError, "no readiness")
     assert peer.get("/readyz").status == 500
     assert not peer.streams

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.server.pool_harness import PATIENCE_S, SIZE, SPARE, App, Gate, Harness
+from tests.support.calls import raising
 from tests.support.servers import wait_for
 from tests.workers.serving import POLLERS
 from wsgifast.server.monitor import is_running
@@ -264,10 +265,7 @@ def test_interrupt_ends_a_monitor_that_sleeps(harness: Harness) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_internal_error_in_a_thread_is_reported(harness: Harness, start: Start) -> None:
-    def fail() -> None:
-        raise RuntimeError("an error of our own")
-
     assert not harness.pool.failed
-    start(fail)
+    start(raising(RuntimeError, "an error of our own"))
     assert harness.failed.wait(PATIENCE_S)
     assert harness.pool.failed

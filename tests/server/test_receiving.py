@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.server.connections import CHUNKED, EXPECTS, HEAD, KNOWN, STREAMED
+from tests.support.calls import raising
 from tests.support.process import open_descriptors
 from tests.workers.serving import split_options
 from wsgifast.errors import BodyTooLarge, RequestError
@@ -119,10 +120,9 @@ def test_line_ending_with_lf_alone_is_refused_at_once() -> None:
 
 
 def test_full_disk_fails_a_body_beyond_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**options: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    monkeypatch.setattr(
+        "tempfile.TemporaryFile", raising(OSError, errno.ENOSPC, "No space left on device")
+    )
     taking = receiver(attributes={"body_memory_bytes": 10})
     assert taking.feed(KNOWN + b"0123456789") is COMPLETE  # needs no disk
     taking = receiver(attributes={"body_memory_bytes": 10})

@@ -14,6 +14,7 @@ import pytest
 
 from tests.server.connections import CHUNKED, HEAD, MakeStepped, responses
 from tests.server.http2_peer import HTTP2, Peer
+from tests.support.calls import raising
 from tests.workers.stepped_worker import GET, SteppedWorker, echo
 
 hello = responses([b"hello"], ("Content-Length", "5"))
@@ -195,10 +196,7 @@ def test_disk_error_is_not_logged_as_the_clients(
     line: str,
     http2: bool,
 ) -> None:
-    def fail(*args: Any, **more: Any) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    monkeypatch.setattr(tempfile, "TemporaryFile", raising(OSError, number, os.strerror(number)))
     stepped = make_stepped(echo, attributes={"body_memory_bytes": 0}, **HTTP2)
     stepped.log.warnings.clear()
     if http2:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import tracemalloc
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.calls import raising
 from tests.workers.stepped_worker import GET as NEXT
 from wsgifast.errors import RequestError
 from wsgifast.files.temporary import Budget, Spool, TemporaryFile
@@ -159,10 +159,7 @@ def test_bodies_of_a_worker_share_the_disk() -> None:
 
 
 def test_disk_that_fails_takes_nothing_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(buffering: int) -> Any:
-        raise OSError("no temporary files")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", fail)
+    monkeypatch.setattr("tempfile.TemporaryFile", raising(OSError, "no temporary files"))
     disk = Budget(1000)
     collector = known(100, spool(0, disk=disk))
     with pytest.raises(OSError, match="no temporary files"):

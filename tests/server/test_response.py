@@ -9,7 +9,7 @@ import pytest
 
 from tests.server.connections import MakeStepped, responses
 from tests.server.responses import Ask, Headers, Received, segmented
-from tests.support.calls import recorded
+from tests.support.calls import raising, recorded
 from tests.support.wsgi import exc_info
 from wsgifast import BodyError
 from wsgifast.errors import ClientGone
@@ -46,10 +46,7 @@ def test_dropped_body_is_logged_once(ask: Ask) -> None:
 
 
 def test_client_gone_of_another_request_is_an_error(ask: Ask) -> None:
-    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        raise ClientGone("in the middle of another request's body")
-
-    received = ask(app)
+    received = ask(raising(ClientGone, "in the middle of another request's body"))
     assert received.failed
     assert received.stepped.log.says("Error handling request")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.calls import raising
 from tests.workers.stepped_worker import Clock
 from wsgifast.errors import BodyTooLarge, ClientGone, MalformedRequest, RequestError
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
@@ -245,11 +246,8 @@ def test_silent_client_is_waited_for_without_a_loop(ends: Ends) -> None:
 
 
 def test_lost_connection_is_client_gone() -> None:
-    def lose(size: int) -> bytes:
-        raise ConnectionResetError("lost")
-
     with pytest.raises(ClientGone, match="lost"):
-        receive(SimpleNamespace(recv=lose))
+        receive(SimpleNamespace(recv=raising(ConnectionResetError, "lost")))
 
 
 def test_receives_are_limited_in_size(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.calls import raising
 from wsgifast.sockets import alarm as module
 from wsgifast.sockets.alarm import KernelAlarm, PlainAlarm, WakeEvent, make_alarm
 
@@ -67,10 +68,7 @@ def test_alarm_set_by_another_thread_ends_the_wait(alarm: Any, before: bool) -> 
 def test_system_without_timerfd_has_the_plain_alarm(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    def fail() -> None:
-        raise error
-
-    kind: Callable[[], None] = fail
+    kind: Callable[[], None] = raising(error)
     monkeypatch.setattr(module, "KernelAlarm", kind)
     assert isinstance(make_alarm(), PlainAlarm)
 

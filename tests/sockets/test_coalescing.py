@@ -22,6 +22,7 @@ from tests.sockets.support import (
     tcp_pair,
     tls_pair,
 )
+from tests.support.calls import raising
 from tests.support.servers import wait_for
 from wsgifast import ConfigurationError
 from wsgifast.sockets import (
@@ -143,10 +144,7 @@ def test_interrupted_send_breaks_the_writer(
     sock = fake()
     writer = kind(sock)
 
-    def interrupted(data: object, flags: int = 0) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sock, "send", interrupted)
+    monkeypatch.setattr(sock, "send", raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         writer.write(b"abc")
     with pytest.raises(SendFailed, match="interrupted"):

@@ -28,6 +28,7 @@ from tests.sockets.support import (
     tls_pair,
     unix_pair,
 )
+from tests.support.calls import raising
 from tests.support.http import reset_on_close
 from tests.support.servers import wait_for
 from wsgifast.sockets import (
@@ -237,11 +238,8 @@ def test_error_in_a_signal_handler_is_raised(size: int) -> None:
     class Stop(Exception):
         pass
 
-    def handler(number: int, frame: object) -> None:
-        raise Stop
-
     count = ReceiveCount()
-    before = signal.signal(signal.SIGALRM, handler)
+    before = signal.signal(signal.SIGALRM, raising(Stop))
     try:
         with tcp_pair() as pair:
             pair.near.sendall(b"abc")

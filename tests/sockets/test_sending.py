@@ -22,6 +22,7 @@ from typing import IO, Any
 import pytest
 
 from tests.sockets.support import Pair, receiving, run_python, tcp_pair, tls_pair, unix_pair
+from tests.support.calls import raising
 from tests.support.eviction import wait_until_missed
 from wsgifast.sockets import FileSegment, file_segment, recv_exactly, send_file_segment, sending
 from wsgifast.sockets.sending import FileTruncated, cached_bytes, read_cached
@@ -258,10 +259,7 @@ def test_peer_that_has_gone_raises(make: MakePair, large: IO[bytes]) -> None:
 
 
 def test_file_system_without_sendfile_is_read(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    def refused(*args: object) -> int:
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(os, "sendfile", refused)
+    monkeypatch.setattr(os, "sendfile", raising(OSError, 22, "Invalid argument"))
     with path.open("rb") as file, tcp_pair() as pair:
         send_file_segment(pair.near, FileSegment(file.fileno(), 1, len(DATA) - 1))
         assert recv_exactly(pair.far, len(DATA) - 1) == DATA[1:]
@@ -425,11 +423,8 @@ def test_cached_bytes_end_before_the_first_gap(
 def test_bytes_unknown_to_the_kernel_are_not_cached(
     fd: int, error: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: Any) -> int:
-        raise error
-
     monkeypatch.setattr(sending, "_NOWAIT", 8)
-    monkeypatch.setattr(os, "preadv", refuse)
+    monkeypatch.setattr(os, "preadv", raising(error))
     assert cached_bytes(fd, 0, 10) == 0
     if error.errno == errno.EIO:
         with pytest.raises(OSError, match=r"\[Errno 5\]"):

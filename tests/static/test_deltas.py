@@ -19,6 +19,7 @@ from tests.asgi.support import call as call_asgi
 from tests.asgi.support import scope_of
 from tests.static.calls import call, call_with, environ_of
 from tests.static.deltas import LINES, NEW, NEW_NAME, OLD, OLD_NAME, VARY, ask
+from tests.support.calls import raising
 from tests.support.decoders import BROWSERS, available, decoded, decoded_delta
 from tests.support.files import settle
 from wsgifast import Compression, ConfigurationError, StaticFiles, WSGIFast
@@ -215,11 +216,10 @@ def test_system_without_threads_gives_other_coding(
     app = StaticFiles(directory=releases, dictionaries=True)
     start = threading.Thread.start
 
-    def refused(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     for _ in range(2):
-        monkeypatch.setattr(threading.Thread, "start", refused)
+        monkeypatch.setattr(
+            threading.Thread, "start", raising(RuntimeError, "can't start new thread")
+        )
         assert ask(app).body == NEW
     monkeypatch.setattr(threading.Thread, "start", start)
     assert decoded_delta(ask(app).body, OLD) == NEW

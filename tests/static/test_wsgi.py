@@ -11,6 +11,7 @@ from wsgiref.validate import validator
 import pytest
 
 from tests.static.calls import app_behind, call, call_with, environ_of, write_precompressed
+from tests.support.calls import raising
 from tests.support.files import settle
 from tests.support.process import open_descriptors
 from tests.support.wsgi import new_environ
@@ -60,13 +61,10 @@ def test_any_response_leaves_no_descriptor_open(site: Path, cache_bytes: int) ->
 
 
 def test_failing_start_response_leaves_no_descriptor(site: Path) -> None:
-    def refusing(*args: object) -> None:
-        raise RuntimeError("headers sent")
-
     app = StaticFiles(directory=site)
     before = open_descriptors()
     with pytest.raises(RuntimeError):
-        app(environ_of("/large.bin"), refusing)  # type: ignore[arg-type]
+        app(environ_of("/large.bin"), raising(RuntimeError, "headers sent"))
     assert open_descriptors() <= before
 
 

@@ -1,4 +1,4 @@
-"""Records of the calls of a function, which does its work as before."""
+"""Functions in place of others: they record their calls, or raise an error."""
 
 from __future__ import annotations
 
@@ -27,3 +27,15 @@ def recorded(
 
     monkeypatch.setattr(owner, name, call)
     return calls
+
+
+def raising(error: BaseException | type[BaseException], *said: object) -> Callable[..., Any]:
+    """Return a function that raises an error with any arguments.
+
+    :param said: the arguments of a class of errors.
+    """
+
+    def fail(*args: object, **options: object) -> Any:
+        raise error(*said) if isinstance(error, type) else error
+
+    return fail

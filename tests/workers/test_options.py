@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
+from tests.support.calls import raising
 from tests.support.http import Connection
 from tests.support.servers import ROOT, LiveServer, free_port, live_server, wait_for
 from tests.workers.serving import gunicorn_command, refused, rewrite_module
@@ -108,10 +109,9 @@ def test_threads_below_one_are_refused() -> None:
 
 
 def test_installed_gunicorn_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
-        raise UnsupportedGunicorn("another one")
-
-    monkeypatch.setattr(worker_module, "check_gunicorn", refuse)
+    monkeypatch.setattr(
+        worker_module, "check_gunicorn", raising(UnsupportedGunicorn, "another one")
+    )
     with pytest.raises(UnsupportedGunicorn, match="another one"):
         FastWorker.check_config(Config(), Log())
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.calls import raising
 from tests.support.tls import write_certificate
 from tests.workers.stepped_worker import MakeStepped, SteppedWorker, ask, hello
 from wsgifast.sockets.closing import LINGER_S
@@ -270,14 +271,11 @@ def test_listener_event_is_accepted_and_answered(
 def test_connection_not_made_is_closed_and_logged(
     make_stepped: MakeStepped, tmp_path: Path, error: Exception, said: str
 ) -> None:
-    def parser_for(peer: object) -> None:
-        raise error
-
     pem = write_certificate(tmp_path / "server.pem")
     stepped = make_stepped(hello, certfile=pem, keyfile=pem)
     near, far = socket.socketpair()
     with far:
-        stepped.server._parser_for = parser_for
+        stepped.server._parser_for = raising(error)
         assert stepped.server.connect(near, ("192.0.2.1", 1), None) is None
         assert near.fileno() == -1
         assert far.recv(1) == b""
