@@ -17,7 +17,7 @@ from wsgifast.commands import cli
 from wsgifast.commands.bench.serving import found_app
 from wsgifast.commands.client import unverified_tls
 from wsgifast.commands.loading import AppNotLoaded
-from wsgifast.commands.loading.servers import _COUNTERPARTS, load_for
+from wsgifast.commands.loading.servers import _COUNTERPARTS, _with_counterpart, load_for
 
 pytestmark = pytest.mark.long
 
@@ -243,6 +243,11 @@ def test_counterparts_are_options_of_their_servers() -> None:
     for gunicorns, uvicorns in _COUNTERPARTS:
         assert known["gunicorn"] >= {*gunicorns}
         assert known["uvicorn"] >= {*uvicorns}
+
+
+def test_bad_value_of_own_option_has_no_counterpart() -> None:
+    refusal = "argument -w/--workers: invalid int value: 'abc'"
+    assert _with_counterpart("gunicorn", ["--workers=abc"], refusal) == refusal
 
 
 def test_env_file_without_python_dotenv_is_an_error(

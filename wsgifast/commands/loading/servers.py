@@ -220,7 +220,7 @@ def _with_counterpart(server: ServerName, arguments: Sequence[str], refusal: str
         name = word.partition("=")[0]
         for gunicorns, uvicorns in _COUNTERPARTS:
             others, own = (uvicorns, gunicorns) if server == "gunicorn" else (gunicorns, uvicorns)
-            if name in others and name in refusal:
+            if name in others and name not in own and name in refusal:
                 names = " or ".join(each for each in own if each.startswith("--"))
                 # click guesses another option by its spelling.
                 refusal = refusal.partition("Did you mean")[0].rstrip("( .")
