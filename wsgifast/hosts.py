@@ -274,15 +274,14 @@ UVICORN = Host(
         },
         "zttp": {
             f"{_HTTP}.zttp_impl:RequestResponseCycle": (
-                f"{_CYCLE} bodyless chunked_encoding conn expected_content_length"
+                f"{_CYCLE} chunked_encoding conn expected_content_length"
             ),
             f"{_HTTP}.zttp_impl:FlowControl": _FLOW,
             f"{_HTTP}.zttp_impl:ZttpProtocol": (
                 f"{_PROTOCOL} handle_websocket_upgrade(event) send_400_response(msg)"
             ),
             f"{_HTTP}.zttp_h2_impl:RequestResponseCycle": (
-                f"{_CYCLE} abort_stream() bodyless conn expected_content_length "
-                "resume_reading stream"
+                f"{_CYCLE} abort_stream() conn expected_content_length resume_reading stream"
             ),
             f"{_HTTP}.zttp_h2_impl:FlowControl": _FLOW,
             f"{_HTTP}.zttp_h2_impl:ZttpH2Protocol": (

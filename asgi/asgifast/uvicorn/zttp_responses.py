@@ -88,9 +88,6 @@ class ZttpWire(QueueWire):
                 cycle.conn = _UncountedBody(cycle.conn)
         await super()._send_start(message)
 
-    def has_no_body(self) -> bool:
-        return bool(self.cycle.bodyless)
-
     def frame(self, data: bytes) -> bytes:
         cycle = self.cycle
         if cycle.chunked_encoding or type(cycle.conn) is _UncountedBody:
@@ -227,9 +224,6 @@ class ZttpH2Wire(QueueWire):
         if not isinstance(error, ConnectionError):
             note_cut_off(self.cycle)
         self.cycle.abort_stream()
-
-    def has_no_body(self) -> bool:
-        return bool(self.cycle.bodyless)
 
     def declared(self) -> int | None:
         declared: int | None = self.cycle.expected_content_length
