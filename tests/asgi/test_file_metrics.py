@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from asgifast import ASGIFast, exporting
+from asgifast import FileResponse as OwnFileResponse
 from asgifast.messages import ASGIApp
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -121,6 +122,27 @@ async def test_download_that_the_server_cuts_off_is_recorded(
     [request] = notes.requests
     assert 0 < request.size < SIZE
     assert notes.active["GET", "http"] == 0
+
+
+@each_protocol
+@pytest.mark.parametrize("first", [30_000, 3_000_000])
+async def test_aborted_ranges_record_what_was_sent(protocol: Any, file: Path, first: int) -> None:
+    notes = Notes()
+    app = ASGIFast(OwnFileResponse(file), metrics=notes, pathsend=True)
+    ranges = b"bytes=0-%d,4000000-6999999" % (first - 1)
+
+    async with serving(protocol, app) as client:
+        await client.send(b"GET / HTTP/1.1\r\nHost: a\r\nRange: %b\r\n\r\n" % ranges)
+        await client.until(b"\r\n\r\n")
+        await turns(200)
+        assert not notes.requests
+        client.sock.close()
+        while not notes.requests:
+            await asyncio.sleep(0)
+    [request] = notes.requests
+    assert request.sent_as == "segments"
+    assert 0 < request.size < first + 3_000_000
+    assert (notes.clients_left, notes.length_errors) == (1, [])
 
 
 @each_protocol
