@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from loadtests.harness.locust import Locust
 from loadtests.harness.tables import Task
 from wsgifast import ConfigurationError
+from wsgifast.commands.bench import locust_client
 from wsgifast.commands.bench.loads import FirstResponse, cpu_seconds, request_once
 from wsgifast.commands.bench.locust_client import LocustFailed
 from wsgifast.commands.bench.processes import (
@@ -138,6 +139,19 @@ def test_locust_load_counts_responses_and_errors(server: RunningServer) -> None:
         assert 0 < several.latency_ms[50] <= several.latency_ms[99] < 10_000
         assert several.seconds > 0
     assert cpu_seconds(server.pid) > 0
+
+
+class OldLocust(locust_client.Locust):
+    module = "tests.benchmark.locusts"
+
+
+def test_older_locust_reads_bodies_and_shows_errors(server: RunningServer) -> None:
+    with OldLocust() as locust:
+        client = locust.client(2)
+        good = client(Task("/", 0.2, server.address))
+        failed = client(Task("/", 60, server.address, headers=("a: b",)))
+    assert (good.requests > 0, good.errors) == (True, {})
+    assert (failed.requests, failed.errors) == (0, {"ValueError: the reason": 1})
 
 
 def test_ended_locust_is_an_error_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from locust.log import setup_logging
 # isort: split
 # After Locust, which patches ssl for gevent: geventhttpclient imports ssl's classes.
 import gevent
-from geventhttpclient.response import HTTPParseError
+from geventhttpclient.response import HTTPConnectionClosed, HTTPParseError
 
 from .processes import wait_until
 
@@ -138,8 +138,11 @@ class DownloadUser(FastHttpUser):
             good = bool(status)  # without a response Locust reports the reason
             if status:
                 try:
-                    for block in response.iter_content(_READ_BLOCK_BYTES, decode_content=False):
+                    # iter_content() would be shorter, but older versions of Locust lack it.
+                    while block := response.read(_READ_BLOCK_BYTES):
                         size += len(block)
+                except (HTTPConnectionClosed, ConnectionError):
+                    pass  # the size shows whether bytes are missing
                 except (HTTPParseError, OSError) as error:
                     problem = str(error) or type(error).__name__
                 declared = response.headers.get("content-length")
@@ -165,6 +168,7 @@ class _Progress:
 
     :ivar ends: no request starts after this time.
     :ivar users: the number of users that send requests.
+    :ivar error: an exception that has ended a user.
     """
 
     run: Run
@@ -176,6 +180,7 @@ class _Progress:
     last_cpu: float = 0.0
     good: int = 0
     failed: int = 0
+    error: str = ""
 
     @property
     def is_open(self) -> bool:
@@ -190,6 +195,7 @@ class _Progress:
             "over": not self.users and (self.last > 0 or not self.is_open),
             "seconds": self.last - self.begun,
             "cpu_s": self.last_cpu - self.begun_cpu,
+            "error": self.error,
         }
 
 
@@ -209,19 +215,25 @@ class Visitor(DownloadUser):
     @task
     def visit(self) -> None:
         progress, run = self.progress, self.progress.run
-        headers = dict(line.split(": ", 1) for line in run.headers)
-        body = self.body(headers)
         progress.users += 1
         if not progress.begun:
             progress.begun, progress.begun_cpu = time.perf_counter(), time.process_time()
-        while progress.is_open:
-            good = self.download(
-                run.path, name=GOOD, expected=run.expected, headers=headers, body=body
-            )
-            progress.good += good
-            progress.failed += not good
-        progress.users -= 1
-        progress.last, progress.last_cpu = time.perf_counter(), time.process_time()
+        try:
+            headers = dict(line.split(": ", 1) for line in run.headers)
+            body = self.body(headers)
+            while progress.is_open:
+                good = self.download(
+                    run.path, name=GOOD, expected=run.expected, headers=headers, body=body
+                )
+                progress.good += good
+                progress.failed += not good
+        except Exception as error:
+            progress.ends = 0.0
+            progress.error = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            progress.users -= 1
+            progress.last, progress.last_cpu = time.perf_counter(), time.process_time()
         self.client.client.close()  # a server that ends would wait for this connection
         raise StopUser
 
@@ -316,6 +328,7 @@ class _Master:
         errors = Counter[str]()
         for each in stats.errors.values():
             errors[_error_text(each.to_name().partition(": ")[2])] += each.occurrences
+        errors.update(each["error"] for each in reports if each["error"])
         if not reports:
             errors["no end of the response"] = 1
         count = good.num_requests
