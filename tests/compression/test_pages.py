@@ -295,4 +295,4 @@ def test_dictionary_is_digested_before_requests_come(
     """Compression at level 19 takes half a second for a dictionary of 1 MB."""
     made = recorded(monkeypatch, PagesDictionary, "compressor")
     Compression(dictionary=dictionary, levels={"zstd": level})
-    assert {asked for _, asked, _ in made} == {level, level // 2}
+    assert {each_level for _, each_level, _ in made} == {level, level // 2}

@@ -200,20 +200,20 @@ class Backlog:
         :param ahead_bytes: the number of bytes to keep if there are more than twice as many.
         :returns: the buffers to write, or None.
         """
-        keep: float = self.in_memory
+        limit: float = self.in_memory
         if self.spilling is None and self.in_memory > _ALWAYS_IN_MEMORY_BYTES:
             more = self.in_memory - self._reserved
             if more > 0 and not self.memory.has_room(more):
-                keep = self._reserved
+                limit = self._reserved
             elif self.in_memory > 2 * ahead_bytes:
-                keep = ahead_bytes
+                limit = ahead_bytes
         self.count_memory()
-        items, kept = self._items, self.in_memory
+        items, remaining = self._items, self.in_memory
         buffers: deque[memoryview] = deque()
-        while kept > keep and isinstance(buffer := items[-1], memoryview):
+        while remaining > limit and isinstance(buffer := items[-1], memoryview):
             items.pop()
             buffers.appendleft(buffer)
-            kept -= _bytes_in_memory(buffer)
+            remaining -= _bytes_in_memory(buffer)
         if not buffers:
             return None
         self.spilling = spilling = Spilling(buffers)
