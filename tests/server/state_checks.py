@@ -12,6 +12,7 @@ from wsgifast.server.endpoint import (
     IDLE,
     LINGERING,
     RECEIVING,
+    RECEIVING_HEAD,
     RUNNING,
     SENDING,
     SKIPPING,
@@ -21,8 +22,9 @@ from wsgifast.server.endpoint import (
 
 FOLLOWS = {
     HANDSHAKE: {IDLE, LINGERING, CLOSED},
-    IDLE: {RECEIVING, RUNNING, SENDING, STREAMS, CLOSED},
-    RECEIVING: {RUNNING, SENDING, STREAMS, CLOSED},
+    IDLE: {RECEIVING_HEAD, RUNNING, SENDING, STREAMS, CLOSED},
+    RECEIVING_HEAD: {RECEIVING, RUNNING, SENDING, STREAMS, CLOSED},
+    RECEIVING: {RUNNING, SENDING, CLOSED},
     RUNNING: {SENDING, IDLE, SKIPPING, LINGERING, CLOSED},
     SENDING: {IDLE, SKIPPING, LINGERING, CLOSED},
     SKIPPING: {IDLE, LINGERING, CLOSED},
@@ -45,7 +47,7 @@ class _Checked:
         except AttributeError:  # the connection is being made
             before = None
         if before is not None:
-            assert state in FOLLOWS[before], f"{state} after {before}"
+            assert state is before or state in FOLLOWS[before], f"{state} after {before}"
         self._slot.__set__(connection, state)
 
 

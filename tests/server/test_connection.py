@@ -33,6 +33,7 @@ from wsgifast.server.endpoint import (
     IDLE,
     LINGERING,
     RECEIVING,
+    RECEIVING_HEAD,
     RUNNING,
     SENDING,
     STREAMS,
@@ -69,7 +70,7 @@ def test_state_that_may_not_follow_fails_in_tests(stepped: SteppedWorker) -> Non
     ("sent", "state", "seconds", "status"),
     [
         (b"", IDLE, HEAD_TIMEOUT_S, None),
-        (b"GET / HT", RECEIVING, HEAD_TIMEOUT_S, 408),
+        (b"GET / HT", RECEIVING_HEAD, HEAD_TIMEOUT_S, 408),
         (KNOWN + b"01234", RECEIVING, FastWorker.body_timeout_s, 408),
         (CHUNKED + b"a\r\n01234", RECEIVING, FastWorker.body_timeout_s, 408),
         (GET, IDLE, 5, 200),
@@ -105,7 +106,7 @@ def test_request_waiting_for_busy_server_is_not_late(stepped: SteppedWorker, sen
     assert client.is_in(IDLE)
     client.send(b"GET / HT")
     stepped.pass_time(6)
-    assert client.is_in(RECEIVING)
+    assert client.is_in(RECEIVING_HEAD)
     stepped.pass_time(HEAD_TIMEOUT_S + 1)
     assert client.read_response().status == 408
 
@@ -374,4 +375,4 @@ def test_only_persistent_connection_is_idle(make_stepped: MakeStepped) -> None:
     cap(stepped.clock.now + 10, type(idle.near).is_idle)  # the earliest deadline counts
     stepped.pass_time(LINGER_S + 1)
     states = [client.near.state for client in (idle, silent, begun, taking)]
-    assert states == [CLOSED, CLOSED, RECEIVING, SENDING]
+    assert states == [CLOSED, CLOSED, RECEIVING_HEAD, SENDING]

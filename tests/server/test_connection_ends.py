@@ -16,7 +16,7 @@ from tests.server.connections import HEAD, KNOWN, NONSENSE, MakeStepped, fill
 from tests.support.calls import raising
 from tests.workers.stepped_worker import GET, HEAD_TIMEOUT_S, LARGE, SteppedWorker, large
 from wsgifast.errors import ClientGone
-from wsgifast.server.endpoint import CLOSED, LINGERING, RECEIVING, SENDING
+from wsgifast.server.endpoint import CLOSED, LINGERING, RECEIVING_HEAD, SENDING
 from wsgifast.server.poller import WRITE
 from wsgifast.sockets.closing import LINGER_S
 from wsgifast.workers.worker import FastWorker
@@ -238,7 +238,7 @@ def test_swept_connection_stays_if_kernel_refuses(make_stepped: MakeStepped) -> 
     client = stepped.connect()
     stepped.server.poller.arm = lose
     client.run(HEAD)
-    assert client.is_in(RECEIVING)
+    assert client.is_in(RECEIVING_HEAD)
 
 
 def test_sweep_tries_a_kernel_without_memory(make_stepped: MakeStepped) -> None:

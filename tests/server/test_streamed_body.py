@@ -22,6 +22,8 @@ from wsgifast.errors import BodyTooLarge, ClientGone, MalformedRequest, RequestE
 from wsgifast.http.chunked import ChunkDecoder, LengthDecoder
 from wsgifast.server import streamed_body
 from wsgifast.server.streamed_body import StreamedBody, receive_blocking
+from wsgifast.server_options import MIN_BYTES_PER_S
+from wsgifast.sockets.client_limits import ClientWait
 from wsgifast.sockets.closing import UNREAD_BODY_BYTES
 
 NEXT = b"GET /next"
@@ -40,10 +42,10 @@ class Ends:
         return StreamedBody(
             self.near,
             threading.Lock(),
-            decoder=ChunkDecoder() if length is None else LengthDecoder(length),
-            add_trailers=self.trailers.extend,
-            data=data,
-            timeout_s=timeout_s,
+            ChunkDecoder() if length is None else LengthDecoder(length),
+            self.trailers.extend,
+            data,
+            ClientWait(timeout_s, MIN_BYTES_PER_S),
         )
 
 

@@ -275,7 +275,7 @@ def test_connection_not_made_is_closed_and_logged(
     stepped = make_stepped(hello, certfile=pem, keyfile=pem)
     near, far = socket.socketpair()
     with far:
-        stepped.server._parser_for = raising(error)
+        stepped.server.parser_for = raising(error)
         assert stepped.server.connect(near, ("192.0.2.1", 1), None) is None
         assert near.fileno() == -1
         assert far.recv(1) == b""

@@ -92,8 +92,8 @@ class Acceptor:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._by_fd = {sock.fileno(): (sock, sock.getsockname()) for sock in self.listeners}
         self._limit = self.shared.options.worker_connections
+        self._by_fd = {sock.fileno(): (sock, sock.getsockname()) for sock in self.listeners}
         for sock in self.listeners:
             sock.setblocking(False)
 

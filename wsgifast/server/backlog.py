@@ -179,7 +179,7 @@ class Backlog:
             last = items[-1]
             if isinstance(last, memoryview) and len(last) < _JOINED_BYTES:
                 items.pop()
-                self._uncount(last)
+                self.in_memory -= _bytes_in_memory(last)
                 buffer = b"".join((last, buffer))
         view = memoryview(buffer)
         items.append(view)
@@ -321,7 +321,7 @@ class Backlog:
         for _ in range(count):
             buffer = self._items.popleft()
             assert isinstance(buffer, memoryview)
-            self._uncount(buffer)
+            self.in_memory -= _bytes_in_memory(buffer)
             sent += len(buffer)
         for unsent_buffer in reversed(unsent):
             view = memoryview(unsent_buffer)
@@ -367,9 +367,6 @@ class Backlog:
             self._items.popleft()
             self.file_sent = 0
             self.release(segment.fd)
-
-    def _uncount(self, buffer: memoryview) -> None:
-        self.in_memory -= _bytes_in_memory(buffer)
 
     # The end of a response.
 

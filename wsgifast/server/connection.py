@@ -29,6 +29,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import ClientGone, RequestError
+from ..server_options import MIN_BYTES_PER_S
+from ..sockets.client_limits import ClientWait
 from .application import Application
 from .channel import Channel, ErrorPage
 from .endpoint import (
@@ -37,6 +39,7 @@ from .endpoint import (
     IDLE,
     LINGERING,
     RECEIVING,
+    RECEIVING_HEAD,
     RUNNING,
     SENDING,
     SKIPPING,
@@ -97,14 +100,6 @@ class Connection(Endpoint, Channel):
         self._receiver = receiver
         self._unread: StreamedBody | None = None  # a body whose unread bytes are discarded
 
-    @property
-    def receives_body(self) -> bool:
-        """Return whether the headers of a request are complete, but its body is not."""
-        return self.state is RECEIVING and self._receiver.exchange is not None
-
-    def is_sending(self) -> bool:
-        return self.state is SENDING
-
     def outputs(self) -> list[tuple[OutputQueue, Exchange | None]]:
         return [(self.output, self.exchange)]
 
@@ -125,9 +120,7 @@ class Connection(Endpoint, Channel):
             self.registry.resume(self)
             return
         _, end, timeout_label = _STEPS[self.state]
-        if self.receives_body:
-            timeout_label = "body"
-        elif self.state is IDLE and not self._receiver.number:
+        if self.state is IDLE and not self._receiver.number:
             timeout_label = "head"
         if timeout_label:
             self.shared.counters.timeouts[timeout_label] += 1
@@ -157,13 +150,11 @@ class Connection(Endpoint, Channel):
             return self._speak_http2() if is_http2 else self._receive(READ)
         return None
 
-    def _receive_request(self, events: int) -> Channel | None:
-        """Receive more of a request. If a temporary file may be written, a disk thread does it."""
-        if self._receiver.may_need_disk() and self.registry.wait_for_disk(
-            self, partial(self._receive, events)
-        ):
-            return None
-        return self._receive(events)
+    def _receive_body(self, events: int) -> Channel | None:
+        """Receive more of a body. If a temporary file may be written, a disk thread does it."""
+        step = partial(self._receive, events)
+        is_passed_on = self._receiver.may_need_disk() and self.registry.wait_for_disk(self, step)
+        return None if is_passed_on else step()
 
     def _receive(self, events: int) -> Channel | None:
         output = self.output
@@ -175,9 +166,8 @@ class Connection(Endpoint, Channel):
         receiver = self._receiver
         data = b""
         if events or not receiver.has_more_to_do():
-            size = receiver.receive_limit
             try:
-                data = self.sock.recv(size)
+                data = self.sock.recv(receiver.receive_limit)
             except WOULD_BLOCK:
                 self.wait(READ)
                 return None
@@ -204,28 +194,21 @@ class Connection(Endpoint, Channel):
         if step is HTTP2:
             return self._speak_http2()
         if self.state is IDLE:
-            self.state = RECEIVING
+            self.state = RECEIVING_HEAD
             self.deadline = time.monotonic() + self.shared.options.head_timeout_s
-        self._receive_more(wants_continue=step is WANTS_CONTINUE)
-        return None
-
-    def _receive_more(self, *, wants_continue: bool) -> None:
-        """Wait for more of a request, or continue with bytes that have been received.
-
-        :param wants_continue: whether the client waits for "100 Continue".
-        """
-        deadline = self._receiver.deadline(time.monotonic())
-        if wants_continue:
+        if step is WANTS_CONTINUE:
             self._send_continue()
-            if self.output.is_waiting:
-                return  # when it was sent, _receive() continues
-        if deadline is not None:
-            self.deadline = deadline
+        if receiver.exchange is not None:
+            self.state = RECEIVING
+            if output.is_waiting:
+                return None  # when "100 Continue" was sent, this method continues
+            self.deadline = receiver.deadline(time.monotonic())
         # An event reports only bytes that are still in the socket.
-        if self._receiver.has_more_to_do() or self.has_more_in_tls():
+        if receiver.has_more_to_do() or self.has_more_in_tls():
             self.registry.resume(self)
         else:
             self.wait(READ)
+        return None
 
     def _await_request(self) -> None:
         """Wait for the next request, or continue at once if its first bytes have been received."""
@@ -246,10 +229,10 @@ class Connection(Endpoint, Channel):
         exchange.streamed = streamed = StreamedBody(
             self.sock,
             self.output.lock,
-            decoder=receiver.decoder(exchange.length),
-            add_trailers=receiver.add_trailers,
-            data=exchange.unparsed,
-            timeout_s=self.shared.options.body_timeout_s,
+            receiver.decoder(exchange.length),
+            receiver.add_trailers,
+            exchange.unparsed,
+            ClientWait(self.shared.options.body_timeout_s, MIN_BYTES_PER_S),
         )
         exchange.body = io.BufferedReader(streamed)
         if exchange.expects_continue and not exchange.unparsed:
@@ -390,7 +373,8 @@ def _has_left(error: ssl.SSLError) -> bool:
 _STEPS: dict[str, tuple[Callable[[Any, int], Any], Callable[[Any], object], str]] = {
     HANDSHAKE: (Connection._shake_hands, Connection.close, "handshake"),
     IDLE: (Connection._receive, Connection.close, "keepalive"),
-    RECEIVING: (Connection._receive_request, Connection._on_receive_timeout, "head"),
+    RECEIVING_HEAD: (Connection._receive, Connection._on_receive_timeout, "head"),
+    RECEIVING: (Connection._receive_body, Connection._on_receive_timeout, "body"),
     RUNNING: (Connection._send, Connection._on_send_timeout, "send"),
     SENDING: (Connection._send, Connection._on_send_timeout, "send"),
     SKIPPING: (Connection._discard_body, Connection.linger, "body"),

@@ -49,19 +49,21 @@ from .shared import Shared
 
 # The states of a connection, and their possible next states. Any state can change to CLOSED.
 #
-#     HANDSHAKE: IDLE, LINGERING                   SENDING: IDLE, SKIPPING, LINGERING
-#     IDLE: RECEIVING, RUNNING, SENDING, STREAMS   SKIPPING: IDLE, LINGERING
-#     RECEIVING: RUNNING, SENDING, STREAMS         STREAMS: LINGERING
-#     RUNNING: SENDING, IDLE, SKIPPING, LINGERING
+#     HANDSHAKE: IDLE, LINGERING                            SENDING: IDLE, SKIPPING, LINGERING
+#     IDLE: RECEIVING_HEAD, RUNNING, SENDING, STREAMS       SKIPPING: IDLE, LINGERING
+#     RECEIVING_HEAD: RECEIVING, RUNNING, SENDING, STREAMS  STREAMS: LINGERING
+#     RECEIVING: RUNNING, SENDING                           RUNNING: SENDING, IDLE, SKIPPING,
+#                                                               LINGERING
 #
 # Only the connection's owner changes its state. Metrics use the names of the states as labels. A
 # stream has some of these states too (http2/stream.py).
 HANDSHAKE: Final = "handshake"  # TLS handshake
 IDLE: Final = "idle"  # no byte of the next request has been received
-RECEIVING: Final = "receiving"  # a part of a request has been received
+RECEIVING_HEAD: Final = "head"  # a part of the headers of a request has been received
+RECEIVING: Final = "body"  # the headers have been received, and a part of the body is missing
 RUNNING: Final = "running"  # the app runs, or the request waits for a thread
 SENDING: Final = "sending"  # the app is not running, and the output queue is not empty
-SKIPPING: Final = "body"  # the response was sent, and the unread body is being discarded
+SKIPPING: Final = "unread body"  # the response was sent, and the unread body is being discarded
 STREAMS: Final = "http2"  # HTTP/2 (http2/connection.py). Streams have their own states
 LINGERING: Final = "closing"  # waits until the client closes (RFC 9112 section 9.6)
 CLOSED: Final = "closed"
@@ -158,16 +160,6 @@ class Registry:
             # None means that an event has claimed the connection. No other connection can have
             # replaced it, because that needs this lock.
             return self.waiting.pop(fd, None) is not None
-
-    def replace(self, connection: Endpoint, other: Endpoint) -> None:
-        """Replace a connection by another object that uses the same socket."""
-        self.connections.add(other)
-        self.connections.discard(connection)
-
-    def remove(self, connection: Endpoint) -> None:
-        """Remove a connection that has closed its descriptor."""
-        self.connections.discard(connection)
-        self.on_closed(connection)
 
     # The threads of the pool call these methods.
 
@@ -267,11 +259,6 @@ class Endpoint(Owner):
 
     # Methods that differ between the versions of HTTP.
 
-    @property
-    def receives_body(self) -> bool:
-        """Return whether the headers of a request are complete, but its body is not."""
-        return False
-
     @abstractmethod
     def on_event(self, events: int) -> Job | None:
         """Handle an event. The caller owns the connection.
@@ -297,10 +284,6 @@ class Endpoint(Owner):
 
         :raises OSError: if other streams use the socket too.
         """
-
-    @abstractmethod
-    def is_sending(self) -> bool:
-        """Return whether an app has returned, and its response is still being sent."""
 
     def is_idle(self) -> bool:
         """Return whether the connection waits for an HTTP/1 request or a TLS handshake."""
@@ -422,4 +405,5 @@ class Endpoint(Owner):
         self.registry.claim(self)
         with contextlib.suppress(OSError):
             self.sock.close()
-        self.registry.remove(self)
+        self.registry.connections.discard(self)
+        self.registry.on_closed(self)

@@ -248,14 +248,13 @@ class Receiver:
         self._reserve_headers(len(scanner.data))
         return MORE
 
-    def deadline(self, now: float) -> float | None:
-        """Return the time until which the client must send more of the body. None for headers.
+    def deadline(self, now: float) -> float:
+        """Return the time until which the client must send more of the body.
 
         :param now: the monotonic time. Bytes have just been received.
         """
         body = self._body
-        if body is None:
-            return None
+        assert body is not None
         waited_s = now - body.exchange.started
         return now + remaining_wait_s(
             self._shared.options.body_timeout_s, MIN_BYTES_PER_S, body.received, waited_s

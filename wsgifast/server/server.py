@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,7 @@ _CLOSING_SHARE = 0.1
 _CLOSING_S = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class Server:
     """Serves an application on some listeners.
 
@@ -49,29 +51,24 @@ class Server:
     :ivar connections: the open connections.
     """
 
-    def __init__(
-        self,
-        application: Application,
-        *,
-        listeners: Iterable[socket.socket],
-        parser_for: Callable[[Any], Parser],
-        is_proxy: Callable[[str], bool],
-        secure: Callable[[socket.socket], socket.socket] | None,
-    ) -> None:
+    application: Application
+    listeners: Sequence[socket.socket]
+    parser_for: Callable[[Any], Parser]
+    is_proxy: Callable[[str], bool]
+    secure: Callable[[socket.socket], socket.socket] | None
+    _end_at: float = math.inf  # monotonic
+    _killed: bool = False
+    _sweep_pushed: bool = False
+
+    def __post_init__(self) -> None:
+        application = self.application
         self.shared = shared = application.shared
         self._options, self.log = options, log = shared.options, shared.log
-        self.listeners = list(listeners)
-        self.application = application
-        self._parser_for = parser_for
         self._by_address = ConnectionsByAddress(
-            options.connections_per_address, is_proxy, log.warning
+            options.connections_per_address, self.is_proxy, log.warning
         )
-        self._secure = secure
         # Connections may stay open after a response, if at most `_max_persistent` are open.
         self._max_persistent = options.max_keepalived if options.keepalive_s > 0 else 0
-        self._end_at = float("inf")  # monotonic
-        self._killed = False
-        self._sweep_pushed = False
         self.poller = make_poller()
         self.pool = Pool(
             size=options.threads,
@@ -235,7 +232,8 @@ class Server:
         if self.pool.failed:
             return False
         if self._killed:  # stuck apps never end, so only responses of other apps count
-            return any(each.is_sending() for each in list(self.connections))
+            outputs = [output for each in list(self.connections) for output in each.outputs()]
+            return any(exchange and exchange.response_is_complete for _, exchange in outputs)
         return bool(self.acceptor.accepting or self.connections)
 
     def kill(self, reason: str, *args: object) -> None:
@@ -271,8 +269,8 @@ class Server:
             return None
         try:
             sock.setblocking(False)
-            if self._secure is not None:
-                sock = self._secure(sock)
+            if self.secure is not None:
+                sock = self.secure(sock)
             connection = Connection(
                 self.registry,
                 self.application,
@@ -280,7 +278,7 @@ class Server:
                 sock,
                 peer,
                 address,
-                Receiver(self._parser_for(peer), peer, self.shared),
+                Receiver(self.parser_for(peer), peer, self.shared),
             )
         except Exception as error:
             if isinstance(error, OSError):
@@ -312,7 +310,8 @@ class Server:
         http2 = HTTP2Connection(
             self.registry, self.application, self.output_rules, connection, parser
         )
-        self.registry.replace(connection, http2)
+        self.connections.add(http2)
+        self.connections.discard(connection)
         return self.registry.attempt(http2, partial(http2.begin_streams, received))
 
     # The pool's threads call these methods.

@@ -9,11 +9,11 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BodyTooLarge, ClientGone, RequestError, without_frames
 from ..http.chunked import BodyDecoder
-from ..server_options import MIN_BYTES_PER_S
 from ..sockets.client_limits import ClientWait
 from ..sockets.closing import UNREAD_BODY_BYTES
 from .poller import WOULD_BLOCK
@@ -45,36 +45,22 @@ class RawBody(io.RawIOBase):
         super().close()
 
 
+@dataclass(eq=False, repr=False)
 class StreamedBody(RawBody):
     """The body of an HTTP/1 request. After a failure, the connection cannot serve another request.
 
-    :param sock: a non-blocking socket.
-    :param lock: the lock of the output queue. Both directions share it, because they use one TLS
-        object.
-    :param add_trailers: called with the body's trailers at its end.
-    :param data: bytes of the body that were received with the headers.
-    :param timeout_s: see :func:`~wsgifast.sockets.client_limits.remaining_wait_s`.
+    Its attributes are private, because apps get this object.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        lock: threading.Lock | threading.RLock,
-        *,
-        decoder: BodyDecoder,
-        add_trailers: Callable[[Sequence[bytes]], None],
-        data: bytes,
-        timeout_s: float,
-    ) -> None:
-        self._sock = sock
-        self._lock = lock
-        self._decoder = decoder
-        self._add_trailers = add_trailers
-        self._wait = ClientWait(timeout_s, MIN_BYTES_PER_S)
-        self._content = memoryview(b"")  # decoded bytes that the app has not read
-        self._undecoded = data  # received bytes that are not decoded
-        self._is_over = False
-        self._skipped = 0  # the number of received bytes that the app has not read
+    _sock: socket.socket  # non-blocking
+    _lock: threading.Lock | threading.RLock  # the output queue's, since both use one TLS object
+    _decoder: BodyDecoder
+    _add_trailers: Callable[[Sequence[bytes]], None]  # called with the body's trailers at its end
+    _undecoded: bytes  # received bytes that are not decoded
+    _wait: ClientWait
+    _content: bytes | memoryview = b""  # decoded bytes that the app has not read
+    _is_over: bool = False
+    _skipped: int = 0  # the number of received bytes that the app has not read
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Read bytes of the body into a buffer, and wait for them if necessary.

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from ..metrics.collecting import Point, point, points_of
 from ..metrics.health import SlowClient
 from ..metrics.requests import RequestLabels, labels_of_parsed
-from ..server.endpoint import CLOSED, LINGERING, RECEIVING, Endpoint
+from ..server.endpoint import CLOSED, LINGERING, RECEIVING, SKIPPING, Endpoint
 from ..server.server import Server
 from ..sockets.options import Address
 
@@ -22,6 +22,8 @@ from ..sockets.options import Address
 # and tcpi_sacked is the limit of the queue.
 _TCP_INFO_UNACKED_AT = 24
 _TCP_LISTEN = 10
+# The label of each state whose name is not its label.
+_LABELS: dict[str, str] = {SKIPPING: RECEIVING, CLOSED: LINGERING}
 
 
 def gauges(server: Server) -> Iterator[Point]:
@@ -86,10 +88,7 @@ def slowest_clients(connections: Iterable[Endpoint], now: float, *, limit: int) 
 
 
 def _state_of(connection: Endpoint) -> str:
-    state = connection.state
-    if state is RECEIVING:
-        return "body" if connection.receives_body else "head"
-    return LINGERING if state is CLOSED else state
+    return _LABELS.get(connection.state, connection.state)
 
 
 def _backlog(listeners: Iterable[socket.socket]) -> tuple[int, int] | None:

@@ -39,7 +39,7 @@ from ...files.temporary import Reservation, Spool
 from ...http.stream_headers import Field, PlainHeaders, plain_headers, trailer_lines
 from ..application import Application
 from ..channel import Channel
-from ..endpoint import RECEIVING, RUNNING, STREAMS, Endpoint, Registry
+from ..endpoint import RECEIVING, STREAMS, Endpoint, Registry
 from ..monitor import TICK_S
 from ..output import OutputQueue
 from ..output_rules import OutputRules
@@ -150,7 +150,9 @@ class HTTP2Connection(Endpoint):
             self.cap_deadline(self.mux.blocked_until)
             if self._second_goaway_at is not None and self.mux.state is OPEN:
                 self.cap_deadline(self._second_goaway_at)
-        self._run_soon(self._end_turn())
+        ready = self._end_turn()
+        if ready is not None:
+            self.registry.defer(lambda: ready)
 
     def end_memory_wait(self) -> None:
         self.waits_for_memory = False
@@ -168,9 +170,6 @@ class HTTP2Connection(Endpoint):
 
     def hijack(self) -> socket.socket:
         raise OSError("the socket of an HTTP/2 connection cannot be taken over")
-
-    def is_sending(self) -> bool:
-        return any(stream.state is not RUNNING for stream in list(self.streams.values()))
 
     def outputs(self) -> list[tuple[OutputQueue, Exchange | None]]:
         streams = list(self.streams.values())
@@ -215,10 +214,6 @@ class HTTP2Connection(Endpoint):
             push = self.registry.push_first if time.monotonic() < until else self.registry.defer
             push(partial(self._next_ready, ready, until))
         return stream
-
-    def _run_soon(self, stream: Channel | None) -> None:
-        if stream is not None:
-            self.registry.defer(lambda: stream)
 
     # Receiving frames for streams.
 
