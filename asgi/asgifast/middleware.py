@@ -130,7 +130,10 @@ class ASGIFast:
 
     @property
     def pathsend_decision(self) -> PathsendDecision:
-        """The decision whether the app is offered http.response.pathsend, with the reason."""
+        """The decision whether the app is offered http.response.pathsend, with the reason.
+
+        This builds the middleware of a Starlette app. No middleware can be added later.
+        """
         return self.offer.decision
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
