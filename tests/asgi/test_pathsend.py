@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Host, Mount, Route, Router
@@ -67,6 +68,22 @@ def test_unknown_middleware_is_not_offered_it(name: str, texts: Path) -> None:
     assert not offered_to(app)
     call(app, scope_of("/json"))
     assert not offered_to(app), "nor when its middleware is made"
+
+
+def test_decision_builds_middleware_as_the_app_does(texts: Path) -> None:
+    """The app and the decision use the same objects. So each middleware is made once."""
+    made: list[Any] = []
+
+    class Made(CORSMiddleware):
+        def __init__(self, app: ASGIApp) -> None:
+            super().__init__(app)
+            made.append(self)
+
+    app = Starlette(routes=routes(texts), middleware=[Middleware(Made)])
+    assert not offered_to(app), "a subclass is unknown"
+    call(app, scope_of("/json"))
+    assert not offered_to(app)
+    assert len(made) == 1
 
 
 def test_asgifast_inside_decides_for_its_app(texts: Path) -> None:
